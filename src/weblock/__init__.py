@@ -1,0 +1,31 @@
+"""weblock serializes critical request handlers across threads, processes and machines."""
+
+from ._face import Duration, HoldOptions, LocksOptions
+from .aio import AsyncLease, AsyncLocks
+from .errors import (
+    AlreadyHeld,
+    ConfigurationError,
+    EngineUnavailable,
+    InvalidKey,
+    LeaseLost,
+    LockTimeout,
+    WeblockError,
+)
+from .sync import Lease, Locks
+
+__all__ = [
+    "AlreadyHeld",
+    "AsyncLease",
+    "AsyncLocks",
+    "ConfigurationError",
+    "Duration",
+    "EngineUnavailable",
+    "HoldOptions",
+    "InvalidKey",
+    "Lease",
+    "LeaseLost",
+    "LockTimeout",
+    "Locks",
+    "LocksOptions",
+    "WeblockError",
+]

@@ -1,0 +1,320 @@
+"""How a key is acquired, held by several hands in turn, and given back.
+
+An acquisition asks once. If the key is taken, that same request has put it into the queue; from
+then on it waits for its bell. The release before it hands it the lease and rings. Because any ring
+may be lost, the keeper asks for all waiters now and then, and rings those that something has
+happened to. Whatever way an acquisition ends, it leaves nothing behind: what it cannot give back
+itself (it was cancelled, the engine did not answer) it owes, and the keeper pays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ..errors import AlreadyHeld, EngineUnavailable, LockTimeout
+from ..keys import unqualified
+from .holding import Anchor, Holding, Status, Terms
+from .keeping import Debt, Keeper
+from .ports import Ask, Grasp, Pulse, Reply, Runtime, Store, Switchboard
+from .table import Answer, Busy, Claim, Gone, Held, Released, Waiting
+
+BEAT: Final = 1.0
+"""Seconds between a waiter's heartbeats, at most."""
+
+GRACE: Final = 0.01
+"""Seconds after a lease's end at which the first waiter looks whether it has ended."""
+
+FIRST_PAUSE: Final = 0.05
+LONGEST_PAUSE: Final = 1.0
+"""Seconds between attempts to reach an engine that does not answer."""
+
+LATEST: Final = 5.0
+"""Seconds by which a request that was given up may still reach the engine, beyond two ttl."""
+
+INFINITE: Final = float("inf")
+
+
+class Locker:
+    """Acquires, extends and releases keys in one engine, for one runtime."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        runtime: Runtime,
+        keeper: Keeper,
+        switchboard: Switchboard,
+        engine: str,
+    ) -> None:
+        self.engine = engine
+        self.store = store
+        self.runtime = runtime
+        self.keeper = keeper
+        self.switchboard = switchboard
+
+    async def acquire(
+        self, keys: Sequence[str], terms: Terms, wait: float | None
+    ) -> tuple[Holding, ...]:
+        """Acquires all keys, one after the other, or none.
+
+        Everybody passes keys in the same order, so that no two can wait for one another.
+        Raises ``LockTimeout``, ``EngineUnavailable`` or ``AlreadyHeld``.
+        """
+        if wait != 0:
+            self._refuse_to_wait_for_oneself(keys)
+        give_up_at = None if wait is None else self.runtime.now() + wait
+        got: list[Holding] = []
+        try:
+            for key in keys:
+                got.append(await Acquisition(self, key, terms, wait, give_up_at).run())
+        except Exception:
+            await self.release(got)
+            raise
+        except BaseException:
+            self.abandon(got)
+            raise
+        return tuple(got)
+
+    async def extend(self, holding: Holding, seconds: float) -> None:
+        """Pushes the deadline out. Raises ``LeaseLost``, or ``EngineUnavailable`` if unanswered."""
+        sent = self.runtime.now()
+        holding.check(sent)
+        pulse = Pulse(holding.key, holding.owner, holding.remaining(sent) + seconds)
+        (reply,) = await self.store.refresh([pulse])
+        if isinstance(reply, EngineUnavailable):
+            raise reply
+        if isinstance(reply.answer, Held) and reply.answer.fence == holding.fence:
+            holding.extended(Anchor(reply.now, sent).deadline(reply.answer.until))
+        elif holding.status is Status.HELD:
+            holding.lose("taken")
+        holding.check(self.runtime.now())
+
+    async def release(self, holdings: Sequence[Holding]) -> None:
+        """Gives back all leases. Raises ``LeaseLost`` if one of them was not ours any more.
+
+        An engine that does not answer is not an error here, for the lease was ours until now: the
+        keeper goes on trying, and at its ttl the lease ends by itself.
+        """
+        pending = list(holdings)
+        losses: list[Holding] = []
+        try:
+            while pending:
+                if not await self._release(pending[-1]):
+                    losses.append(pending[-1])
+                pending.pop()
+        except BaseException:
+            self.abandon(pending)
+            raise
+        for holding in losses:
+            raise holding.loss()
+
+    def abandon(self, holdings: Sequence[Holding]) -> None:
+        """Gives back all leases in the background, for a caller that cannot wait."""
+        for holding in holdings:
+            self.keeper.drop_holding(holding)
+            holding.status = Status.RELEASED if holding.status is Status.HELD else holding.status
+            self.owe(holding.key, holding.owner, holding.terms.ttl, holding.void)
+
+    async def give_back(self, key: str, owner: str, ttl: float, void: float) -> Answer | None:
+        """Releases whatever ``owner`` has; what cannot be released now is owed."""
+        try:
+            return (await self.store.release(key, owner, void=void)).answer
+        except EngineUnavailable:
+            self.owe(key, owner, ttl, void)
+            return None
+        except BaseException:
+            self.owe(key, owner, ttl, void)
+            raise
+
+    def owe(self, key: str, owner: str, ttl: float, void: float) -> None:
+        now = self.runtime.now()
+        self.keeper.owe(Debt(key, owner, void, now=now, until=now + ttl))
+
+    async def _release(self, holding: Holding) -> bool:
+        """Whether the lease was ours until it was released."""
+        if holding.status is Status.RELEASED:
+            return True
+        self.keeper.drop_holding(holding)
+        ours = holding.held(self.runtime.now())
+        if ours:
+            holding.status = Status.RELEASED
+        answer = await self.give_back(
+            holding.key, holding.owner, holding.terms.ttl, holding.void
+        )
+        if ours and not isinstance(answer, Gone):
+            return True
+        holding.status = Status.HELD if ours else holding.status
+        holding.lose("taken" if ours else "expired")
+        return False
+
+    def _refuse_to_wait_for_oneself(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            mine = self.keeper.holding_of(key)
+            if mine and mine.control == self.runtime.control() and mine.held(self.runtime.now()):
+                raise AlreadyHeld(unqualified(key))
+
+
+class Acquisition:
+    """One attempt at one key, from the first request until it holds or has left no trace.
+
+    While it waits, the keeper keeps its place in the queue.
+    """
+
+    def __init__(
+        self,
+        locker: Locker,
+        key: str,
+        terms: Terms,
+        wait: float | None,
+        give_up_at: float | None,
+    ) -> None:
+        self.owner = locker.runtime.new_owner()
+        self.due = 0.0
+        self.over = False
+        self._locker = locker
+        self._runtime = locker.runtime
+        self._key = key
+        self._terms = terms
+        self._wait = wait
+        self._give_up_at = give_up_at
+        self._claim = Claim(self.owner, locker.store.process, terms.first_ttl, terms.label)
+        self._bell = locker.runtime.bell()
+        self._anchor = Anchor(0.0, 0.0)
+        self._retry_after = 0.0
+        self._leaves_traces = False
+        self._in_doubt = False
+
+    async def run(self) -> Holding:
+        self._locker.switchboard.connect(self.owner, self._bell)
+        try:
+            return await self._until_held()
+        except Exception:
+            if self._leaves_traces:
+                await self._locker.give_back(*self._what_to_give_back())
+            raise
+        except BaseException:
+            if self._leaves_traces:
+                self._locker.owe(*self._what_to_give_back())
+            raise
+        finally:
+            self._locker.switchboard.disconnect(self.owner)
+            self._locker.keeper.drop(self)
+
+    async def _until_held(self) -> Holding:
+        while True:
+            reply = await self._ask()
+            match reply.answer:
+                case Held(fence, until):
+                    grasp, confirmed = Grasp(fence, until), True
+                case Waiting():
+                    self._keep_place(reply.answer, reply.now)
+                    message = await self._turn()
+                    if isinstance(message, Ask) or not self._terms.renew:
+                        continue
+                    grasp, confirmed = message, False
+                case Busy(until, waiters):
+                    self._leaves_traces = self._in_doubt
+                    self._retry_after = until - reply.now
+                    raise self._timeout(waiters if self._wait != 0 else None)
+                case Gone() | Released():
+                    raise EngineUnavailable(self._locker.engine, "it refused the claim")
+            deadline = self._anchor.deadline(grasp.until)
+            if self._runtime.now() < deadline:
+                return self._hold(grasp, deadline, confirmed=confirmed)
+            if self._patience() <= 0:
+                raise EngineUnavailable(self._locker.engine, "it answered after the ttl had passed")
+
+    async def _ask(self) -> Reply:
+        """Asks for the key, again and again while the engine does not answer and there is time."""
+        pause, failing_since = FIRST_PAUSE, None
+        while True:
+            self._leaves_traces = True
+            sent = self._runtime.now()
+            try:
+                reply = await self._locker.store.acquire(self._key, self._claim, room=self._room())
+            except EngineUnavailable:
+                self._in_doubt = True
+                failing_since = sent if failing_since is None else failing_since
+                failing_for = self._runtime.now() - failing_since
+                if pause >= min(self._patience(), self._terms.ttl - failing_for):
+                    raise
+            except BaseException:
+                self._in_doubt = True
+                raise
+            else:
+                self._anchor = Anchor(reply.now, sent)
+                return reply
+            await self._runtime.sleep(pause * (0.5 + self._runtime.jitter() / 2))
+            pause = min(LONGEST_PAUSE, 2 * pause)
+
+    async def _turn(self) -> Grasp | Ask:
+        patience = self._patience()
+        message = await self._bell.heard(None if patience == INFINITE else max(0.0, patience))
+        if message is None:
+            raise self._timeout()
+        return message
+
+    def _hold(self, grasp: Grasp, deadline: float, *, confirmed: bool) -> Holding:
+        holding = Holding(
+            self._key,
+            self.owner,
+            grasp.fence,
+            self._terms,
+            deadline=deadline,
+            confirmed=confirmed,
+            now=self._runtime.now(),
+            control=self._runtime.control(),
+            void=self._void(),
+        )
+        self._locker.keeper.keep_holding(holding)
+        return holding
+
+    def _patience(self) -> float:
+        return INFINITE if self._give_up_at is None else self._give_up_at - self._runtime.now()
+
+    def _room(self) -> int:
+        return 0 if self._wait == 0 else self._terms.max_waiters
+
+    def _timeout(self, waiters: int | None = None) -> LockTimeout:
+        return LockTimeout(
+            unqualified(self._key),
+            wait=self._wait,
+            retry_after=max(0.0, self._retry_after),
+            waiters=waiters,
+        )
+
+    def _void(self) -> float:
+        return 2 * self._terms.ttl + LATEST if self._in_doubt else 0.0
+
+    def _what_to_give_back(self) -> tuple[str, str, float, float]:
+        return self._key, self.owner, self._terms.ttl, self._void()
+
+    # What the keeper asks of everything that it keeps.
+
+    def pulse(self, now: float) -> Pulse | None:
+        return Pulse(self._key, self.owner, self._terms.first_ttl)
+
+    def heard(self, reply: Reply | EngineUnavailable, sent: float, now: float) -> None:
+        """Takes the answer to a heartbeat: still waiting, or something to ring for."""
+        self.due = now + BEAT
+        if isinstance(reply, EngineUnavailable):
+            self._bell.ring(Ask())
+            return
+        self._anchor = Anchor(reply.now, sent)
+        match reply.answer:
+            case Waiting():
+                self._keep_place(reply.answer, reply.now)
+            case Held(fence, until):
+                self._bell.ring(Grasp(fence, until))
+            case _:
+                self._bell.ring(Ask())
+
+    def _keep_place(self, waiting: Waiting, now: float) -> None:
+        """Sees to the next heartbeat: the first in the queue looks when the lease should end."""
+        self._retry_after = waiting.until - now
+        pause = BEAT * (0.75 + self._runtime.jitter() / 4)
+        if waiting.position == 0:
+            pause = min(pause, max(0.0, waiting.until - now) + GRACE)
+        self.due = self._runtime.now() + pause
+        self._locker.keeper.keep(self)

@@ -1,0 +1,190 @@
+"""What a holder knows of its lease, and how it finds out that the lease is lost."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from ..errors import EngineUnavailable, LeaseLost
+from ..keys import unqualified
+from .ports import Pulse, Reply
+from .table import Held
+
+DRIFT: Final = 0.01
+"""How much faster than ours the engine's clock may run, as a share of the time that passes."""
+
+MARGIN: Final = 0.003
+"""Seconds for the granularity of clocks and of an engine's expiry."""
+
+CONFIRM_AFTER: Final = 0.1
+"""Seconds after which a lease that was handed over is confirmed, if it is still held then."""
+
+LostCallback = Callable[[], None]
+
+
+class Anchor(NamedTuple):
+    """An engine's time, and a local time that came before it: when the request was sent."""
+
+    engine: float
+    local: float
+
+    def deadline(self, until: float) -> float:
+        """The local time by which a lease must be given up that the engine keeps until ``until``.
+
+        Counted from before the request was sent, and less a drift allowance, it comes before the
+        engine's own, however long the reply took: the validity of the Redlock algorithm, and
+        the conservative lease of Chubby (Burrows, OSDI 2006, section 2.8).
+        """
+        return self.local + (until - self.engine) * (1 - DRIFT) - MARGIN
+
+
+def covering(length: float) -> float:
+    """The ttl to ask for so that the deadline comes ``length`` seconds from now, or later."""
+    return length * (1 + 2 * DRIFT) + 2 * MARGIN
+
+
+class Terms(NamedTuple):
+    """How a key is to be held. Durations are seconds."""
+
+    ttl: float
+    max_hold: float | None
+    renew: bool
+    max_waiters: int
+    label: str
+
+    @property
+    def first_ttl(self) -> float:
+        return self.ttl if self.max_hold is None else min(self.ttl, covering(self.max_hold))
+
+
+class Status(enum.Enum):
+    HELD = "held"
+    RELEASED = "released"
+    LOST = "lost"
+
+
+class Holding:
+    """One lease in the hands of its holder.
+
+    The holder asks ``check``; the keeper moves the deadline and reports losses, perhaps from
+    another thread. A lease whose deadline has passed is lost, whether or not anybody says so.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_callbacks",
+        "at_risk",
+        "control",
+        "deadline",
+        "due",
+        "fence",
+        "hold_until",
+        "key",
+        "owner",
+        "reason",
+        "status",
+        "terms",
+        "void",
+    )
+
+    def __init__(
+        self,
+        key: str,
+        owner: str,
+        fence: int,
+        terms: Terms,
+        *,
+        deadline: float,
+        confirmed: bool,
+        now: float,
+        control: object,
+        void: float,
+    ) -> None:
+        self.key = key
+        self.owner = owner
+        self.fence = fence
+        self.terms = terms
+        self.control = control
+        self.void = void
+        self.hold_until = None if terms.max_hold is None else now + terms.max_hold
+        self.deadline = self._within_max_hold(deadline)
+        self.status = Status.HELD
+        self.at_risk = False
+        self.reason = ""
+        self._callbacks: list[LostCallback] = []
+        self.due = self._next_renewal() if confirmed else now + CONFIRM_AFTER
+
+    def held(self, now: float) -> bool:
+        return self.status is Status.HELD and now < self.deadline
+
+    def remaining(self, now: float) -> float:
+        return max(0.0, self.deadline - now) if self.status is Status.HELD else 0.0
+
+    def check(self, now: float) -> None:
+        """Raises ``LeaseLost`` unless the lease is still ours at ``now``."""
+        if self.status is Status.HELD and now >= self.deadline:
+            self.lose("expired" if self.deadline != self.hold_until else "max_hold")
+        if self.status is Status.LOST:
+            raise self.loss()
+
+    def loss(self) -> LeaseLost:
+        return LeaseLost(unqualified(self.key), fence=self.fence, reason=self.reason)
+
+    def lose(self, reason: str) -> None:
+        if self.status is Status.HELD:
+            self.status = Status.LOST
+            self.reason = reason
+            while self._callbacks:
+                self._callbacks.pop()()
+
+    def disown(self) -> None:
+        """Marks the copy of a lease in a forked child, without telling the parent's callbacks."""
+        self._callbacks = []
+        self.lose("forked")
+
+    def on_lost(self, callback: LostCallback) -> None:
+        """Calls ``callback`` once when the lease is lost; at once if it is lost already."""
+        self._callbacks.append(callback)
+        if self.status is Status.LOST and callback in self._callbacks:
+            self._callbacks.remove(callback)
+            callback()
+
+    def extended(self, deadline: float) -> None:
+        """Moves the deadline out; it never moves back, and never beyond ``max_hold``."""
+        self.deadline = max(self.deadline, self._within_max_hold(deadline))
+        self.at_risk = False
+        self.due = self._next_renewal()
+
+    # What the keeper asks of everything that it keeps.
+
+    @property
+    def over(self) -> bool:
+        return self.status is not Status.HELD
+
+    def pulse(self, now: float) -> Pulse | None:
+        if now >= self.deadline:
+            self.lose("expired" if self.deadline != self.hold_until else "max_hold")
+            return None
+        ttl = self.terms.ttl
+        if self.hold_until is not None:
+            ttl = min(ttl, covering(self.hold_until - now))
+        return Pulse(self.key, self.owner, ttl)
+
+    def heard(self, reply: Reply | EngineUnavailable, sent: float, now: float) -> None:
+        """Takes the answer to a pulse: renewed, lost, or unknown until the deadline passes."""
+        if isinstance(reply, EngineUnavailable):
+            self.at_risk = True
+            self.due = min(self.deadline, now + self.terms.ttl / 10)
+        elif isinstance(reply.answer, Held) and reply.answer.fence == self.fence:
+            self.extended(Anchor(reply.now, sent).deadline(reply.answer.until))
+        else:
+            self.lose("taken")
+
+    def _next_renewal(self) -> float:
+        if not self.terms.renew or self.deadline == self.hold_until:
+            return self.deadline
+        return self.deadline - self.terms.ttl * 2 / 3
+
+    def _within_max_hold(self, deadline: float) -> float:
+        return deadline if self.hold_until is None else min(deadline, self.hold_until)

@@ -1,0 +1,211 @@
+"""The keeper: it keeps alive whatever this process has in one engine.
+
+Every lease and every place in a queue lives by heartbeats. One keeper for each engine sends them,
+in batches, in the background and on a client of its own, so that neither a handler that blocks its
+event loop nor one that computes can starve them. It also pays debts: what a cancelled caller could
+not give back itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from ..errors import EngineUnavailable
+from ..keys import unqualified
+from .holding import Holding
+from .ports import Ask, Pulse, Reply, Runtime, Store
+
+SLACK: Final = 0.05
+"""Seconds by which a heartbeat may come early, to share its batch."""
+
+LINGER: Final = 1.0
+"""Seconds that the keeper stays half awake when it has nothing to keep, to be handed more cheaply."""
+
+Spawn = Callable[[], None]
+Report = Callable[[str], None]
+
+
+class Kept(Protocol):
+    """What lives by heartbeats."""
+
+    owner: str
+    due: float
+
+    @property
+    def over(self) -> bool: ...
+
+    def pulse(self, now: float) -> Pulse | None: ...
+
+    def heard(self, reply: Reply | EngineUnavailable, sent: float, now: float) -> None: ...
+
+
+class Debt:
+    """Something to give back to the engine, tried until it answers or forgets by itself."""
+
+    def __init__(self, key: str, owner: str, void: float, *, now: float, until: float) -> None:
+        self.key = key
+        self.owner = owner
+        self.void = void
+        self.until = until
+        self.due = now
+        self.over = False
+
+    async def pay(self, store: Store, runtime: Runtime) -> None:
+        try:
+            await store.release(self.key, self.owner, void=self.void)
+            self.over = True
+        except EngineUnavailable:
+            now = runtime.now()
+            self.due = now + 0.1 + 0.4 * runtime.jitter()
+            self.over = now >= self.until
+
+
+class Keeper:
+    """Keeps the leases and places of one engine in one process.
+
+    ``connect`` gives it an engine's store for ``runtime``; ``spawn`` starts ``run`` in the
+    background. All other methods may be called from any thread.
+    """
+
+    def __init__(
+        self, runtime: Runtime, connect: Callable[[Runtime], Store], spawn: Spawn, report: Report
+    ) -> None:
+        self._runtime = runtime
+        self._connect = connect
+        self._spawn = spawn
+        self._report = report
+        self._kept: dict[str, Kept] = {}
+        self._debts: dict[str, Debt] = {}
+        self._by_key: dict[str, Holding] = {}
+        self._bell = runtime.bell()
+        self._wakes_at = float("inf")
+        self._attended = False
+        self._closed = False
+        self._running = False
+
+    @property
+    def idle(self) -> bool:
+        return not self._kept and not self._debts
+
+    def keep(self, kept: Kept) -> None:
+        self._kept[kept.owner] = kept
+        self._attend(kept.due)
+
+    def keep_holding(self, holding: Holding) -> None:
+        self._by_key[holding.key] = holding
+        self.keep(holding)
+
+    def drop(self, kept: Kept) -> None:
+        if self._kept.get(kept.owner) is kept:
+            self._kept.pop(kept.owner, None)
+
+    def drop_holding(self, holding: Holding) -> None:
+        self.drop(holding)
+        if self._by_key.get(holding.key) is holding:
+            self._by_key.pop(holding.key, None)
+
+    def holding_of(self, key: str) -> Holding | None:
+        """The lease of ``key`` that somebody in this process has."""
+        return self._by_key.get(key)
+
+    def owe(self, debt: Debt) -> None:
+        """Gives back in the background what its caller cannot wait to give back."""
+        self._debts[debt.owner] = debt
+        self._attend(debt.due)
+
+    def close(self) -> None:
+        """Ends the loop, after one last attempt to pay what is owed."""
+        self._closed = True
+        self._bell.ring(Ask())
+
+    def after_fork(self) -> None:
+        """Starts anew in a child process: what was kept here belongs to the parent."""
+        kept = tuple(self._kept.values())
+        for each in kept:
+            if isinstance(each, Holding):
+                each.disown()
+        self._kept.clear()
+        self._debts.clear()
+        self._by_key.clear()
+        self._bell = self._runtime.bell()
+        self._running = False
+
+    async def run(self) -> None:
+        """The loop; ``spawn`` runs it."""
+        store = self._connect(self._runtime)
+        while not self._closed:
+            # Whoever adds something from here on rings, so that nothing slips past the look below.
+            self._wakes_at = float("inf")
+            await self._pay_debts(store)
+            await self._beat(store)
+            self._wakes_at = wakes_at = self._next_due()
+            await self._bell.heard(_seconds(wakes_at - self._runtime.now()))
+        await self._pay_debts(store)
+
+    def _attend(self, due: float) -> None:
+        self._attended = True
+        if not self._running:
+            self._running = True
+            self._spawn()
+        elif due < self._wakes_at:
+            self._bell.ring(Ask())
+
+    def _next_due(self) -> float:
+        dues = [each.due for each in (*self._kept.values(), *self._debts.values())]
+        if dues:
+            return min(dues)
+        lingers, self._attended = self._attended, False
+        return self._runtime.now() + LINGER if lingers else float("inf")
+
+    async def _pay_debts(self, store: Store) -> None:
+        now = self._runtime.now()
+        for debt in tuple(self._debts.values()):
+            if debt.due <= now:
+                await debt.pay(store, self._runtime)
+            if debt.over:
+                self._debts.pop(debt.owner, None)
+
+    async def _beat(self, store: Store) -> None:
+        sent = self._runtime.now()
+        beating: list[tuple[Kept, Pulse]] = []
+        for each in tuple(self._kept.values()):
+            if each.due <= sent + SLACK:
+                if pulse := each.pulse(sent):
+                    beating.append((each, pulse))
+                self._drop_if_over(each)
+        if not beating:
+            return
+        replies = await self._refresh(store, [pulse for _, pulse in beating])
+        now = self._runtime.now()
+        for (each, _), reply in zip(beating, replies, strict=True):
+            if self._kept.get(each.owner) is each:
+                self._hear(each, reply, sent, now)
+
+    async def _refresh(
+        self, store: Store, pulses: Sequence[Pulse]
+    ) -> Sequence[Reply | EngineUnavailable]:
+        try:
+            return await store.refresh(pulses)
+        except EngineUnavailable as error:
+            return [error] * len(pulses)
+
+    def _hear(self, each: Kept, reply: Reply | EngineUnavailable, sent: float, now: float) -> None:
+        was_at_risk = isinstance(each, Holding) and each.at_risk
+        each.heard(reply, sent, now)
+        if isinstance(each, Holding) and each.at_risk and not was_at_risk:
+            self._report(f"lease of {unqualified(each.key)!r:.200} is at risk: its renewal failed: {reply}")
+        self._drop_if_over(each)
+
+    def _drop_if_over(self, each: Kept) -> None:
+        if not each.over:
+            return
+        if isinstance(each, Holding):
+            self.drop_holding(each)
+            self._report(str(each.loss()))
+        else:
+            self.drop(each)
+
+
+def _seconds(timeout: float) -> float | None:
+    return None if timeout == float("inf") else max(0.0, timeout)

@@ -1,0 +1,135 @@
+"""What the protocol needs of the world: an engine that keeps leases, and a runtime that runs it.
+
+Every method that may take time is ``async def``. The asyncio runtime suspends there; the blocking
+runtime blocks, so that one ``send(None)`` drives a whole coroutine; the simulator steps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol
+
+from ..errors import EngineUnavailable
+from .table import Answer, Claim
+
+SCOPES: Final = ("none", "process", "host", "cluster")
+"""How far an engine's leases reach, from nowhere to everywhere."""
+
+
+class Reply(NamedTuple):
+    """An engine's answer, and the time on the engine's clock at which it was true."""
+
+    answer: Answer
+    now: float
+
+
+class Pulse(NamedTuple):
+    """One heartbeat: ``owner`` wants to keep its lease of ``key`` for ``ttl``, or its place."""
+
+    key: str
+    owner: str
+    ttl: float
+
+
+class Store(Protocol):
+    """An engine, as one runtime talks to it.
+
+    Any method may raise ``EngineUnavailable``, which leaves open whether it took effect: each is
+    harmless when it is repeated. The functions of ``table`` define what each one means.
+    """
+
+    @property
+    def process(self) -> str:
+        """Where this process is woken, as the engine writes it beside a claim."""
+
+    async def acquire(self, key: str, claim: Claim, *, room: int) -> Reply: ...
+
+    async def refresh(self, pulses: Sequence[Pulse]) -> Sequence[Reply | EngineUnavailable]:
+        """Sends many heartbeats at once. One that fails does not keep the others from passing."""
+
+    async def release(self, key: str, owner: str, *, void: float = 0) -> Reply: ...
+
+
+class Grasp(NamedTuple):
+    """The message that a waiter has been given its lease, in the engine's time."""
+
+    fence: int
+    until: float
+
+
+class Ask(NamedTuple):
+    """The message that a waiter should ask the engine how it stands."""
+
+
+Message = Grasp | Ask
+
+
+class Bell(Protocol):
+    """One listener's bell. It may be rung from any thread, at any time, any number of times."""
+
+    def ring(self, message: Message) -> None: ...
+
+    async def heard(self, timeout: float | None) -> Message | None:
+        """Waits for the next message, at most ``timeout`` seconds; ``None`` if none came."""
+
+
+class Runtime(Protocol):
+    """How time passes and how code waits."""
+
+    def now(self) -> float:
+        """Seconds on a clock that never steps back and goes on while the machine is suspended."""
+
+    def jitter(self) -> float:
+        """A random number from 0 to 1."""
+
+    def new_owner(self) -> str:
+        """A secret that nobody had before: 128 random bits."""
+
+    def control(self) -> object:
+        """The task or thread that runs now."""
+
+    def bell(self) -> Bell: ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+
+class Switchboard:
+    """Who waits in this process, by owner: an engine's receiver rings them here."""
+
+    def __init__(self) -> None:
+        self._bells: dict[str, Bell] = {}
+
+    def connect(self, owner: str, bell: Bell) -> None:
+        self._bells[owner] = bell
+
+    def disconnect(self, owner: str) -> None:
+        self._bells.pop(owner, None)
+
+    def ring(self, owner: str, message: Message) -> None:
+        """Passes a message on; one for nobody is dropped, for its waiter has given up."""
+        if bell := self._bells.get(owner):
+            bell.ring(message)
+
+    def ring_all(self, message: Message) -> None:
+        for bell in tuple(self._bells.values()):
+            bell.ring(message)
+
+
+class Engine(Protocol):
+    """What keeps the leases, as one process knows it; shared by all who lock on it there."""
+
+    @property
+    def name(self) -> str:
+        """Its URL, without secrets."""
+
+    @property
+    def scope(self) -> str:
+        """One of ``SCOPES``."""
+
+    @property
+    def switchboard(self) -> Switchboard: ...
+
+    def connect(self, runtime: Runtime) -> Store: ...
+
+    def close(self) -> None:
+        """Frees what the engine has in this process: connections, threads, files."""

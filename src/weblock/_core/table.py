@@ -1,0 +1,250 @@
+"""The truth about one key, and what may happen to it.
+
+A ``KeyState`` is a small value: the lease, the queue behind it, and the last fence. Every
+operation is a pure function from a state and a moment to a new state, an answer, and at most one
+waiter to wake. An engine is an atomic cell for such values and a bell to ring.
+
+Three rules carry the safety of it all:
+
+- a lease belongs to its owner until ``until``, on the engine's own clock, and to nobody after;
+- whoever touches a key whose lease has ended passes it to the first live waiter, and only to it;
+- every lease gets a fence above all fences before it.
+
+A lease that is passed to a waiter is short at first (``HANDOFF``) and unconfirmed. The waiter's
+process confirms it with its next heartbeat; one that is stopped or gone does not, and then it
+costs the others ``HANDOFF`` seconds, not its whole ttl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+HANDOFF: Final = 1.5
+"""Seconds that a waiter's process has to confirm a lease that was handed to it."""
+
+PLACE: Final = 4.0
+"""Seconds that a place in the queue lasts without a heartbeat."""
+
+
+class Claim(NamedTuple):
+    """Who wants a key: one acquisition, known by its secret owner."""
+
+    owner: str
+    process: str
+    ttl: float
+    label: str
+
+
+class Grant(NamedTuple):
+    """A lease, as the engine knows it. Times are seconds on the engine's clock."""
+
+    claim: Claim
+    fence: int
+    since: float
+    until: float
+    confirmed: bool
+
+
+class Place(NamedTuple):
+    """A waiter's place in the queue, which ends at ``until`` unless it is refreshed."""
+
+    claim: Claim
+    until: float
+
+
+class Voided(NamedTuple):
+    """An owner that has given up; a late request of its own is refused until ``until``."""
+
+    owner: str
+    until: float
+
+
+class KeyState(NamedTuple):
+    fence: int = 0
+    grant: Grant | None = None
+    queue: tuple[Place, ...] = ()
+    voided: tuple[Voided, ...] = ()
+
+    @property
+    def blank(self) -> bool:
+        """Whether nothing but the fence is worth remembering."""
+        return self.grant is None and not self.queue and not self.voided
+
+
+class Moment(NamedTuple):
+    """What an engine knows when it is asked: the time, the least fence that it may give, and
+    whether a process lives (an engine that cannot tell says yes, and leaves it to time)."""
+
+    now: float
+    fence_floor: int
+    alive: Callable[[str], bool] = lambda process: True
+
+
+class Held(NamedTuple):
+    """The asker has the lease."""
+
+    fence: int
+    until: float
+    confirmed: bool = True
+
+
+class Waiting(NamedTuple):
+    """The asker is in the queue. ``ahead`` names the processes that come before it."""
+
+    position: int
+    until: float
+    ahead: tuple[str, ...]
+
+
+class Busy(NamedTuple):
+    """Another has the lease, and the asker is not in the queue."""
+
+    until: float
+    waiters: int
+
+
+class Gone(NamedTuple):
+    """The engine knows nothing of the asker: no lease, no place."""
+
+
+class Released(NamedTuple):
+    """The asker had the lease, and has given it back."""
+
+
+Answer = Held | Waiting | Busy | Gone | Released
+
+
+class Step(NamedTuple):
+    """The outcome of an operation; ``woken`` is a waiter that has just been given the lease."""
+
+    state: KeyState
+    answer: Answer
+    woken: Grant | None = None
+
+
+def acquire(state: KeyState, moment: Moment, claim: Claim, *, room: int) -> Step:
+    """Grants the key if it is free, else queues the claim if fewer than ``room`` wait.
+
+    Asking again is harmless: an owner that has the lease keeps it, with its fence, for a ttl from
+    now; one that is in the queue keeps its place.
+    """
+    state, woken = settle(state, moment)
+    if any(voided.owner == claim.owner for voided in state.voided):
+        return Step(state, Gone(), woken)
+    if _holds(state, claim.owner) or _waits(state, claim.owner):
+        return _refreshed(state, moment, claim.owner, claim.ttl, woken)
+    if state.grant is None:
+        granted = _granted(state, moment, claim, claim.ttl, confirmed=True)
+        return Step(granted, _held(granted))
+    queue = state.queue
+    if len(queue) >= room:
+        queue = tuple(place for place in queue if moment.now < place.until)
+    if len(queue) >= room:
+        return Step(state, Busy(state.grant.until, len(queue)), woken)
+    queue = (*queue, Place(claim, moment.now + PLACE))
+    state = state._replace(queue=queue)
+    return Step(state, _waiting(state, len(queue) - 1), woken)
+
+
+def refresh(state: KeyState, moment: Moment, owner: str, ttl: float) -> Step:
+    """The heartbeat: confirms and renews the owner's lease, or keeps its place in the queue.
+
+    Never shortens a lease, and never brings back one that has ended: that answers ``Gone``.
+    """
+    state, woken = settle(state, moment)
+    return _refreshed(state, moment, owner, ttl, woken)
+
+
+def release(state: KeyState, moment: Moment, owner: str, *, void: float = 0) -> Step:
+    """Takes back whatever the owner has, lease or place, and passes the key on.
+
+    With ``void``, a request of the same owner that is still under way is refused for so many
+    seconds: for an owner that gave up without knowing what became of its request.
+    """
+    answer: Answer = Gone()
+    if _holds(state, owner):
+        if state.grant is not None and moment.now < state.grant.until:
+            answer = Released()
+        state = state._replace(grant=None)
+    else:
+        queue = tuple(place for place in state.queue if place.claim.owner != owner)
+        state = state._replace(queue=queue)
+    if void > 0:
+        state = state._replace(voided=(*state.voided, Voided(owner, moment.now + void)))
+    state, woken = settle(state, moment)
+    return Step(state, answer, woken)
+
+
+def settle(state: KeyState, moment: Moment) -> tuple[KeyState, Grant | None]:
+    """Passes the key on if its lease has ended, and says to whom."""
+    if state.voided:
+        voided = tuple(each for each in state.voided if moment.now < each.until)
+        state = state._replace(voided=voided)
+    grant = state.grant
+    if grant is not None and moment.now < grant.until and moment.alive(grant.claim.process):
+        return state, None
+    if grant is None and not state.queue:
+        return state, None
+    queue = state.queue
+    if grant is not None and not grant.confirmed:
+        silent = grant.claim.process
+        queue = tuple(place for place in queue if place.claim.process != silent)
+    queue = _from_first_live(queue, moment)
+    if not queue:
+        return state._replace(grant=None, queue=()), None
+    claim = queue[0].claim
+    length = min(claim.ttl, HANDOFF)
+    state = _granted(state._replace(queue=queue[1:]), moment, claim, length, confirmed=False)
+    return state, state.grant
+
+
+def _from_first_live(queue: tuple[Place, ...], moment: Moment) -> tuple[Place, ...]:
+    for index, place in enumerate(queue):
+        if moment.now < place.until and moment.alive(place.claim.process):
+            return queue[index:]
+    return ()
+
+
+def _granted(
+    state: KeyState, moment: Moment, claim: Claim, length: float, *, confirmed: bool
+) -> KeyState:
+    fence = max(state.fence + 1, moment.fence_floor)
+    grant = Grant(claim, fence, moment.now, moment.now + length, confirmed)
+    return state._replace(fence=fence, grant=grant)
+
+
+def _refreshed(
+    state: KeyState, moment: Moment, owner: str, ttl: float, woken: Grant | None
+) -> Step:
+    if _holds(state, owner) and state.grant is not None:
+        until = max(state.grant.until, moment.now + ttl)
+        state = state._replace(grant=state.grant._replace(until=until, confirmed=True))
+        return Step(state, _held(state))
+    for position, place in enumerate(state.queue):
+        if place.claim.owner == owner:
+            kept = place._replace(until=moment.now + PLACE)
+            queue = (*state.queue[:position], kept, *state.queue[position + 1 :])
+            state = state._replace(queue=queue)
+            return Step(state, _waiting(state, position), woken)
+    return Step(state, Gone(), woken)
+
+
+def _holds(state: KeyState, owner: str) -> bool:
+    return state.grant is not None and state.grant.claim.owner == owner
+
+
+def _waits(state: KeyState, owner: str) -> bool:
+    return any(place.claim.owner == owner for place in state.queue)
+
+
+def _held(state: KeyState) -> Held:
+    assert state.grant is not None
+    return Held(state.grant.fence, state.grant.until, state.grant.confirmed)
+
+
+def _waiting(state: KeyState, position: int) -> Waiting:
+    assert state.grant is not None
+    before = {place.claim.process: None for place in state.queue[:position]}
+    before[state.grant.claim.process] = None
+    return Waiting(position, state.grant.until, tuple(before))

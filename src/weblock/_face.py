@@ -1,0 +1,318 @@
+"""What the two faces share: options, keys, and the life of an engine in this process."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Final, Self, TypedDict, Unpack, cast
+
+from ._core.acquiring import Locker
+from ._core.holding import Holding, Terms
+from ._core.ports import SCOPES, Engine, Runtime
+from ._runtime.keeper import close_keeper, keeper_of
+from .errors import ConfigurationError
+from .keys import check_namespace, in_order, qualified, unqualified
+from .stores import url as urls
+
+Duration = float | timedelta
+"""Seconds, or a ``timedelta``."""
+
+SHORTEST_TTL: Final = 0.1
+"""Seconds; a shorter lease leaves no time to renew it."""
+
+LONGEST: Final = 366 * 86400.0
+
+
+class HoldOptions(TypedDict, total=False):
+    """How one key is to be held; what is left out is as in the ``Locks`` itself."""
+
+    ttl: Duration
+    wait: Duration | None
+    max_hold: Duration | None
+    renew: bool
+    max_waiters: int
+    label: str
+
+
+class LocksOptions(HoldOptions, total=False):
+    """What a ``Locks`` or ``AsyncLocks`` may be told.
+
+    - ``ttl``: length of a lease, seconds (10). A holder that dies frees the key within it.
+    - ``wait``: how long to wait for a busy key, seconds (5); 0 never waits, None without end.
+    - ``max_hold``: renewal stops after so many seconds, and the lease is lost (None: never).
+    - ``renew``: whether leases are renewed in the background (True).
+    - ``max_waiters``: how many may wait for one key before others are refused at once (1000).
+    - ``label``: what others see of the holder (host and process id).
+    - ``namespace``: keeps the keys of different applications apart (``"default"``).
+    - ``require_scope``: ``"host"`` or ``"cluster"``; an engine of less reach is refused.
+    """
+
+    namespace: str
+    require_scope: str
+
+
+_DEFAULTS: Final[dict[str, Any]] = {
+    "ttl": 10.0,
+    "wait": 5.0,
+    "max_hold": None,
+    "renew": True,
+    "max_waiters": 1000,
+    "label": "",
+}
+
+
+class Options:
+    """The options of one ``Locks``, checked."""
+
+    def __init__(self, **given: Unpack[LocksOptions]) -> None:
+        self.namespace = check_namespace(given.pop("namespace", "default"))
+        self.require_scope = given.pop("require_scope", "none")
+        if self.require_scope not in SCOPES:
+            raise ConfigurationError(
+                f"require_scope={self.require_scope!r} is not one of {', '.join(SCOPES)}"
+            )
+        self._hold = {**_DEFAULTS, "label": f"{socket.gethostname()}:{os.getpid()}"}
+        self._hold = self._merged(cast("HoldOptions", given))
+        self._terms = _terms(self._hold)
+
+    def of_call(self, given: HoldOptions) -> tuple[Terms, float | None]:
+        """The terms and the wait of one call, where ``given`` goes before our own."""
+        if not given:
+            return self._terms, self._hold["wait"]
+        options = self._merged(given)
+        return _terms(options), options["wait"]
+
+    def _merged(self, given: HoldOptions) -> dict[str, Any]:
+        merged = dict(self._hold)
+        for name, value in given.items():
+            if name not in _CHECKS:
+                raise TypeError(f"there is no option {name!r}; there are {', '.join(_CHECKS)}")
+            merged[name] = _CHECKS[name](name, value)
+        return merged
+
+
+def _terms(options: dict[str, Any]) -> Terms:
+    names = ("ttl", "max_hold", "renew", "max_waiters", "label")
+    return Terms(*(options[name] for name in names))
+
+
+def seconds(name: str, value: Any, *, least: float = 0.0) -> float:
+    """A duration in seconds; ``ConfigurationError`` names what is wrong with it."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        raise ConfigurationError(
+            f"{name}={value!r:.80} is not a duration: give seconds, or a timedelta"
+        )
+    if not least <= value <= LONGEST:
+        raise ConfigurationError(f"{name}={value!r} must be {least:g} to {LONGEST:g} seconds")
+    return float(value)
+
+
+def _ttl(name: str, value: Any) -> float:
+    return seconds(name, value, least=SHORTEST_TTL)
+
+
+def _wait(name: str, value: Any) -> float | None:
+    return None if value is None else seconds(name, value)
+
+
+def _max_hold(name: str, value: Any) -> float | None:
+    return None if value is None else seconds(name, value, least=SHORTEST_TTL)
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{name}={value!r:.80} must be True or False")
+    return value
+
+
+def _count(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigurationError(f"{name}={value!r:.80} must be a whole number, 0 or more")
+    return value
+
+
+def _label(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ConfigurationError(f"{name}={value!r:.80} must be a string")
+    return value[:200]
+
+
+_CHECKS: Final = {
+    "ttl": _ttl,
+    "wait": _wait,
+    "max_hold": _max_hold,
+    "renew": _flag,
+    "max_waiters": _count,
+    "label": _label,
+}
+
+
+class Face:
+    """What ``Locks`` and ``AsyncLocks`` have in common."""
+
+    def __init__(self, engine: Engine, runtime: Runtime, options: Options) -> None:
+        reach, wanted = SCOPES.index(engine.scope), SCOPES.index(options.require_scope)
+        if reach < wanted:
+            raise ConfigurationError(
+                f"engine {engine.name} reaches as far as scope={engine.scope!r}, but"
+                f" require_scope={options.require_scope!r}: choose an engine that is shared by all"
+                " machines, such as redis://"
+            )
+        self._engine = engine
+        self._options = options
+        self._locker = Locker(
+            store=engine.connect(runtime),
+            runtime=runtime,
+            keeper=keeper_of(engine),
+            switchboard=engine.switchboard,
+            engine=engine.name,
+        )
+        self._closed = False
+        _users[engine] += 1
+
+    @classmethod
+    def from_url(cls, url: str | None = None, **options: Unpack[LocksOptions]) -> Self:
+        """Locks on the engine that ``url`` names; without one, on ``file://``.
+
+        All who name the same URL in one process share one engine. See ``LocksOptions`` for the
+        options. Raises ``ConfigurationError`` for a URL or an option that cannot work.
+        """
+        if url is None:
+            _warn_if_one_of_many_machines()
+        return cls(urls.engine_for(urls.DEFAULT if url is None else url), **options)
+
+    @property
+    def scope(self) -> str:
+        """How far the leases reach: ``none``, ``process``, ``host`` or ``cluster``."""
+        return self._engine.scope
+
+    @property
+    def engine(self) -> str:
+        """The engine's URL, without secrets."""
+        return self._engine.name
+
+    def __repr__(self) -> str:
+        namespace = self._options.namespace
+        return f"<{type(self).__name__} {self._engine.name} namespace={namespace!r}>"
+
+    def _keys(self, keys: tuple[str, ...]) -> tuple[str, ...]:
+        if self._closed:
+            raise ConfigurationError(f"{self!r} is closed")
+        if not keys:
+            raise TypeError("name at least one key to lock")
+        return tuple(qualified(self._options.namespace, key) for key in in_order(keys))
+
+    def _close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        _users[self._engine] -= 1
+        if _users[self._engine] <= 0:
+            del _users[self._engine]
+            urls.forget(self._engine)
+            close_keeper(self._engine)
+            self._engine.close()
+
+
+class BaseLease:
+    """Possession of one or several keys, until it is released or lost."""
+
+    __slots__ = ("_holdings", "_locker")
+
+    def __init__(self, locker: Locker, holdings: Sequence[Holding]) -> None:
+        self._locker = locker
+        self._holdings = holdings
+
+    @property
+    def key(self) -> str:
+        """The key; of several, the first."""
+        return unqualified(self._holdings[0].key)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(unqualified(holding.key) for holding in self._holdings)
+
+    @property
+    def fence(self) -> int:
+        """The fencing token: larger than that of every lease of this key before. Of several keys,
+        that of the first."""
+        return self._holdings[0].fence
+
+    @property
+    def fences(self) -> dict[str, int]:
+        """The fencing token of each key."""
+        return {unqualified(holding.key): holding.fence for holding in self._holdings}
+
+    @property
+    def owner(self) -> str:
+        """The random secret of this acquisition. Of several keys, that of the first."""
+        return self._holdings[0].owner
+
+    @property
+    def held(self) -> bool:
+        """Whether the lease is still ours at this moment."""
+        now = self._locker.runtime.now()
+        return all(holding.held(now) for holding in self._holdings)
+
+    def remaining(self) -> float:
+        """Seconds until the lease ends unless it is renewed; 0 if it has ended."""
+        now = self._locker.runtime.now()
+        return min(holding.remaining(now) for holding in self._holdings)
+
+    def check(self) -> None:
+        """Raises ``LeaseLost`` if the lease is not ours any more. Costs no I/O."""
+        now = self._locker.runtime.now()
+        for holding in self._holdings:
+            holding.check(now)
+
+    def _on_lost(self, callback: Callable[[], None]) -> None:
+        told = threading.Lock()
+
+        def tell() -> None:
+            if told.acquire(blocking=False):
+                callback()
+
+        for holding in self._holdings:
+            holding.on_lost(tell)
+
+    def __repr__(self) -> str:
+        state = f"remaining={self.remaining():.3f}" if self.held else "not held"
+        return f"<{type(self).__name__} {', '.join(self.keys)} fence={self.fence} {state}>"
+
+
+_users: Counter[Engine] = Counter()
+
+_MANY_MACHINES: Final = {
+    "KUBERNETES_SERVICE_HOST": "Kubernetes",
+    "ECS_CONTAINER_METADATA_URI_V4": "Amazon ECS",
+    "AWS_LAMBDA_FUNCTION_NAME": "AWS Lambda",
+    "K_SERVICE": "Cloud Run",
+    "DYNO": "Heroku",
+    "FLY_APP_NAME": "Fly.io",
+    "RENDER": "Render",
+    "RAILWAY_ENVIRONMENT_ID": "Railway",
+    "WEBSITE_INSTANCE_ID": "Azure App Service",
+}
+
+_warned = False
+
+
+def _warn_if_one_of_many_machines() -> None:
+    global _warned
+    platform = next((name for mark, name in _MANY_MACHINES.items() if mark in os.environ), None)
+    if platform and not _warned:
+        _warned = True
+        warnings.warn(
+            f"weblock locks on this machine only (file://), but this looks like {platform}, where"
+            " an application runs on several: name an engine that they share (redis://...), or"
+            " choose file:// by name if there is one machine",
+            stacklevel=4,
+        )

@@ -1,0 +1,1 @@
+"""How the protocol runs: blocking, on asyncio, and the keeper's thread."""

@@ -1,0 +1,76 @@
+"""The asyncio runtime."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+
+from .._core.ports import Bell, Message
+from . import clock
+
+
+class AsyncioRuntime:
+    def now(self) -> float:
+        return clock.now()
+
+    def jitter(self) -> float:
+        return random.random()
+
+    def new_owner(self) -> str:
+        return clock.new_owner()
+
+    def control(self) -> object:
+        return clock.control()
+
+    def bell(self) -> Bell:
+        return AsyncioBell(asyncio.get_running_loop())
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class AsyncioBell:
+    """A queue whose listener is a task of one loop, and whose ringers are anywhere."""
+
+    __slots__ = ("_listener", "_loop", "_messages")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._messages: deque[Message] = deque()
+        self._listener: asyncio.Future[None] | None = None
+
+    def ring(self, message: Message) -> None:
+        self._messages.append(message)
+        if _runs_here(self._loop):
+            self._wake()
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._wake)
+        except RuntimeError:
+            pass  # The loop is closed, and its waiters with it.
+
+    async def heard(self, timeout: float | None) -> Message | None:
+        if not self._messages:
+            self._listener = listener = self._loop.create_future()
+            timer = None if timeout is None else self._loop.call_later(timeout, self._wake)
+            try:
+                # The queue may have been filled by a thread between the look and the future.
+                if not self._messages:
+                    await listener
+            finally:
+                self._listener = None
+                if timer:
+                    timer.cancel()
+        return self._messages.popleft() if self._messages else None
+
+    def _wake(self) -> None:
+        if self._listener and not self._listener.done():
+            self._listener.set_result(None)
+
+
+def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False

@@ -1,0 +1,84 @@
+"""The keeper's thread, and what becomes of it when the process forks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+
+from .._core.keeping import Keeper
+from .._core.ports import Engine
+from .blocking import BlockingRuntime, drive
+
+logger = logging.getLogger("weblock")
+
+
+class KeeperThread:
+    """Runs one engine's keeper in a daemon thread, from the first time that it is needed."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.keeper = Keeper(BlockingRuntime(), engine.connect, self._start, logger.warning)
+        self._guard = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def close(self, timeout: float) -> None:
+        """Ends the thread, and waits for it at most ``timeout`` seconds."""
+        self.keeper.close()
+        if self._thread:
+            self._thread.join(timeout)
+
+    def after_fork(self) -> None:
+        self._guard = threading.Lock()
+        self._thread = None
+        self.keeper.after_fork()
+
+    def _start(self) -> None:
+        with self._guard:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="weblock-keeper", daemon=True
+                )
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                return drive(self.keeper.run())
+            except Exception:
+                # A keeper that died in silence would lose every lease of the process.
+                logger.exception("the weblock keeper failed, and goes on")
+                time.sleep(0.1)
+
+
+_threads: dict[Engine, KeeperThread] = {}
+_guard = threading.Lock()
+
+
+def keeper_of(engine: Engine) -> Keeper:
+    """The one keeper of ``engine`` in this process.
+
+    Each engine has its own, so that one that does not answer delays nobody else's renewals.
+    """
+    with _guard:
+        if engine not in _threads:
+            _threads[engine] = KeeperThread(engine)
+        return _threads[engine].keeper
+
+
+def close_keeper(engine: Engine, timeout: float = 5.0) -> None:
+    """Ends the keeper of ``engine``; what it still owes is paid first, if the engine answers."""
+    with _guard:
+        thread = _threads.pop(engine, None)
+    if thread:
+        thread.close(timeout)
+
+
+def _after_fork() -> None:
+    global _guard
+    _guard = threading.Lock()
+    for thread in _threads.values():
+        thread.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,151 @@
+"""Keys, and the templates that they are filled in from."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote
+
+from .errors import ConfigurationError, InvalidKey
+
+MAX_LENGTH: Final = 512
+
+_FORBIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029]")
+_NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_-]*)?")
+_UNRESERVED: Final = "-._~"
+
+CallKey = Callable[[tuple[object, ...], dict[str, object]], str]
+
+
+def check_key(key: str) -> str:
+    """Returns ``key`` if it can be locked.
+
+    Raises ``InvalidKey`` for anything but a string of 1 to 512 characters, for control
+    characters and line separators, and for lone surrogates, which no encoding can carry.
+    """
+    if not isinstance(key, str):
+        raise InvalidKey(f"a lock key is a string, not {type(key).__name__}: {key!r:.80}")
+    if not key:
+        raise InvalidKey("a lock key has at least one character: the key is empty")
+    if len(key) > MAX_LENGTH:
+        raise InvalidKey(
+            f"a lock key has at most {MAX_LENGTH} characters; {key[:40]!r}... has {len(key)}:"
+            " lock a digest of it instead"
+        )
+    if bad := _FORBIDDEN.search(key):
+        raise InvalidKey(
+            f"lock key {key[:80]!r} has the control character {bad.group()!r} at position"
+            f" {bad.start()}: strip or encode it first"
+        )
+    return key
+
+
+def check_namespace(namespace: str) -> str:
+    """Returns ``namespace`` if it can stand before keys: letters, digits, ``.``, ``_``, ``-``."""
+    if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
+        raise ConfigurationError(
+            f"namespace {namespace!r:.80} must be 1 to 64 letters, digits, '.', '_' or '-'"
+        )
+    return namespace
+
+
+@dataclass(frozen=True, slots=True)
+class KeyTemplate:
+    """A key with places to fill in, as in ``"item:{item_id}"``.
+
+    Two different sets of values never make the same key: what is filled in is percent-encoded, so
+    that no value can contain what stands between two places.
+    """
+
+    text: str
+    names: tuple[str, ...]
+    _literals: tuple[str, ...]
+    _safe: str
+
+    @classmethod
+    def parse(cls, text: str) -> KeyTemplate:
+        """Reads a template. Raises ``ConfigurationError`` where it is malformed or ambiguous."""
+        check_key(text)
+        pieces = _PLACEHOLDER.split(text)
+        literals, names = pieces[::2], pieces[1::2]
+        for literal in literals:
+            if "{" in literal or "}" in literal:
+                raise ConfigurationError(f"key template {text!r} has an unmatched brace")
+        for name in names:
+            if not _NAME.fullmatch(name):
+                raise ConfigurationError(
+                    f"key template {text!r} has {{{name}}}: a name like {{item_id}} is wanted there"
+                )
+        for between in literals[1:-1]:
+            if all(character.isalnum() or character == "%" for character in between):
+                raise ConfigurationError(
+                    f"key template {text!r} is ambiguous: put a character such as ':' between its"
+                    " placeholders"
+                )
+        separators = "".join(literals[1:-1])
+        safe = "".join(character for character in _UNRESERVED if character not in separators)
+        return cls(text, tuple(names), tuple(literals), safe)
+
+    def fill(self, values: Mapping[str, object]) -> str:
+        """Returns the key for ``values``; ``InvalidKey`` where one is missing or cannot be used."""
+        parts = [self._literals[0]]
+        for name, literal in zip(self.names, self._literals[1:], strict=True):
+            if name not in values:
+                known = ", ".join(sorted(map(str, values))) or "none"
+                raise InvalidKey(f"key template {self.text!r} wants {name!r}; there is: {known}")
+            parts.append(self._encode(str(values[name])))
+            parts.append(literal)
+        return check_key("".join(parts))
+
+    def for_call_of(self, function: Callable[..., object]) -> CallKey:
+        """A function from the arguments of a call of ``function`` to its key.
+
+        Raises ``ConfigurationError`` where the template names no parameter of it.
+        """
+        signature = inspect.signature(function)
+        for name in self.names:
+            if name not in signature.parameters:
+                there = ", ".join(signature.parameters) or "none"
+                raise ConfigurationError(
+                    f"key template {self.text!r} wants {name!r}, which is no parameter of"
+                    f" {function.__qualname__}; there is: {there}"
+                )
+
+        def key_of(args: tuple[object, ...], kwargs: dict[str, object]) -> str:
+            call = signature.bind(*args, **kwargs)
+            call.apply_defaults()
+            return self.fill(call.arguments)
+
+        return key_of if self.names else lambda args, kwargs: self.text
+
+    def _encode(self, value: str) -> str:
+        if not value:
+            raise InvalidKey(f"key template {self.text!r} was given an empty value")
+        try:
+            quoted = quote(value, safe="")
+        except UnicodeEncodeError as error:
+            raise InvalidKey(f"key template {self.text!r} was given a lone surrogate") from error
+        for character in _UNRESERVED:
+            if character not in self._safe:
+                quoted = quoted.replace(character, f"%{ord(character):02X}")
+        return quoted
+
+
+def in_order(keys: Iterable[str]) -> tuple[str, ...]:
+    """The keys, each once, in the one order in which everybody acquires them."""
+    return tuple(sorted({check_key(key) for key in keys}))
+
+
+def qualified(namespace: str, key: str) -> str:
+    """The key as an engine knows it. A namespace has no colon, so that no two can meet."""
+    return f"{namespace}:{key}"
+
+
+def unqualified(key: str) -> str:
+    """The key as its user knows it."""
+    return key.partition(":")[2]

@@ -1,0 +1,130 @@
+"""A store on top of any engine that can change one small value atomically, and ring a bell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from .._core import table
+from .._core.ports import Grasp, Pulse, Reply, Switchboard
+from .._core.table import Answer, Claim, Grant, KeyState, Moment, Step, Waiting
+from ..errors import EngineUnavailable
+
+Transition = Callable[[KeyState, Moment], Step]
+
+
+class Done(NamedTuple):
+    """A transition that has taken effect, at ``now`` on the engine's clock."""
+
+    step: Step
+    now: float
+
+
+class Cells(Protocol):
+    """The values of all keys."""
+
+    async def update(self, key: str, transition: Transition, *, patience: float) -> Done:
+        """Replaces the value of ``key``, with nobody between the look and the change.
+
+        Raises ``EngineUnavailable`` if the cell cannot be had within ``patience`` seconds.
+        """
+
+
+class Bells(Protocol):
+    """The way to the other processes that lock here."""
+
+    @property
+    def process(self) -> str: ...
+
+    def ring(self, process: str, owner: str, grasp: Grasp) -> None:
+        """Tells a waiter of a process that it has the lease. May fail in silence."""
+
+    def watch(self, processes: Sequence[str]) -> None:
+        """Has the waiters here ask again when one of ``processes`` dies, if that can be told."""
+
+
+class LocalBells:
+    """The bells of an engine whose only process is this one."""
+
+    process = ""
+
+    def __init__(self, switchboard: Switchboard) -> None:
+        self._switchboard = switchboard
+
+    def ring(self, process: str, owner: str, grasp: Grasp) -> None:
+        self._switchboard.ring(owner, grasp)
+
+    def watch(self, processes: Sequence[str]) -> None:
+        pass
+
+
+class CellStore:
+    """The lock protocol on cells and bells."""
+
+    def __init__(self, cells: Cells, bells: Bells, *, patience: float, beat_patience: float) -> None:
+        self._cells = cells
+        self._bells = bells
+        self._patience = patience
+        self._beat_patience = beat_patience
+
+    @property
+    def process(self) -> str:
+        return self._bells.process
+
+    async def acquire(self, key: str, claim: Claim, *, room: int) -> Reply:
+        def transition(state: KeyState, moment: Moment) -> Step:
+            return table.acquire(state, moment, claim, room=room)
+
+        return await self._apply(key, transition)
+
+    async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
+        def transition(state: KeyState, moment: Moment) -> Step:
+            return table.release(state, moment, owner, void=void)
+
+        return await self._apply(key, transition)
+
+    async def refresh(self, pulses: Sequence[Pulse]) -> Sequence[Reply | EngineUnavailable]:
+        by_key: dict[str, list[Pulse]] = {}
+        for pulse in pulses:
+            by_key.setdefault(pulse.key, []).append(pulse)
+        replies: dict[str, Reply | EngineUnavailable] = {}
+        for key, of_key in by_key.items():
+            replies |= await self._refresh_key(key, of_key)
+        return [replies[pulse.owner] for pulse in pulses]
+
+    async def _refresh_key(
+        self, key: str, pulses: Sequence[Pulse]
+    ) -> dict[str, Reply | EngineUnavailable]:
+        answers: dict[str, Answer] = {}
+
+        def transition(state: KeyState, moment: Moment) -> Step:
+            woken: Grant | None = None
+            for pulse in pulses:
+                step = table.refresh(state, moment, pulse.owner, pulse.ttl)
+                state, woken = step.state, step.woken or woken
+                answers[pulse.owner] = step.answer
+            return Step(state, answers[pulses[-1].owner], woken)
+
+        try:
+            done = await self._cells.update(key, transition, patience=self._beat_patience)
+        except EngineUnavailable as error:
+            return dict.fromkeys((pulse.owner for pulse in pulses), error)
+        self._follow_up(done.step)
+        for answer in answers.values():
+            self._watch_those_ahead(answer)
+        return {owner: Reply(answer, done.now) for owner, answer in answers.items()}
+
+    async def _apply(self, key: str, transition: Transition) -> Reply:
+        step, now = await self._cells.update(key, transition, patience=self._patience)
+        self._follow_up(step)
+        self._watch_those_ahead(step.answer)
+        return Reply(step.answer, now)
+
+    def _follow_up(self, step: Step) -> None:
+        if step.woken:
+            claim, fence, _, until, _ = step.woken
+            self._bells.ring(claim.process, claim.owner, Grasp(fence, until))
+
+    def _watch_those_ahead(self, answer: Answer) -> None:
+        if isinstance(answer, Waiting):
+            self._bells.watch(answer.ahead)

@@ -1,0 +1,72 @@
+"""``memory://``: the threads and tasks of one process. For tests, and for one-process services."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+
+from .._core.ports import Runtime, Store, Switchboard
+from .._core.table import KeyState, Moment
+from .cells import CellStore, Done, LocalBells, Transition
+
+SCHEMES = ("memory",)
+
+
+class MemoryEngine:
+    """Keeps the leases in a dict. A fork leaves the child with an empty one."""
+
+    scope = "process"
+
+    def __init__(self, name: str = "memory://") -> None:
+        self.name = name
+        self.switchboard = Switchboard()
+        self._reset()
+        _engines.add(self)
+
+    def connect(self, runtime: Runtime) -> Store:
+        cells = _MemoryCells(self, runtime)
+        return CellStore(cells, LocalBells(self.switchboard), patience=0, beat_patience=0)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _reset(self) -> None:
+        self.states: dict[str, KeyState] = {}
+        self.last_fence = 0
+        self.mutex = threading.Lock()
+
+
+class _MemoryCells:
+    def __init__(self, engine: MemoryEngine, runtime: Runtime) -> None:
+        self._engine = engine
+        self._runtime = runtime
+
+    async def update(self, key: str, transition: Transition, *, patience: float) -> Done:
+        engine = self._engine
+        with engine.mutex:
+            now = self._runtime.now()
+            state = engine.states.get(key) or KeyState(engine.last_fence)
+            step = transition(state, Moment(now, int(time.time() * 1000)))
+            if step.state.blank:
+                engine.states.pop(key, None)
+                engine.last_fence = max(engine.last_fence, step.state.fence)
+            else:
+                engine.states[key] = step.state
+        return Done(step, now)
+
+
+def open_engine(url: str) -> MemoryEngine:
+    return MemoryEngine(url)
+
+
+_engines: weakref.WeakSet[MemoryEngine] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for engine in _engines:
+        engine._reset()
+
+
+os.register_at_fork(after_in_child=_after_fork)

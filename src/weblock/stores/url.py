@@ -1,0 +1,68 @@
+"""Engines by URL: the scheme names the module that opens it."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import threading
+from collections.abc import Iterator
+from types import ModuleType
+from urllib.parse import urlsplit
+
+from .. import stores
+from .._core.ports import Engine
+from ..errors import ConfigurationError
+
+DEFAULT = "file://"
+
+_open: dict[str, Engine] = {}
+_guard = threading.Lock()
+
+
+def engine_for(url: str) -> Engine:
+    """The engine that ``url`` names; everybody in this process who asks gets the same one.
+
+    Raises ``ConfigurationError`` for a URL that no engine knows, or that its engine refuses.
+    """
+    with _guard:
+        if url not in _open:
+            _open[url] = _engine_module(url).open_engine(url)
+        return _open[url]
+
+
+def forget(engine: Engine) -> None:
+    """Has the next one who asks for the engine's URL get a new one."""
+    with _guard:
+        for url in [url for url, each in _open.items() if each is engine]:
+            del _open[url]
+
+
+def _engine_module(url: str) -> ModuleType:
+    if not isinstance(url, str) or "://" not in url:
+        raise ConfigurationError(
+            f"an engine URL looks like 'redis://localhost' or 'file:///var/lib/app/locks';"
+            f" this one has no scheme: {_shown(url)}"
+        )
+    scheme = urlsplit(url).scheme
+    known: list[str] = []
+    for module in _modules(scheme):
+        schemes = getattr(module, "SCHEMES", ())
+        if scheme in schemes:
+            return module
+        known.extend(f"{each}://" for each in schemes)
+    raise ConfigurationError(
+        f"no engine is called {scheme!r}: the URL may start with {', '.join(sorted(known))}"
+    )
+
+
+def _modules(scheme: str) -> Iterator[ModuleType]:
+    """The modules beside this one, that of the scheme's own name first."""
+    names = [info.name for info in pkgutil.iter_modules(stores.__path__)]
+    for name in sorted(names, key=lambda name: name != scheme):
+        yield importlib.import_module(f"{stores.__name__}.{name}")
+
+
+def _shown(url: object) -> str:
+    """A URL as it may be shown: what stands before an ``@`` may be a password."""
+    text = str(url)
+    return repr(text.rpartition("@")[2][:80] if "@" in text else text[:80])
