@@ -41,9 +41,7 @@ class AsyncLocks(Face):
     async def acquire(self, *keys: str, **options: Unpack[HoldOptions]) -> AsyncLease:
         """Holds the keys until ``release`` is called on the lease. Raises as ``hold`` does."""
         terms, wait = self._options.of_call(options)
-        return AsyncLease(
-            self._locker, await self._locker.acquire(self._keys(keys), terms, wait)
-        )
+        return AsyncLease(self._locker, await self._locker.acquire(self._keys(keys), terms, wait))
 
     async def try_acquire(self, *keys: str, **options: Unpack[HoldOptions]) -> AsyncLease | None:
         """The lease if the keys are free at this moment, else ``None``. Never waits."""

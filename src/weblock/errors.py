@@ -59,7 +59,9 @@ class LeaseLost(WeblockError):
     """
 
     def __init__(self, key: str, *, fence: int, reason: str) -> None:
-        super().__init__(f"lease of {key!r} (fence {fence}) was lost: {_LOSSES.get(reason, reason)}")
+        super().__init__(
+            f"lease of {key!r} (fence {fence}) was lost: {_LOSSES.get(reason, reason)}"
+        )
         self.key = key
         self.fence = fence
         self.reason = reason

@@ -139,9 +139,7 @@ class Locker:
         ours = holding.held(self.runtime.now())
         if ours:
             holding.status = Status.RELEASED
-        answer = await self.give_back(
-            holding.key, holding.owner, holding.terms.ttl, holding.void
-        )
+        answer = await self.give_back(holding.key, holding.owner, holding.terms.ttl, holding.void)
         if ours and not isinstance(answer, Gone):
             return True
         holding.status = Status.HELD if ours else holding.status

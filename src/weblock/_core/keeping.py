@@ -194,7 +194,9 @@ class Keeper:
         was_at_risk = isinstance(each, Holding) and each.at_risk
         each.heard(reply, sent, now)
         if isinstance(each, Holding) and each.at_risk and not was_at_risk:
-            self._report(f"lease of {unqualified(each.key)!r:.200} is at risk: its renewal failed: {reply}")
+            self._report(
+                f"lease of {unqualified(each.key)!r:.200} is at risk: its renewal failed: {reply}"
+            )
         self._drop_if_over(each)
 
     def _drop_if_over(self, each: Kept) -> None:

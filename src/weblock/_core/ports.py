@@ -110,6 +110,10 @@ class Switchboard:
         if bell := self._bells.get(owner):
             bell.ring(message)
 
+    def clear(self) -> None:
+        """Forgets all, in a forked child: they wait in the parent."""
+        self._bells = {}
+
     def ring_all(self, message: Message) -> None:
         for bell in tuple(self._bells.values()):
             bell.ring(message)

@@ -61,7 +61,9 @@ class LocalBells:
 class CellStore:
     """The lock protocol on cells and bells."""
 
-    def __init__(self, cells: Cells, bells: Bells, *, patience: float, beat_patience: float) -> None:
+    def __init__(
+        self, cells: Cells, bells: Bells, *, patience: float, beat_patience: float
+    ) -> None:
         self._cells = cells
         self._bells = bells
         self._patience = patience
