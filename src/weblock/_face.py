@@ -158,7 +158,11 @@ _CHECKS: Final = {
 class Face:
     """What ``Locks`` and ``AsyncLocks`` have in common."""
 
-    def __init__(self, engine: Engine, runtime: Runtime, options: Options) -> None:
+    _runtime: type[Runtime]
+
+    def __init__(self, engine: Engine, **given: Unpack[LocksOptions]) -> None:
+        options = Options(**given)
+        runtime = self._runtime()
         reach, wanted = SCOPES.index(engine.scope), SCOPES.index(options.require_scope)
         if reach < wanted:
             raise ConfigurationError(
@@ -242,8 +246,10 @@ class BaseLease:
 
     @property
     def fence(self) -> int:
-        """The fencing token: larger than that of every lease of this key before. Of several keys,
-        that of the first."""
+        """The fencing token: larger than those of all leases of the key before.
+
+        Of several keys, that of the first; see ``fences``.
+        """
         return self._holdings[0].fence
 
     @property
@@ -290,6 +296,8 @@ class BaseLease:
 
 _users: Counter[Engine] = Counter()
 
+_warned: list[str] = []
+
 _MANY_MACHINES: Final = {
     "KUBERNETES_SERVICE_HOST": "Kubernetes",
     "ECS_CONTAINER_METADATA_URI_V4": "Amazon ECS",
@@ -302,14 +310,11 @@ _MANY_MACHINES: Final = {
     "WEBSITE_INSTANCE_ID": "Azure App Service",
 }
 
-_warned = False
-
 
 def _warn_if_one_of_many_machines() -> None:
-    global _warned
     platform = next((name for mark, name in _MANY_MACHINES.items() if mark in os.environ), None)
     if platform and not _warned:
-        _warned = True
+        _warned.append(platform)
         warnings.warn(
             f"weblock locks on this machine only (file://), but this looks like {platform}, where"
             " an application runs on several: name an engine that they share (redis://...), or"

@@ -9,8 +9,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar, Unpack
 
-from ._core.ports import Engine
-from ._face import BaseLease, Duration, Face, HoldOptions, LocksOptions, Options, seconds
+from ._face import BaseLease, Duration, Face, HoldOptions, seconds
 from ._runtime.aio import AsyncioRuntime
 from .errors import LeaseLost, LockTimeout
 from .keys import KeyTemplate
@@ -26,8 +25,7 @@ class AsyncLocks(Face):
     tasks of a process, and all of its event loops. ``LocksOptions`` lists the options.
     """
 
-    def __init__(self, engine: Engine, **options: Unpack[LocksOptions]) -> None:
-        super().__init__(engine, AsyncioRuntime(), Options(**options))
+    _runtime = AsyncioRuntime
 
     def hold(self, *keys: str, **options: Unpack[HoldOptions]) -> AsyncHold:
         """Holds the keys, all or none, for an ``async with`` block, which gets the ``AsyncLease``.
@@ -91,14 +89,18 @@ class AsyncLease(BaseLease):
     __slots__ = ()
 
     async def extend(self, by: Duration) -> None:
-        """Pushes the deadline out by so many seconds. Raises ``LeaseLost`` or
-        ``EngineUnavailable``; a lease that is lost stays lost."""
+        """Pushes the deadline out by so many seconds.
+
+        Raises ``LeaseLost`` (a lease that is lost stays lost) or ``EngineUnavailable``.
+        """
         for holding in self._holdings:
             await self._locker.extend(holding, seconds("by", by))
 
     async def release(self) -> None:
-        """Gives the keys back, even if the caller is cancelled meanwhile. A second time it does
-        nothing. Raises ``LeaseLost`` if the lease had ended before."""
+        """Gives the keys back, even if the caller is cancelled meanwhile.
+
+        A second time it does nothing. Raises ``LeaseLost`` if the lease had ended before.
+        """
         await self._locker.release(self._holdings)
 
     def on_lost(self, callback: Callable[[], None]) -> None:

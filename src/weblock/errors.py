@@ -55,7 +55,8 @@ class LeaseLost(WeblockError):
     """The lease ended before its holder released it: someone else may hold the key now.
 
     ``reason`` says how: ``expired``, ``taken`` (the engine no longer knows the lease),
-    ``max_hold`` or ``forked`` (it belongs to the parent process).
+    ``max_hold``, ``forked`` (it belongs to the parent process), ``closed`` (its ``Locks`` was) or
+    ``released``, for one that its holder has released itself.
     """
 
     def __init__(self, key: str, *, fence: int, reason: str) -> None:
@@ -71,6 +72,8 @@ _LOSSES = {
     "expired": "it was not renewed in time",
     "taken": "the engine no longer knows it",
     "max_hold": "it was held for longer than max_hold allows",
+    "closed": "its Locks was closed while it was held",
+    "released": "it has been released",
     "forked": "it belongs to the parent of this process",
 }
 

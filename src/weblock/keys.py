@@ -45,7 +45,7 @@ def check_key(key: str) -> str:
     return key
 
 
-def check_namespace(namespace: str) -> str:
+def check_namespace(namespace: object) -> str:
     """Returns ``namespace`` if it can stand before keys: letters, digits, ``.``, ``_``, ``-``."""
     if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
         raise ConfigurationError(
@@ -121,7 +121,7 @@ class KeyTemplate:
             call.apply_defaults()
             return self.fill(call.arguments)
 
-        return key_of if self.names else lambda args, kwargs: self.text
+        return key_of if self.names else lambda _args, _kwargs: self.text
 
     def _encode(self, value: str) -> str:
         if not value:

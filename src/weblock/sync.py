@@ -8,8 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar, Unpack
 
-from ._core.ports import Engine
-from ._face import BaseLease, Duration, Face, HoldOptions, LocksOptions, Options, seconds
+from ._face import BaseLease, Duration, Face, HoldOptions, seconds
 from ._runtime.blocking import BlockingRuntime, drive
 from .errors import LeaseLost, LockTimeout
 from .keys import KeyTemplate
@@ -25,8 +24,7 @@ class Locks(Face):
     threads of a process. ``LocksOptions`` lists the options.
     """
 
-    def __init__(self, engine: Engine, **options: Unpack[LocksOptions]) -> None:
-        super().__init__(engine, BlockingRuntime(), Options(**options))
+    _runtime = BlockingRuntime
 
     def hold(self, *keys: str, **options: Unpack[HoldOptions]) -> Hold:
         """Holds the keys, all or none, for a ``with`` block, which gets the ``Lease``.
@@ -91,14 +89,18 @@ class Lease(BaseLease):
     __slots__ = ()
 
     def extend(self, by: Duration) -> None:
-        """Pushes the deadline out by so many seconds. Raises ``LeaseLost`` or
-        ``EngineUnavailable``; a lease that is lost stays lost."""
+        """Pushes the deadline out by so many seconds.
+
+        Raises ``LeaseLost`` (a lease that is lost stays lost) or ``EngineUnavailable``.
+        """
         for holding in self._holdings:
             drive(self._locker.extend(holding, seconds("by", by)))
 
     def release(self) -> None:
-        """Gives the keys back. A second time it does nothing. Raises ``LeaseLost`` if the lease had
-        ended before."""
+        """Gives the keys back; a second time it does nothing.
+
+        Raises ``LeaseLost`` if the lease had ended before.
+        """
         drive(self._locker.release(self._holdings))
 
     def on_lost(self, callback: Callable[[], None]) -> None:

@@ -66,8 +66,10 @@ class Locker:
         give_up_at = None if wait is None else self.runtime.now() + wait
         got: list[Holding] = []
         try:
-            for key in keys:
-                got.append(await Acquisition(self, key, terms, wait, give_up_at).run())
+            for key in keys:  # Those got so far are given back if the next one fails.
+                got.append(  # noqa: PERF401
+                    await Acquisition(self, key, terms, wait, give_up_at).run()
+                )
         except Exception:
             await self.release(got)
             raise
@@ -290,7 +292,7 @@ class Acquisition:
 
     # What the keeper asks of everything that it keeps.
 
-    def pulse(self, now: float) -> Pulse | None:
+    def pulse(self, now: float) -> Pulse | None:  # noqa: ARG002 - others may be too late for one
         return Pulse(self._key, self.owner, self._terms.first_ttl)
 
     def heard(self, reply: Reply | EngineUnavailable, sent: float, now: float) -> None:

@@ -125,11 +125,11 @@ class Holding:
         """Raises ``LeaseLost`` unless the lease is still ours at ``now``."""
         if self.status is Status.HELD and now >= self.deadline:
             self.lose("expired" if self.deadline != self.hold_until else "max_hold")
-        if self.status is Status.LOST:
+        if self.status is not Status.HELD:
             raise self.loss()
 
     def loss(self) -> LeaseLost:
-        return LeaseLost(unqualified(self.key), fence=self.fence, reason=self.reason)
+        return LeaseLost(unqualified(self.key), fence=self.fence, reason=self.reason or "released")
 
     def lose(self, reason: str) -> None:
         if self.status is Status.HELD:

@@ -115,7 +115,13 @@ class Keeper:
         self._attend(debt.due)
 
     def close(self) -> None:
-        """Ends the loop, after one last attempt to pay what is owed."""
+        """Ends the loop. Whoever still holds a lease is told, and what is owed is paid first."""
+        now = self._runtime.now()
+        for each in tuple(self._kept.values()):
+            if isinstance(each, Holding):
+                each.lose("closed")
+                self.drop_holding(each)
+                self.owe(Debt(each.key, each.owner, each.void, now=now, until=now))
         self._closed = True
         self._bell.ring(Ask())
 
@@ -152,7 +158,8 @@ class Keeper:
             self._bell.ring(Ask())
 
     def _next_due(self) -> float:
-        dues = [each.due for each in (*self._kept.values(), *self._debts.values())]
+        dues = [each.due for each in tuple(self._kept.values())]
+        dues += [debt.due for debt in tuple(self._debts.values())]
         if dues:
             return min(dues)
         lingers, self._attended = self._attended, False

@@ -73,12 +73,16 @@ class KeyState(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """What an engine knows when it is asked: the time, the least fence that it may give, and
-    whether a process lives (an engine that cannot tell says yes, and leaves it to time)."""
+    """What an engine knows when it is asked.
+
+    ``now`` is its own clock, in seconds; ``fence_floor`` the least fence that it may give;
+    ``alive`` says whether a process lives (an engine that cannot tell says yes, and leaves it to
+    time).
+    """
 
     now: float
     fence_floor: int
-    alive: Callable[[str], bool] = lambda process: True
+    alive: Callable[[str], bool] = lambda _process: True
 
 
 class Held(NamedTuple):

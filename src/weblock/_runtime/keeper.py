@@ -51,8 +51,20 @@ class KeeperThread:
                 time.sleep(0.1)
 
 
-_threads: dict[Engine, KeeperThread] = {}
-_guard = threading.Lock()
+class _Keepers:
+    """The keepers of this process, by engine."""
+
+    def __init__(self) -> None:
+        self.guard = threading.Lock()
+        self.threads: dict[Engine, KeeperThread] = {}
+
+    def after_fork(self) -> None:
+        self.guard = threading.Lock()
+        for thread in self.threads.values():
+            thread.after_fork()
+
+
+_keepers = _Keepers()
 
 
 def keeper_of(engine: Engine) -> Keeper:
@@ -60,25 +72,18 @@ def keeper_of(engine: Engine) -> Keeper:
 
     Each engine has its own, so that one that does not answer delays nobody else's renewals.
     """
-    with _guard:
-        if engine not in _threads:
-            _threads[engine] = KeeperThread(engine)
-        return _threads[engine].keeper
+    with _keepers.guard:
+        if engine not in _keepers.threads:
+            _keepers.threads[engine] = KeeperThread(engine)
+        return _keepers.threads[engine].keeper
 
 
 def close_keeper(engine: Engine, timeout: float = 5.0) -> None:
     """Ends the keeper of ``engine``; what it still owes is paid first, if the engine answers."""
-    with _guard:
-        thread = _threads.pop(engine, None)
+    with _keepers.guard:
+        thread = _keepers.threads.pop(engine, None)
     if thread:
         thread.close(timeout)
 
 
-def _after_fork() -> None:
-    global _guard
-    _guard = threading.Lock()
-    for thread in _threads.values():
-        thread.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_keepers.after_fork)

@@ -1,0 +1,1 @@
+"""Adapters: one folder for each framework."""

@@ -22,7 +22,7 @@ class MemoryEngine:
     def __init__(self, name: str = "memory://") -> None:
         self.name = name
         self.switchboard = Switchboard()
-        self._reset()
+        self.reset()
         _engines.add(self)
 
     def connect(self, runtime: Runtime) -> Store:
@@ -32,7 +32,8 @@ class MemoryEngine:
     def close(self) -> None:
         """Nothing is open."""
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
+        """Forgets all leases."""
         self.states: dict[str, KeyState] = {}
         self.last_fence = 0
         self.mutex = threading.Lock()
@@ -58,6 +59,7 @@ class _MemoryCells:
 
 
 def open_engine(url: str) -> MemoryEngine:
+    """An engine of its own for each URL: ``memory://``, ``memory://tests``."""
     return MemoryEngine(url)
 
 
@@ -66,7 +68,7 @@ _engines: weakref.WeakSet[MemoryEngine] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for engine in _engines:
-        engine._reset()
+        engine.reset()
 
 
 os.register_at_fork(after_in_child=_after_fork)

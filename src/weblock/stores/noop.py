@@ -60,4 +60,5 @@ class _NoopStore:
 
 
 def open_engine(url: str) -> NoopEngine:
+    """The engine that grants everything."""
     return NoopEngine(url)

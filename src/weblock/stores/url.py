@@ -37,7 +37,7 @@ def forget(engine: Engine) -> None:
             del _open[url]
 
 
-def _engine_module(url: str) -> ModuleType:
+def _engine_module(url: object) -> ModuleType:
     if not isinstance(url, str) or "://" not in url:
         raise ConfigurationError(
             f"an engine URL looks like 'redis://localhost' or 'file:///var/lib/app/locks';"

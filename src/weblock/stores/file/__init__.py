@@ -39,7 +39,8 @@ LONGEST_PAUSE: Final = 0.005
 
 def open_engine(url: str) -> FileEngine:
     """The engine of ``file:///absolute/directory``, or of ``file://``, which names a directory of
-    this user's in ``/tmp``."""
+    this user's in ``/tmp``.
+    """
     if sys.platform not in ("linux", "darwin"):
         raise ConfigurationError(
             f"file:// works on Linux and macOS, not on {sys.platform}: use redis:// for several"
@@ -90,7 +91,8 @@ class FileEngine:
 
     def leave(self, home: Home) -> None:
         """Gives up a directory that has gone. Its leases went with it: the keeper will find out,
-        and who waits asks again, in the new one."""
+        and who waits asks again, in the new one.
+        """
         with self._guard:
             if self._home is home:
                 self._home = None

@@ -22,8 +22,7 @@ FORMAT: Final = "weblock 1"
 MARKER: Final = "weblock"
 
 _SHARED_FILESYSTEMS: Final = frozenset(
-    "9p afs beegfs ceph cifs gfs2 glusterfs lustre ncpfs nfs nfs4 ocfs2 smb3 smbfs virtiofs webdav"
-    " prl_fs vboxsf".split()
+    ["9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "smb3", "smbfs", "virtiofs", "webdav", "prl_fs", "vboxsf"]
 )
 
 
@@ -79,7 +78,8 @@ class Directory:
 
     def refuse_other_machine(self) -> None:
         """Called where a record of another boot is met. It may be one from before this boot; but
-        if the marker has changed too, since we live, then another machine is at work here."""
+        if the marker has changed too, since we live, then another machine is at work here.
+        """
         if os.pread(self._marker, 200, 0).decode(errors="replace").split("\n")[1:2] != [self.boot]:
             raise EngineUnavailable(
                 self.engine,

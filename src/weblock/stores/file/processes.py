@@ -191,7 +191,8 @@ class Processes:
 
     def _remove_dead(self) -> None:
         """Removes the sockets of processes that have died. Called by one process at a time, and
-        while no other is between binding its socket and listening on it."""
+        while no other is between binding its socket and listening on it.
+        """
         for name in os.listdir(self._directory.fd):
             process, _, kind = name.partition(".")
             if kind == "life" and process != self.process and not self.alive(process):

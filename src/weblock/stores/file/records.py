@@ -79,7 +79,8 @@ class RecordFile:
 
     def try_lock(self) -> bool:
         """Whether the file is ours now. Threads exclude one another by a mutex, for they share
-        one open file. Raises ``DirectoryGone`` if there is no directory to have it in."""
+        one open file. Raises ``DirectoryGone`` if there is no directory to have it in.
+        """
         if not self._mutex.acquire(blocking=False):
             return False
         try:
