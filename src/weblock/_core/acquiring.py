@@ -70,8 +70,10 @@ class Locker:
                 got.append(  # noqa: PERF401
                     await Acquisition(self, key, terms, wait, give_up_at).run()
                 )
+            for holding in got:  # The first may have been lost while we waited for the last.
+                holding.check(self.runtime.now())
         except Exception:
-            await self.release(got)
+            await self._release_all(got)
             raise
         except BaseException:
             self.abandon(got)
@@ -98,24 +100,14 @@ class Locker:
         An engine that does not answer is not an error here, for the lease was ours until now: the
         keeper goes on trying, and at its ttl the lease ends by itself.
         """
-        pending = list(holdings)
-        losses: list[Holding] = []
-        try:
-            while pending:
-                if not await self._release(pending[-1]):
-                    losses.append(pending[-1])
-                pending.pop()
-        except BaseException:
-            self.abandon(pending)
-            raise
-        for holding in losses:
-            raise holding.loss()
+        for lost in await self._release_all(holdings):
+            raise lost.loss()
 
     def abandon(self, holdings: Sequence[Holding]) -> None:
         """Gives back all leases in the background, for a caller that cannot wait."""
         for holding in holdings:
             self.keeper.drop_holding(holding)
-            holding.status = Status.RELEASED if holding.status is Status.HELD else holding.status
+            holding.let_go(self.runtime.now())
             self.owe(holding.key, holding.owner, holding.terms.ttl, holding.void)
 
     async def give_back(self, key: str, owner: str, ttl: float, void: float) -> Answer | None:
@@ -133,20 +125,31 @@ class Locker:
         now = self.runtime.now()
         self.keeper.owe(Debt(key, owner, void, now=now, until=now + ttl))
 
+    async def _release_all(self, holdings: Sequence[Holding]) -> list[Holding]:
+        """Releases the last first, and returns those that had been lost."""
+        pending = list(holdings)
+        lost: list[Holding] = []
+        try:
+            while pending:
+                if not await self._release(pending[-1]):
+                    lost.append(pending[-1])
+                pending.pop()
+        except BaseException:
+            self.abandon(pending)
+            raise
+        return lost
+
     async def _release(self, holding: Holding) -> bool:
         """Whether the lease was ours until it was released."""
         if holding.status is Status.RELEASED:
             return True
         self.keeper.drop_holding(holding)
-        ours = holding.held(self.runtime.now())
-        if ours:
-            holding.status = Status.RELEASED
+        ours = holding.let_go(self.runtime.now())
         answer = await self.give_back(holding.key, holding.owner, holding.terms.ttl, holding.void)
-        if ours and not isinstance(answer, Gone):
-            return True
-        holding.status = Status.HELD if ours else holding.status
-        holding.lose("taken" if ours else "expired")
-        return False
+        if ours and isinstance(answer, Gone):
+            holding.refute_release()
+            return False
+        return ours
 
     def _refuse_to_wait_for_oneself(self, keys: Sequence[str]) -> None:
         for key in keys:

@@ -124,7 +124,7 @@ class Holding:
     def check(self, now: float) -> None:
         """Raises ``LeaseLost`` unless the lease is still ours at ``now``."""
         if self.status is Status.HELD and now >= self.deadline:
-            self.lose("expired" if self.deadline != self.hold_until else "max_hold")
+            self.lose(self._why_it_ends())
         if self.status is not Status.HELD:
             raise self.loss()
 
@@ -137,6 +137,19 @@ class Holding:
             self.reason = reason
             while self._callbacks:
                 self._callbacks.pop()()
+
+    def let_go(self, now: float) -> bool:
+        """Ends the lease from the holder's side. Whether it was ours until then."""
+        if self.held(now):
+            self.status = Status.RELEASED
+        else:
+            self.lose(self._why_it_ends())
+        return self.status is Status.RELEASED
+
+    def refute_release(self) -> None:
+        """Takes the engine's word that what we released was not ours any more."""
+        self.status = Status.HELD
+        self.lose("taken")
 
     def disown(self) -> None:
         """Marks the copy of a lease in a forked child, without telling the parent's callbacks."""
@@ -164,7 +177,7 @@ class Holding:
 
     def pulse(self, now: float) -> Pulse | None:
         if now >= self.deadline:
-            self.lose("expired" if self.deadline != self.hold_until else "max_hold")
+            self.lose(self._why_it_ends())
             return None
         ttl = self.terms.ttl
         if self.hold_until is not None:
@@ -180,6 +193,9 @@ class Holding:
             self.extended(Anchor(reply.now, sent).deadline(reply.answer.until))
         else:
             self.lose("taken")
+
+    def _why_it_ends(self) -> str:
+        return "max_hold" if self.deadline == self.hold_until else "expired"
 
     def _next_renewal(self) -> float:
         if not self.terms.renew or self.deadline == self.hold_until:
