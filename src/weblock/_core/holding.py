@@ -178,6 +178,7 @@ class Holding:
     def pulse(self, now: float) -> Pulse | None:
         if now >= self.deadline:
             self.lose(self._why_it_ends())
+        if self.over or not self._renews:
             return None
         ttl = self.terms.ttl
         if self.hold_until is not None:
@@ -198,9 +199,11 @@ class Holding:
         return "max_hold" if self.deadline == self.hold_until else "expired"
 
     def _next_renewal(self) -> float:
-        if not self.terms.renew or self.deadline == self.hold_until:
-            return self.deadline
-        return self.deadline - self.terms.ttl * 2 / 3
+        return self.deadline - self.terms.ttl * 2 / 3 if self._renews else self.deadline
+
+    @property
+    def _renews(self) -> bool:
+        return self.terms.renew and self.deadline != self.hold_until
 
     def _within_max_hold(self, deadline: float) -> float:
         return deadline if self.hold_until is None else min(deadline, self.hold_until)
