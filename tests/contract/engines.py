@@ -1,0 +1,37 @@
+"""The engines that the contract is held to, and what each of them promises.
+
+An engine is added here by one entry, and is finished when the suite passes.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Promises:
+    """How to get an engine that nobody has used before, and what it is held to."""
+
+    fresh_url: Callable[[Path], str]
+    locks: bool = True
+    """At most one holds a key."""
+    fences: bool = True
+    """Fences strictly increase over all processes that lock."""
+    queue: bool = True
+    """First come, first served."""
+    processes: bool = True
+    """Processes exclude one another."""
+    death_noticed_at_once: bool = False
+    """A killed holder or waiter delays nobody; otherwise a holder does, by its ttl."""
+
+
+ENGINES = {
+    "memory": Promises(lambda tmp: f"memory://{uuid.uuid4().hex}", processes=False),
+    "noop": Promises(
+        lambda tmp: f"noop://{uuid.uuid4().hex}", locks=False, queue=False, processes=False
+    ),
+    "file": Promises(lambda tmp: f"file://{tmp}/locks", death_noticed_at_once=True),
+}

@@ -1,0 +1,233 @@
+"""Getting a key, waiting for it, and giving up."""
+
+from __future__ import annotations
+
+import pytest
+
+from weblock import AlreadyHeld, InvalidKey, LockTimeout
+
+from .conditions import eventually, now
+
+pytestmark = pytest.mark.promise("locks")
+
+
+def test_a_free_key_is_had_at_once(locks, one) -> None:
+    """An acquisition of a free key needs no waiting, and says what it got."""
+    lease = one.do(locks.acquire, "key", wait=0)
+    assert (lease.key, lease.keys, lease.held) == ("key", ("key",), True)
+    assert lease.fence > 0
+    assert 0 < lease.remaining() <= 10
+    one.do(lease.release)
+    assert not lease.held
+
+
+def test_wait_0_never_waits(locks, one, other, waiting) -> None:
+    """A caller who does not want to wait is refused at once, and does not queue."""
+    one.do(locks.acquire, "key", ttl=60)
+    with pytest.raises(LockTimeout) as refused:
+        other.do(locks.acquire, "key", wait=0)
+    assert (refused.value.key, refused.value.wait) == ("key", 0)
+    assert 0 < refused.value.retry_after <= 60
+    assert waiting("key") == 0
+
+
+def test_try_acquire_answers_none(locks, one, other) -> None:
+    """``try_acquire`` gives None where the key is held, to the holder too, and never raises."""
+    lease = one.do(locks.try_acquire, "key")
+    assert other.do(locks.try_acquire, "key") is None
+    assert one.do(locks.try_acquire, "key") is None
+    one.do(lease.release)
+    other.do(other.do(locks.try_acquire, "key").release)
+
+
+def test_a_wait_that_expires(locks, one, other, waiting) -> None:
+    """A waiter is refused when its time is up, not earlier, and has left the queue by then."""
+    one.do(locks.acquire, "key", ttl=60)
+    began = now()
+    with pytest.raises(LockTimeout) as refused:
+        other.do(locks.acquire, "key", wait=0.3)
+    assert now() - began >= 0.3
+    assert refused.value.wait == 0.3
+    assert isinstance(refused.value, TimeoutError)
+    assert waiting("key") == 0
+
+
+def test_a_waiter_is_served_by_the_release(locks, one, other, waiting) -> None:
+    """A release hands the key to who waits for it, long before any lease would have ended."""
+    lease = one.do(locks.acquire, "key", ttl=60)
+    waiter = other.begin(locks.acquire, "key", wait=None, ttl=60)
+    eventually(lambda: waiting("key") == 1)
+    assert not waiter.done()
+    one.do(lease.release)
+    assert waiter.result(30).fence > lease.fence
+
+
+@pytest.mark.promise("queue")
+def test_first_come_first_served(locks, face, one, waiting) -> None:
+    """Six waiters get the key in the order in which they came."""
+    lease = one.do(locks.acquire, "key")
+    served: list[int] = []
+    calls = []
+    for number, actor in enumerate(face.actors(6)):
+        body = lambda lease, number=number: served.append(number)  # noqa: E731
+        calls.append(actor.begin(face.section, locks, "key", body=body, wait=None))
+        eventually(lambda number=number: waiting("key") == number + 1)
+    one.do(lease.release)
+    for call in calls:
+        call.result(30)
+    assert served == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.promise("queue", "processes")
+def test_first_come_first_served_over_processes(locks, one, puppet, waiting) -> None:
+    """The queue is one for all processes."""
+    lease = one.do(locks.acquire, "key")
+    puppets = [puppet() for _ in range(3)]
+    for number, each in enumerate(puppets):
+        each.begin("acquire", "key", wait=None)
+        eventually(lambda number=number: waiting("key") == number + 1)
+    one.do(lease.release)
+    fences = []
+    for each in puppets:
+        fences.append(each.hear()["fence"])
+        each.do("release")
+    assert lease.fence < fences[0] < fences[1] < fences[2]
+
+
+@pytest.mark.promise("queue")
+def test_nobody_barges_past_the_queue(locks, face, one, waiting) -> None:
+    """A newcomer who tries at the moment of the release does not get the key before the queue."""
+    lease = one.do(locks.acquire, "key")
+    first, newcomer = face.actors(2)
+    waiter = first.begin(locks.acquire, "key", wait=None)
+    eventually(lambda: waiting("key") == 1)
+    one.do(lease.release)
+    assert newcomer.do(locks.try_acquire, "key") is None
+    first.do(waiter.result(30).release)
+    newcomer.do(newcomer.do(locks.acquire, "key", wait=30).release)
+
+
+def test_a_full_queue_refuses_at_once(locks, face, one, waiting) -> None:
+    """Whoever would be one waiter too many is told so without waiting."""
+    one.do(locks.acquire, "key", ttl=60)
+    first, second = face.actors(2)
+    first.begin(locks.acquire, "key", wait=None, max_waiters=1)
+    eventually(lambda: waiting("key") == 1)
+    with pytest.raises(LockTimeout, match="max_waiters") as refused:
+        second.do(locks.acquire, "key", wait=None, max_waiters=1)
+    assert refused.value.waiters == 1
+
+
+def test_waiting_for_oneself_is_refused(locks, one, other) -> None:
+    """The same flow of control gets an error at once, where it would wait for itself."""
+    lease = one.do(locks.acquire, "key")
+    with pytest.raises(AlreadyHeld) as refused:
+        one.do(locks.acquire, "key", wait=None)
+    assert refused.value.key == "key"
+    with pytest.raises(LockTimeout):
+        other.do(locks.acquire, "key", wait=0.01)
+    one.do(lease.release)
+    one.do(one.do(locks.acquire, "key").release)
+
+
+def test_keys_do_not_touch_one_another(locks, one) -> None:
+    """Keys that look alike to a careless engine are different keys."""
+    alike = ["a", "A", "a ", "a:a", "a*", "{a}", "{a", "a}b", "ä", "a\u0308", "%61", "a/../a", "a\\", "[a]", "?"]
+    leases = [one.do(locks.acquire, key, wait=0) for key in alike]
+    assert all(lease.held for lease in leases)
+    for lease in leases:
+        one.do(lease.release)
+
+
+def test_the_longest_key(locks, one, other) -> None:
+    """A key of 512 characters of four bytes each is locked like any other."""
+    key = "\U0001f512" * 512
+    one.do(locks.acquire, key)
+    assert other.do(locks.try_acquire, key) is None
+    assert other.do(locks.try_acquire, key[:-1]) is not None
+
+
+@pytest.mark.parametrize("key", ["", "a\nb", "a\0", "k" * 513, "\ud800", 7, None, b"key"])
+def test_hostile_keys_are_refused(locks, one, key: object) -> None:
+    """What cannot be a key is refused before the engine hears of it."""
+    with pytest.raises(InvalidKey):
+        one.do(locks.acquire, key)
+
+
+def test_namespaces_keep_applications_apart(face, url, one) -> None:
+    """The same key in two namespaces is two keys, whatever the key is."""
+    shop, shop_a = face.open(url, namespace="shop"), face.open(url, namespace="shop.a")
+    for locks, key in [(shop, "a:k"), (shop, "k"), (shop_a, "k"), (shop_a, "a:k")]:
+        assert one.do(locks.try_acquire, key)
+    face.shut(shop)
+    face.shut(shop_a)
+
+
+def test_two_locks_of_one_url_share_the_engine(face, url, locks, one, other) -> None:
+    """Whoever names the same URL locks the same keys."""
+    again = face.open(url)
+    one.do(locks.acquire, "key")
+    assert other.do(again.try_acquire, "key") is None
+    face.shut(again)
+
+
+def test_both_faces_exclude_one_another(locks, one, probe) -> None:
+    """A lease of either face keeps the blocking face out, in the same process."""
+    lease = one.do(locks.acquire, "key", ttl=60)
+    assert probe.try_acquire("key") is None
+    one.do(lease.release)
+    mine = probe.acquire("key")
+    assert one.do(locks.try_acquire, "key") is None
+    mine.release()
+
+
+def test_one_actor_may_hold_several_keys_in_turn(locks, one) -> None:
+    """Acquiring another key while holding one is no mistake."""
+    outer = one.do(locks.acquire, "outer")
+    inner = one.do(locks.acquire, "inner")
+    one.do(inner.release)
+    one.do(outer.release)
+
+
+def test_a_lease_may_be_released_by_another(locks, one, other) -> None:
+    """Whoever has the lease may release it; its first owner may then acquire again."""
+    lease = one.do(locks.acquire, "key")
+    other.do(lease.release)
+    one.do(one.do(locks.acquire, "key", wait=5).release)
+
+
+def test_the_successor_of_a_thread_is_somebody_else(locks, face, url) -> None:
+    """A flow of control that has ended is not mistaken for the next one."""
+    first = face.actor()
+    lease = first.do(locks.acquire, "key", ttl=60)
+    first.close()
+    for _ in range(5):
+        second = face.actor()
+        with pytest.raises(LockTimeout):
+            second.do(locks.acquire, "key", wait=0.01)
+        second.close()
+    assert lease.held
+
+
+def test_the_block_passes_the_lease_and_the_result(locks, face, one, waiting) -> None:
+    """A block that ends has released; one that raises has released too, and its error comes out."""
+    assert one.do(face.section, locks, "key", body=lambda lease: lease.held) is True
+    with pytest.raises(ZeroDivisionError):
+        one.do(face.section, locks, "key", body=lambda lease: 1 / 0)
+    assert waiting("key") is None
+
+
+def test_a_hold_may_be_shared(locks, face, one, other) -> None:
+    """One ``hold`` kept by several users is a description: the block of one ends only its own
+    lease, also where it had been lost and another's block has begun."""
+    shared = locks.hold("key", ttl=0.3, renew=False)
+    enter, leave = ("__enter__", "__exit__") if face.name == "sync" else ("__aenter__", "__aexit__")
+    lost = one.do(getattr(shared, enter))
+    eventually(lambda: not lost.held)
+    mine = other.do(locks.acquire, "other")
+    theirs = other.do(getattr(shared, enter))
+    with pytest.raises(Exception, match="lost"):
+        one.do(getattr(shared, leave), None, None, None)
+    theirs.check()
+    other.do(getattr(shared, leave), None, None, None)
+    other.do(mine.release)

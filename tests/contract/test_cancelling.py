@@ -1,0 +1,206 @@
+"""Giving up at any moment: nothing is left behind, and a release releases."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import types
+from collections.abc import Coroutine, Generator
+from typing import Any
+
+import pytest
+
+from weblock import AsyncLocks, Locks
+
+from .conditions import eventually, queue_of
+from .faces import AsyncioFace
+
+pytestmark = pytest.mark.promise("locks")
+
+
+@pytest.fixture
+def tasks():
+    face = AsyncioFace()
+    yield face
+    face.close()
+
+
+@pytest.fixture
+def asynchronous(tasks, url):
+    locks = tasks.open(url)
+    yield locks
+    tasks.shut(locks)
+
+
+def test_a_cancelled_waiter_leaves_nothing(asynchronous, tasks, waiting) -> None:
+    """A waiter that is cancelled has left the queue, and the one behind it is served."""
+    holder, gone, next_one = tasks.actors(3)
+    lease = holder.do(asynchronous.acquire, "key", ttl=60)
+    cancelled = gone.begin(asynchronous.acquire, "key", wait=None, ttl=60)
+    eventually(lambda: waiting("key") == 1)
+    served = next_one.begin(asynchronous.acquire, "key", wait=None, ttl=60)
+    eventually(lambda: waiting("key") == 2)
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        cancelled.result(30)
+    eventually(lambda: waiting("key") == 1)
+    holder.do(lease.release)
+    next_one.do(served.result(30).release)
+    assert waiting("key") is None
+
+
+def test_a_waiter_that_timed_out_by_itself(asynchronous, tasks, waiting) -> None:
+    """``asyncio.wait_for`` around an acquisition leaves nothing of it."""
+    holder, waiter = tasks.actors(2)
+    lease = holder.do(asynchronous.acquire, "key", ttl=60)
+
+    async def impatient() -> None:
+        await asyncio.wait_for(asynchronous.acquire("key", wait=None), 0.1)
+
+    with pytest.raises(TimeoutError):
+        waiter.do(impatient)
+    eventually(lambda: waiting("key") == 0)
+    holder.do(lease.release)
+    assert waiting("key") is None
+
+
+async def test_acquire_cancelled_at_every_await(url: str) -> None:
+    """An acquisition of a busy key that is cancelled at its k-th await, for every k, leaves
+    neither a lease nor a place in the queue."""
+    async with AsyncLocks.from_url(url, wait=None) as locks:
+        _suspend_around_the_engine(locks)
+        with Locks.from_url(url) as probe:
+            for k in range(1, 100):
+                if await _acquires(locks, probe, k):
+                    break
+            assert 4 < k < 99
+
+
+async def _acquires(locks: AsyncLocks, probe: Locks, k: int) -> bool:
+    """Whether an acquisition came to its end before its k-th await."""
+    held = await asyncio.to_thread(probe.acquire, "key", ttl=60)
+    attempt = asyncio.create_task(_cancelled_at(k, locks.acquire("key", ttl=60)))
+    while not attempt.done() and not await asyncio.to_thread(queue_of, probe, "key"):
+        await asyncio.sleep(0)
+    await asyncio.to_thread(held.release)
+    await asyncio.wait([attempt], timeout=30)
+    if finished := not attempt.cancelled():
+        await attempt.result().release()
+    await _comes_free(probe, "key")
+    return finished
+
+
+async def test_release_cancelled_at_every_await(url: str) -> None:
+    """A release that is cancelled at its k-th await, for every k, releases all the same."""
+    async with AsyncLocks.from_url(url, wait=None) as locks:
+        _suspend_around_the_engine(locks)
+        with Locks.from_url(url) as probe:
+            for k in range(1, 100):
+                lease = await locks.acquire("a", "b", ttl=60)
+                attempt = asyncio.create_task(_cancelled_at(k, lease.release()))
+                await asyncio.wait([attempt], timeout=30)
+                assert not lease.held
+                await _comes_free(probe, "a")
+                await _comes_free(probe, "b")
+                if not attempt.cancelled():
+                    break
+            assert 4 <= k < 99
+
+
+async def test_several_keys_cancelled_at_every_await(url: str) -> None:
+    """An acquisition of two keys, cancelled anywhere, gives back the one that it had."""
+    async with AsyncLocks.from_url(url, wait=None) as locks:
+        _suspend_around_the_engine(locks)
+        with Locks.from_url(url) as probe:
+            for k in range(1, 100):
+                attempt = asyncio.create_task(_cancelled_at(k, locks.acquire("a", "b", ttl=60)))
+                await asyncio.wait([attempt], timeout=30)
+                if not attempt.cancelled():
+                    await attempt.result().release()
+                await _comes_free(probe, "a")
+                await _comes_free(probe, "b")
+                if not attempt.cancelled():
+                    break
+            assert 4 <= k < 99
+
+
+async def test_extend_cancelled_at_every_await(url: str) -> None:
+    """An extension that is cancelled leaves the lease as it was, or longer, and never lost."""
+    async with AsyncLocks.from_url(url) as locks:
+        _suspend_around_the_engine(locks)
+        for k in range(1, 100):
+            lease = await locks.acquire("key", ttl=60)
+            attempt = asyncio.create_task(_cancelled_at(k, lease.extend(60)))
+            await asyncio.wait([attempt], timeout=30)
+            lease.check()
+            await lease.release()
+            if not attempt.cancelled():
+                break
+        assert 2 <= k < 99
+
+
+async def test_a_cancel_that_meets_the_grant(url: str) -> None:
+    """A waiter that is cancelled in the very step in which it is given the key does not keep it."""
+    async with AsyncLocks.from_url(url, wait=None) as locks:
+        with Locks.from_url(url) as probe:
+            for _ in range(50):
+                lease = await locks.acquire("key", ttl=60)
+                waiter = asyncio.create_task(locks.acquire("key", ttl=60))
+                while not await asyncio.to_thread(queue_of, probe, "key"):
+                    await asyncio.sleep(0)
+                await lease.release()
+                waiter.cancel()
+                await asyncio.wait([waiter], timeout=30)
+                if not waiter.cancelled():
+                    await waiter.result().release()
+                await _comes_free(probe, "key")
+
+
+async def _comes_free(probe: Locks, key: str) -> None:
+    """Fails unless the key can be had, long before the ttl of whoever may have kept it."""
+    lease = await asyncio.to_thread(probe.acquire, key, wait=20)
+    await asyncio.to_thread(lease.release)
+
+
+def _suspend_around_the_engine(locks: AsyncLocks) -> None:
+    """Has every request to the engine suspend before and after it takes effect."""
+    locks._locker.store = _Suspending(locks._locker.store)
+
+
+class _Suspending:
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._store, name)
+        if not inspect.iscoroutinefunction(method):
+            return method
+
+        async def suspending(*args: Any, **kwargs: Any) -> Any:
+            await asyncio.sleep(0)
+            result = await method(*args, **kwargs)
+            await asyncio.sleep(0)
+            return result
+
+        return suspending
+
+
+@types.coroutine
+def _cancelled_at(k: int, work: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    """Runs ``work`` in the present task, and cancels the task where ``work`` suspends for the
+    k-th time."""
+    suspended = 0
+    failure: BaseException | None = None
+    while True:
+        try:
+            awaited = work.throw(failure) if failure else work.send(None)
+        except StopIteration as stop:
+            return stop.value
+        suspended += 1
+        if suspended == k:
+            asyncio.current_task().cancel()
+        try:
+            failure = None
+            yield awaited
+        except BaseException as error:  # noqa: BLE001 - it is for the coroutine
+            failure = error

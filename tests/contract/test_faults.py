@@ -1,0 +1,163 @@
+"""Processes that die, stop, and fork."""
+
+from __future__ import annotations
+
+import pytest
+
+from .conditions import eventually, now
+
+pytestmark = [pytest.mark.promise("locks", "processes")]
+
+LONG = 60.0
+"""A ttl that no test waits for: whoever had to would fail."""
+
+
+def test_processes_exclude_one_another(locks, one, puppet) -> None:
+    """What one process holds, another does not get."""
+    elsewhere = puppet()
+    fence = elsewhere.do("acquire", "key")["fence"]
+    assert one.do(locks.try_acquire, "key") is None
+    elsewhere.do("release")
+    lease = one.do(locks.acquire, "key", wait=0)
+    assert lease.fence > fence
+    assert elsewhere.do("acquire", "key", wait=0)["error"] == "LockTimeout"
+
+
+def test_a_release_wakes_a_waiter_elsewhere(locks, one, puppet, waiting) -> None:
+    """A hand-over reaches a waiter in another process long before any ttl."""
+    lease = one.do(locks.acquire, "key", ttl=LONG)
+    elsewhere = puppet(ttl=LONG)
+    elsewhere.begin("acquire", "key", wait=None)
+    eventually(lambda: waiting("key") == 1)
+    one.do(lease.release)
+    assert elsewhere.hear(LONG / 3)["fence"] > lease.fence
+
+
+def test_a_killed_holder(promises, locks, one, puppet, waiting) -> None:
+    """A holder that is killed frees the key: within its ttl, and at once where the engine says."""
+    ttl = LONG if promises.death_noticed_at_once else 2
+    holder = puppet(ttl=ttl)
+    fence = holder.do("acquire", "key")["fence"]
+    waiter = one.begin(locks.acquire, "key", wait=None)
+    eventually(lambda: waiting("key") == 1)
+    holder.kill()
+    lease = waiter.result(LONG / 3)
+    assert lease.fence > fence
+    one.do(lease.release)
+
+
+def test_a_holder_killed_before_anybody_waits(promises, locks, one, puppet) -> None:
+    """Whoever comes after the death gets the key, as those who waited would have."""
+    ttl = LONG if promises.death_noticed_at_once else 2
+    holder = puppet(ttl=ttl)
+    holder.do("acquire", "key")
+    holder.kill()
+    one.do(one.do(locks.acquire, "key", wait=LONG / 3).release)
+
+
+def test_a_killed_waiter_is_passed_over(locks, one, other, puppet, waiting) -> None:
+    """Where the first in the queue was killed, the key goes to the next who lives."""
+    lease = one.do(locks.acquire, "key", ttl=LONG)
+    dead = [puppet(ttl=LONG) for _ in range(2)]
+    for number, each in enumerate(dead):
+        each.begin("acquire", "key", wait=None)
+        eventually(lambda number=number: waiting("key") == number + 1)
+    served = other.begin(locks.acquire, "key", wait=None)
+    eventually(lambda: waiting("key") == 3)
+    for each in dead:
+        each.kill()
+    one.do(lease.release)
+    other.do(served.result(LONG / 3).release)
+
+
+def test_a_stopped_holder_finds_out_first(locks, one, puppet) -> None:
+    """A holder that was stopped beyond its ttl learns on waking that it lost the lease, before it
+    does anything else."""
+    holder = puppet(ttl=1)
+    fence = holder.do("acquire", "key")["fence"]
+    assert holder.do("work_until_lost") == "working"
+    holder.stop()
+    lease = one.do(locks.acquire, "key", wait=LONG, ttl=LONG)
+    taken = now()
+    holder.resume()
+    found = holder.hear()
+    assert (found["error"], found["reason"]) == ("LeaseLost", "expired")
+    assert found["last"] < taken
+    assert lease.fence > fence
+
+
+def test_a_late_release_takes_nothing(locks, one, puppet) -> None:
+    """A holder that lost its lease while it was stopped cannot release the one of the next."""
+    holder = puppet(ttl=1)
+    holder.do("acquire", "key")
+    holder.stop()
+    lease = one.do(locks.acquire, "key", wait=LONG, ttl=LONG)
+    holder.resume()
+    assert holder.do("release")["error"] == "LeaseLost"
+    assert holder.do("acquire", "key", wait=0)["error"] == "LockTimeout"
+    lease.check()
+    one.do(lease.extend, 1)
+    one.do(lease.release)
+
+
+def test_a_stopped_waiter_holds_nobody_up(locks, one, other, puppet, waiting) -> None:
+    """A waiter that is stopped when its turn comes costs the others a moment, not its ttl; when it
+    wakes, it goes on waiting, and is served."""
+    lease = one.do(locks.acquire, "key", ttl=LONG)
+    stopped = puppet(ttl=LONG)
+    stopped.begin("acquire", "key", wait=None)
+    eventually(lambda: waiting("key") == 1)
+    behind = other.begin(locks.acquire, "key", wait=None, ttl=LONG)
+    eventually(lambda: waiting("key") == 2)
+    stopped.stop()
+    one.do(lease.release)
+    served = behind.result(LONG / 3)
+    stopped.resume()
+    eventually(lambda: waiting("key") == 1)
+    other.do(served.release)
+    assert stopped.hear(LONG / 3)["fence"] > served.fence
+
+
+def test_a_holder_stopped_for_a_moment(locks, one, puppet, waiting) -> None:
+    """A stop that is shorter than the ttl costs nothing."""
+    holder = puppet(ttl=LONG)
+    holder.do("acquire", "key")
+    holder.stop()
+    one.begin(locks.acquire, "key", wait=None)
+    eventually(lambda: waiting("key") == 1)
+    holder.resume()
+    assert "error" not in holder.do("check")
+    assert "error" not in holder.do("release")
+
+
+def test_a_fork_in_the_middle(locks, one, puppet) -> None:
+    """The child of a holder has no lease: it is told so, its release frees nothing, and it can
+    lock by itself. The parent holds on."""
+    parent = puppet(ttl=LONG)
+    parent.do("acquire", "key")
+    found = parent.do("fork", "own key")
+    child = found["child"]
+    assert (child["check"]["error"], child["check"]["reason"]) == ("LeaseLost", "forked")
+    assert (child["release"]["error"], child["release"]["reason"]) == ("LeaseLost", "forked")
+    assert child["own"]["fence"] > 0
+    assert "error" not in child["own release"]
+    assert "error" not in found["parent"]
+    assert one.do(locks.try_acquire, "key") is None
+    assert "error" not in parent.do("release")
+    assert one.do(locks.try_acquire, "key")
+
+
+def test_a_fork_before_the_first_lease(locks, one, puppet) -> None:
+    """A parent that opened the engine before it forked, as a preloading server does, and its child
+    lock the same keys, and both renew."""
+    parent = puppet(ttl=1)
+    parent.do("acquire", "key")
+    parent.do("release")
+    found = parent.do("fork_and_stay", "key")
+    assert found["child"]["fence"] > 0
+    assert one.do(locks.try_acquire, "key") is None
+    until = now() + 3
+    eventually(lambda: now() > until)
+    assert one.do(locks.try_acquire, "key") is None
+    assert "error" not in parent.do("end_child")
+    one.do(one.do(locks.acquire, "key", wait=LONG / 3).release)

@@ -1,0 +1,101 @@
+"""What is closed is gone: threads, tasks, files, bells, places."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from weblock import ConfigurationError, LockTimeout
+
+from .conditions import eventually
+
+FDS = Path("/dev/fd")
+
+
+def test_nothing_is_left_after_use(face, url, one, other) -> None:
+    """Leases, waiters, timeouts and losses leave no entry anywhere while the engine is open."""
+    locks = face.open(url)
+    _use(face, locks, one, other)
+    engine, keeper = locks._engine, locks._locker.keeper
+    eventually(lambda: keeper.idle)
+    assert not keeper._by_key
+    assert not engine.switchboard._bells
+    face.shut(locks)
+
+
+def test_nothing_is_left_after_close(face, url, one, other) -> None:
+    """Closing ends every thread, task and file descriptor that came with the engine."""
+    _use_and_close(face, url, one, other)
+    before = _threads(), _files(), _tasks(face)
+    for _ in range(3):
+        _use_and_close(face, url, one, other)
+    eventually(lambda: _threads() == before[0])
+    eventually(lambda: _files() == before[1])
+    eventually(lambda: _tasks(face) == before[2])
+
+
+def _use_and_close(face, url, one, other) -> None:
+    locks = face.open(url)
+    _use(face, locks, one, other)
+    face.shut(locks)
+
+
+def _use(face, locks, one, other) -> None:
+    """A bit of everything."""
+    lease = one.do(locks.acquire, "key", ttl=10)
+    waiter = other.begin(locks.acquire, "key", ttl=10)
+    if locks.scope != "none":
+        with pytest.raises(LockTimeout):
+            face.actor().do(locks.acquire, "key", wait=0.05)
+    one.do(lease.release)
+    other.do(waiter.result(30).release)
+    lost = one.do(locks.acquire, "key", ttl=0.1, renew=False)
+    eventually(lambda: not lost.held)
+    one.do(face.section, locks, "a", "b", body=lambda lease: None)
+
+
+def _threads() -> set[str]:
+    ours = (thread.name for thread in threading.enumerate())
+    return {name for name in ours if "weblock" in name}
+
+
+def _files() -> int:
+    return len(os.listdir(FDS))
+
+
+def _tasks(face) -> int:
+    actors = {"actor"}
+    tasks = face.tasks() if face.name == "asyncio" else set()
+    return len([task for task in tasks if task.get_name() not in actors])
+
+
+def test_closed_locks_say_so(face, url, one) -> None:
+    """Closed locks refuse clearly; closing twice is harmless, and others may go on."""
+    locks, still = face.open(url), face.open(url)
+    face.shut(locks)
+    face.shut(locks)
+    with pytest.raises(ConfigurationError, match="closed"):
+        one.do(locks.acquire, "key")
+    one.do(one.do(still.acquire, "key").release)
+    face.shut(still)
+
+
+def test_opening_again_after_close(face, url, one) -> None:
+    """An engine that was closed may be opened again, and is as good as new."""
+    for _ in range(3):
+        locks = face.open(url)
+        one.do(one.do(locks.acquire, "key", wait=0).release)
+        face.shut(locks)
+
+
+@pytest.mark.promise("locks", "processes")
+def test_a_release_after_close(face, url, one, probe) -> None:
+    """A lease that outlives its locks can still be given back."""
+    locks = face.open(url)
+    lease = one.do(locks.acquire, "key", ttl=60)
+    face.shut(locks)
+    one.do(lease.release)
+    probe.acquire("key", wait=0).release()

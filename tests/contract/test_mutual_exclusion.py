@@ -1,0 +1,38 @@
+"""At most one holds a key, whoever asks: threads, tasks and processes, all at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .engines import Promises
+from .history import Counter, fences_out_of_order, overlaps, read_journals
+from .puppets import Worker
+
+SECTIONS = 10_240
+FLOWS = 8
+
+
+@pytest.mark.promise("locks")
+def test_ten_thousand_sections_of_threads_tasks_and_processes(
+    promises: Promises, url: str, tmp_path: Path
+) -> None:
+    """Of 10,240 sections on one key none overlap, no update is lost, and every fence is higher."""
+    count = 4 if promises.processes else 1
+    rounds = SECTIONS // (count * 2 * FLOWS)
+    workers = [Worker("sections", url, str(tmp_path), str(FLOWS), str(rounds)) for _ in range(count)]
+    try:
+        for worker in workers:
+            assert worker.hear() == "ready"
+        for worker in workers:
+            worker.say("go")
+        done = sum(worker.hear(within=100)["done"] for worker in workers)
+    finally:
+        for worker in workers:
+            worker.close()
+    sections = read_journals(tmp_path)
+    assert done == len(sections) == SECTIONS
+    assert Counter(tmp_path / "counter").read() == SECTIONS
+    assert overlaps(sections) == []
+    assert fences_out_of_order(sections) == []

@@ -1,0 +1,36 @@
+"""The decorator."""
+
+from __future__ import annotations
+
+import pytest
+
+from weblock import AlreadyHeld
+
+pytestmark = pytest.mark.promise("locks")
+
+
+def test_calls_do_not_overlap(locks, face, one, waiting) -> None:
+    """Inside a decorated function its key is held, and after it, it is not."""
+    held = face.serialize(locks, "key", lambda: waiting("key"))
+    assert one.do(held) == 0
+    assert waiting("key") is None
+
+
+def test_the_key_is_filled_in_from_the_arguments(locks, face, one, waiting) -> None:
+    """Positional, named and default arguments make the key, encoded."""
+
+    def look(item: object, shop: str = "main", *, expected: str) -> int | None:
+        return waiting(expected)
+
+    decorated = face.serialize(locks, "{shop}:{item}", look)
+    assert one.do(decorated, 7, expected="main:7") == 0
+    assert one.do(decorated, item="a:b", shop="x", expected="x:a%3Ab") == 0
+
+
+def test_a_recursive_call_is_refused(locks, face, one) -> None:
+    """A function that calls itself under its own key would wait for itself, and is told so."""
+    function = face.serialize(locks, "key", lambda: one.begin)
+    lease = one.do(locks.acquire, "key")
+    with pytest.raises(AlreadyHeld):
+        one.do(function)
+    one.do(lease.release)
