@@ -1,0 +1,1 @@
+"""weblock's engines beside other locks, in one run, as ratios. See ``docs/benchmarks.md``."""

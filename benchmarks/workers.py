@@ -1,0 +1,203 @@
+"""Worker processes that compete for one key.
+
+The parent tells each worker what to do over a pipe, and when; all of them read the same monotonic
+clock. Each section writes down when it was entered and left, and adds one to a counter in a file
+without any care, so that two sections that overlap are found out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import mmap
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import NamedTuple
+
+from . import machine
+from .contenders import Asyncio, AsyncSection, Blocking, Contender, Section
+
+_COUNTER = struct.Struct("<Q")
+
+
+class Visit(NamedTuple):
+    """One critical section, in monotonic seconds."""
+
+    entered: float
+    left: float
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker's waiters do: sections of ``work`` seconds, one after the other.
+
+    They do so from ``start`` until ``end``, or until each has had ``limit`` of them. CPU time is
+    counted from ``settle`` seconds after ``start`` until ``end``.
+    """
+
+    waiters: int
+    start: float
+    end: float
+    work: float = 0.0
+    settle: float = 0.0
+    limit: int | None = None
+
+    def goes_on(self, done: int) -> bool:
+        """Whether a waiter that has ``done`` so many sections wants another."""
+        return time.monotonic() < self.end if self.limit is None else done < self.limit
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The visits of each waiter, and the CPU seconds of the whole worker."""
+
+    visits: list[list[Visit]]
+    cpu: float
+
+
+class Crew:
+    """Several processes, all with the same contender."""
+
+    def __init__(self, contender: Contender, directory: Path, size: int) -> None:
+        self.contender = contender
+        self._counter = directory / "counter"
+        self._counter.write_bytes(_COUNTER.pack(0))
+        self._pipes: list[Connection] = []
+        self.processes: list[BaseProcess] = []
+        for _ in range(size):
+            ours, theirs = machine.processes.Pipe()
+            self._pipes.append(ours)
+            self.processes.append(
+                machine.processes.Process(target=_work, args=(contender, directory, theirs))
+            )
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Starts the processes, and ends them."""
+        with machine.ended(self.processes):
+            for process in self.processes:
+                process.start()
+            for pipe in self._pipes:
+                pipe.recv()
+            yield
+
+    def run(self, jobs: list[Job]) -> list[Outcome]:
+        """Gives each process its job, and waits for all. Raises if two sections overlapped."""
+        before = self._count()
+        for pipe, job in zip(self._pipes, jobs, strict=True):
+            pipe.send(job)
+        outcomes: list[Outcome] = [pipe.recv() for pipe in self._pipes]
+        visits = sorted(visit for outcome in outcomes for each in outcome.visits for visit in each)
+        name = self.contender.name
+        if self._count() - before != len(visits):
+            raise RuntimeError(
+                f"{name} lost updates: {self._count() - before} counted of {len(visits)}"
+            )
+        for earlier, later in itertools.pairwise(visits):
+            if later.entered < earlier.left:
+                raise RuntimeError(f"{name} let two sections overlap: {earlier}, {later}")
+        return outcomes
+
+    def _count(self) -> int:
+        count: int = _COUNTER.unpack(self._counter.read_bytes())[0]
+        return count
+
+
+class _Worker:
+    def __init__(self, contender: Contender, directory: Path) -> None:
+        self._contender = contender
+        self._directory = directory
+        self._file = (directory / "counter").open("r+b")
+        self._counter = mmap.mmap(self._file.fileno(), _COUNTER.size)
+        self._sections: list[Section] = []
+        self._async_sections: list[AsyncSection] = []
+
+    def run_blocking(self, contender: Blocking, job: Job) -> Outcome:
+        while len(self._sections) < job.waiters:
+            self._sections.append(contender.open(self._directory))
+        visits: list[list[Visit]] = [[] for _ in range(job.waiters)]
+        threads = [
+            threading.Thread(target=self._wait, args=(section, job, each), daemon=True)
+            for section, each in zip(self._sections, visits, strict=False)
+        ]
+        for thread in threads:
+            thread.start()
+        time.sleep(_left(job.start + job.settle))
+        cpu = time.process_time()
+        time.sleep(_left(job.end))
+        cpu = time.process_time() - cpu
+        for thread in threads:
+            thread.join()
+        return Outcome(visits, cpu)
+
+    async def run_asyncio(self, contender: Asyncio, job: Job) -> Outcome:
+        while len(self._async_sections) < job.waiters:
+            self._async_sections.append(contender.open(self._directory))
+        visits: list[list[Visit]] = [[] for _ in range(job.waiters)]
+        tasks = [
+            asyncio.create_task(self._wait_asyncio(section, job, each))
+            for section, each in zip(self._async_sections, visits, strict=False)
+        ]
+        await asyncio.sleep(_left(job.start + job.settle))
+        cpu = time.process_time()
+        await asyncio.sleep(_left(job.end))
+        cpu = time.process_time() - cpu
+        await asyncio.gather(*tasks)
+        return Outcome(visits, cpu)
+
+    def _wait(self, section: Section, job: Job, visits: list[Visit]) -> None:
+        time.sleep(_left(job.start))
+        while job.goes_on(len(visits)):
+            with section():
+                entered = time.monotonic()
+                count = self._read()
+                if job.work:
+                    time.sleep(job.work)
+                self._write(count + 1)
+                visits.append(Visit(entered, time.monotonic()))
+
+    async def _wait_asyncio(self, section: AsyncSection, job: Job, visits: list[Visit]) -> None:
+        await asyncio.sleep(_left(job.start))
+        while job.goes_on(len(visits)):
+            async with section():
+                entered = time.monotonic()
+                count = self._read()
+                if job.work:
+                    await asyncio.sleep(job.work)
+                self._write(count + 1)
+                visits.append(Visit(entered, time.monotonic()))
+
+    def _read(self) -> int:
+        count: int = _COUNTER.unpack_from(self._counter)[0]
+        return count
+
+    def _write(self, count: int) -> None:
+        _COUNTER.pack_into(self._counter, 0, count)
+
+
+def _work(contender: Contender, directory: Path, pipe: Connection) -> None:
+    machine.is_worker()
+    worker = _Worker(contender, directory)
+    pipe.send("ready")
+    with contextlib.suppress(EOFError):  # the parent has gone
+        if isinstance(contender, Asyncio):
+            asyncio.run(_work_asyncio(worker, contender, pipe))
+        while isinstance(contender, Blocking):
+            pipe.send(worker.run_blocking(contender, pipe.recv()))
+
+
+async def _work_asyncio(worker: _Worker, contender: Asyncio, pipe: Connection) -> None:
+    while True:
+        pipe.send(await worker.run_asyncio(contender, pipe.recv()))
+
+
+def _left(until: float) -> float:
+    return max(0.0, until - time.monotonic())
