@@ -7,7 +7,6 @@ import os
 import socket
 import threading
 import warnings
-from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Final, Self, TypedDict, Unpack, cast
@@ -15,7 +14,7 @@ from typing import Any, Final, Self, TypedDict, Unpack, cast
 from ._core.acquiring import Locker
 from ._core.holding import Holding, Terms
 from ._core.ports import SCOPES, Engine, Runtime
-from ._runtime.keeper import close_keeper, keeper_of
+from ._runtime.keeper import keeper_of, leave_keeper
 from .errors import ConfigurationError
 from .keys import check_namespace, in_order, qualified, unqualified
 from .stores import url as urls
@@ -180,7 +179,6 @@ class Face:
             engine=engine.name,
         )
         self._closed = False
-        _users[engine] += 1
 
     @classmethod
     def from_url(cls, url: str | None = None, **options: Unpack[LocksOptions]) -> Self:
@@ -218,11 +216,8 @@ class Face:
         if self._closed:
             return
         self._closed = True
-        _users[self._engine] -= 1
-        if _users[self._engine] <= 0:
-            del _users[self._engine]
+        if leave_keeper(self._engine):
             urls.forget(self._engine)
-            close_keeper(self._engine)
             self._engine.close()
 
 
@@ -293,8 +288,6 @@ class BaseLease:
         state = f"remaining={self.remaining():.3f}" if self.held else "not held"
         return f"<{type(self).__name__} {', '.join(self.keys)} fence={self.fence} {state}>"
 
-
-_users: Counter[Engine] = Counter()
 
 _warned: list[str] = []
 

@@ -21,6 +21,7 @@ class KeeperThread:
         self.keeper = Keeper(BlockingRuntime(), engine.connect, self._start, logger.warning)
         self._guard = threading.Lock()
         self._thread: threading.Thread | None = None
+        self.users = 0
 
     def close(self, timeout: float) -> None:
         """Ends the thread, and waits for it at most ``timeout`` seconds."""
@@ -68,22 +69,31 @@ _keepers = _Keepers()
 
 
 def keeper_of(engine: Engine) -> Keeper:
-    """The one keeper of ``engine`` in this process.
+    """The one keeper of ``engine`` in this process, for one more user.
 
     Each engine has its own, so that one that does not answer delays nobody else's renewals.
     """
     with _keepers.guard:
         if engine not in _keepers.threads:
             _keepers.threads[engine] = KeeperThread(engine)
-        return _keepers.threads[engine].keeper
+        thread = _keepers.threads[engine]
+        thread.users += 1
+        return thread.keeper
 
 
-def close_keeper(engine: Engine, timeout: float = 5.0) -> None:
-    """Ends the keeper of ``engine``; what it still owes is paid first, if the engine answers."""
+def leave_keeper(engine: Engine, timeout: float = 5.0) -> bool:
+    """Says that one user has gone. Whether it was the last: then the keeper has ended.
+
+    What it still owes is paid first, if the engine answers within ``timeout`` seconds.
+    """
     with _keepers.guard:
-        thread = _keepers.threads.pop(engine, None)
-    if thread:
-        thread.close(timeout)
+        thread = _keepers.threads[engine]
+        thread.users -= 1
+        if thread.users:
+            return False
+        del _keepers.threads[engine]
+    thread.close(timeout)
+    return True
 
 
 os.register_at_fork(after_in_child=_keepers.after_fork)

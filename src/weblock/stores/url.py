@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 import threading
 from collections.abc import Iterator
@@ -15,8 +16,20 @@ from ..errors import ConfigurationError
 
 DEFAULT = "file://"
 
-_open: dict[str, Engine] = {}
-_guard = threading.Lock()
+
+class _OpenEngines:
+    """The engines of this process, by URL."""
+
+    def __init__(self) -> None:
+        self.guard = threading.Lock()
+        self.by_url: dict[str, Engine] = {}
+
+    def after_fork(self) -> None:
+        self.guard = threading.Lock()
+
+
+_engines = _OpenEngines()
+os.register_at_fork(after_in_child=_engines.after_fork)
 
 
 def engine_for(url: str) -> Engine:
@@ -24,17 +37,17 @@ def engine_for(url: str) -> Engine:
 
     Raises ``ConfigurationError`` for a URL that no engine knows, or that its engine refuses.
     """
-    with _guard:
-        if url not in _open:
-            _open[url] = _engine_module(url).open_engine(url)
-        return _open[url]
+    with _engines.guard:
+        if url not in _engines.by_url:
+            _engines.by_url[url] = _engine_module(url).open_engine(url)
+        return _engines.by_url[url]
 
 
 def forget(engine: Engine) -> None:
     """Has the next one who asks for the engine's URL get a new one."""
-    with _guard:
-        for url in [url for url, each in _open.items() if each is engine]:
-            del _open[url]
+    with _engines.guard:
+        for url in [url for url, each in _engines.by_url.items() if each is engine]:
+            del _engines.by_url[url]
 
 
 def _engine_module(url: object) -> ModuleType:
