@@ -43,6 +43,7 @@ class Processes:
         self._guard = threading.Lock()
         self._lifelines: dict[str, socket.socket] = {}
         self._watched: set[str] = set()
+        self._dead: set[str] = set()
         self._unsent: deque[tuple[str, bytes]] = deque()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -64,6 +65,8 @@ class Processes:
         """Whether a process lives; where that cannot be told, it does until its lease ends."""
         if process == self.process:
             return True
+        if process in self._dead:
+            return False
         line = self._lifelines.get(process)
         if line is None:
             return self._connect(process)
@@ -73,8 +76,10 @@ class Processes:
         return False
 
     def watch(self, processes: Iterable[str]) -> None:
-        """Has our waiters ask again when one of the processes dies."""
-        unwatched = set(processes) - self._watched - {self.process}
+        """Has our waiters ask again when one of the processes dies: once for each death, since one
+        that died in the queue stays ahead of them until it is passed over.
+        """
+        unwatched = set(processes) - self._watched - self._dead - {self.process}
         if not all([self.alive(process) for process in unwatched]):
             self._switchboard.ring_all(Ask())
         if unwatched:
@@ -111,6 +116,7 @@ class Processes:
             line.connect(self._directory.short_path(_life_name(process)))
         except ConnectionRefusedError:
             line.close()
+            self._dead.add(process)
             return False
         except OSError:
             # No such socket, or too many connections to it: that proves no death.
@@ -127,6 +133,7 @@ class Processes:
         with self._guard:
             line = self._lifelines.pop(process, None)
             self._watched.discard(process)
+            self._dead.add(process)
         if line:
             line.close()
 
