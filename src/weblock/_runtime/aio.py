@@ -51,18 +51,26 @@ class AsyncioBell:
             pass  # The loop is closed, and its waiters with it.
 
     async def heard(self, timeout: float | None) -> Message | None:
-        if not self._messages:
-            self._listener = listener = self._loop.create_future()
-            timer = None if timeout is None else self._loop.call_later(timeout, self._wake)
-            try:
-                # The queue may have been filled by a thread between the look and the future.
-                if not self._messages:
-                    await listener
-            finally:
-                self._listener = None
-                if timer:
-                    timer.cancel()
-        return self._messages.popleft() if self._messages else None
+        until = None if timeout is None else self._loop.time() + timeout
+        while not self._messages:
+            left = None if until is None else until - self._loop.time()
+            if left is not None and left <= 0:
+                return None
+            await self._woken(left)
+        return self._messages.popleft()
+
+    async def _woken(self, timeout: float | None) -> None:
+        """Waits to be woken, which may also be for a message that was heard already."""
+        self._listener = listener = self._loop.create_future()
+        timer = None if timeout is None else self._loop.call_later(timeout, self._wake)
+        try:
+            # The queue may have been filled by a thread between the look and the future.
+            if not self._messages:
+                await listener
+        finally:
+            self._listener = None
+            if timer:
+                timer.cancel()
 
     def _wake(self) -> None:
         if self._listener and not self._listener.done():
