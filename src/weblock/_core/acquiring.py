@@ -108,7 +108,8 @@ class Locker:
         for holding in holdings:
             self.keeper.drop_holding(holding)
             holding.let_go(self.runtime.now())
-            self.owe(holding.key, holding.owner, holding.terms.ttl, holding.void)
+            if not holding.of_parent:
+                self.owe(holding.key, holding.owner, holding.terms.ttl, holding.void)
 
     async def give_back(self, key: str, owner: str, ttl: float, void: float) -> Answer | None:
         """Releases whatever ``owner`` has; what cannot be released now is owed."""
@@ -145,6 +146,8 @@ class Locker:
             return True
         self.keeper.drop_holding(holding)
         ours = holding.let_go(self.runtime.now())
+        if holding.of_parent:
+            return False
         answer = await self.give_back(holding.key, holding.owner, holding.terms.ttl, holding.void)
         if ours and isinstance(answer, Gone):
             holding.refute_release()

@@ -156,6 +156,11 @@ class Holding:
         self._callbacks = []
         self.lose("forked")
 
+    @property
+    def of_parent(self) -> bool:
+        """Whether the lease is that of the parent process, which alone may release it."""
+        return self.reason == "forked"
+
     def on_lost(self, callback: LostCallback) -> None:
         """Calls ``callback`` once when the lease is lost; at once if it is lost already."""
         self._callbacks.append(callback)
