@@ -29,4 +29,14 @@ def control() -> object:
         task = asyncio.current_task()
     except RuntimeError:
         task = None
-    return task or threading.get_ident()
+    return task or _this_thread.mark
+
+
+class _ThisThread(threading.local):
+    """A mark for each thread; its identifier would pass on to a later thread."""
+
+    def __init__(self) -> None:
+        self.mark = object()
+
+
+_this_thread = _ThisThread()
