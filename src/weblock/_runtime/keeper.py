@@ -26,8 +26,10 @@ class KeeperThread:
     def close(self, timeout: float) -> None:
         """Ends the thread, and waits for it at most ``timeout`` seconds."""
         self.keeper.close()
-        if self._thread:
-            self._thread.join(timeout)
+        with self._guard:  # One that is being started can be waited for only when it has been.
+            thread = self._thread
+        if thread:
+            thread.join(timeout)
 
     def after_fork(self) -> None:
         self._guard = threading.Lock()
