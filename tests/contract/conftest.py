@@ -25,7 +25,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "promises" in metafunc.fixturenames:
-        wanted = [name for mark in metafunc.definition.iter_markers("promise") for name in mark.args]
+        wanted = [
+            name for mark in metafunc.definition.iter_markers("promise") for name in mark.args
+        ]
         fit = {n: e for n, e in ENGINES.items() if all(getattr(e, each) for each in wanted)}
         metafunc.parametrize("promises", fit.values(), ids=fit.keys())
     if "face" in metafunc.fixturenames:
@@ -77,12 +79,12 @@ def other(face: BlockingFace | AsyncioFace) -> Actor:
 
 
 @pytest.fixture
-def puppet(request: pytest.FixtureRequest, url: str) -> Iterator[Callable[..., Puppet]]:
+def puppet(face: BlockingFace | AsyncioFace, url: str) -> Iterator[Callable[..., Puppet]]:
     """Starts processes that lock on the engine under test, on the face under test."""
     started: list[Puppet] = []
 
     def start(**options: Any) -> Puppet:
-        started.append(Puppet(request.getfixturevalue("face").name, url, options))
+        started.append(Puppet(face.name, url, options))
         return started[-1]
 
     yield start

@@ -132,7 +132,23 @@ def test_waiting_for_oneself_is_refused(locks, one, other) -> None:
 
 def test_keys_do_not_touch_one_another(locks, one) -> None:
     """Keys that look alike to a careless engine are different keys."""
-    alike = ["a", "A", "a ", "a:a", "a*", "{a}", "{a", "a}b", "ä", "a\u0308", "%61", "a/../a", "a\\", "[a]", "?"]
+    alike = [
+        "a",
+        "A",
+        "a ",
+        "a:a",
+        "a*",
+        "{a}",
+        "{a",
+        "a}b",
+        "ä",
+        "a\u0308",
+        "%61",
+        "a/../a",
+        "a\\",
+        "[a]",
+        "?",
+    ]
     leases = [one.do(locks.acquire, key, wait=0) for key in alike]
     assert all(lease.held for lease in leases)
     for lease in leases:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from .conditions import eventually, now
@@ -135,29 +137,46 @@ def test_a_fork_in_the_middle(locks, one, puppet) -> None:
     lock by itself. The parent holds on."""
     parent = puppet(ttl=LONG)
     parent.do("acquire", "key")
-    found = parent.do("fork", "own key")
-    child = found["child"]
-    assert (child["check"]["error"], child["check"]["reason"]) == ("LeaseLost", "forked")
-    assert (child["release"]["error"], child["release"]["reason"]) == ("LeaseLost", "forked")
-    assert child["own"]["fence"] > 0
-    assert "error" not in child["own release"]
-    assert "error" not in found["parent"]
+    parent.do("fork")
+    for verb in ("check", "release"):
+        found = parent.do("child", verb)
+        assert (found["error"], found["reason"]) == ("LeaseLost", "forked")
+    assert parent.do("child", "acquire", "key", wait=0)["error"] == "LockTimeout"
+    assert parent.do("child", "acquire", "another key")["fence"] > 0
+    assert one.do(locks.try_acquire, "another key") is None
+    assert "error" not in parent.do("child", "release")
+    parent.do("end_child")
     assert one.do(locks.try_acquire, "key") is None
+    assert "error" not in parent.do("check")
     assert "error" not in parent.do("release")
     assert one.do(locks.try_acquire, "key")
 
 
-def test_a_fork_before_the_first_lease(locks, one, puppet) -> None:
-    """A parent that opened the engine before it forked, as a preloading server does, and its child
-    lock the same keys, and both renew."""
+def test_a_fork_after_the_engine_was_opened(locks, one, puppet) -> None:
+    """The child of a process that has locked already, as a preloading server makes them, keeps its
+    own lease for many ttl, and it ends with the child, not with the parent."""
     parent = puppet(ttl=1)
     parent.do("acquire", "key")
     parent.do("release")
-    found = parent.do("fork_and_stay", "key")
-    assert found["child"]["fence"] > 0
-    assert one.do(locks.try_acquire, "key") is None
+    parent.do("fork")
+    assert parent.do("child", "acquire", "key")["fence"] > 0
     until = now() + 3
-    eventually(lambda: now() > until)
-    assert one.do(locks.try_acquire, "key") is None
-    assert "error" not in parent.do("end_child")
+    while now() < until:
+        assert one.do(locks.try_acquire, "key") is None
+        time.sleep(0.05)
+    assert parent.do("acquire", "key", wait=0)["error"] == "LockTimeout"
+    parent.do("end_child")
     one.do(one.do(locks.acquire, "key", wait=LONG / 3).release)
+
+
+def test_a_child_and_its_parent_wait_for_one_another(face, puppet) -> None:
+    """Parent and child are woken each by its own bell."""
+    parent = puppet(ttl=LONG)
+    parent.do("acquire", "key")
+    parent.do("fork")
+    for _ in range(5):
+        parent.do("release")
+        assert "error" not in parent.do("child", "acquire", "key")
+        assert parent.do("acquire", "key", wait=0.05)["error"] == "LockTimeout"
+        assert "error" not in parent.do("child", "release")
+        assert "error" not in parent.do("acquire", "key", wait=LONG / 3)

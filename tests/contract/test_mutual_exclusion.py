@@ -21,7 +21,9 @@ def test_ten_thousand_sections_of_threads_tasks_and_processes(
     """Of 10,240 sections on one key none overlap, no update is lost, and every fence is higher."""
     count = 4 if promises.processes else 1
     rounds = SECTIONS // (count * 2 * FLOWS)
-    workers = [Worker("sections", url, str(tmp_path), str(FLOWS), str(rounds)) for _ in range(count)]
+    workers = [
+        Worker("sections", url, str(tmp_path), str(FLOWS), str(rounds)) for _ in range(count)
+    ]
     try:
         for worker in workers:
             assert worker.hear() == "ready"

@@ -79,31 +79,36 @@ class Strings:
         except WeblockError as error:
             return {"last": last, "error": type(error).__name__, "reason": error.reason}
 
-    def fork(self, own_key: str) -> dict[str, Any]:
-        """What a child finds that is forked in the middle of the section, and then the parent."""
-        reader, writer = os.pipe()
-        if (pid := os.fork()) == 0:
+    def fork(self) -> dict[str, Any]:
+        """Forks a child, which waits to be told what to do."""
+        orders, self.orders = os.pipe()
+        self.outcomes, outcomes = os.pipe()
+        if os.fork() == 0:
             try:
-                found = json.dumps(self._in_child(own_key)).encode()
-            except BaseException as error:  # noqa: BLE001 - a child must not go on as its parent
-                found = json.dumps({"failed": repr(error)}).encode()
-            os.write(writer, found)
-            os._exit(0)
-        os.close(writer)
-        with open(reader, "rb") as pipe:
-            child = json.loads(pipe.read())
-        os.waitpid(pid, 0)
-        return {"child": child, "parent": self.pull("check")}
+                self._serve_as_child(orders, outcomes)
+            finally:
+                os._exit(0)
+        os.close(orders)
+        os.close(outcomes)
+        return {}
 
-    def _in_child(self, own_key: str) -> dict[str, Any]:
+    def child(self, verb: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Has the child do something."""
+        os.write(self.orders, json.dumps([verb, args, kwargs]).encode() + b"\n")
+        return json.loads(os.read(self.outcomes, 65536))
+
+    def end_child(self) -> dict[str, Any]:
+        os.close(self.orders)
+        os.wait()
+        return {}
+
+    def _serve_as_child(self, orders: int, outcomes: int) -> None:
+        os.close(self.orders)
         self.face = FACES[self.face.name]()
         self.actor = self.face.actor()
-        return {
-            "check": self.pull("check"),
-            "release": self.pull("release"),
-            "own": self.pull("acquire", own_key),
-            "own release": self.pull("release"),
-        }
+        for line in open(orders, encoding="utf-8"):
+            verb, args, kwargs = json.loads(line)
+            os.write(outcomes, json.dumps(self.pull(verb, *args, **kwargs)).encode())
 
 
 def sections(url: str, folder: str, flows: str, rounds: str) -> None:
