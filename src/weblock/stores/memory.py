@@ -49,7 +49,7 @@ class _MemoryCells:
         with engine.mutex:
             now = self._runtime.now()
             state = engine.states.get(key) or KeyState(engine.last_fence)
-            step = transition(state, Moment(now, int(time.time() * 1000)))
+            step = transition(state, Moment(now, int(time.time() * 1_000_000)))
             if step.state.blank:
                 engine.states.pop(key, None)
                 engine.last_fence = max(engine.last_fence, step.state.fence)

@@ -20,7 +20,7 @@ class NoopEngine:
     def __init__(self, name: str = "noop://") -> None:
         self.name = name
         self.switchboard = Switchboard()
-        self.fences = itertools.count(int(time.time() * 1000))
+        self.fences = itertools.count(int(time.time() * 1_000_000))
         self.held: dict[str, int] = {}
 
     def connect(self, runtime: Runtime) -> Store:

@@ -163,7 +163,7 @@ class _RecordCells:
         await self._lock(record, patience)
         try:
             now = self._runtime.now()
-            moment = Moment(now, int(time.time() * 1000), home.processes.alive)
+            moment = Moment(now, int(time.time() * 1_000_000), home.processes.alive)
             return Done(record.apply(key, transition, moment), now)
         except OSError as error:
             raise EngineUnavailable(self._engine.name, str(error)) from error
