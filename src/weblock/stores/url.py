@@ -5,16 +5,18 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
+import re
 import threading
 from collections.abc import Iterator
 from types import ModuleType
-from urllib.parse import urlsplit
 
 from .. import stores
 from .._core.ports import Engine
 from ..errors import ConfigurationError
 
 DEFAULT = "file://"
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 class _OpenEngines:
@@ -37,9 +39,10 @@ def engine_for(url: str) -> Engine:
 
     Raises ``ConfigurationError`` for a URL that no engine knows, or that its engine refuses.
     """
+    scheme = _scheme_of(url)
     with _engines.guard:
         if url not in _engines.by_url:
-            _engines.by_url[url] = _engine_module(url).open_engine(url)
+            _engines.by_url[url] = _engine_module(scheme).open_engine(url)
         return _engines.by_url[url]
 
 
@@ -50,13 +53,17 @@ def forget(engine: Engine) -> None:
             del _engines.by_url[url]
 
 
-def _engine_module(url: object) -> ModuleType:
-    if not isinstance(url, str) or "://" not in url:
+def _scheme_of(url: object) -> str:
+    scheme = _SCHEME.match(url) if isinstance(url, str) else None
+    if not scheme:
         raise ConfigurationError(
             f"an engine URL looks like 'redis://localhost' or 'file:///var/lib/app/locks';"
             f" this one has no scheme: {_shown(url)}"
         )
-    scheme = urlsplit(url).scheme
+    return scheme.group(1).lower()
+
+
+def _engine_module(scheme: str) -> ModuleType:
     known: list[str] = []
     for module in _modules(scheme):
         schemes = getattr(module, "SCHEMES", ())
@@ -64,7 +71,7 @@ def _engine_module(url: object) -> ModuleType:
             return module
         known.extend(f"{each}://" for each in schemes)
     raise ConfigurationError(
-        f"no engine is called {scheme!r}: the URL may start with {', '.join(sorted(known))}"
+        f"no engine is called {scheme!r:.40}: the URL may start with {', '.join(sorted(known))}"
     )
 
 
