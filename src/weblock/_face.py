@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import socket
@@ -9,15 +10,18 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Final, Self, TypedDict, Unpack, cast
+from typing import Any, Final, Generic, Self, TypedDict, TypeVar, Unpack, cast
 
 from ._core.acquiring import Locker
 from ._core.holding import Holding, Terms
 from ._core.ports import SCOPES, Engine, Runtime
+from ._runtime.clock import control
 from ._runtime.keeper import keeper_of, leave_keeper
 from .errors import ConfigurationError
 from .keys import check_namespace, in_order, qualified, unqualified
 from .stores import url as urls
+
+logger = logging.getLogger("weblock")
 
 Duration = float | timedelta
 """Seconds, or a ``timedelta``."""
@@ -105,13 +109,20 @@ def seconds(name: str, value: Any, *, least: float = 0.0) -> float:
     """A duration in seconds; ``ConfigurationError`` names what is wrong with it."""
     if isinstance(value, timedelta):
         value = value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or _is_nan(value):
         raise ConfigurationError(
             f"{name}={value!r:.80} is not a duration: give seconds, or a timedelta"
         )
     if not least <= value <= LONGEST:
-        raise ConfigurationError(f"{name}={value!r} must be {least:g} to {LONGEST:g} seconds")
+        without_end = "; None stands for no limit" if name in ("wait", "max_hold") else ""
+        raise ConfigurationError(
+            f"{name}={value!r:.80} must be {least:g} to {LONGEST:g} seconds{without_end}"
+        )
     return float(value)
+
+
+def _is_nan(value: object) -> bool:
+    return isinstance(value, float) and math.isnan(value)
 
 
 def _ttl(name: str, value: Any) -> float:
@@ -279,7 +290,11 @@ class BaseLease:
 
         def tell() -> None:
             if told.acquire(blocking=False):
-                callback()
+                try:
+                    callback()
+                except Exception:
+                    # It would hide the loss from the one who checks, or stop the keeper.
+                    logger.exception("a callback for a lost lease failed")
 
         for holding in self._holdings:
             holding.on_lost(tell)
@@ -287,6 +302,32 @@ class BaseLease:
     def __repr__(self) -> str:
         state = f"remaining={self.remaining():.3f}" if self.held else "not held"
         return f"<{type(self).__name__} {', '.join(self.keys)} fence={self.fence} {state}>"
+
+
+L = TypeVar("L")
+
+
+class Inside(Generic[L]):
+    """The leases of those who are inside one ``hold``, which any number of users may share."""
+
+    __slots__ = ("_leases",)
+
+    def __init__(self) -> None:
+        self._leases: dict[object, list[L]] = {}
+
+    def enter(self, lease: L) -> L:
+        self._leases.setdefault(control(), []).append(lease)
+        return lease
+
+    def leave(self) -> L:
+        who = control()
+        if who not in self._leases:  # It was entered by one task or thread, and left by another.
+            who = next(reversed(self._leases))
+        leases = self._leases[who]
+        lease = leases.pop()
+        if not leases:
+            del self._leases[who]
+        return lease
 
 
 _warned: list[str] = []

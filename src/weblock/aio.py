@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar, Unpack
 
-from ._face import BaseLease, Duration, Face, HoldOptions, seconds
+from ._face import BaseLease, Duration, Face, HoldOptions, Inside, seconds
 from ._runtime.aio import AsyncioRuntime
 from .errors import LeaseLost, LockTimeout
 from .keys import KeyTemplate
@@ -117,17 +117,16 @@ class AsyncLease(BaseLease):
 class AsyncHold:
     """An ``async with`` block that holds keys."""
 
-    __slots__ = ("_keys", "_lease", "_locks", "_options")
+    __slots__ = ("_inside", "_keys", "_locks", "_options")
 
     def __init__(self, locks: AsyncLocks, keys: tuple[str, ...], options: HoldOptions) -> None:
         self._locks = locks
         self._keys = keys
         self._options = options
-        self._lease: AsyncLease
+        self._inside: Inside[AsyncLease] = Inside()
 
     async def __aenter__(self) -> AsyncLease:
-        self._lease = await self._locks.acquire(*self._keys, **self._options)
-        return self._lease
+        return self._inside.enter(await self._locks.acquire(*self._keys, **self._options))
 
     async def __aexit__(
         self,
@@ -136,7 +135,7 @@ class AsyncHold:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            await self._lease.release()
+            await self._inside.leave().release()
         except LeaseLost as loss:
             if error is None:
                 raise

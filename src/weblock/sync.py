@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar, Unpack
 
-from ._face import BaseLease, Duration, Face, HoldOptions, seconds
+from ._face import BaseLease, Duration, Face, HoldOptions, Inside, seconds
 from ._runtime.blocking import BlockingRuntime, drive
 from .errors import LeaseLost, LockTimeout
 from .keys import KeyTemplate
@@ -111,17 +111,16 @@ class Lease(BaseLease):
 class Hold:
     """A ``with`` block that holds keys."""
 
-    __slots__ = ("_keys", "_lease", "_locks", "_options")
+    __slots__ = ("_inside", "_keys", "_locks", "_options")
 
     def __init__(self, locks: Locks, keys: tuple[str, ...], options: HoldOptions) -> None:
         self._locks = locks
         self._keys = keys
         self._options = options
-        self._lease: Lease
+        self._inside: Inside[Lease] = Inside()
 
     def __enter__(self) -> Lease:
-        self._lease = self._locks.acquire(*self._keys, **self._options)
-        return self._lease
+        return self._inside.enter(self._locks.acquire(*self._keys, **self._options))
 
     def __exit__(
         self,
@@ -130,7 +129,7 @@ class Hold:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            self._lease.release()
+            self._inside.leave().release()
         except LeaseLost as loss:
             if error is None:
                 raise
