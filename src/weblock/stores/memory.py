@@ -10,6 +10,7 @@ import weakref
 from .._core.ports import Runtime, Store, Switchboard
 from .._core.table import KeyState, Moment
 from .cells import CellStore, Done, LocalBells, Transition
+from .url import without_secrets
 
 SCHEMES = ("memory",)
 
@@ -60,7 +61,7 @@ class _MemoryCells:
 
 def open_engine(url: str) -> MemoryEngine:
     """An engine of its own for each URL: ``memory://``, ``memory://tests``."""
-    return MemoryEngine(url)
+    return MemoryEngine(without_secrets(url))
 
 
 _engines: weakref.WeakSet[MemoryEngine] = weakref.WeakSet()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from .._core.ports import Pulse, Reply, Runtime, Store, Switchboard
 from .._core.table import Claim, Gone, Held, Released
+from .url import without_secrets
 
 SCHEMES = ("noop",)
 
@@ -61,4 +62,4 @@ class _NoopStore:
 
 def open_engine(url: str) -> NoopEngine:
     """The engine that grants everything."""
-    return NoopEngine(url)
+    return NoopEngine(without_secrets(url))

@@ -58,7 +58,7 @@ def _scheme_of(url: object) -> str:
     if not scheme:
         raise ConfigurationError(
             f"an engine URL looks like 'redis://localhost' or 'file:///var/lib/app/locks';"
-            f" this one has no scheme: {_shown(url)}"
+            f" this one has no scheme: {shown(url)}"
         )
     return scheme.group(1).lower()
 
@@ -82,7 +82,12 @@ def _modules(scheme: str) -> Iterator[ModuleType]:
         yield importlib.import_module(f"{stores.__name__}.{name}")
 
 
-def _shown(url: object) -> str:
-    """A URL as it may be shown: what stands before an ``@`` may be a password."""
-    text = str(url)
-    return repr(text.rpartition("@")[2][:80] if "@" in text else text[:80])
+def without_secrets(url: str) -> str:
+    """A URL without what stands before an ``@``, which may be a password."""
+    scheme, mark, rest = url.partition("://")
+    return f"{scheme}{mark}{rest.rpartition('@')[2]}"
+
+
+def shown(url: object) -> str:
+    """A value that should have been a URL, as it may stand in a message."""
+    return repr(str(url).rpartition("@")[2][:80])

@@ -14,12 +14,13 @@ import time
 import weakref
 from collections.abc import Sequence
 from typing import Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from ..._core.ports import Ask, Grasp, Runtime, Store, Switchboard
 from ..._core.table import Moment
 from ...errors import ConfigurationError, EngineUnavailable
 from ..cells import CellStore, Done, Transition
+from ..url import shown
 from .directory import Directory
 from .processes import Processes, new_process
 from .records import FILES, DirectoryGone, RecordFile, file_of
@@ -46,13 +47,13 @@ def open_engine(url: str) -> FileEngine:
             f"file:// works on Linux and macOS, not on {sys.platform}: use redis:// for several"
             " processes, or memory:// for one"
         )
-    parts = urlsplit(url)
-    if parts.netloc or parts.query or parts.fragment or (parts.path and parts.path[0] != "/"):
+    path = url.partition("://")[2]
+    if path[:1] not in ("", "/") or any(odd in path for odd in ("?", "#", "\0", "%00")):
         raise ConfigurationError(
-            f"{url!r} names no directory: write file:///absolute/path, with three slashes, or"
+            f"{shown(url)} names no directory: write file:///absolute/path, with three slashes, or"
             " file:// alone for the default"
         )
-    return FileEngine(unquote(parts.path) or default_directory())
+    return FileEngine(unquote(path) or default_directory())
 
 
 def default_directory() -> str:
