@@ -57,6 +57,7 @@ class AsyncLocks(Face):
         ``key`` may name arguments of the function, as in ``"item:{item_id}"``.
         """
         template = KeyTemplate.parse(key)
+        self._options.of_call(options)  # What cannot work is refused here, not at the first call.
 
         def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
             if not inspect.iscoroutinefunction(function):
