@@ -1,0 +1,105 @@
+"""The errors: their tree, their facts, and that they travel."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+import weblock
+from weblock import (
+    AlreadyHeld,
+    ConfigurationError,
+    EngineUnavailable,
+    InvalidKey,
+    LeaseLost,
+    LockTimeout,
+    WeblockError,
+)
+
+ERRORS = [
+    LockTimeout("key", wait=0),
+    LockTimeout("key", wait=2.5, retry_after=7.0),
+    LockTimeout("key", wait=None, waiters=9),
+    LeaseLost("key", fence=7, reason="taken"),
+    LeaseLost("key", fence=7, reason="forked"),
+    EngineUnavailable("redis://localhost", "connection refused"),
+    ConfigurationError("ttl=-1 must be ..."),
+    InvalidKey("the key is empty"),
+    AlreadyHeld("key"),
+]
+NAMES = [f"{number}-{type(error).__name__}" for number, error in enumerate(ERRORS)]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=NAMES)
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_every_error_pickles(error: WeblockError, protocol: int) -> None:
+    """An error that crossed to another process has its type, its message and its facts."""
+    error.add_note("a note")
+    arrived = pickle.loads(pickle.dumps(error, protocol))
+    assert type(arrived) is type(error)
+    assert str(arrived) == str(error)
+    assert vars(arrived) == vars(error)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=NAMES)
+def test_every_error_can_be_copied(error: WeblockError) -> None:
+    """A copy has the same facts."""
+    assert vars(copy.copy(error)) == vars(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "builtin"),
+    [
+        (LockTimeout, TimeoutError),
+        (EngineUnavailable, ConnectionError),
+        (ConfigurationError, ValueError),
+        (AlreadyHeld, RuntimeError),
+        (InvalidKey, ConfigurationError),
+    ],
+)
+def test_what_else_an_error_is(error: type[Exception], builtin: type[Exception]) -> None:
+    """Code that knows only Python's own errors catches the right ones."""
+    assert issubclass(error, builtin)
+
+
+def test_busy_down_and_lost_are_three_errors() -> None:
+    """None of the three can be caught as one of the others."""
+    three = [LockTimeout, EngineUnavailable, LeaseLost]
+    for one in three:
+        assert [other for other in three if issubclass(one, other)] == [one]
+
+
+def test_all_are_weblock_errors() -> None:
+    """Every public error has the one base."""
+    public = [getattr(weblock, name) for name in weblock.__all__]
+    errors = [each for each in public if isinstance(each, type) and issubclass(each, Exception)]
+    assert len(errors) == 7
+    assert all(issubclass(each, WeblockError) for each in errors)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (LockTimeout("k", wait=0), "wait=0 does not wait"),
+        (LockTimeout("k", wait=2.5), "not free within wait=2.5 s"),
+        (LockTimeout("k", wait=None, waiters=9), "9 others are waiting already"),
+        (LeaseLost("k", fence=7, reason="expired"), "fence 7.*not renewed in time"),
+        (LeaseLost("k", fence=7, reason="max_hold"), "longer than max_hold"),
+        (LeaseLost("k", fence=7, reason="taken"), "no longer knows it"),
+        (LeaseLost("k", fence=7, reason="forked"), "parent of this process"),
+        (EngineUnavailable("redis://h", "no route"), "redis://h is unavailable: no route"),
+        (AlreadyHeld("k"), "'k' is already held by this very task or thread"),
+    ],
+)
+def test_a_message_says_what_happened(error: WeblockError, words: str) -> None:
+    """The message tells what a reader of a log needs."""
+    with pytest.raises(type(error), match=words):
+        raise error
+
+
+def test_a_hostile_key_in_a_message() -> None:
+    """A key is shown quoted: it can break no line of a log."""
+    assert "\n" not in str(LockTimeout("a\nb", wait=0))
+    assert "\u2028" not in str(AlreadyHeld("a\u2028b"))

@@ -1,0 +1,219 @@
+"""Keys and their templates."""
+
+from __future__ import annotations
+
+import string
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from weblock import ConfigurationError, InvalidKey
+from weblock.keys import (
+    MAX_LENGTH,
+    KeyTemplate,
+    check_key,
+    check_namespace,
+    in_order,
+    qualified,
+    unqualified,
+)
+
+HOSTILE = list("{}:%*?[]\\^/.-_~ \n\r\t\0+&=#@!|'\"<>") + [
+    "%3A",
+    "..",
+    "ä",
+    "a\u0308",
+    "ß",
+    "\U0001f512",
+]
+
+values = st.lists(
+    st.sampled_from(HOSTILE) | st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6
+)
+value = values.map("".join)
+separators = st.text(
+    st.sampled_from(string.punctuation.replace("{", "").replace("}", "")), min_size=1, max_size=3
+)
+literals = st.text(st.sampled_from(string.ascii_letters + ":-._~%/ "), max_size=4)
+
+
+@st.composite
+def templates(draw: st.DrawFn) -> KeyTemplate:
+    """Templates with up to four places, and anything that is allowed between them."""
+    count = draw(st.integers(1, 4))
+    between = [draw(literals) + draw(separators) + draw(literals) for _ in range(count - 1)]
+    text = draw(literals)
+    for number, literal in enumerate([*between, draw(literals)]):
+        text += f"{{v{number}}}{literal}"
+    try:
+        return KeyTemplate.parse(text)
+    except ConfigurationError:
+        assume(False)
+        raise
+
+
+@given(templates(), st.data())
+@example(KeyTemplate.parse("{v0}-{v1}"), None)
+def test_two_sets_of_values_never_meet(template: KeyTemplate, data: st.DataObject | None) -> None:
+    """Different values make different keys, whatever they contain."""
+    if data is None:
+        one, two = ("a-b", "c"), ("a", "b-c")
+    else:
+        sets = st.tuples(*[value] * len(template.names))
+        one, two = data.draw(sets), data.draw(sets)
+    assume(one != two)
+    filled = [template.fill(dict(zip(template.names, each, strict=True))) for each in (one, two)]
+    assert filled[0] != filled[1]
+
+
+@given(
+    st.tuples(value, value),
+    st.tuples(value, value),
+    st.sampled_from(["-", ".", "_", "~", ":", "%:", "a-", "-a", "--"]),
+)
+def test_no_separator_can_be_forged(
+    one: tuple[str, str], two: tuple[str, str], between: str
+) -> None:
+    """Two places stay apart also where what is between them could stand in a value."""
+    assume(one != two)
+    template = KeyTemplate.parse(f"{{a}}{between}{{b}}")
+    assert template.fill({"a": one[0], "b": one[1]}) != template.fill({"a": two[0], "b": two[1]})
+
+
+@given(value)
+def test_a_filled_key_is_a_key(text: str) -> None:
+    """What is filled in is encoded, so that it can be no control character and no separator."""
+    key = KeyTemplate.parse("item:{id}").fill({"id": text})
+    assert check_key(key) == key
+    assert set(key.removeprefix("item:")) <= set(string.ascii_letters + string.digits + "-._~%")
+
+
+def test_a_plain_value_stays_readable() -> None:
+    """Ordinary names and numbers stand in the key as they are."""
+    template = KeyTemplate.parse("shop:{shop}:item:{item_id}")
+    assert template.fill({"shop": "a-b_c.d~e", "item_id": 7}) == "shop:a-b_c.d~e:item:7"
+
+
+def test_scripts_are_not_folded() -> None:
+    """Texts that look alike, or are equal when normalized, are different values."""
+    template = KeyTemplate.parse("{name}")
+    alike = ["ä", "a\u0308", "Ä", "ae", "\uff41", "a", "А", "A"]
+    assert len({template.fill({"name": name}) for name in alike}) == len(alike)
+
+
+def test_what_is_not_named_is_not_used() -> None:
+    """Only whole names are filled in: nothing of a value is ever evaluated."""
+    assert KeyTemplate.parse("{a}").fill({"a": "{b}", "b": "secret"}) == "%7Bb%7D"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("item:{item_id", "unmatched brace"),
+        ("item:item_id}", "unmatched brace"),
+        ("item:{{item_id}}", "unmatched brace"),
+        ("item:{}", "a name like"),
+        ("item:{0}", "a name like"),
+        ("item:{a b}", "a name like"),
+        ("item:{a!r}", "a name like"),
+        ("item:{a:>10}", "a name like"),
+        ("item:{a[b]}", "a name like"),
+        ("item:{a.__class__.b}", "a name like"),
+        ("{a}{b}", "ambiguous"),
+        ("{a}x{b}", "ambiguous"),
+        ("{a}%{b}", "ambiguous"),
+        ("", "empty"),
+        ("a\n", "control character"),
+    ],
+)
+def test_a_malformed_template_is_refused(text: str, problem: str) -> None:
+    """What is wrong with a template is said when it is parsed, not when it is used."""
+    with pytest.raises(ConfigurationError, match=problem):
+        KeyTemplate.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({}, "wants 'item_id'; there is: none"),
+        ({"other": 1}, "wants 'item_id'; there is: other"),
+        ({"item_id": ""}, "empty value"),
+        ({"item_id": "\ud800"}, "lone surrogate"),
+        ({"item_id": "x" * 600}, "at most 512"),
+    ],
+)
+def test_values_that_make_no_key(values: dict[str, object], problem: str) -> None:
+    """What a requester sent wrongly is the requester's error, and says what was wanted."""
+    with pytest.raises(InvalidKey, match=problem):
+        KeyTemplate.parse("item:{item_id}").fill(values)
+
+
+def test_a_template_names_parameters() -> None:
+    """A template for a function is checked when it decorates, and reads its arguments."""
+
+    def function(item: int, /, shop: str = "main", *rest: int, flag: bool = False) -> None: ...
+
+    key_of = KeyTemplate.parse("{shop}/{item}/{flag}").for_call_of(function)
+    assert key_of((7,), {}) == "main/7/False"
+    assert key_of((7, "x", 1), {"flag": True}) == "x/7/True"
+    with pytest.raises(ConfigurationError, match=r"wants 'items'.*function; there is: item, shop"):
+        KeyTemplate.parse("{items}").for_call_of(function)
+    with pytest.raises(TypeError, match="missing a required argument"):
+        key_of((), {})
+
+
+@pytest.mark.parametrize(
+    "key", ["a", "k" * MAX_LENGTH, "\U0001f512" * MAX_LENGTH, " ", "a b", "{a}", "ä", "%"]
+)
+def test_what_can_be_a_key(key: str) -> None:
+    """Any text of 1 to 512 characters without control characters is a key, and stays as it is."""
+    assert check_key(key) == key
+
+
+@pytest.mark.parametrize(
+    ("key", "problem"),
+    [
+        ("", "empty"),
+        ("k" * (MAX_LENGTH + 1), "has 513"),
+        ("k" * 10_000_000, "at most 512"),
+        ("a\nb", r"'\\n' at position 1"),
+        ("\0", "control character"),
+        ("\x7f", "control character"),
+        ("\x85", "control character"),
+        ("\u2028", "control character"),
+        ("a\ud83d", "control character"),
+        (7, "not int: 7"),
+        (None, "not NoneType"),
+        (b"key", "not bytes"),
+        (["key"], "not list"),
+    ],
+)
+def test_what_cannot_be_a_key(key: object, problem: str) -> None:
+    """Everything else is refused with what is wrong with it, in a message of bounded length."""
+    with pytest.raises(InvalidKey, match=problem) as refused:
+        check_key(key)
+    assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize("namespace", ["", "a:b", "a b", "ä", "n" * 65, "a\n", None, 7])
+def test_what_cannot_be_a_namespace(namespace: object) -> None:
+    """A namespace has no colon and nothing odd, so that no two can meet in a key."""
+    with pytest.raises(ConfigurationError, match="namespace"):
+        check_namespace(namespace)
+
+
+@given(
+    st.tuples(st.from_regex(r"[A-Za-z0-9._-]{1,64}", fullmatch=True), value),
+    st.tuples(st.from_regex(r"[A-Za-z0-9._-]{1,64}", fullmatch=True), value),
+)
+def test_namespaces_never_meet(one: tuple[str, str], two: tuple[str, str]) -> None:
+    """A key of one namespace is never a key of another, and can be read back."""
+    assume(one != two)
+    assert qualified(*one) != qualified(*two)
+    assert unqualified(qualified(*one)) == one[1]
+
+
+def test_one_order_for_all() -> None:
+    """Keys come in one order, each once, however they were named."""
+    assert in_order(["b", "a", "b", "B"]) == in_order(["B", "b", "a"]) == ("B", "a", "b")

@@ -1,0 +1,217 @@
+"""Options, URLs and keys that cannot work: each is refused with its value and a remedy."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from weblock import AsyncLocks, ConfigurationError, Locks, LockTimeout
+
+NAN, INFINITY = float("nan"), float("inf")
+
+
+@pytest.fixture
+def url() -> str:
+    return f"memory://{uuid.uuid4().hex}"
+
+
+@pytest.fixture(params=[Locks, AsyncLocks])
+def face(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+BAD_DURATIONS = [
+    NAN,
+    INFINITY,
+    -INFINITY,
+    -1,
+    -0.001,
+    True,
+    "10",
+    b"1",
+    [1],
+    Decimal(10),
+    Fraction(1, 2),
+    1j,
+    10**400,
+    timedelta(days=-1),
+    timedelta(days=10_000),
+]
+BAD = [
+    *[("ttl", value) for value in [*BAD_DURATIONS, None, 0, 0.05]],
+    *[("wait", value) for value in BAD_DURATIONS],
+    *[("max_hold", value) for value in [*BAD_DURATIONS, 0, 0.05]],
+    *[("max_waiters", value) for value in [-1, 1.5, True, "10", None, NAN]],
+    *[("renew", value) for value in [0, 1, None, "yes"]],
+    *[("label", value) for value in [None, 7, b"label"]],
+]
+
+
+@pytest.mark.parametrize(("name", "value"), BAD)
+def test_a_bad_option_is_refused(face: Any, url: str, name: str, value: object) -> None:
+    """An option of the wrong kind, sign or size is refused at once, by name and with its value."""
+    with pytest.raises(ConfigurationError, match=f"^{name}=") as refused:
+        face.from_url(url, **{name: value})
+    assert any(word in str(refused.value) for word in ("must be", "give seconds"))
+    assert len(str(refused.value)) < 300
+
+
+@pytest.mark.parametrize(("name", "value"), BAD)
+def test_a_bad_option_of_one_call_is_refused(url: str, name: str, value: object) -> None:
+    """The same holds where an option is given to one call, and the key stays free."""
+    with Locks.from_url(url) as locks:
+        for call in (locks.acquire, lambda key, **o: locks.hold(key, **o).__enter__()):
+            with pytest.raises(ConfigurationError, match=f"^{name}="):
+                call("key", **{name: value})
+        locks.acquire("key", wait=0).release()
+
+
+@pytest.mark.parametrize("name", ["wait", "max_hold"])
+def test_the_remedy_for_infinity(url: str, name: str) -> None:
+    """Who writes infinity is told how to say it."""
+    with pytest.raises(ConfigurationError, match="None"):
+        Locks.from_url(url, **{name: INFINITY})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ttl": 0.1},
+        {"ttl": timedelta(minutes=5), "wait": timedelta(0), "max_hold": timedelta(hours=1)},
+        {"ttl": 10, "wait": None, "max_hold": None, "max_waiters": 0, "renew": False},
+        {"label": "x" * 10_000, "namespace": "a.b_c-D9", "require_scope": "process"},
+        {"ttl": 366 * 86400},
+    ],
+)
+def test_good_options_work(face: Any, url: str, options: dict[str, Any]) -> None:
+    """Seconds and timedeltas, none and zero, each where it makes sense."""
+    assert face.from_url(url, **options).scope == "process"
+
+
+def test_a_timedelta_is_seconds(url: str) -> None:
+    """A timedelta means its whole length, days and all."""
+    with Locks.from_url(url, ttl=timedelta(days=1, seconds=1)) as locks, locks.hold("key") as lease:
+        assert 86_401 * 0.98 < lease.remaining() <= 86_401
+
+
+def test_an_unknown_option(face: Any, url: str) -> None:
+    """A misspelled option is no option, and the message lists those there are."""
+    with pytest.raises(TypeError, match=r"'timeout'; there are ttl, wait, max_hold"):
+        face.from_url(url, timeout=5)
+
+
+@pytest.mark.parametrize("namespace", ["", "a:b", "a\nb", "ä", None, 7, "n" * 65])
+def test_a_bad_namespace(face: Any, url: str, namespace: object) -> None:
+    """A namespace that could meet another is refused."""
+    with pytest.raises(ConfigurationError, match="namespace"):
+        face.from_url(url, namespace=namespace)
+
+
+def test_more_scope_than_the_engine_has(face: Any, url: str) -> None:
+    """An engine of less reach than is required is an error at start, not an overlap later."""
+    with pytest.raises(
+        ConfigurationError, match=r"scope='process'.*require_scope='cluster'.*redis"
+    ):
+        face.from_url(url, require_scope="cluster")
+    with pytest.raises(ConfigurationError, match="require_scope='galaxy' is not one of"):
+        face.from_url(url, require_scope="galaxy")
+
+
+CANARY = "S3cretCanary"
+
+
+@pytest.mark.parametrize(
+    ("bad", "problem"),
+    [
+        ("", "no scheme"),
+        ("redis", "no scheme"),
+        (f"redis:/user:{CANARY}@host", "no scheme"),
+        (f"user:{CANARY}@host", "no scheme"),
+        (f"user:{CANARY}@host/://", "no scheme"),
+        (f":{CANARY}@://", "no scheme"),
+        (f"nosuch://user:{CANARY}@host", "no engine is called 'nosuch'.*memory://"),
+        (f"nosuch://user:{CANARY}[@host", "no engine is called 'nosuch'"),
+        (f"nosuch://user:{CANARY}\u2100@host", "no engine is called 'nosuch'"),
+        (f"file://user:{CANARY}@host/path", "three slashes"),
+        (f"file://user:{CANARY}[@host/path", "three slashes"),
+        (f"file://user:{CANARY}\u2100@host/path", "three slashes"),
+        ("file://relative/path", "three slashes"),
+        ("file:///path?mode=1", "three slashes"),
+        ("file:///path#part", "three slashes"),
+        (7, "no scheme"),
+        (b"memory://", "no scheme"),
+        ([], "no scheme"),
+        ({}, "no scheme"),
+    ],
+)
+def test_a_bad_url(face: Any, bad: Any, problem: str) -> None:
+    """A URL that names no engine is refused clearly, and no password in it is shown."""
+    with pytest.raises(ConfigurationError, match=problem) as refused:
+        face.from_url(bad)
+    assert CANARY[:4] not in str(refused.value)
+    assert refused.value.__cause__ is None or CANARY not in str(refused.value.__cause__)
+
+
+def test_the_scheme_is_not_case_sensitive() -> None:
+    """As in any URL, the scheme may be written in any case."""
+    with Locks.from_url("MEMORY://upper") as locks:
+        assert locks.scope == "process"
+
+
+@pytest.mark.parametrize("shown", [repr, str, lambda locks: locks.engine])
+def test_no_password_is_shown(shown: Any) -> None:
+    """An engine's name, and what shows it, has no user and no password."""
+    with Locks.from_url(f"memory://user:{CANARY}@host") as locks:
+        assert CANARY not in shown(locks)
+
+
+def test_no_key(url: str) -> None:
+    """To lock nothing is a mistake."""
+    with Locks.from_url(url) as locks, pytest.raises(TypeError, match="at least one key"):
+        locks.acquire()
+
+
+@pytest.mark.parametrize("by", [NAN, INFINITY, -1, "1", None, True])
+def test_a_bad_extension(url: str, by: object) -> None:
+    """An extension of the wrong kind, sign or size is refused, and the lease stays as it was."""
+    with Locks.from_url(url) as locks, locks.hold("key") as lease:
+        with pytest.raises(ConfigurationError, match="^by="):
+            lease.extend(by)
+        lease.check()
+
+
+def test_a_message_about_a_wait(url: str) -> None:
+    """The options of the error are those of the call, in seconds."""
+    with Locks.from_url(url) as locks:
+        lease = locks.acquire("key")
+        with pytest.raises(LockTimeout, match=r"wait=0") as refused:
+            locks.acquire("key", wait=timedelta(0))
+        assert refused.value.wait == 0
+        lease.release()
+
+
+def test_a_decorator_checks_its_options_at_once(face: Any, url: str) -> None:
+    """A bad option or template of a decorator is an error where it decorates."""
+    locks = face.from_url(url)
+    with pytest.raises(ConfigurationError, match="ambiguous"):
+        locks.serialized("{a}{b}")
+    with pytest.raises(ConfigurationError, match="^ttl="):
+        locks.serialized("key", ttl=-1)
+
+
+async def test_a_decorator_of_the_wrong_face(url: str) -> None:
+    """Each face refuses the other's functions, and says which one to use."""
+
+    async def coroutine() -> None: ...
+
+    def function() -> None: ...
+
+    with pytest.raises(TypeError, match="decorate it with AsyncLocks"):
+        Locks.from_url(url).serialized("key")(coroutine)
+    with pytest.raises(TypeError, match="decorate it with Locks"):
+        AsyncLocks.from_url(url).serialized("key")(function)

@@ -1,0 +1,192 @@
+"""The two runtimes: driving coroutines, and bells."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from weblock._core.ports import Ask, Grasp
+from weblock._runtime import clock
+from weblock._runtime.aio import AsyncioRuntime
+from weblock._runtime.blocking import BlockingRuntime, drive
+
+
+def test_drive_runs_to_the_end() -> None:
+    """A coroutine that never suspends gives its result, through any depth of awaits."""
+
+    async def inner() -> int:
+        return 7
+
+    async def outer() -> int:
+        return await inner() + 1
+
+    assert drive(outer()) == 8
+
+
+def test_drive_passes_errors_on() -> None:
+    """An error inside comes out."""
+
+    async def failing() -> None:
+        raise KeyError("own")
+
+    with pytest.raises(KeyError, match="own"):
+        drive(failing())
+
+
+def test_drive_refuses_a_suspension() -> None:
+    """A coroutine that suspends is a bug in the blocking world: it is closed, and it is said."""
+    closed = []
+
+    async def suspending() -> None:
+        try:
+            await asyncio.sleep(0)
+        finally:
+            closed.append(True)
+
+    with pytest.raises(RuntimeError, match="suspended"):
+        drive(suspending())
+    assert closed == [True]
+
+
+class Listener:
+    """One bell of either runtime, heard from a test that is a coroutine."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self.bell = (BlockingRuntime() if kind == "blocking" else AsyncioRuntime()).bell()
+
+    async def heard(self, timeout: float | None) -> object:
+        if self._kind == "asyncio":
+            return await self.bell.heard(timeout)
+        return await asyncio.to_thread(drive, self.bell.heard(timeout))
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+async def listener(request: pytest.FixtureRequest) -> Listener:
+    return Listener(request.param)
+
+
+async def test_rung_before(listener: Listener) -> None:
+    """What was rung before anybody listened is heard at once, in order."""
+    listener.bell.ring(Grasp(1, 2.0))
+    listener.bell.ring(Ask())
+    assert await listener.heard(None) == Grasp(1, 2.0)
+    assert await listener.heard(None) == Ask()
+
+
+async def test_rung_while_waiting(listener: Listener) -> None:
+    """A listener is woken by another thread."""
+    hearing = asyncio.create_task(listener.heard(None))
+    await asyncio.sleep(0.02)
+    await asyncio.to_thread(listener.bell.ring, Grasp(1, 2.0))
+    assert await asyncio.wait_for(hearing, 30) == Grasp(1, 2.0)
+
+
+async def test_nothing_heard(listener: Listener) -> None:
+    """Where nothing is rung, the whole time passes, and then there is nothing."""
+    began = clock.now()
+    assert await listener.heard(0.1) is None
+    assert clock.now() - began >= 0.099
+
+
+@pytest.mark.parametrize("timeout", [0, -1])
+async def test_no_time_to_listen(listener: Listener, timeout: float) -> None:
+    """Without time, what is there is heard, and nothing is waited for."""
+    assert await listener.heard(timeout) is None
+    listener.bell.ring(Ask())
+    assert await listener.heard(timeout) == Ask()
+
+
+async def test_an_echo_is_no_message(listener: Listener) -> None:
+    """A bell that was rung from a thread, and heard before its loop was woken, does not cut the
+    next wait short."""
+    ringer = threading.Thread(target=listener.bell.ring, args=(Ask(),))
+    ringer.start()
+    ringer.join()
+    assert await listener.heard(5) == Ask()
+    began = clock.now()
+    assert await listener.heard(0.1) is None
+    assert clock.now() - began >= 0.099
+
+
+async def test_rung_after_a_wait_that_ended(listener: Listener) -> None:
+    """A message that came too late for one wait is there for the next."""
+    assert await listener.heard(0.01) is None
+    listener.bell.ring(Ask())
+    assert await listener.heard(None) == Ask()
+
+
+async def test_many_ringers(listener: Listener) -> None:
+    """Every message of many threads is heard, each once."""
+
+    def ring(number: int) -> None:
+        for count in range(100):
+            listener.bell.ring(Grasp(number * 100 + count, 0.0))
+
+    threads = [threading.Thread(target=ring, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    heard = [await listener.heard(30) for _ in range(400)]
+    assert sorted(message.fence for message in heard) == list(range(400))
+    assert await listener.heard(0) is None
+
+
+async def test_a_cancelled_listener_loses_nothing() -> None:
+    """A message that was rung as the listener was cancelled is still there."""
+    bell = AsyncioRuntime().bell()
+    hearing = asyncio.create_task(bell.heard(None))
+    await asyncio.sleep(0)
+    bell.ring(Ask())
+    hearing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await hearing
+    assert await bell.heard(0) == Ask()
+
+
+def test_a_bell_of_a_closed_loop() -> None:
+    """Ringing for a loop that has ended harms nobody."""
+
+    async def make() -> object:
+        return AsyncioRuntime().bell()
+
+    asyncio.run(make()).ring(Ask())
+
+
+def test_the_clock_is_that_of_the_machine() -> None:
+    """Seconds since boot, going on."""
+    before = clock.now()
+    time.sleep(0.001)
+    assert before < clock.now()
+
+
+def test_owners_are_secret() -> None:
+    """Each owner is 128 bits that nobody had before."""
+    owners = {clock.new_owner() for _ in range(1000)}
+    assert len(owners) == 1000
+    assert {len(bytes.fromhex(owner)) for owner in owners} == {16}
+
+
+async def test_control_is_the_task() -> None:
+    """Two tasks of one thread are two flows of control; a task is the same throughout."""
+
+    async def control() -> object:
+        first = clock.control()
+        await asyncio.sleep(0)
+        assert clock.control() is first
+        return first
+
+    assert len(set(await asyncio.gather(control(), control()))) == 2
+
+
+def test_control_is_the_thread() -> None:
+    """Without a task, each thread is its own, also where it has the identifier of one before."""
+    controls: list[object] = []
+    for _ in range(5):
+        thread = threading.Thread(target=lambda: controls.append(clock.control()))
+        thread.start()
+        thread.join()
+    assert len(set(controls)) == 5
+    assert clock.control() is clock.control()

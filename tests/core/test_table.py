@@ -1,0 +1,226 @@
+"""The transitions of one key, by example."""
+
+from __future__ import annotations
+
+from weblock._core import table
+from weblock._core.table import (
+    HANDOFF,
+    PLACE,
+    Busy,
+    Claim,
+    Gone,
+    Held,
+    KeyState,
+    Moment,
+    Released,
+    Step,
+    Waiting,
+)
+
+TTL = 10.0
+
+
+def claim(owner: str, process: str = "p", ttl: float = TTL) -> Claim:
+    return Claim(owner, process, ttl, "label")
+
+
+def at(now: float, *dead: str, floor: int = 0) -> Moment:
+    return Moment(now, floor, lambda process: process not in dead)
+
+
+def after(*asked: Claim, room: int = 100) -> KeyState:
+    """The state after these have asked for a free key at time 0."""
+    state = KeyState()
+    for each in asked:
+        state = table.acquire(state, at(0), each, room=room).state
+    return state
+
+
+def holder(state: KeyState) -> str | None:
+    return state.grant.claim.owner if state.grant else None
+
+
+def queued(state: KeyState) -> list[str]:
+    return [place.claim.owner for place in state.queue]
+
+
+def confirmed(state: KeyState) -> KeyState:
+    return state._replace(grant=state.grant._replace(confirmed=True))
+
+
+def test_a_free_key_is_granted() -> None:
+    """Who asks for a free key has it for its ttl, confirmed."""
+    step = table.acquire(KeyState(), at(5), claim("a"), room=0)
+    assert step.answer == Held(1, 15, confirmed=True)
+    assert step.woken is None
+
+
+def test_a_fence_is_above_the_floor_and_above_the_last() -> None:
+    """The clock's floor lifts fences; a clock that stepped back does not lower them."""
+    state = table.acquire(KeyState(), at(0, floor=1000), claim("a"), room=0).state
+    assert state.fence == 1000
+    state = table.release(state, at(1), "a").state
+    assert table.acquire(state, at(1, floor=7), claim("b"), room=0).state.fence == 1001
+
+
+def test_a_taken_key_queues() -> None:
+    """Those who come later wait in their order, and are told who is before them."""
+    state = after(claim("a", "p1"), claim("b", "p2"))
+    step = table.acquire(state, at(1), claim("c", "p3"), room=100)
+    assert step.answer == Waiting(1, 10, ("p2", "p1"))
+    assert queued(step.state) == ["b", "c"]
+
+
+def test_a_full_queue_refuses() -> None:
+    """Who does not fit is refused, and told how many wait and until when the lease runs."""
+    step = table.acquire(after(claim("a"), claim("b")), at(1), claim("c"), room=1)
+    assert step.answer == Busy(until=10, waiters=1)
+    assert queued(step.state) == ["b"]
+
+
+def test_places_that_have_lapsed_take_no_room() -> None:
+    """A queue is full of those who still wait, not of those who stopped."""
+    step = table.acquire(after(claim("a"), claim("b")), at(PLACE), claim("c"), room=1)
+    assert queued(step.state) == ["c"]
+
+
+def test_no_room_means_no_waiting() -> None:
+    """With room for nobody, a taken key is busy."""
+    assert table.acquire(after(claim("a")), at(1), claim("b"), room=0).answer == Busy(10, 0)
+
+
+def test_asking_again_with_the_lease() -> None:
+    """A repeated request gives the same fence, for a ttl from now, and no second place."""
+    step = table.acquire(after(claim("a")), at(3), claim("a"), room=100)
+    assert step.answer == Held(1, 13, confirmed=True)
+    assert queued(step.state) == []
+
+
+def test_asking_again_from_the_queue() -> None:
+    """A repeated request keeps its place, also where the queue is full."""
+    state = after(claim("a"), claim("b"), claim("c"))
+    step = table.acquire(state, at(3), claim("b"), room=2)
+    assert queued(step.state) == ["b", "c"]
+    assert step.state.queue[0].until == 3 + PLACE
+
+
+def test_a_release_hands_the_key_over() -> None:
+    """The first waiter gets the key at once: a short lease, to be confirmed."""
+    step = table.release(after(claim("a"), claim("b"), claim("c")), at(1), "a")
+    assert step.answer == Released()
+    assert step.woken == step.state.grant
+    assert holder(step.state) == "b"
+    assert (step.state.grant.until, step.state.grant.confirmed) == (1 + HANDOFF, False)
+    assert queued(step.state) == ["c"]
+
+
+def test_a_hand_over_is_no_longer_than_the_ttl() -> None:
+    """A waiter who wants a lease that is shorter than a hand-over gets just that."""
+    step = table.release(after(claim("a"), claim("b", ttl=0.5)), at(1), "a")
+    assert step.state.grant.until == 1.5
+
+
+def test_a_heartbeat_confirms() -> None:
+    """The first heartbeat makes a hand-over a whole lease."""
+    state = table.release(after(claim("a"), claim("b")), at(1), "a").state
+    assert table.refresh(state, at(2), "b", TTL).answer == Held(2, 12, confirmed=True)
+
+
+def test_a_silent_process_is_passed_over() -> None:
+    """A process that does not confirm costs one hand-over, not one for each of its waiters."""
+    asked = claim("a", "p1"), claim("b", "p2"), claim("c", "p2"), claim("d", "p3")
+    state = table.release(after(*asked), at(1), "a").state
+    state, woken = table.settle(state, at(1 + HANDOFF))
+    assert (holder(state), queued(state)) == ("d", [])
+    assert woken == state.grant
+
+
+def test_a_confirmed_lease_that_expires_keeps_the_queue() -> None:
+    """Where a holder was heard of, its expiry says nothing against its process's waiters."""
+    state = after(claim("a", "p1", ttl=2), claim("b", "p1"))
+    state, _ = table.settle(state, at(2))
+    assert holder(state) == "b"
+
+
+def test_a_dead_holder_is_noticed() -> None:
+    """Where the engine can tell, a dead holder's lease ends at once."""
+    state = after(claim("a", "p1"), claim("b", "p2"))
+    state, woken = table.settle(state, at(1, "p1"))
+    assert (holder(state), woken) == ("b", state.grant)
+
+
+def test_dead_waiters_are_passed_over() -> None:
+    """The key goes to the first who lives and has not lapsed."""
+    state = after(claim("a", "p1"), claim("b", "p2"), claim("c", "p3"))
+    step = table.release(state, at(1, "p2"), "a")
+    assert (holder(step.state), queued(step.state)) == ("c", [])
+
+
+def test_nobody_left() -> None:
+    """Where nobody in the queue lives, the key is free, and nothing is left but the fence."""
+    step = table.release(after(claim("a"), claim("b")), at(PLACE), "a")
+    assert step.woken is None
+    assert step.state == KeyState(fence=1)
+    assert step.state.blank
+
+
+def test_a_newcomer_does_not_pass_the_queue() -> None:
+    """Who finds an expired lease with others waiting queues behind them, and wakes the first."""
+    state = after(claim("a", ttl=2), claim("b"))
+    step = table.acquire(state, at(3), claim("c"), room=100)
+    assert (holder(step.state), queued(step.state)) == ("b", ["c"])
+    assert step.woken == step.state.grant
+    assert isinstance(step.answer, Waiting)
+
+
+def test_an_expired_lease_is_not_refreshed() -> None:
+    """A heartbeat that comes at the end of the lease, or after it, does not bring it back."""
+    state = after(claim("a", ttl=2))
+    assert table.refresh(state, at(1.99), "a", TTL).answer == Held(1, 11.99, confirmed=True)
+    assert table.refresh(state, at(2), "a", TTL).answer == Gone()
+
+
+def test_a_refresh_does_not_shorten() -> None:
+    """A heartbeat for less than is left changes nothing."""
+    assert table.refresh(after(claim("a")), at(1), "a", 0.5).answer == Held(1, 10, confirmed=True)
+
+
+def test_a_late_release_is_gone() -> None:
+    """Who releases after its end is told so, and the next one gets the key."""
+    state = after(claim("a", ttl=2), claim("b"))
+    step = table.release(state, at(2), "a")
+    assert (step.answer, holder(step.state)) == (Gone(), "b")
+
+
+def test_a_late_release_does_not_touch_the_next() -> None:
+    """Once another holds the key, the former owner's release changes nothing."""
+    state = table.settle(after(claim("a", ttl=2), claim("b")), at(2))[0]
+    assert table.release(state, at(2.1), "a") == Step(state, Gone())
+
+
+def test_a_release_from_the_queue() -> None:
+    """A waiter that gives up leaves just its own place."""
+    step = table.release(after(claim("a"), claim("b"), claim("c")), at(1), "b")
+    assert (holder(step.state), queued(step.state), step.woken) == ("a", ["c"], None)
+
+
+def test_a_voided_owner_is_refused() -> None:
+    """A request that arrives after its owner gave up gets nothing, until the void has passed."""
+    state = table.release(KeyState(), at(0), "a", void=5).state
+    assert not state.blank
+    step = table.acquire(state, at(4.9), claim("a"), room=100)
+    assert (step.answer, step.state.grant) == (Gone(), None)
+    assert table.acquire(state, at(5), claim("a"), room=100).answer == Held(1, 15)
+
+
+def test_a_void_is_forgotten() -> None:
+    """Nothing is left of a void once its time has passed and somebody looks."""
+    state = table.release(KeyState(), at(0), "a", void=5).state
+    assert table.settle(state, at(5))[0].blank
+
+
+def test_a_void_takes_the_lease_back() -> None:
+    """An owner in doubt that had the lease after all has given it back, and cannot take it again."""
+    step = table.release(after(claim("a"), claim("b")), at(1), "a", void=5)
+    assert (step.answer, holder(step.state)) == (Released(), "b")
+    assert table.acquire(step.state, at(2), claim("a"), room=100).answer == Gone()
