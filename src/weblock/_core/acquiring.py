@@ -108,7 +108,7 @@ class Locker:
         for holding in holdings:
             self.keeper.drop_holding(holding)
             holding.let_go(self.runtime.now())
-            if not holding.of_parent:
+            if not holding.left_to_others:
                 self.owe(holding.key, holding.owner, holding.terms.ttl, holding.void)
 
     async def give_back(self, key: str, owner: str, ttl: float, void: float) -> Answer | None:
@@ -146,7 +146,7 @@ class Locker:
             return True
         self.keeper.drop_holding(holding)
         ours = holding.let_go(self.runtime.now())
-        if holding.of_parent:
+        if holding.left_to_others:
             return False
         answer = await self.give_back(holding.key, holding.owner, holding.terms.ttl, holding.void)
         if ours and isinstance(answer, Gone):
@@ -180,7 +180,7 @@ class Acquisition:
         self.over = False
         self._locker = locker
         self._runtime = locker.runtime
-        self._key = key
+        self.key = key
         self._terms = terms
         self._wait = wait
         self._give_up_at = give_up_at
@@ -209,6 +209,7 @@ class Acquisition:
 
     async def _until_held(self) -> Holding:
         while True:
+            self._refuse_if_closed()
             reply = await self._ask()
             match reply.answer:
                 case Held(fence, until):
@@ -238,7 +239,7 @@ class Acquisition:
             self._leaves_traces = True
             sent = self._runtime.now()
             try:
-                reply = await self._locker.store.acquire(self._key, self._claim, room=self._room())
+                reply = await self._locker.store.acquire(self.key, self._claim, room=self._room())
             except EngineUnavailable:
                 self._in_doubt = True
                 failing_since = sent if failing_since is None else failing_since
@@ -261,9 +262,14 @@ class Acquisition:
             raise self._timeout()
         return message
 
+    def _refuse_if_closed(self) -> None:
+        if self._locker.keeper.over:
+            raise EngineUnavailable(self._locker.engine, "it was closed")
+
     def _hold(self, grasp: Grasp, deadline: float, *, confirmed: bool) -> Holding:
+        self._refuse_if_closed()
         holding = Holding(
-            self._key,
+            self.key,
             self.owner,
             grasp.fence,
             self._terms,
@@ -284,7 +290,7 @@ class Acquisition:
 
     def _timeout(self, waiters: int | None = None) -> LockTimeout:
         return LockTimeout(
-            unqualified(self._key),
+            unqualified(self.key),
             wait=self._wait,
             retry_after=max(0.0, self._retry_after),
             waiters=waiters,
@@ -294,12 +300,17 @@ class Acquisition:
         return 2 * self._terms.ttl + LATEST if self._in_doubt else 0.0
 
     def _what_to_give_back(self) -> tuple[str, str, float, float]:
-        return self._key, self.owner, self._terms.ttl, self._void()
+        return self.key, self.owner, self._terms.ttl, self._void()
 
     # What the keeper asks of everything that it keeps.
 
+    def close(self) -> float:
+        self._leaves_traces, self._in_doubt = False, True  # A request may be under way.
+        self._bell.ring(Ask())
+        return self._void()
+
     def pulse(self, now: float) -> Pulse | None:  # noqa: ARG002 - others may be too late for one
-        return Pulse(self._key, self.owner, self._terms.first_ttl)
+        return Pulse(self.key, self.owner, self._terms.first_ttl)
 
     def heard(self, reply: Reply | EngineUnavailable, sent: float, now: float) -> None:
         """Takes the answer to a heartbeat: still waiting, or something to ring for."""

@@ -157,9 +157,9 @@ class Holding:
         self.lose("forked")
 
     @property
-    def of_parent(self) -> bool:
-        """Whether the lease is that of the parent process, which alone may release it."""
-        return self.reason == "forked"
+    def left_to_others(self) -> bool:
+        """Whether it is for others to release: the parent process, or the keeper that closed."""
+        return self.reason in {"forked", "closed"}
 
     def on_lost(self, callback: LostCallback) -> None:
         """Calls ``callback`` once when the lease is lost; at once if it is lost already."""
@@ -175,6 +175,10 @@ class Holding:
         self.due = self._next_renewal()
 
     # What the keeper asks of everything that it keeps.
+
+    def close(self) -> float:
+        self.lose("closed")
+        return self.void
 
     @property
     def over(self) -> bool:

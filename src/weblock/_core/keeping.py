@@ -29,6 +29,7 @@ Report = Callable[[str], None]
 class Kept(Protocol):
     """What lives by heartbeats."""
 
+    key: str
     owner: str
     due: float
 
@@ -38,6 +39,9 @@ class Kept(Protocol):
     def pulse(self, now: float) -> Pulse | None: ...
 
     def heard(self, reply: Reply | EngineUnavailable, sent: float, now: float) -> None: ...
+
+    def close(self) -> float:
+        """Tells whoever has it that it ends here; how long its owner is to be refused."""
 
 
 class Debt:
@@ -81,8 +85,14 @@ class Keeper:
         self._bell = runtime.bell()
         self._wakes_at = float("inf")
         self._attended = False
-        self._closed = False
+        self._over = False
+        self._ends = False
         self._running = False
+
+    @property
+    def over(self) -> bool:
+        """Whether it was closed: what is kept here from now on would not live."""
+        return self._over
 
     @property
     def idle(self) -> bool:
@@ -115,14 +125,13 @@ class Keeper:
         self._attend(debt.due)
 
     def close(self) -> None:
-        """Ends the loop. Whoever still holds a lease is told, and what is owed is paid first."""
+        """Ends the loop. Whoever still holds or waits is told, and what is owed is paid first."""
+        self._over = True
         now = self._runtime.now()
         for each in tuple(self._kept.values()):
-            if isinstance(each, Holding):
-                each.lose("closed")
-                self.drop_holding(each)
-                self.owe(Debt(each.key, each.owner, each.void, now=now, until=now))
-        self._closed = True
+            self.drop_holding(each) if isinstance(each, Holding) else self.drop(each)
+            self.owe(Debt(each.key, each.owner, each.close(), now=now, until=now))
+        self._ends = True
         self._bell.ring(Ask())
 
     def after_fork(self) -> None:
@@ -140,7 +149,7 @@ class Keeper:
     async def run(self) -> None:
         """The loop; ``spawn`` runs it."""
         store = self._connect(self._runtime)
-        while not self._closed:
+        while not self._ends:
             # Whoever adds something from here on rings, so that nothing slips past the look below.
             self._wakes_at = float("inf")
             await self._pay_debts(store)
