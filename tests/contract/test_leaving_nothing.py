@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from weblock import ConfigurationError, LockTimeout
+from weblock import ConfigurationError, EngineUnavailable, LeaseLost, LockTimeout
 
 from .conditions import eventually
 
@@ -91,11 +91,34 @@ def test_opening_again_after_close(face, url, one) -> None:
         face.shut(locks)
 
 
-@pytest.mark.promise("locks", "processes")
-def test_a_release_after_close(face, url, one, probe) -> None:
-    """A lease that outlives its locks can still be given back."""
+@pytest.mark.promise("locks")
+def test_closing_ends_a_lease(face, url, one) -> None:
+    """A lease that outlives its locks is lost, and said to be; its key is free."""
     locks = face.open(url)
     lease = one.do(locks.acquire, "key", ttl=60)
     face.shut(locks)
-    one.do(lease.release)
-    probe.acquire("key", wait=0).release()
+    with pytest.raises(LeaseLost) as lost:
+        one.do(lease.release)
+    assert lost.value.reason == "closed"
+    again = face.open(url)
+    one.do(one.do(again.acquire, "key", wait=0).release)
+    face.shut(again)
+
+
+@pytest.mark.promise("locks")
+def test_closing_ends_a_wait(face, url, one, other) -> None:
+    """Those who still wait when their engine is closed are told, and leave nothing."""
+    locks = face.open(url)
+    engine, keeper = locks._engine, locks._locker.keeper
+    one.do(locks.acquire, "key", ttl=60)
+    waits = [other.begin(locks.acquire, "key", wait=None)]
+    waits += [face.actor().begin(locks.acquire, "key", wait=None) for _ in range(2)]
+    eventually(lambda: len(keeper._kept) == 4)
+    before = _files()
+    face.shut(locks)
+    for wait in waits:
+        with pytest.raises(EngineUnavailable, match="closed"):
+            wait.result(30)
+    assert not engine.switchboard._bells
+    assert keeper.idle
+    assert _files() <= before

@@ -1,0 +1,134 @@
+"""What type checkers make of the public names: checked by pyright --strict, never run."""
+
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import assert_type
+
+from weblock import (
+    AlreadyHeld,
+    AsyncLease,
+    AsyncLocks,
+    ConfigurationError,
+    Duration,
+    EngineUnavailable,
+    HoldOptions,
+    InvalidKey,
+    Lease,
+    LeaseLost,
+    Locks,
+    LocksOptions,
+    LockTimeout,
+    WeblockError,
+)
+
+
+def blocking(item_id: int) -> None:
+    """The blocking face."""
+    locks = Locks.from_url("redis://localhost", namespace="shop", ttl=10, wait=5)
+    assert_type(locks, Locks)
+    assert_type(locks.scope, str)
+    assert_type(locks.engine, str)
+    with locks.hold("create_item") as lease:
+        assert_type(lease, Lease)
+        assert_type(lease.key, str)
+        assert_type(lease.keys, tuple[str, ...])
+        assert_type(lease.fence, int)
+        assert_type(lease.fences, dict[str, int])
+        assert_type(lease.owner, str)
+        assert_type(lease.held, bool)
+        assert_type(lease.remaining(), float)
+        assert_type(lease.check(), None)
+        assert_type(lease.extend(2), None)
+        assert_type(lease.extend(timedelta(seconds=2)), None)
+        assert_type(lease.release(), None)
+        assert_type(lease.on_lost(lambda: None), None)
+    assert_type(locks.try_acquire("create_item"), Lease | None)
+    assert_type(locks.acquire(f"item:{item_id}", wait=1), Lease)
+    with locks.hold("account:1", "account:2", ttl=timedelta(minutes=1), wait=None) as lease:
+        assert_type(lease, Lease)
+    with Locks.from_url() as entered:
+        assert_type(entered, Locks)
+
+
+async def asynchronous(item_id: int) -> None:
+    """The asyncio face: the same names, awaitable."""
+    locks = AsyncLocks.from_url("redis://localhost", namespace="shop", ttl=10, wait=5)
+    assert_type(locks, AsyncLocks)
+    async with locks.hold("create_item", f"item:{item_id}", max_hold=30) as lease:
+        assert_type(lease, AsyncLease)
+        assert_type(lease.fence, int)
+        assert_type(lease.remaining(), float)
+        assert_type(lease.check(), None)
+        assert_type(await lease.extend(2), None)
+        assert_type(await lease.release(), None)
+        assert_type(lease.on_lost(lambda: None), None)
+    assert_type(await locks.try_acquire("create_item"), AsyncLease | None)
+    assert_type(await locks.acquire("a", wait=1), AsyncLease)
+    async with AsyncLocks.from_url() as entered:
+        assert_type(entered, AsyncLocks)
+    assert_type(await locks.close(), None)
+
+
+def decorators(locks: Locks, async_locks: AsyncLocks) -> None:
+    """A decorated function keeps its signature, names and defaults included."""
+
+    @locks.serialized("item:{item_id}", wait=1)
+    def count(item_id: int, *, deep: bool = False) -> list[str]:
+        return [str(item_id), str(deep)]
+
+    assert_type(count(7), list[str])
+    assert_type(count(item_id=7, deep=True), list[str])
+    count("7")  # pyright: ignore[reportArgumentType]
+    count()  # pyright: ignore[reportCallIssue]
+
+    @async_locks.serialized("item:{item_id}")
+    async def fetch(item_id: int) -> str:
+        return str(item_id)
+
+    fetched: Callable[[int], Awaitable[str]] = fetch
+    assert_type(fetched(7), Awaitable[str])
+    fetch("7")  # pyright: ignore[reportArgumentType]
+
+
+def mistakes(locks: Locks, async_locks: AsyncLocks) -> None:
+    """What cannot work is found before it runs."""
+    locks.hold(7)  # pyright: ignore[reportArgumentType]
+    locks.hold("key", timeout=5)  # pyright: ignore[reportCallIssue]
+    locks.hold("key", ttl="10")  # pyright: ignore[reportArgumentType]
+    locks.hold("key", namespace="per call")  # pyright: ignore[reportCallIssue]
+    Locks.from_url("memory://", ttl=None)  # pyright: ignore[reportArgumentType]
+    async_locks.acquire("key")  # pyright: ignore[reportUnusedCoroutine]
+    with async_locks.hold("key"):  # pyright: ignore[reportGeneralTypeIssues]
+        pass
+
+
+def options(locks: Locks) -> None:
+    """Options can be kept, and passed on."""
+    durations: list[Duration] = [1, 1.5, timedelta(seconds=1)]
+    patient: HoldOptions = {"wait": None, "ttl": durations[0]}
+    ours: LocksOptions = {"namespace": "shop", "require_scope": "cluster", **patient}
+    assert_type(locks.acquire("key", **patient), Lease)
+    assert_type(Locks.from_url("memory://", **ours), Locks)
+
+
+def facts(error: WeblockError) -> None:
+    """The facts of an error are typed, and known errors narrow."""
+    match error:
+        case LockTimeout():
+            assert_type(error.key, str)
+            assert_type(error.wait, float | None)
+            assert_type(error.retry_after, float | None)
+            assert_type(error.waiters, int | None)
+        case LeaseLost():
+            assert_type((error.key, error.fence, error.reason), tuple[str, int, str])
+        case EngineUnavailable():
+            assert_type((error.engine, error.reason), tuple[str, str])
+        case AlreadyHeld():
+            assert_type(error.key, str)
+        case InvalidKey():
+            value_error: ValueError = error
+            assert_type(str(value_error), str)
+        case ConfigurationError():
+            value_error = error
+        case _:
+            assert_type(error, WeblockError)
