@@ -18,12 +18,14 @@ from .puppets import Puppet
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Makes the mark known."""
     config.addinivalue_line(
         "markers", "promise(*names): runs on the engines that promise all of these"
     )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One case for each engine that promises what the test wants, on each face that it asks for."""
     if "promises" in metafunc.fixturenames:
         wanted = [
             name for mark in metafunc.definition.iter_markers("promise") for name in mark.args
@@ -42,6 +44,7 @@ def url(promises: Promises, tmp_path: Path) -> str:
 
 @pytest.fixture
 def face(request: pytest.FixtureRequest) -> Iterator[BlockingFace | AsyncioFace]:
+    """The face under test."""
     face = request.param()
     yield face
     face.close()
@@ -70,11 +73,13 @@ def waiting(probe: Locks) -> Callable[[str], int | None]:
 
 @pytest.fixture
 def one(face: BlockingFace | AsyncioFace) -> Actor:
+    """A flow of control."""
     return face.actor()
 
 
 @pytest.fixture
 def other(face: BlockingFace | AsyncioFace) -> Actor:
+    """Another flow of control."""
     return face.actor()
 
 

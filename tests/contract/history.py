@@ -52,8 +52,10 @@ def read_journals(folder: Path) -> list[Section]:
 
 
 def overlaps(sections: list[Section]) -> list[tuple[Section, Section]]:
+    """The sections that began before the one before them had ended."""
     return [pair for pair in itertools.pairwise(sections) if pair[1].entered < pair[0].left]
 
 
 def fences_out_of_order(sections: list[Section]) -> list[tuple[Section, Section]]:
+    """The sections whose fence is not above that of the one before them."""
     return [pair for pair in itertools.pairwise(sections) if pair[1].fence <= pair[0].fence]

@@ -234,8 +234,7 @@ def test_the_block_passes_the_lease_and_the_result(locks, face, one, waiting) ->
 
 
 def test_a_hold_may_be_shared(locks, face, one, other) -> None:
-    """One ``hold`` kept by several users is a description: the block of one ends only its own
-    lease, also where it had been lost and another's block has begun."""
+    """Of those who share one ``hold``, each ends just its own lease, also one that was lost."""
     shared = locks.hold("key", ttl=0.3, renew=False)
     enter, leave = ("__enter__", "__exit__") if face.name == "sync" else ("__aenter__", "__aexit__")
     lost = one.do(getattr(shared, enter))

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.promise("locks")
 
 @pytest.fixture
 def tasks():
+    """The asyncio face: a thread cannot be cancelled."""
     face = AsyncioFace()
     yield face
     face.close()
@@ -27,6 +28,7 @@ def tasks():
 
 @pytest.fixture
 def asynchronous(tasks, url):
+    """Locks of the asyncio face."""
     locks = tasks.open(url)
     yield locks
     tasks.shut(locks)
@@ -65,8 +67,7 @@ def test_a_waiter_that_timed_out_by_itself(asynchronous, tasks, waiting) -> None
 
 
 async def test_acquire_cancelled_at_every_await(url: str) -> None:
-    """An acquisition of a busy key that is cancelled at its k-th await, for every k, leaves
-    neither a lease nor a place in the queue."""
+    """An acquisition that is cancelled at its k-th await, for every k, leaves no lease, no place."""
     async with AsyncLocks.from_url(url, wait=None) as locks:
         _suspend_around_the_engine(locks)
         with Locks.from_url(url) as probe:
@@ -82,8 +83,7 @@ async def _acquires(locks: AsyncLocks, holder: ThreadActor, probe: Locks, k: int
     """Whether an acquisition came to its end before its k-th await."""
     held = holder.do(probe.acquire, "key", ttl=60)
     attempt = asyncio.create_task(_cancelled_at(k, locks.acquire("key", ttl=60)))
-    while not attempt.done() and not await asyncio.to_thread(queue_of, probe, "key"):
-        await asyncio.sleep(0)
+    await asyncio.to_thread(eventually, lambda: attempt.done() or queue_of(probe, "key"))
     holder.do(held.release)
     await asyncio.wait([attempt], timeout=30)
     if finished := not attempt.cancelled():
@@ -148,8 +148,7 @@ async def test_a_cancel_that_meets_the_grant(url: str) -> None:
             for _ in range(50):
                 lease = await locks.acquire("key", ttl=60)
                 waiter = asyncio.create_task(locks.acquire("key", ttl=60))
-                while not await asyncio.to_thread(queue_of, probe, "key"):
-                    await asyncio.sleep(0)
+                await asyncio.to_thread(eventually, lambda: queue_of(probe, "key"))
                 await lease.release()
                 waiter.cancel()
                 await asyncio.wait([waiter], timeout=30)
@@ -189,8 +188,7 @@ class _Suspending:
 
 @types.coroutine
 def _cancelled_at(k: int, work: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    """Runs ``work`` in the present task, and cancels the task where ``work`` suspends for the
-    k-th time."""
+    """Runs ``work`` in this task, and cancels the task where it suspends for the k-th time."""
     suspended = 0
     failure: BaseException | None = None
     while True:

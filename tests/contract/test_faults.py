@@ -73,8 +73,7 @@ def test_a_killed_waiter_is_passed_over(locks, one, other, puppet, waiting) -> N
 
 
 def test_a_stopped_holder_finds_out_first(locks, one, puppet) -> None:
-    """A holder that was stopped beyond its ttl learns on waking that it lost the lease, before it
-    does anything else."""
+    """A holder that was stopped beyond its ttl learns of the loss before it does anything else."""
     holder = puppet(ttl=1)
     fence = holder.do("acquire", "key")["fence"]
     assert holder.do("work_until_lost") == "working"
@@ -103,8 +102,7 @@ def test_a_late_release_takes_nothing(locks, one, puppet) -> None:
 
 
 def test_a_stopped_waiter_holds_nobody_up(locks, one, other, puppet, waiting) -> None:
-    """A waiter that is stopped when its turn comes costs the others a moment, not its ttl; when it
-    wakes, it goes on waiting, and is served."""
+    """A waiter that is stopped at its turn costs others a moment, not its ttl, and waits on."""
     lease = one.do(locks.acquire, "key", ttl=LONG)
     stopped = puppet(ttl=LONG)
     stopped.begin("acquire", "key", wait=None)
@@ -133,8 +131,7 @@ def test_a_holder_stopped_for_a_moment(locks, one, puppet, waiting) -> None:
 
 
 def test_a_fork_in_the_middle(locks, one, puppet) -> None:
-    """The child of a holder has no lease: it is told so, its release frees nothing, and it can
-    lock by itself. The parent holds on."""
+    """The child of a holder holds nothing, frees nothing, and locks by itself."""
     parent = puppet(ttl=LONG)
     parent.do("acquire", "key")
     parent.do("fork")
@@ -153,8 +150,7 @@ def test_a_fork_in_the_middle(locks, one, puppet) -> None:
 
 
 def test_a_fork_after_the_engine_was_opened(locks, one, puppet) -> None:
-    """The child of a process that has locked already, as a preloading server makes them, keeps its
-    own lease for many ttl, and it ends with the child, not with the parent."""
+    """A child of a preloading server keeps its own lease for many ttl, and takes it along."""
     parent = puppet(ttl=1)
     parent.do("acquire", "key")
     parent.do("release")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from pathlib import Path
 
@@ -63,7 +62,7 @@ def _threads() -> set[str]:
 
 
 def _files() -> int:
-    return len(os.listdir(FDS))
+    return len(list(FDS.iterdir()))
 
 
 def _tasks(face) -> int:

@@ -23,11 +23,13 @@ from .history import Counter, Journal
 
 
 def main() -> None:
+    """Runs the role that is named."""
     role, *args = sys.argv[1:]
     {"puppet": puppet, "sections": sections}[role](*args)
 
 
 def say(value: Any) -> None:
+    """One line to the test."""
     os.write(1, json.dumps(value).encode() + b"\n")
 
 
@@ -106,9 +108,10 @@ class Strings:
         os.close(self.orders)
         self.face = FACES[self.face.name]()
         self.actor = self.face.actor()
-        for line in open(orders, encoding="utf-8"):
-            verb, args, kwargs = json.loads(line)
-            os.write(outcomes, json.dumps(self.pull(verb, *args, **kwargs)).encode())
+        with open(orders, encoding="utf-8") as lines:
+            for line in lines:
+                verb, args, kwargs = json.loads(line)
+                os.write(outcomes, json.dumps(self.pull(verb, *args, **kwargs)).encode())
 
 
 def sections(url: str, folder: str, flows: str, rounds: str) -> None:
@@ -145,10 +148,10 @@ class Work:
                     time.sleep(0)
 
     async def in_tasks(self, url: str, count: int) -> None:
-        async with AsyncLocks.from_url(url, wait=None) as locks:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(count):
-                    group.create_task(self._in_task(locks))
+        locks = AsyncLocks.from_url(url, wait=None)
+        async with locks, asyncio.TaskGroup() as group:
+            for _ in range(count):
+                group.create_task(self._in_task(locks))
 
     async def _in_task(self, locks: AsyncLocks) -> None:
         for _ in range(self._rounds):

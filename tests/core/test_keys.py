@@ -19,14 +19,7 @@ from weblock.keys import (
     unqualified,
 )
 
-HOSTILE = list("{}:%*?[]\\^/.-_~ \n\r\t\0+&=#@!|'\"<>") + [
-    "%3A",
-    "..",
-    "ä",
-    "a\u0308",
-    "ß",
-    "\U0001f512",
-]
+HOSTILE = [*"{}:%*?[]\\^/.-_~ \n\r\t\0+&=#@!|'\"<>", "%3A", "..", "ä", "a\u0308", "ß", "\U0001f512"]
 
 values = st.lists(
     st.sampled_from(HOSTILE) | st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6
@@ -98,7 +91,7 @@ def test_a_plain_value_stays_readable() -> None:
 def test_scripts_are_not_folded() -> None:
     """Texts that look alike, or are equal when normalized, are different values."""
     template = KeyTemplate.parse("{name}")
-    alike = ["ä", "a\u0308", "Ä", "ae", "\uff41", "a", "А", "A"]
+    alike = ["ä", "a\u0308", "Ä", "ae", "\uff41", "a", "\u0410", "A"]
     assert len({template.fill({"name": name}) for name in alike}) == len(alike)
 
 

@@ -17,11 +17,13 @@ NAN, INFINITY = float("nan"), float("inf")
 
 @pytest.fixture
 def url() -> str:
+    """The URL of an engine that nobody has used before."""
     return f"memory://{uuid.uuid4().hex}"
 
 
 @pytest.fixture(params=[Locks, AsyncLocks])
 def face(request: pytest.FixtureRequest) -> Any:
+    """Each face."""
     return request.param
 
 
@@ -55,7 +57,7 @@ BAD = [
 @pytest.mark.parametrize(("name", "value"), BAD)
 def test_a_bad_option_is_refused(face: Any, url: str, name: str, value: object) -> None:
     """An option of the wrong kind, sign or size is refused at once, by name and with its value."""
-    with pytest.raises(ConfigurationError, match=f"^{name}=") as refused:
+    with pytest.raises(ConfigurationError, match=rf"^{name}=") as refused:
         face.from_url(url, **{name: value})
     assert any(word in str(refused.value) for word in ("must be", "give seconds"))
     assert len(str(refused.value)) < 300
@@ -66,7 +68,7 @@ def test_a_bad_option_of_one_call_is_refused(url: str, name: str, value: object)
     """The same holds where an option is given to one call, and the key stays free."""
     with Locks.from_url(url) as locks:
         for call in (locks.acquire, lambda key, **o: locks.hold(key, **o).__enter__()):
-            with pytest.raises(ConfigurationError, match=f"^{name}="):
+            with pytest.raises(ConfigurationError, match=rf"^{name}="):
                 call("key", **{name: value})
         locks.acquire("key", wait=0).release()
 
@@ -180,7 +182,7 @@ def test_no_key(url: str) -> None:
 def test_a_bad_extension(url: str, by: object) -> None:
     """An extension of the wrong kind, sign or size is refused, and the lease stays as it was."""
     with Locks.from_url(url) as locks, locks.hold("key") as lease:
-        with pytest.raises(ConfigurationError, match="^by="):
+        with pytest.raises(ConfigurationError, match=r"^by="):
             lease.extend(by)
         lease.check()
 
@@ -200,7 +202,7 @@ def test_a_decorator_checks_its_options_at_once(face: Any, url: str) -> None:
     locks = face.from_url(url)
     with pytest.raises(ConfigurationError, match="ambiguous"):
         locks.serialized("{a}{b}")
-    with pytest.raises(ConfigurationError, match="^ttl="):
+    with pytest.raises(ConfigurationError, match=r"^ttl="):
         locks.serialized("key", ttl=-1)
 
 

@@ -66,6 +66,7 @@ class Listener:
 
 @pytest.fixture(params=["blocking", "asyncio"])
 async def listener(request: pytest.FixtureRequest) -> Listener:
+    """A bell of each runtime."""
     return Listener(request.param)
 
 
@@ -101,8 +102,7 @@ async def test_no_time_to_listen(listener: Listener, timeout: float) -> None:
 
 
 async def test_an_echo_is_no_message(listener: Listener) -> None:
-    """A bell that was rung from a thread, and heard before its loop was woken, does not cut the
-    next wait short."""
+    """A message that is heard before its loop was woken for it does not cut the next wait short."""
     ringer = threading.Thread(target=listener.bell.ring, args=(Ask(),))
     ringer.start()
     ringer.join()

@@ -21,10 +21,12 @@ TTL = 10.0
 
 
 def claim(owner: str, process: str = "p", ttl: float = TTL) -> Claim:
+    """A claim by name."""
     return Claim(owner, process, ttl, "label")
 
 
 def at(now: float, *dead: str, floor: int = 0) -> Moment:
+    """A moment, at which these processes are dead."""
     return Moment(now, floor, lambda process: process not in dead)
 
 
@@ -37,15 +39,13 @@ def after(*asked: Claim, room: int = 100) -> KeyState:
 
 
 def holder(state: KeyState) -> str | None:
+    """Who has the lease, be it over or not."""
     return state.grant.claim.owner if state.grant else None
 
 
 def queued(state: KeyState) -> list[str]:
+    """Who waits, in order."""
     return [place.claim.owner for place in state.queue]
-
-
-def confirmed(state: KeyState) -> KeyState:
-    return state._replace(grant=state.grant._replace(confirmed=True))
 
 
 def test_a_free_key_is_granted() -> None:
