@@ -84,6 +84,10 @@ class Options:
         self._hold = self._merged(cast("HoldOptions", given))
         self._terms = _terms(self._hold)
 
+    @property
+    def label(self) -> str:
+        return self._terms.label
+
     def of_call(self, given: HoldOptions) -> tuple[Terms, float | None]:
         """The terms and the wait of one call, where ``given`` goes before our own."""
         if not given:
@@ -211,6 +215,11 @@ class Face:
     def engine(self) -> str:
         """The engine's URL, without secrets."""
         return self._engine.name
+
+    @property
+    def label(self) -> str:
+        """What others see of a holder, unless a call says otherwise."""
+        return self._options.label
 
     def __repr__(self) -> str:
         namespace = self._options.namespace

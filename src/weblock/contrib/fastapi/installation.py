@@ -1,0 +1,63 @@
+"""``install``: what an application needs for its locks, once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Unpack
+
+from fastapi.responses import Response
+
+from ..._face import LocksOptions
+from ...aio import AsyncLocks
+from ...errors import (
+    ConfigurationError,
+    EngineUnavailable,
+    InvalidKey,
+    LeaseLost,
+    LockTimeout,
+    WeblockError,
+)
+from ..asgi import RequestLayer, problem_of
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from fastapi.requests import HTTPConnection
+
+
+def install(
+    app: FastAPI,
+    locks: AsyncLocks | str | None = None,
+    *,
+    hold_back: float = 1.0,
+    **options: Unpack[LocksOptions],
+) -> AsyncLocks:
+    """Makes ``Depends(lock(...))`` work in ``app``, and returns its locks.
+
+    ``locks`` is an ``AsyncLocks``, or an engine's URL, with ``options``; without it, ``file://``.
+    Locks made here are closed when the application shuts down.
+
+    Call it once, after ``add_middleware`` of your own that commits work: the layer that it adds
+    releases when everything inside it has returned. ``hold_back`` is how many seconds a response
+    waits for that, at most. Raises ``ConfigurationError`` for options that cannot work, and if
+    ``app`` has its layer already.
+    """
+    if RequestLayer in [middleware.cls for middleware in app.user_middleware]:
+        raise ConfigurationError("weblock is installed in this application already: install once")
+    ours = not isinstance(locks, AsyncLocks)
+    if isinstance(locks, AsyncLocks):
+        if options:
+            raise TypeError(f"give {', '.join(options)} to the AsyncLocks instead")
+    else:
+        locks = AsyncLocks.from_url(locks, **options)
+    app.add_middleware(RequestLayer, locks=locks, hold_back=hold_back, close_locks=ours)
+    for error in (LockTimeout, EngineUnavailable, LeaseLost, InvalidKey):
+        app.exception_handlers.setdefault(error, _answer)
+    return locks
+
+
+async def _answer(_connection: HTTPConnection, error: WeblockError) -> Response:
+    """Inside the application's own middleware, so that CORS headers and logs are as for others."""
+    problem = problem_of(error)
+    assert problem is not None
+    return Response(
+        problem.body, problem.status, headers=problem.headers, media_type=problem.media_type
+    )
