@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import signal
+import threading
 import types
 from collections.abc import Coroutine, Generator
 from typing import Any
@@ -64,6 +66,47 @@ def test_a_waiter_that_timed_out_by_itself(asynchronous, tasks, waiting) -> None
     eventually(lambda: waiting("key") == 0)
     holder.do(lease.release)
     assert waiting("key") is None
+
+
+def test_a_lease_got_within_a_limit_of_time(asynchronous, tasks, waiting) -> None:
+    """A lease that was acquired in ``asyncio.wait_for`` is as good as any: held, and released."""
+
+    async def limited() -> bool:
+        lease = await asyncio.wait_for(asynchronous.acquire("key"), 30)
+        held = lease.held
+        await lease.release()
+        return held
+
+    assert tasks.actor().do(limited)
+    assert waiting("key") is None
+
+
+def test_an_interrupted_thread_leaves_nothing(url, probe) -> None:
+    """A blocked waiter that is interrupted, as by Ctrl-C, is out of the queue."""
+    holder, watcher = ThreadActor(), ThreadActor()
+    lease = holder.do(probe.acquire, "key", ttl=60)
+
+    def interrupt_when_it_waits() -> None:
+        eventually(lambda: queue_of(probe, "key") == 1)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+    former = signal.signal(signal.SIGUSR1, _interrupt)
+    try:
+        interrupted = watcher.begin(interrupt_when_it_waits)
+        with pytest.raises(KeyboardInterrupt):
+            probe.acquire("key", wait=None)
+        interrupted.result(30)
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    eventually(lambda: queue_of(probe, "key") == 0)
+    holder.do(lease.release)
+    probe.acquire("key", wait=0).release()
+    holder.close()
+    watcher.close()
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 async def test_acquire_cancelled_at_every_await(url: str) -> None:

@@ -72,6 +72,20 @@ def test_a_killed_waiter_is_passed_over(locks, one, other, puppet, waiting) -> N
     other.do(served.result(LONG / 3).release)
 
 
+def test_a_waiter_killed_after_the_hand_over(locks, one, other, puppet, waiting) -> None:
+    """A waiter that dies with a lease that it never learned of holds nobody up."""
+    lease = one.do(locks.acquire, "key", ttl=LONG)
+    doomed = puppet(ttl=LONG)
+    doomed.begin("acquire", "key", wait=None)
+    eventually(lambda: waiting("key") == 1)
+    served = other.begin(locks.acquire, "key", wait=None)
+    eventually(lambda: waiting("key") == 2)
+    doomed.stop()
+    one.do(lease.release)
+    doomed.kill()
+    other.do(served.result(LONG / 3).release)
+
+
 def test_a_stopped_holder_finds_out_first(locks, one, puppet) -> None:
     """A holder that was stopped beyond its ttl learns of the loss before it does anything else."""
     holder = puppet(ttl=1)
