@@ -151,10 +151,15 @@ class Keeper:
         store = self._connect(self._runtime)
         while not self._ends:
             # Whoever adds something from here on rings, so that nothing slips past the look below.
-            self._wakes_at = float("inf")
+            asked_for, self._wakes_at = self._wakes_at, float("inf")
             await self._pay_debts(store)
             await self._beat(store)
-            self._wakes_at = wakes_at = self._next_due()
+            wakes_at = self._next_due()
+            # A time that was asked for is kept, though its asker may have gone by now: where a key
+            # goes from hand to hand, the next one relies on it instead of ringing again.
+            if self._runtime.now() < asked_for:
+                wakes_at = min(wakes_at, asked_for)
+            self._wakes_at = wakes_at
             await self._bell.heard(_seconds(wakes_at - self._runtime.now()))
         await self._pay_debts(store)
 
@@ -164,6 +169,7 @@ class Keeper:
             self._running = True
             self._spawn()
         elif due < self._wakes_at:
+            self._wakes_at = due
             self._bell.ring(Ask())
 
     def _next_due(self) -> float:
