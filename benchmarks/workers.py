@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import mmap
+import os
 import struct
 import threading
 import time
@@ -185,6 +186,7 @@ class _Worker:
 
 def _work(contender: Contender, directory: Path, pipe: Connection) -> None:
     machine.is_worker()
+    threading.excepthook = _end_loudly
     worker = _Worker(contender, directory)
     pipe.send("ready")
     with contextlib.suppress(EOFError):  # the parent has gone
@@ -197,6 +199,12 @@ def _work(contender: Contender, directory: Path, pipe: Connection) -> None:
 async def _work_asyncio(worker: _Worker, contender: Asyncio, pipe: Connection) -> None:
     while True:
         pipe.send(await worker.run_asyncio(contender, pipe.recv()))
+
+
+def _end_loudly(failure: threading.ExceptHookArgs) -> None:
+    """Ends the worker, for the others would wait for ever for a waiter that failed."""
+    threading.__excepthook__(failure)
+    os._exit(1)
 
 
 def _left(until: float) -> float:
