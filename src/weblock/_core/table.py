@@ -170,7 +170,7 @@ def release(state: KeyState, moment: Moment, owner: str, *, void: float = 0) -> 
     if _holds(state, owner):
         if state.grant is not None and moment.now < state.grant.until:
             answer = Released()
-        state = state._replace(grant=None)
+        state = KeyState(state.fence, None, state.queue, state.voided)
     else:
         queue = tuple(place for place in state.queue if place.claim.owner != owner)
         state = state._replace(queue=queue)
@@ -215,7 +215,7 @@ def _granted(
 ) -> KeyState:
     fence = max(state.fence + 1, moment.fence_floor)
     grant = Grant(claim, fence, moment.now, moment.now + length, confirmed)
-    return state._replace(fence=fence, grant=grant)
+    return KeyState(fence, grant, state.queue, state.voided)
 
 
 def _refreshed(

@@ -11,17 +11,10 @@ from . import clock
 
 
 class AsyncioRuntime:
-    def now(self) -> float:
-        return clock.now()
-
-    def jitter(self) -> float:
-        return random.random()
-
-    def new_owner(self) -> str:
-        return clock.new_owner()
-
-    def control(self) -> object:
-        return clock.control()
+    now = staticmethod(clock.now)
+    jitter = staticmethod(random.random)
+    new_owner = staticmethod(clock.new_owner)
+    control = staticmethod(clock.control)
 
     def bell(self) -> Bell:
         return AsyncioBell(asyncio.get_running_loop())
