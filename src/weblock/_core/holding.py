@@ -20,6 +20,9 @@ MARGIN: Final = 0.003
 CONFIRM_AFTER: Final = 0.1
 """Seconds after which a lease that was handed over is confirmed, if it is still held then."""
 
+RETRY: Final = 0.05
+"""Seconds from a renewal that failed to the next, at least."""
+
 LostCallback = Callable[[], None]
 
 
@@ -198,7 +201,8 @@ class Holding:
         """Takes the answer to a pulse: renewed, lost, or unknown until the deadline passes."""
         if isinstance(reply, EngineUnavailable):
             self.at_risk = True
-            self.due = min(self.deadline, now + self.terms.ttl / 10)
+            left = min(self.terms.ttl, self.deadline - now)  # Little, where it was handed over.
+            self.due = min(self.deadline, now + max(RETRY, left / 10))
         elif isinstance(reply.answer, Held) and reply.answer.fence == self.fence:
             self.extended(Anchor(reply.now, sent).deadline(reply.answer.until))
         else:

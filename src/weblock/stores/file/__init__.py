@@ -30,17 +30,23 @@ SCHEMES = ("file",)
 PATIENCE: Final = 5.0
 """Seconds to wait for a record file, which is held for microseconds, before it counts as stuck."""
 
-BEAT_PATIENCE: Final = 0.05
+BEAT_PATIENCE: Final = 0.2
 """The same for heartbeats, so that one stuck file does not delay those in others."""
 
+CHECK_EVERY: Final = 1.0
+"""Seconds after which a process that locks looks whether another machine has moved in."""
+
+FRESHEN_EVERY: Final = 600.0
+"""Seconds after which it touches its files, which cleaners of temporary files then spare."""
+
 FIRST_PAUSE: Final = 0.00002
-LONGEST_PAUSE: Final = 0.005
-"""Seconds between attempts at a record file."""
+"""Seconds between the first attempts at a record file; a thousandth of the patience at last."""
 
 
 def open_engine(url: str) -> FileEngine:
-    """The engine of ``file:///absolute/directory``, or of ``file://``, which names a directory of
-    this user's in ``/tmp``.
+    """The engine of ``file:///absolute/directory``.
+
+    ``file://`` alone names a directory of this user's in ``/tmp``.
     """
     if sys.platform not in ("linux", "darwin"):
         raise ConfigurationError(
@@ -71,46 +77,65 @@ class FileEngine:
         self.name = f"file://{path}"
         self.switchboard = Switchboard()
         self.process = new_process()
-        self._home: Home | None = None
+        self.home: Home | None = None
+        self._closed = False
         self._guard = threading.Lock()
         _engines.add(self)
-        self.home()
+        self._open()
 
     def connect(self, runtime: Runtime) -> Store:
         cells = _RecordCells(self, runtime)
         return CellStore(cells, _HomeBells(self), patience=PATIENCE, beat_patience=BEAT_PATIENCE)
 
-    def home(self) -> Home:
-        """What this process has open; it is opened when it is first needed, and after a fork."""
-        return self._home or self._open()
+    def home_at(self, now: float) -> Home:
+        """What this process has open; it is opened when it is first needed, and after a fork.
+
+        What is due there from time to time is seen to. Raises ``EngineUnavailable``.
+        """
+        try:
+            home = self.home or self._open()
+            if now >= home.check_at:
+                home.tend(now)
+        except EngineUnavailable:
+            raise
+        except (ConfigurationError, OSError) as error:
+            raise EngineUnavailable(self.name, str(error)) from error
+        return home
 
     def close(self) -> None:
+        """Whoever still waits here is told."""
         with self._guard:
-            home, self._home = self._home, None
+            self._closed = True
+            home, self.home = self.home, None
         if home:
             home.close()
+        self.switchboard.ring_all(Ask())
 
     def leave(self, home: Home) -> None:
-        """Gives up a directory that has gone. Its leases went with it: the keeper will find out,
-        and who waits asks again, in the new one.
+        """Gives up a directory that has gone.
+
+        Its leases went with it: the keeper will find out. Who waits asks again, in the new one.
         """
         with self._guard:
-            if self._home is home:
-                self._home = None
-                home.close()
-                self.switchboard.ring_all(Ask())
+            if self.home is not home:
+                return
+            self.home = None
+        home.close()
+        self.switchboard.ring_all(Ask())
 
     def _open(self) -> Home:
         with self._guard:
-            if self._home is None:
-                self._home = Home(self)
-            return self._home
+            if self._closed:
+                raise ConfigurationError(f"{self.name} has been closed")
+            if self.home is None:
+                self.home = Home(self)
+            return self.home
 
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
         self._guard = threading.Lock()
         self.process = new_process()
         self.switchboard.clear()
-        home, self._home = self._home, None
+        home, self.home = self.home, None
         if home:
             home.abandon()
 
@@ -120,21 +145,35 @@ class Home:
 
     def __init__(self, engine: FileEngine) -> None:
         self.directory = Directory(engine.path, engine.name)
-        with self.directory.claimed():
+        try:
             self.processes = Processes(self.directory, engine.process, engine.switchboard)
+        except BaseException:
+            self.directory.close()
+            raise
         self.records = [RecordFile(self.directory, index) for index in range(FILES)]
+        self.check_at = 0.0
+        self._freshen_at = 0.0
+
+    def tend(self, now: float) -> None:
+        self.directory.check_machine()
+        self.check_at = now + CHECK_EVERY
+        if now >= self._freshen_at:
+            self._freshen_at = now + FRESHEN_EVERY
+            self.processes.freshen()
+            self.directory.freshen()
 
     def close(self) -> None:
-        self.processes.close()
-        self._close_files()
-
-    def abandon(self) -> None:
-        self.processes.abandon()
-        self._close_files()
-
-    def _close_files(self) -> None:
+        # The records first: as soon as our sockets are closed, our leases are void.
         for record in self.records:
             record.close()
+        self.processes.close()
+        self.directory.close()
+
+    def abandon(self) -> None:
+        """Closes what is open in a forked child, and touches nothing else."""
+        for record in self.records:
+            record.abandon()
+        self.processes.abandon()
         self.directory.close()
 
 
@@ -151,36 +190,39 @@ class _RecordCells:
 
     async def update(self, key: str, transition: Transition, *, patience: float) -> Done:
         while True:
-            home = self._engine.home()
+            home = self._engine.home_at(self._runtime.now())
+            record = home.records[file_of(key)]
             try:
-                return await self._update_in(home, key, transition, patience)
+                if not record.try_lock():
+                    await self._wait_for(record, patience)
+                return self._apply(home, record, key, transition)
             except DirectoryGone:
                 self._engine.leave(home)
+            except EngineUnavailable:
+                raise
+            except (ConfigurationError, OSError) as error:
+                raise EngineUnavailable(self._engine.name, str(error)) from error
 
-    async def _update_in(
-        self, home: Home, key: str, transition: Transition, patience: float
-    ) -> Done:
-        record = home.records[file_of(key)]
-        await self._lock(record, patience)
+    def _apply(self, home: Home, record: RecordFile, key: str, transition: Transition) -> Done:
         try:
             now = self._runtime.now()
             moment = Moment(now, int(time.time() * 1_000_000), home.processes.alive)
             return Done(record.apply(key, transition, moment), now)
-        except OSError as error:
-            raise EngineUnavailable(self._engine.name, str(error)) from error
         finally:
             record.unlock()
 
-    async def _lock(self, record: RecordFile, patience: float) -> None:
-        if record.try_lock():
-            return
-        give_up_at = self._runtime.now() + patience
+    async def _wait_for(self, record: RecordFile, patience: float) -> None:
+        """Locks a file that is busy. Of many who would wait for one that is stuck, one does."""
+        started = self._runtime.now()
+        wait = 0.0 if record.given_up(started) >= patience else patience
         pause = 0.0
         while not record.try_lock():
-            if self._runtime.now() >= give_up_at:
-                raise EngineUnavailable(self._engine.name, record.stuck_for(patience))
+            now = self._runtime.now()
+            if now - started >= wait:
+                record.give_up(now, patience)
+                raise EngineUnavailable(self._engine.name, record.who_is_in(patience))
             await self._runtime.sleep(pause * (0.5 + self._runtime.jitter()))
-            pause = min(LONGEST_PAUSE, 2 * pause + FIRST_PAUSE)
+            pause = min(patience / 1000, 2 * pause + FIRST_PAUSE)
 
 
 class _HomeBells:
@@ -192,10 +234,12 @@ class _HomeBells:
         return self._engine.process
 
     def ring(self, process: str, owner: str, grasp: Grasp) -> None:
-        self._engine.home().processes.ring(process, owner, grasp)
+        if home := self._engine.home:
+            home.processes.ring(process, owner, grasp)
 
     def watch(self, processes: Sequence[str]) -> None:
-        self._engine.home().processes.watch(processes)
+        if home := self._engine.home:
+            home.processes.watch(processes)
 
 
 _engines: weakref.WeakSet[FileEngine] = weakref.WeakSet()
@@ -203,7 +247,7 @@ _engines: weakref.WeakSet[FileEngine] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for engine in _engines:
-        engine._after_fork()
+        engine.after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -20,9 +18,14 @@ FORMAT: Final = "weblock 1"
 """The first line of the marker: the version of everything in the directory."""
 
 MARKER: Final = "weblock"
+"""The file that says the version, and the boot that the leases are of."""
 
-_SHARED_FILESYSTEMS: Final = frozenset(
-    ["9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "smb3", "smbfs", "virtiofs", "webdav", "prl_fs", "vboxsf"]
+CONTESTED: Final = "several machines"
+"""What the marker says instead of a boot when two machines have been at work here."""
+
+_SHARED_FILESYSTEMS: Final = (
+    " 9p afs beegfs ceph cifs fuse gfs2 glusterfs lustre ncpfs nfs nfs4 ocfs2 prl_fs smb3 smbfs"
+    " vboxsf virtiofs webdav "
 )
 
 
@@ -36,56 +39,51 @@ class Directory:
         self.fd = _open_private(path)
         try:
             self._refuse_shared_filesystem()
-            self._marker = self.open_file(MARKER)
+            self._move_in()
         except BaseException:
             os.close(self.fd)
             raise
 
     def open_file(self, name: str) -> int:
         """Opens a file of ours in it, making it if it is not there."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            return os.open(name, flags, 0o600, dir_fd=self.fd)
-        except PermissionError as error:
-            raise ConfigurationError(
-                f"{self.path}/{name} cannot be written: {error.strerror}; give it to user"
-                f" {os.geteuid()}, or name another directory: file:///path"
-            ) from error
+            fd = self._open(name, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise ConfigurationError(
                     f"{self.path}/{name} is a symbolic link: remove it"
                 ) from error
-            raise EngineUnavailable(self.engine, f"{name}: {error.strerror}") from error
-
-    @contextlib.contextmanager
-    def claimed(self) -> Iterator[None]:
-        """For the time that a process moves in: alone, and with the marker saying this boot."""
-        fcntl.flock(self._marker, fcntl.LOCK_EX)
-        try:
-            said = os.pread(self._marker, 200, 0).decode(errors="replace").split("\n")
-            if said != [""] and said[0] != FORMAT:
+            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
                 raise ConfigurationError(
-                    f"{self.path} was written by another version of weblock ({said[0][:40]!r}, and"
-                    f" this one writes {FORMAT!r}): let all processes run the same version, or"
-                    " name another directory"
-                )
-            if said[1:2] != [self.boot]:
-                os.pwrite(self._marker, f"{FORMAT}\n{self.boot}\n".encode(), 0)
-            yield
-        finally:
-            fcntl.flock(self._marker, fcntl.LOCK_UN)
+                    f"{self.path}/{name} cannot be written: {error.strerror}; give it to user"
+                    f" {os.geteuid()}, or name another directory: file:///path"
+                ) from error
+            raise self.unavailable(f"{name}: {error.strerror}") from error
+        if stat.S_IMODE(os.fstat(fd).st_mode) != 0o600:  # The umask took away too much.
+            os.fchmod(fd, 0o600)
+        return fd
 
-    def refuse_other_machine(self) -> None:
-        """Called where a record of another boot is met. It may be one from before this boot; but
-        if the marker has changed too, since we live, then another machine is at work here.
+    def check_machine(self) -> None:
+        """Raises ``EngineUnavailable`` if another machine is at work here too.
+
+        Whoever moves in writes its boot into the marker. So if that changes while we live, it was
+        not we who were booted; and then the marker is made to stop the other machine, too.
         """
-        if os.pread(self._marker, 200, 0).decode(errors="replace").split("\n")[1:2] != [self.boot]:
-            raise EngineUnavailable(
-                self.engine,
-                "another machine uses this directory too; file:// locks on one machine only: give"
-                " each its own directory, or use redis://",
-            )
+        boot = self._boot_of_marker()
+        if boot in ("", self.boot):
+            return
+        if boot != CONTESTED:
+            self._write_marker(CONTESTED)
+        raise self._contested()
+
+    def freshen(self) -> None:
+        """Keeps what is here from those who remove what was not touched for long."""
+        if not self._boot_of_marker():
+            self._write_marker(self.boot)
+        for name in os.listdir(self.fd):
+            if not _is_socket(name):
+                with contextlib.suppress(OSError):
+                    os.utime(name, dir_fd=self.fd)
 
     @property
     def deleted(self) -> bool:
@@ -109,13 +107,62 @@ class Directory:
             f" {_LONGEST_SOCKET_PATH - len(name) - 1} bytes"
         )
 
+    def unavailable(self, reason: str) -> EngineUnavailable:
+        return EngineUnavailable(self.engine, reason)
+
     def close(self) -> None:
-        os.close(self._marker)
         os.close(self.fd)
+
+    def _move_in(self) -> None:
+        boot = self._boot_of_marker()
+        if boot == CONTESTED:
+            raise self._contested()
+        if boot != self.boot:
+            self._write_marker(self.boot)
+
+    def _contested(self) -> EngineUnavailable:
+        return self.unavailable(
+            f"another machine uses {self.path} too, and file:// locks on one machine only: give"
+            f" each its own directory, or use redis://; then remove {self.path}"
+        )
+
+    def _boot_of_marker(self) -> str:
+        """The boot that the marker names; empty if there is no marker."""
+        try:
+            fd = self._open(MARKER, os.O_RDONLY)
+        except FileNotFoundError:
+            return ""
+        except OSError:
+            fd = self.open_file(MARKER)  # Raises what is to be said of it.
+        with open(fd, "rb") as marker:
+            version, _, boot = marker.read(200).decode(errors="replace").partition("\n")
+        if version not in ("", FORMAT):  # A crash of the machine may empty a file.
+            raise ConfigurationError(
+                f"{self.path} was written by another version of weblock ({version[:40]!r}, and"
+                f" this one writes {FORMAT!r}): let all processes run the same version, or"
+                " name another directory"
+            )
+        return boot.strip()
+
+    def _write_marker(self, boot: str) -> None:
+        """Replaces the marker, so that nobody ever reads half of one."""
+        name = f"{MARKER}.{os.urandom(8).hex()}"
+        fd = self.open_file(name)
+        try:
+            with open(fd, "wb") as marker:
+                marker.write(f"{FORMAT}\n{boot}\n".encode())
+            os.rename(name, MARKER, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=self.fd)
+            raise self.unavailable(f"{self.path}/{MARKER}: {error.strerror}") from error
+
+    def _open(self, name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=self.fd)
 
     def _refuse_shared_filesystem(self) -> None:
         kind = filesystem_of(self.path)
-        if kind in _SHARED_FILESYSTEMS or kind.startswith(("fuse.", "fuse_")) or kind == "fuse":
+        if is_shared(kind):
             raise ConfigurationError(
                 f"{self.path} is on {kind}, which other machines may share and where file locks"
                 " cannot be trusted: name a directory on a local disk or in memory"
@@ -126,12 +173,16 @@ class Directory:
 _LONGEST_SOCKET_PATH: Final = 103
 
 
+def _is_socket(name: str) -> bool:
+    return name.endswith((".bell", ".life"))
+
+
 def _open_private(path: str) -> int:
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
-        fd = os.open(path, flags)
+            os.chmod(path, 0o700)  # A umask may have taken away more than from others.
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         what = "it is no directory of its own" if _is_odd(path) else error.strerror
         raise ConfigurationError(
@@ -154,28 +205,50 @@ def _is_odd(path: str) -> bool:
     return os.path.islink(path) or (os.path.exists(path) and not os.path.isdir(path))
 
 
+def is_shared(kind: str) -> bool:
+    """Whether a file system of this type may be that of another machine, or lock as it likes."""
+    return f" {kind} " in _SHARED_FILESYSTEMS or kind.startswith(("fuse.", "fuse_"))
+
+
 def filesystem_of(path: str) -> str:
     """The type of the file system that ``path`` is on; empty where it cannot be told."""
+    path = os.path.realpath(path)
     if sys.platform == "darwin":
-        return _darwin_filesystem_of(os.path.realpath(path))
+        command = ["/sbin/mount"]
+        listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        return filesystem_in_mount(listed, path)
     device = os.stat(path).st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
-        for line in mounts:
-            fields = line.split()
-            if fields[2] == wanted:
-                return fields[fields.index("-") + 1]
-    return ""
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text("utf-8", "replace")
+    except OSError:
+        return ""
+    return filesystem_in_mountinfo(mounts, f"{os.major(device)}:{os.minor(device)}", path)
 
 
-def _darwin_filesystem_of(path: str) -> str:
-    listed = subprocess.run(["/sbin/mount"], capture_output=True, text=True, check=False).stdout
+def filesystem_in_mountinfo(mounts: str, device: str, path: str) -> str:
+    """The type of the file system of a device, by Linux's ``/proc/self/mountinfo``.
+
+    Some (btrfs) show a device there that no file of theirs has: then the place must tell.
+    """
     best, kind = "", ""
-    for line in listed.splitlines():
-        _, _, rest = line.partition(" on ")
-        place, _, options = rest.rpartition(" (")
-        if Path(path).is_relative_to(place or "/nowhere") and len(place) > len(best):
-            best, kind = place, options.split(",")[0].rstrip(")")
+    for line in mounts.splitlines():
+        fields = line.split(" ")
+        mounted = fields[fields.index("-") + 1]
+        if fields[2] == device:
+            return mounted
+        place = fields[4].replace("\\040", " ")
+        if len(place) >= len(best) and Path(path).is_relative_to(place):
+            best, kind = place, mounted
+    return kind
+
+
+def filesystem_in_mount(mounts: str, path: str) -> str:
+    """The type of the file system that has ``path``, by what macOS's ``mount`` prints."""
+    best, kind = "", ""
+    for line in mounts.splitlines():
+        place, _, options = line.partition(" on ")[2].rpartition(" (")
+        if len(place) > len(best) and Path(path).is_relative_to(place):
+            best, kind = place, options.rstrip(")").split(", ")[0]
     return kind
 
 

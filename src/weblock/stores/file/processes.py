@@ -1,9 +1,9 @@
 """The processes that lock in one directory: how they wake one another, and notice a death.
 
 Each binds two Unix sockets, named after it. A datagram to its *bell* carries a grant to one of its
-waiters. Its *life* listens and never accepts: whoever waits behind a process connects to it, and
-when that process dies, however it dies, the kernel closes the connection. So a death is noticed at
-once, without guessing from process ids, which come again.
+waiters. Its *life* listens: whoever waits behind a process connects to it, and when that process
+dies, however it dies, the kernel closes the connection. From then on both sockets refuse. So a death
+is noticed at once, without guessing from process ids, which come again.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import select
 import socket
 import struct
 import threading
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from ..._core.ports import Ask, Grasp, Switchboard
@@ -26,6 +27,12 @@ _MESSAGE: Final = struct.Struct("<32sQd")
 _BACKLOG: Final = 4096
 _AGAIN_AFTER: Final = 0.001
 _ATTEMPTS: Final = 500
+
+_LINGER: Final = 3600.0
+"""Seconds for which the sockets of the dead stay; those of a process that locks are touched often."""
+
+_DEAD: Final = 4096
+"""How many deaths a process remembers."""
 
 
 def new_process() -> str:
@@ -42,16 +49,27 @@ class Processes:
         self._switchboard = switchboard
         self._guard = threading.Lock()
         self._lifelines: dict[str, socket.socket] = {}
-        self._watched: set[str] = set()
-        self._dead: set[str] = set()
+        self._dead: dict[str, None] = {}
         self._unsent: deque[tuple[str, bytes]] = deque()
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._remove_dead()
-        self._sender = _unix_socket(socket.SOCK_DGRAM)
-        self._bell = self._bind(socket.SOCK_DGRAM, _bell_name(process))
-        self._life = self._bind(socket.SOCK_STREAM, _life_name(process))
-        self._life.listen(_BACKLOG)
+        self._open: list[socket.socket] = []
+        self._bells: list[socket.socket] = []
+        self._lives: list[socket.socket] = []
+        self._callers: list[socket.socket] = []
+        try:
+            self._sender = self._keep(_unix_socket(socket.SOCK_DGRAM))
+            self._probe = self._keep(_unix_socket(socket.SOCK_DGRAM))
+            self._waker, self._wakened = map(self._keep, socket.socketpair())
+            self._bind()
+            self._remove_dead()
+        except BaseException as error:
+            self.abandon()
+            if not isinstance(error, OSError):
+                raise
+            raise directory.unavailable(
+                f"no socket can be made in {directory.path}: {error.strerror}"
+            ) from error
 
     def ring(self, process: str, owner: str, grasp: Grasp) -> None:
         """Tells a waiter that it has the lease. If that cannot be said, its heartbeat finds out."""
@@ -67,31 +85,41 @@ class Processes:
             return True
         if process in self._dead:
             return False
-        line = self._lifelines.get(process)
-        if line is None:
-            return self._connect(process)
-        if _is_up(line):
-            return True
-        self._hang_up(process)
-        return False
+        try:
+            with self._guard:
+                self._probe.connect(self._directory.short_path(_bell_name(process)))
+        except ConnectionRefusedError:
+            self._bury(process)
+            return False
+        except OSError:
+            pass  # There is no such socket. Somebody may have removed it: that proves no death.
+        return True
 
     def watch(self, processes: Iterable[str]) -> None:
-        """Has our waiters ask again when one of the processes dies: once for each death, since one
-        that died in the queue stays ahead of them until it is passed over.
+        """Has our waiters ask again when one of the processes dies.
+
+        Once for each death, since one that died in the queue stays ahead until it is passed over.
         """
-        unwatched = set(processes) - self._watched - self._dead - {self.process}
-        if not all([self.alive(process) for process in unwatched]):
-            self._switchboard.ring_all(Ask())
-        if unwatched:
-            self._watched |= unwatched & self._lifelines.keys()
-            self._wake_thread()
         self._start_thread()
+        for process in processes:
+            known = process in self._lifelines or process in self._dead
+            if process != self.process and not known:
+                self._connect(process)
 
     def freshen(self) -> None:
-        """Keeps our sockets from those who remove what was not touched for long."""
-        for name in (_bell_name(self.process), _life_name(self.process)):
-            with contextlib.suppress(OSError):
-                os.utime(name, dir_fd=self._directory.fd)
+        """Keeps our sockets from those who remove what was not touched for long.
+
+        If they were removed, there are new ones; whoever is connected to the old ones stays so.
+        """
+        with self._guard:
+            try:
+                for name in (_bell_name(self.process), _life_name(self.process)):
+                    os.utime(name, dir_fd=self._directory.fd)
+            except FileNotFoundError:
+                self._bind()
+            self._drop_callers_that_left()
+        if self._thread:
+            self._wake_thread()
 
     def close(self) -> None:
         """Leaves. To others we are dead from now on, and our leases void."""
@@ -100,42 +128,34 @@ class Processes:
         if self._thread and self._thread is not threading.current_thread():
             self._thread.join()
         self.abandon()
-        for name in (_bell_name(self.process), _life_name(self.process)):
-            with contextlib.suppress(OSError):
-                os.unlink(name, dir_fd=self._directory.fd)
+        self._unlink(self.process)
 
     def abandon(self) -> None:
         """Closes what is open and touches nothing else: after a fork it is the parent's."""
-        for each in (self._sender, self._bell, self._life, *self._lifelines.values()):
+        for each in (*self._open, *self._callers, *self._lifelines.values()):
             each.close()
-        self._lifelines.clear()
 
-    def _connect(self, process: str) -> bool:
+    def _connect(self, process: str) -> None:
         line = _unix_socket(socket.SOCK_STREAM)
         try:
             line.connect(self._directory.short_path(_life_name(process)))
-        except ConnectionRefusedError:
+        except OSError as error:
             line.close()
-            self._dead.add(process)
-            return False
-        except OSError:
-            # No such socket, or too many connections to it: that proves no death.
-            line.close()
-            return True
+            if isinstance(error, ConnectionRefusedError):
+                self._bury(process)
+                self._switchboard.ring_all(Ask())
+            return
         with self._guard:
-            if process in self._lifelines:
-                line.close()
-            else:
-                self._lifelines[process] = line
-        return True
+            kept = self._lifelines.setdefault(process, line)
+        if kept is not line:
+            line.close()
+        self._wake_thread()
 
-    def _hang_up(self, process: str) -> None:
-        with self._guard:
-            line = self._lifelines.pop(process, None)
-            self._watched.discard(process)
-            self._dead.add(process)
-        if line:
-            line.close()
+    def _bury(self, process: str) -> None:
+        """Remembers a death: its proof, the socket, may be removed."""
+        self._dead[process] = None
+        while len(self._dead) > _DEAD:
+            self._dead.pop(next(iter(self._dead)), None)
 
     def _send(self, process: str, message: bytes) -> bool:
         """Whether there is nothing more to do. Only a full queue is worth another attempt."""
@@ -148,41 +168,44 @@ class Processes:
         return True
 
     def _start_thread(self) -> None:
-        if self._thread is None:
-            with self._guard:
-                if self._thread is None and not self._closed:
-                    self._thread = threading.Thread(
-                        target=self._listen, name="weblock-bell", daemon=True
-                    )
-                    self._thread.start()
+        with self._guard:
+            if self._thread or self._closed:
+                return
+            self._thread = threading.Thread(target=self._listen, name="weblock-bell", daemon=True)
+            self._thread.start()
 
     def _wake_thread(self) -> None:
         self._start_thread()
-        self._send(self.process, b"")
+        with contextlib.suppress(OSError):  # One that has been woken so often is awake.
+            self._waker.send(b"!")
 
     def _listen(self) -> None:
         """The thread: it passes grants on, and notices deaths."""
         attempts = 0
         while not self._closed:
-            watched = {line.fileno(): process for process, line in tuple(self._lifelines.items())}
+            # Only this thread closes lifelines.
+            lines = {line.fileno(): process for process, line in tuple(self._lifelines.items())}
             poller = select.poll()
-            poller.register(self._bell, select.POLLIN)
-            for fd in watched:
+            for fd in (*lines, *(each.fileno() for each in (self._wakened, *self._bells))):
                 poller.register(fd, select.POLLIN)
             ready = poller.poll(_AGAIN_AFTER * 1000 if self._unsent else None)
-            if any(fd in watched and not self.alive(watched[fd]) for fd, _ in ready):
-                self._switchboard.ring_all(Ask())
+            self._hang_up([lines[fd] for fd, _ in ready if fd in lines])
             self._receive()
             attempts = attempts + 1 if self._unsent else 0
             self._send_again(give_up=attempts > _ATTEMPTS)
 
+    def _hang_up(self, processes: Sequence[str]) -> None:
+        for process in processes:
+            self._bury(process)
+            self._lifelines.pop(process).close()
+        if processes:
+            self._switchboard.ring_all(Ask())
+
     def _receive(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                message = self._bell.recv(_MESSAGE.size)
-                if len(message) == _MESSAGE.size:
-                    owner, fence, until = _MESSAGE.unpack(message)
-                    self._switchboard.ring(owner.decode(), Grasp(fence, until))
+        for message in _all_from(self._wakened, *self._bells):
+            if len(message) == _MESSAGE.size:
+                owner, fence, until = _MESSAGE.unpack(message)
+                self._switchboard.ring(owner.decode(), Grasp(fence, until))
 
     def _send_again(self, *, give_up: bool) -> None:
         for _ in range(len(self._unsent)):
@@ -190,22 +213,60 @@ class Processes:
             if not self._send(process, message) and not give_up:
                 self._unsent.append((process, message))
 
-    def _bind(self, kind: socket.SocketKind, name: str) -> socket.socket:
-        bound = _unix_socket(kind)
-        bound.bind(self._directory.short_path(name))
-        os.chmod(name, 0o600, dir_fd=self._directory.fd)
-        return bound
+    def _bind(self) -> None:
+        self._bells.append(self._bound(socket.SOCK_DGRAM, _bell_name(self.process)))
+        self._lives.append(self._bound(socket.SOCK_STREAM, _life_name(self.process)))
+
+    def _bound(self, kind: socket.SocketKind, name: str) -> socket.socket:
+        """A socket that has its name only when it is ready: nobody ever finds it refusing."""
+        made = self._keep(_unix_socket(kind))
+        fd = self._directory.fd
+        made.bind(self._directory.short_path(f"new.{name}"))
+        if kind is socket.SOCK_STREAM:
+            made.listen(_BACKLOG)
+        os.chmod(f"new.{name}", 0o600, dir_fd=fd)
+        os.rename(f"new.{name}", name, src_dir_fd=fd, dst_dir_fd=fd)
+        return made
+
+    def _keep(self, made: socket.socket) -> socket.socket:
+        made.settimeout(0)
+        self._open.append(made)
+        return made
+
+    def _drop_callers_that_left(self) -> None:
+        """Makes room for others: a connection that was closed waits here until it is accepted."""
+        for life in self._lives:
+            with contextlib.suppress(OSError):
+                while True:
+                    self._callers.append(life.accept()[0])
+        callers, self._callers = self._callers, []
+        for caller in callers:
+            if _is_up(caller):
+                self._callers.append(caller)
+            else:
+                caller.close()
 
     def _remove_dead(self) -> None:
-        """Removes the sockets of processes that have died. Called by one process at a time, and
-        while no other is between binding its socket and listening on it.
+        """Removes the sockets of processes that died so long ago that no lease of theirs is left.
+
+        Until then they are the proof of their death to those who do not know of it yet.
         """
         for name in os.listdir(self._directory.fd):
             process, _, kind = name.partition(".")
-            if kind == "life" and process != self.process and not self.alive(process):
-                for each in (_bell_name(process), _life_name(process)):
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(each, dir_fd=self._directory.fd)
+            if kind == "bell" and self._is_old(name) and not self.alive(process):
+                self._unlink(process)
+
+    def _is_old(self, name: str) -> bool:
+        try:
+            touched = os.stat(name, dir_fd=self._directory.fd, follow_symlinks=False).st_mtime
+        except FileNotFoundError:
+            return False
+        return time.time() - touched > _LINGER
+
+    def _unlink(self, process: str) -> None:
+        for name in (_bell_name(process), _life_name(process)):
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=self._directory.fd)
 
 
 def _bell_name(process: str) -> str:
@@ -218,13 +279,21 @@ def _life_name(process: str) -> str:
 
 def _unix_socket(kind: socket.SocketKind) -> socket.socket:
     made = socket.socket(socket.AF_UNIX, kind)
-    made.setblocking(False)
+    made.settimeout(0)
     return made
+
+
+def _all_from(*sockets: socket.socket) -> Iterator[bytes]:
+    """What has arrived at sockets."""
+    for each in sockets:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                yield each.recv(_MESSAGE.size)
 
 
 def _is_up(line: socket.socket) -> bool:
     try:
-        return line.recv(1, socket.MSG_PEEK) != b""
+        return line.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
     except BlockingIOError:
         return True
     except OSError:

@@ -29,16 +29,29 @@ from .directory import Directory
 FILES: Final = 64
 
 _MAGIC: Final = b"WLR1"
-_HEADER: Final = struct.Struct("<4sIQI8s")
+_HEADER: Final = struct.Struct("<4sQII8s")
 _FIRST_SLOT: Final = 16 * 1024
 _LARGEST_SLOT: Final = 16 * 1024 * 1024
 _HEADROOM: Final = 512
 """Bytes that a state may grow by without anybody joining a queue."""
 
+_LATELY: Final = 0.1
+"""Seconds for which nobody need wait in vain for what somebody else has just waited for in vain."""
+
 
 class _Slot(NamedTuple):
     offset: int
     size: int
+
+
+class _Header(NamedTuple):
+    """What stands at the start of a slot."""
+
+    magic: bytes
+    sequence: int
+    length: int
+    checksum: int
+    boot: bytes
 
 
 class _Record(NamedTuple):
@@ -75,11 +88,17 @@ class RecordFile:
         self._fd = -1
         self._inode = -1
         self._size = 0
+        self._slots: tuple[_Slot, ...] = ()
         self._known = _EMPTY
+        self._closed = False
+        self._given_up_at = 0.0
+        self._given_up_after = 0.0
 
     def try_lock(self) -> bool:
-        """Whether the file is ours now. Threads exclude one another by a mutex, for they share
-        one open file. Raises ``DirectoryGone`` if there is no directory to have it in.
+        """Whether the file is ours now.
+
+        Threads exclude one another by a mutex, for they share one open file. Raises
+        ``DirectoryGone`` if there is no directory to have it in.
         """
         if not self._mutex.acquire(blocking=False):
             return False
@@ -90,8 +109,10 @@ class RecordFile:
             self._mutex.release()
             return False
         except BaseException:
+            self._let_go_of_file()
             self._mutex.release()
             raise
+        self._given_up_after = 0.0
         return True
 
     def unlock(self) -> None:
@@ -106,22 +127,39 @@ class RecordFile:
         before = _decoded(row) if row else KeyState(record.fence)
         step = transition(before, moment)
         if step.state is not before:
-            self._write(record, name, step.state)
+            self._write(record, name, step.state, moment.now)
         return step
 
-    def stuck_for(self, seconds: float) -> str:
+    def given_up(self, now: float) -> float:
+        """How long somebody in this process has waited in vain for it just now."""
+        return self._given_up_after if now - self._given_up_at < _LATELY else 0.0
+
+    def give_up(self, now: float, patience: float) -> None:
+        self._given_up_at, self._given_up_after = now, patience
+
+    def who_is_in(self, seconds: float) -> str:
         """Says who is in the way."""
-        pid = _flock_holder(self._fd)
+        pid = _flock_holder(self._path)
         who = f"process {pid} has" if pid else "some process has"
         return (
-            f"{who} been inside {self._path} for {seconds:g} s, where it should be for"
+            f"{who} been inside {self._path} for {seconds:.2g} s, where it should be for"
             " microseconds; it may be stopped (SIGSTOP, a debugger): continue or kill it"
         )
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        """Closes it when nobody is inside; who comes later is told that it has gone."""
+        with self._mutex:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Closes it in a forked child, where whoever is inside has no thread any more."""
+        self._closed = True
+        self._let_go_of_file()
+
+    def _let_go_of_file(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def _lock_what_is_there(self) -> bool:
         """Locks the file, and looks whether it is still the one that others would open."""
@@ -130,125 +168,123 @@ class RecordFile:
         fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
             there = os.stat(self._path)
-        except FileNotFoundError:
+        except OSError:
             return False
-        self._size = there.st_size
+        if there.st_size != self._size:
+            self._resized(there.st_size)
         return there.st_ino == self._inode
 
     def _reopen(self) -> None:
-        self.close()
-        if self._directory.deleted:
+        self._let_go_of_file()
+        if self._closed or self._directory.deleted:
             raise DirectoryGone
         self._known = _EMPTY
         self._fd = self._directory.open_file(self._name)
-        found = os.fstat(self._fd)
-        self._inode = found.st_ino
-        if found.st_size < 2 * _FIRST_SLOT:
-            self._reserve(0, 2 * _FIRST_SLOT)
+        self._inode = os.fstat(self._fd).st_ino
 
     def _read(self) -> _Record:
-        headers = [
-            (*_HEADER.unpack(os.pread(self._fd, _HEADER.size, slot.offset)), slot)
-            for slot in _slots_in(self._size)
-        ]
-        torn = 0
-        highest = max(sequence for _, sequence, *_ in headers)
-        for header in sorted(headers, key=lambda header: header[1], reverse=True):
-            if header[0] == bytes(4):
-                continue
-            if record := self._read_slot(*header, highest=highest):
+        if not self._slots:
+            self._reserve(0, 2 * _FIRST_SLOT)
+        found = [(self._header_in(slot), slot) for slot in self._slots]
+        found.sort(key=_sequence, reverse=True)
+        highest = found[0][0].sequence
+        if self._known.slot == found[0][1] and self._known.sequence == highest:
+            return self._known
+        for header, slot in found:
+            if record := self._read_slot(header, slot, highest):
                 self._known = record
                 return record
-            torn += 1
-        if torn > 1:
-            raise EngineUnavailable(
-                self._directory.engine,
-                f"{self._path} is damaged: stop all processes that lock here, and remove it",
-            )
+        self._refuse_to_start_anew([header for header, _ in found])
         return _EMPTY._replace(sequence=highest)
 
-    def _read_slot(
-        self,
-        magic: bytes,
-        sequence: int,
-        length: int,
-        checksum: int,
-        boot: bytes,
-        slot: _Slot,
-        *,
-        highest: int,
-    ) -> _Record | None:
+    def _header_in(self, slot: _Slot) -> _Header:
+        return _Header(*_HEADER.unpack(os.pread(self._fd, _HEADER.size, slot.offset)))
+
+    def _read_slot(self, header: _Header, slot: _Slot, highest: int) -> _Record | None:
         """The record in a slot, or ``None`` if its writer was killed while it wrote."""
-        if magic != _MAGIC:
-            raise ConfigurationError(
-                f"{self._path} is no record file of this version of weblock (it starts with"
-                f" {magic!r}, not {_MAGIC!r}): let all processes run the same version, or name"
-                " another directory"
-            )
-        known = self._known
-        if known.slot == slot and known.sequence == sequence == highest:
-            return known
+        magic, sequence, length, checksum, boot = header
+        if magic != _MAGIC or length > slot.size - _HEADER.size:
+            return None
         payload = os.pread(self._fd, length, slot.offset + _HEADER.size)
-        if len(payload) != length or zlib.crc32(payload, sequence & 0xFFFFFFFF) != checksum:
+        if zlib.crc32(payload, sequence & 0xFFFFFFFF) != checksum:
             return None
         fence, *lines = payload.split(b"\n")
         rows = dict(line.split(b"\t", 1) for line in lines)
         if boot != self._boot:
-            self._directory.refuse_other_machine()
+            self._directory.check_machine()
             rows = {}
         return _Record(highest, slot, int(fence), rows, length)
 
-    def _write(self, record: _Record, name: bytes, state: KeyState) -> None:
+    def _refuse_to_start_anew(self, headers: list[_Header]) -> None:
+        """Raises unless there is a reason why no slot can be read.
+
+        A file may be new, its first writer may have been killed, or the machine may have crashed.
+        """
+        for magic, *_ in headers:
+            if not _MAGIC.startswith(magic.rstrip(b"\0")):
+                raise ConfigurationError(
+                    f"{self._path} is no record file of this version of weblock (it has {magic!r},"
+                    f" not {_MAGIC!r}): let all processes run the same version, or name another"
+                    " directory"
+                )
+        if sum(header.boot == self._boot for header in headers) > 1:
+            raise self._directory.unavailable(
+                f"{self._path} is damaged: stop all processes that lock here, and remove it"
+            )
+
+    def _write(self, record: _Record, name: bytes, state: KeyState, now: float) -> None:
         rows = dict(record.rows)
         if state.blank:
             rows.pop(name, None)
         else:
             rows[name] = _encoded(state)
         fence = max(record.fence, state.fence)
-        lines = [str(fence).encode(), *(b"\t".join(row) for row in rows.items())]
-        payload = b"\n".join(lines)
+        payload = _payload(fence, rows)
+        slot = self._slot_for(len(payload), record)
+        if slot is None:
+            rows = {name: row for name, row in rows.items() if not _ended(_decoded(row), now)}
+            payload = _payload(fence, rows)
+            slot = self._slot_for(len(payload), record) or self._grow(len(payload), record)
         sequence = record.sequence + 1
         checksum = zlib.crc32(payload, sequence & 0xFFFFFFFF)
         header = _HEADER.pack(_MAGIC, sequence, len(payload), checksum, self._boot)
-        slot = self._slot_for(len(payload), record)
         self._known = _EMPTY
         _write_all(self._fd, header + payload, slot.offset)
         self._known = _Record(sequence, slot, fence, rows, len(payload))
 
-    def _slot_for(self, length: int, record: _Record) -> _Slot:
+    def _slot_for(self, length: int, record: _Record) -> _Slot | None:
         """The smallest slot that is not in use and has room, and headroom for what may not fail."""
-        free = [slot for slot in _slots_in(self._size) if slot != record.slot]
-        needed = _HEADER.size + length
-        for slot in free:
-            if slot.size >= needed + _HEADROOM:
-                return slot
-        try:
-            return self._grow(needed + _HEADROOM)
-        except EngineUnavailable:
-            if length <= record.length + _HEADROOM // 8 and free[-1].size >= needed:
-                return free[-1]
-            raise
+        needed = _HEADER.size + length + _HEADROOM
+        free = (slot for slot in self._slots if slot != record.slot)
+        return next((slot for slot in free if slot.size >= needed), None)
 
-    def _grow(self, needed: int) -> _Slot:
-        last = list(_slots_in(self._size))[-1]
+    def _grow(self, length: int, record: _Record) -> _Slot:
+        last = self._slots[-1]
         size = 2 * last.size
         if size > _LARGEST_SLOT:
-            raise EngineUnavailable(
-                self._directory.engine, "too many callers are waiting on this machine"
-            )
-        self._reserve(self._size, 2 * size)
-        slot = _Slot(last.offset + last.size, size)
-        return slot if size >= needed else self._grow(needed)
+            raise self._directory.unavailable("too many callers are waiting on this machine")
+        try:
+            self._reserve(last.offset + last.size, 2 * size)
+        except EngineUnavailable:
+            # The headroom is for those who add next to nothing, for they renew and release.
+            free = next(slot for slot in reversed(self._slots) if slot != record.slot)
+            if length <= record.length + _HEADROOM // 8 and free.size >= _HEADER.size + length:
+                return free
+            raise
+        return self._slot_for(length, record) or self._grow(length, record)
 
     def _reserve(self, offset: int, size: int) -> None:
         try:
             _allocate(self._fd, offset, size)
         except OSError as error:
-            raise EngineUnavailable(
-                self._directory.engine,
-                f"no room for another lock in {self._directory.path}: {error.strerror}",
+            raise self._directory.unavailable(
+                f"no room for another lock in {self._directory.path}: {error.strerror}"
             ) from error
-        self._size = offset + size
+        self._resized(offset + size)
+
+    def _resized(self, size: int) -> None:
+        self._size = size
+        self._slots = tuple(_slots_in(size))
 
 
 def _slots_in(file_size: int) -> Iterator[_Slot]:
@@ -258,6 +294,22 @@ def _slots_in(file_size: int) -> Iterator[_Slot]:
         yield _Slot(offset + size, size)
         offset += 2 * size
         size *= 2
+
+
+def _sequence(found: tuple[_Header, _Slot]) -> int:
+    return found[0].sequence if found[0].magic == _MAGIC else 0
+
+
+def _payload(fence: int, rows: dict[bytes, bytes]) -> bytes:
+    return b"\n".join([str(fence).encode(), *(b"\t".join(row) for row in rows.items())])
+
+
+def _ended(state: KeyState, now: float) -> bool:
+    """Whether nothing of a state is of any use any more; nobody may ever ask for its key again."""
+    ends = [place.until for place in state.queue] + [voided.until for voided in state.voided]
+    if state.grant:
+        ends.append(state.grant.until)
+    return max(ends, default=now) <= now
 
 
 def _encoded(state: KeyState) -> bytes:
@@ -291,10 +343,10 @@ def _write_all(fd: int, data: bytes, offset: int) -> None:
         data, offset = data[written:], offset + written
 
 
-def _flock_holder(fd: int) -> int | None:
+def _flock_holder(path: str) -> int | None:
     """The process that has locked a file, where Linux tells."""
-    inode = str(os.fstat(fd).st_ino)
     try:
+        inode = os.stat(path).st_ino
         with open("/proc/locks", encoding="ascii") as locks:
             for line in locks:
                 fields = line.split()
