@@ -40,7 +40,8 @@ def install(
     waits for that, at most. Raises ``ConfigurationError`` for options that cannot work, and if
     ``app`` has its layer already.
     """
-    if RequestLayer in [middleware.cls for middleware in app.user_middleware]:
+    layers: list[object] = [middleware.cls for middleware in app.user_middleware]
+    if RequestLayer in layers:
         raise ConfigurationError("weblock is installed in this application already: install once")
     ours = not isinstance(locks, AsyncLocks)
     if isinstance(locks, AsyncLocks):
