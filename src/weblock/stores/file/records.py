@@ -203,7 +203,7 @@ class RecordFile:
     def _read_slot(self, header: _Header, slot: _Slot, highest: int) -> _Record | None:
         """The record in a slot, or ``None`` if its writer was killed while it wrote."""
         magic, sequence, length, checksum, boot = header
-        if magic != _MAGIC or length > slot.size - _HEADER.size:
+        if magic != _MAGIC or not 0 < length <= slot.size - _HEADER.size:
             return None
         payload = os.pread(self._fd, length, slot.offset + _HEADER.size)
         if zlib.crc32(payload, sequence & 0xFFFFFFFF) != checksum:

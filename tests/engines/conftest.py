@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weblock import Locks
+
+from .processes import Child
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The directory of the engine under test."""
+    return tmp_path / "locks"
+
+
+@pytest.fixture
+def url(folder: Path) -> str:
+    return f"file://{folder}"
+
+
+@pytest.fixture
+def locks(url: str) -> Iterator[Locks]:
+    with Locks.from_url(url) as locks:
+        yield locks
+
+
+@pytest.fixture
+def child(url: str) -> Iterator[Callable[..., Child]]:
+    """Starts processes on the engine under test, which end with the test."""
+    started: list[Child] = []
+
+    def start(**options: Any) -> Child:
+        started.append(Child(url, **options))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
