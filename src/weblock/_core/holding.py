@@ -116,7 +116,8 @@ class Holding:
         self.at_risk = False
         self.reason = ""
         self._callbacks: list[LostCallback] = []
-        self.due = self._next_renewal() if confirmed else now + CONFIRM_AFTER
+        confirms = self._renews and not confirmed
+        self.due = now + CONFIRM_AFTER if confirms else self._next_renewal()
 
     def held(self, now: float) -> bool:
         return self.status is Status.HELD and now < self.deadline
