@@ -1,0 +1,1 @@
+"""The simulator: the protocol stepped over virtual clocks and a network that loses messages."""
