@@ -125,8 +125,10 @@ class Processes:
         """Leaves. To others we are dead from now on, and our leases void."""
         self._closed = True
         self._wake_thread()
-        if self._thread and self._thread is not threading.current_thread():
-            self._thread.join()
+        with self._guard:  # One that is being started can be waited for only when it has been.
+            thread = self._thread
+        if thread and thread is not threading.current_thread():
+            thread.join()
         self.abandon()
         self._unlink(self.process)
 
