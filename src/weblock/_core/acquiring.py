@@ -113,6 +113,9 @@ class Locker:
 
     async def give_back(self, key: str, owner: str, ttl: float, void: float) -> Answer | None:
         """Releases whatever ``owner`` has; what cannot be released now is owed."""
+        if self.keeper.over:  # Asking the engine would open again what was closed.
+            self.owe(key, owner, ttl, void)
+            return None
         try:
             return (await self.store.release(key, owner, void=void)).answer
         except EngineUnavailable:
