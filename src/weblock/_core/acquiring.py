@@ -324,17 +324,20 @@ class Acquisition:
         self._anchor = Anchor(reply.now, sent)
         match reply.answer:
             case Waiting():
-                self._keep_place(reply.answer, reply.now)
+                self._plan_heartbeat(reply.answer, reply.now)
             case Held(fence, until):
                 self._bell.ring(Grasp(fence, until))
             case _:
                 self._bell.ring(Ask())
 
     def _keep_place(self, waiting: Waiting, now: float) -> None:
-        """Sees to the next heartbeat: the first in the queue looks when the lease should end."""
+        self._plan_heartbeat(waiting, now)
+        self._locker.keeper.keep(self)
+
+    def _plan_heartbeat(self, waiting: Waiting, now: float) -> None:
+        """Says when the next is due: the first in the queue looks when the lease should end."""
         self._retry_after = waiting.until - now
         pause = BEAT * (0.75 + self._runtime.jitter() / 4)
         if waiting.position == 0:
             pause = min(pause, max(0.0, waiting.until - now) + GRACE)
         self.due = self._runtime.now() + pause
-        self._locker.keeper.keep(self)
