@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import signal
 import threading
+import time
 import types
 from collections.abc import Coroutine, Generator
 from typing import Any
@@ -85,12 +86,20 @@ def test_an_interrupted_thread_leaves_nothing(url, probe) -> None:
     """A blocked waiter that is interrupted, as by Ctrl-C, is out of the queue."""
     holder, watcher = ThreadActor(), ThreadActor()
     lease = holder.do(probe.acquire, "key", ttl=60)
+    interrupts: list[int] = []
+
+    def interrupt(number: int, _: object) -> None:
+        if not interrupts:
+            interrupts.append(number)
+            raise KeyboardInterrupt
 
     def interrupt_when_it_waits() -> None:
         eventually(lambda: queue_of(probe, "key") == 1)
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+        while not interrupts:  # One that comes just before a thread blocks is seen at the next.
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+            time.sleep(0.01)
 
-    former = signal.signal(signal.SIGUSR1, _interrupt)
+    former = signal.signal(signal.SIGUSR1, interrupt)
     try:
         interrupted = watcher.begin(interrupt_when_it_waits)
         with pytest.raises(KeyboardInterrupt):
@@ -103,10 +112,6 @@ def test_an_interrupted_thread_leaves_nothing(url, probe) -> None:
     probe.acquire("key", wait=0).release()
     holder.close()
     watcher.close()
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 async def test_acquire_cancelled_at_every_await(url: str) -> None:
