@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import weblock
@@ -19,6 +20,7 @@ from weblock import AsyncLocks, Locks
 
 
 def main() -> None:
+    """Does as it is told until nobody is there to tell it."""
     names: dict[str, Any] = {"url": sys.argv[1], "os": os, "time": time, "asyncio": asyncio}
     names |= {"AsyncLocks": AsyncLocks, "Locks": Locks, "weblock": weblock}
     for line in sys.stdin:
@@ -30,12 +32,23 @@ def main() -> None:
 
 
 def run(code: str, names: dict[str, Any]) -> Any:
+    """Runs code; what its last expression is worth."""
     body = ast.parse(code).body
     last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
     exec(compile(ast.Module(body, []), "<order>", "exec"), names)
     if last is None:
         return None
     return eval(compile(ast.Expression(last.value), "<order>", "eval"), names)
+
+
+def count_up(url: str, path: str, times: int) -> None:
+    """Adds to a number in a file, in sections that would lose updates if they overlapped."""
+    with Locks.from_url(url, wait=None) as locks:
+        for _ in range(times):
+            with locks.hold("counter"):
+                value = int(Path(path).read_text())
+                time.sleep(0)
+                Path(path).write_text(str(value + 1))
 
 
 if __name__ == "__main__":

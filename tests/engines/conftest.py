@@ -19,11 +19,13 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def url(folder: Path) -> str:
+    """Its URL."""
     return f"file://{folder}"
 
 
 @pytest.fixture
 def locks(url: str) -> Iterator[Locks]:
+    """Locks of the test's own process."""
     with Locks.from_url(url) as locks:
         yield locks
 

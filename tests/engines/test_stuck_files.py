@@ -24,6 +24,7 @@ os.close(fd)
 
 
 def stop_inside(process: Child, record: Path) -> None:
+    """Has a process stop while it has locked a record file."""
     process.begin(STOP_INSIDE.format(record=str(record)))
     process.wait_until_stopped()
 

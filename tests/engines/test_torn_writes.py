@@ -76,7 +76,7 @@ def test_a_first_write_torn_at_any_stage_leaves_the_key_free(locks: Locks, folde
         locks.acquire("k", wait=0).release()
 
 
-def test_a_file_with_no_whole_slot_is_called_damaged(locks: Locks, folder: Path) -> None:
+def test_a_file_with_no_whole_slot_is_called_damaged(url: str, locks: Locks, folder: Path) -> None:
     """Where both slots are broken, no lease is guessed: an error names the file and the remedy."""
     locks.acquire("k").release()
     record = record_of(folder, "k")
@@ -84,8 +84,9 @@ def test_a_file_with_no_whole_slot_is_called_damaged(locks: Locks, folder: Path)
     for slot in (0, _FIRST_SLOT):
         broken[slot + _HEADER.size] ^= 0xFF
     record.write_bytes(broken)
-    with pytest.raises(EngineUnavailable, match=r"records-\d\d is damaged: .*remove it"):
-        locks.acquire("k", wait=0)
+    damaged = pytest.raises(EngineUnavailable, match=r"records-\d\d is damaged: .*remove it")
+    with Locks.from_url(f"{url}/.") as fresh, damaged:
+        fresh.acquire("k", wait=0)
 
 
 def test_processes_killed_while_they_hammer_leave_every_state_readable(

@@ -1,0 +1,107 @@
+"""Children that share what their parent had open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from weblock import Locks, LockTimeout
+
+from .keys import eventually, keys_in, record_of, waiters
+from .processes import Child
+
+FORK = """
+if os.fork() == 0:
+    os.read(0, 1)  # Lives until the test closes the pipe to its parent.
+    os._exit(0)
+"""
+
+
+def test_the_death_of_a_holder_is_noticed_although_its_child_lives(
+    locks: Locks, child: Callable[..., Child]
+) -> None:
+    """A forked child does not keep its parent alive in the eyes of others."""
+    parent = child().open(ttl=60)
+    parent.run("lease = locks.acquire('k')")
+    parent.run(FORK)
+    with pytest.raises(LockTimeout):
+        locks.acquire("k", wait=0)
+    parent.kill()
+    locks.acquire("k", wait=5).release()
+
+
+def test_one_who_waits_notices_the_death_of_a_holder_although_its_child_lives(
+    locks: Locks, child: Callable[..., Child]
+) -> None:
+    """The same for one who was already waiting when the parent died."""
+    parent, waiter = child().open(ttl=60), child().open()
+    parent.run("lease = locks.acquire('k')")
+    parent.run(FORK)
+    waiter.begin("locks.acquire('k', wait=30).fence")
+    eventually(lambda: waiters(locks, "k") == 1)
+    parent.kill()
+    assert waiter.outcome() > 0
+
+
+def test_a_fork_while_threads_are_inside_record_files_leaves_nothing_locked(
+    locks: Locks, folder: Path, child: Callable[..., Child]
+) -> None:
+    """Neither the children nor the files are stuck, and the death of the parent frees its keys."""
+    keys = keys_in(record_of(folder, "k"), 4)
+    parent = child().open(ttl=60, wait=None)
+    parent.run(f"""
+    import threading
+    def hammer(key):
+        while True:
+            with locks.hold(key):
+                pass
+    for key in {keys!r}:
+        threading.Thread(target=hammer, args=(key,), daemon=True).start()
+    """)
+    fences = parent.run("""
+    heard, told = os.pipe()
+    def child():
+        os.write(told, b"%d\\n" % locks.acquire("of the children").fence)
+        os.read(0, 1)
+    for _ in range(20):
+        if os.fork() == 0:
+            try:
+                child()
+            finally:
+                os._exit(0)
+    lines = b""
+    while lines.count(b"\\n") < 1:
+        lines += os.read(heard, 1000)
+    [int(line) for line in lines.split()]
+    """)
+    assert fences[0] > 0
+    parent.kill()
+    for key in keys:
+        locks.acquire(key, wait=5).release()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_of_multiprocessing_exclude_one_another(
+    tmp_path: Path, method: str, child: Callable[..., Child]
+) -> None:
+    """However they are started, also by a parent that holds a lease and has threads."""
+    counter = tmp_path / "counter"
+    counter.write_text("0")
+    parent = child().open(wait=None)
+    parent.run(f"""
+    import multiprocessing
+    from tests.engines.child import count_up
+    context = multiprocessing.get_context({method!r})
+    with locks.hold("counter"):
+        workers = [
+            context.Process(target=count_up, args=(url, {str(counter)!r}, 25)) for _ in range(3)
+        ]
+        for worker in workers:
+            worker.start()
+    count_up(url, {str(counter)!r}, 25)
+    for worker in workers:
+        worker.join()
+    """)
+    assert counter.read_text() == "100"

@@ -1,0 +1,207 @@
+"""A directory that is deleted, moved away or cleaned while it is in use."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from weblock import AsyncLocks, EngineUnavailable, LeaseLost, Locks
+from weblock.stores import url as urls
+from weblock.stores.file import FileEngine
+
+from .keys import eventually, record_of, waiters
+from .processes import Child
+
+
+def delete(folder: Path) -> None:
+    """Removes the directory."""
+    shutil.rmtree(folder)
+
+
+def move(folder: Path) -> None:
+    """Moves the directory out of the way."""
+    folder.rename(folder.with_name("moved"))
+
+
+def replace(folder: Path) -> None:
+    """Moves the directory out of the way, and puts an empty one there."""
+    move(folder)
+    folder.mkdir(0o700)
+
+
+def of_the_key(folder: Path) -> None:
+    """Removes the record file of the key."""
+    record_of(folder, "k").unlink()
+
+
+@pytest.mark.parametrize("lose", [delete, move, replace, of_the_key])
+def test_a_holder_whose_record_is_lost_is_told(
+    url: str, folder: Path, lose: Callable[[Path], None]
+) -> None:
+    """Its next renewal finds out; the one who waited goes on, with a higher fence."""
+    lost = threading.Event()
+    with Locks.from_url(url, ttl=1, wait=30) as locks, ThreadPoolExecutor(1) as pool:
+        lease = locks.acquire("k")
+        waiting = pool.submit(locks.acquire, "k")
+        eventually(lambda: waiters(locks, "k") == 1)
+        lease.on_lost(lost.set)
+        lose(folder)
+        assert lost.wait(30)
+        with pytest.raises(LeaseLost) as loss:
+            lease.check()
+        assert loss.value.reason == "taken"
+        later = waiting.result(30)
+        assert later.fence > lease.fence
+        later.release()
+
+
+@pytest.mark.parametrize("lose", [delete, move, replace, of_the_key])
+def test_a_release_finds_out_that_the_record_is_lost(
+    url: str, folder: Path, lose: Callable[[Path], None]
+) -> None:
+    """One who gives back what nobody knows any more is told, and can have it again."""
+    with Locks.from_url(url, ttl=60) as locks:
+        lease = locks.acquire("k")
+        lose(folder)
+        with pytest.raises(LeaseLost) as loss:
+            lease.release()
+        assert loss.value.reason == "taken"
+        assert locks.acquire("k", wait=0).fence > lease.fence
+
+
+@pytest.mark.parametrize("lose", [delete, move, replace])
+def test_processes_that_wait_meet_in_the_new_directory(
+    folder: Path, child: Callable[..., Child], lose: Callable[[Path], None]
+) -> None:
+    """All who waited get the key, one after the other: they are at one about where it is now."""
+    holder, *others = [child().open(ttl=60, wait=30) for _ in range(4)]
+    holder.run("lease = locks.acquire('k')")
+    for other in others:
+        other.begin("""
+        with locks.hold('k') as lease:
+            entered = time.monotonic()
+            time.sleep(0.02)
+            left = time.monotonic()
+        entered, left, lease.fence
+        """)
+    with Locks.from_url(f"file://{folder}") as probe:
+        eventually(lambda: waiters(probe, "k") == 3)
+        lose(folder)
+        sections = sorted(other.outcome() for other in others)
+        for (_, left, fence), (entered, _, next_fence) in pairwise(sections):
+            assert left <= entered
+            assert fence < next_fence
+
+
+def test_a_directory_that_cannot_be_made_again_makes_the_engine_unavailable(
+    tmp_path: Path,
+) -> None:
+    """A holder keeps its lease until its deadline at most; who asks is told what is wrong."""
+    above = tmp_path / "above"
+    above.mkdir()
+    with Locks.from_url(f"file://{above}/locks", ttl=1) as locks:
+        lease = locks.acquire("k")
+        shutil.rmtree(above)
+        with pytest.raises(EngineUnavailable, match="locks cannot be used: No such file"):
+            locks.acquire("other", wait=0)
+        eventually(lambda: not lease.held)
+        above.mkdir()
+        locks.acquire("k").release()
+
+
+@pytest.mark.parametrize("name", ["*.bell", "*.life", "weblock"])
+def test_a_cleaner_that_removes_sockets_or_marker_only_makes_it_slower(
+    folder: Path, name: str, child: Callable[..., Child]
+) -> None:
+    """Leases stay what they are, and who waits gets its turn by its heartbeat."""
+    holder, waiter = child().open(ttl=60), child().open(wait=30)
+    holder.run("lease = locks.acquire('k')")
+    waiter.begin("locks.acquire('k').fence")
+    with Locks.from_url(f"file://{folder}") as probe:
+        eventually(lambda: waiters(probe, "k") == 1)
+        for each in folder.glob(name):
+            each.unlink()
+        assert waiters(probe, "k") == 1
+        holder.run("lease.release()")
+        assert waiter.outcome() > 0
+
+
+def engine_of(url: str) -> FileEngine:
+    """The engine behind the locks of this process."""
+    engine = urls.engine_for(url)
+    assert isinstance(engine, FileEngine)
+    return engine
+
+
+def make_due(engine: FileEngine) -> None:
+    """Has the engine see to its files with its next operation."""
+    assert engine.home
+    engine.home.check_at = engine.home._freshen_at = 0.0
+
+
+def test_removed_sockets_are_made_again(
+    url: str, folder: Path, locks: Locks, child: Callable[..., Child]
+) -> None:
+    """From then on others ring this process again, and see that it lives."""
+    for each in [*folder.glob("*.bell"), *folder.glob("*.life")]:
+        each.unlink()
+    make_due(engine_of(url))
+    lease = locks.acquire("k")
+    process = engine_of(url).process
+    assert (folder / f"{process}.bell").is_socket()
+    assert (folder / f"{process}.life").is_socket()
+    waiter = child().open(wait=30)
+    waiter.begin("locks.acquire('k').fence")
+    eventually(lambda: waiters(locks, "k") == 1)
+    lease.check()
+    lease.release()
+    assert waiter.outcome() > 0
+
+
+def test_files_in_use_are_touched_so_that_cleaners_spare_them(
+    url: str, folder: Path, locks: Locks
+) -> None:
+    """What cleaners of temporary files go by, the age of a file, stays low while it is in use."""
+    locks.acquire("k").release()
+    ours = list(folder.iterdir())
+    for each in ours:
+        os.utime(each, (1, 1))
+    make_due(engine_of(url))
+    locks.acquire("other").release()
+    assert all(each.stat().st_mtime > 1 for each in ours)
+
+
+def test_the_sockets_of_the_dead_are_their_proof_and_go_when_they_are_old(
+    folder: Path, locks: Locks, child: Callable[..., Child]
+) -> None:
+    """A lease of a dead process is void also to those who start later, or had never met it."""
+    victim, bystander = child().open(ttl=60), child().open()
+    victim.run("lease = locks.acquire('k')")
+    victim.kill()
+    child().open()  # It tidies up.
+    assert bystander.run("locks.acquire('k', wait=0).fence") > 0
+    for each in folder.glob("*.bell"):
+        os.utime(each, (1, 1))
+    before = set(folder.glob("*.bell"))
+    child().open()
+    assert len(before - set(folder.glob("*.bell"))) == 1
+
+
+async def test_the_loop_goes_on_while_the_directory_is_lost_again_and_again(
+    url: str, folder: Path
+) -> None:
+    """Moving into a new directory needs no help from outside, and leaves no thread behind."""
+    async with AsyncLocks.from_url(url) as locks:
+        for _ in range(5):
+            lease = await locks.acquire("k", wait=1)
+            shutil.rmtree(folder)
+            with pytest.raises(LeaseLost):
+                await lease.release()
+        assert sum(each.name == "weblock-bell" for each in threading.enumerate()) <= 1
