@@ -1,0 +1,236 @@
+"""Waiting, waking, and dying: what the sockets are for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from weblock import AsyncLocks, Locks
+from weblock._runtime.clock import now
+
+from .keys import eventually, waiters
+from .processes import Child
+
+
+def test_a_waiter_gets_its_turn_although_the_datagram_was_lost(
+    locks: Locks, child: Callable[..., Child]
+) -> None:
+    """Its heartbeat finds out within a bounded time."""
+    deaf = """
+    from weblock.stores.file.processes import Processes
+    Processes._send = lambda self, process, message: True
+    """
+    holder, waiter = child(before=deaf).open(), child(before=deaf).open()
+    holder.run("lease = locks.acquire('k')")
+    waiter.begin("locks.acquire('k', wait=30).fence")
+    eventually(lambda: waiters(locks, "k") == 1)
+    holder.run("lease.release()")
+    released = now()
+    assert waiter.outcome() > 0
+    assert now() - released < 10
+
+
+def test_a_bell_that_is_full_delays_nobody_else(locks: Locks, child: Callable[..., Child]) -> None:
+    """Grants to a stopped process pile up and are dropped; others go on; later it goes on too."""
+    stopped = child().open(wait=60)
+    keys = [f"key {n}" for n in range(600)]
+    held = [locks.acquire(key) for key in keys]
+    stopped.begin(f"""
+    async def main():
+        locks = AsyncLocks.from_url(url)
+        async def one(key):
+            async with locks.hold(key, wait=60):
+                return 1
+        served = sum(await asyncio.gather(*map(one, {keys!r})))
+        await locks.close()
+        return served
+    asyncio.run(main())
+    """)
+    eventually(lambda: waiters(locks, keys[-1]) == 1)
+    stopped.stop()
+    for lease in held:
+        lease.release()
+    for key in keys[:5]:
+        locks.acquire(key, wait=20).release()
+    stopped.resume()
+    assert stopped.outcome() == len(keys)
+
+
+async def test_six_hundred_waiters_for_one_key_are_all_served(url: str) -> None:
+    """The record file grows as the queue does, and nobody is forgotten in it."""
+    inside = served = 0
+
+    async with AsyncLocks.from_url(url, wait=100) as locks:
+        lease = await locks.acquire("k")
+
+        async def one() -> None:
+            nonlocal inside, served
+            async with locks.hold("k"):
+                inside += 1
+                assert inside == 1
+                await asyncio.sleep(0)
+                inside -= 1
+                served += 1
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(600):
+                group.create_task(one())
+            while await asyncio.to_thread(asked, url) < 600:
+                await asyncio.sleep(0.05)
+            await lease.release()
+    assert served == 600
+
+
+def asked(url: str) -> int:
+    """How many wait for the key."""
+    with Locks.from_url(url) as locks:
+        return waiters(locks, "k")
+
+
+def test_two_thousand_keys_are_held_at_once(url: str) -> None:
+    """All are renewed, past their ttl, and released."""
+    with Locks.from_url(url, ttl=2) as locks:
+        leases = [locks.acquire(f"key {n}") for n in range(2000)]
+        ends = now() + 3
+        while now() < ends:
+            threading.Event().wait(0.1)
+        for lease in leases:
+            lease.release()
+
+
+def test_the_death_of_a_holder_is_noticed_at_once_by_all_who_wait(
+    locks: Locks, child: Callable[..., Child]
+) -> None:
+    """In other processes and in several threads, long before its ttl."""
+    victim, *others = [child().open(wait=60) for _ in range(3)]
+    victim.run("lease = locks.acquire('k', ttl=300)")
+    for other in others:
+        other.begin("""
+        import concurrent.futures
+        def one(_):
+            with locks.hold('k'):
+                return 1
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            served = sum(pool.map(one, range(3)))
+        served
+        """)
+    eventually(lambda: waiters(locks, "k") == 6)
+    victim.kill()
+    killed = now()
+    assert [other.outcome() for other in others] == [3, 3]
+    assert now() - killed < 10
+
+
+def test_a_stopped_process_with_many_places_in_a_queue_costs_the_others_little(
+    locks: Locks, child: Callable[..., Child]
+) -> None:
+    """Once it did not take up a lease that was handed to it, all its places are passed over."""
+    holder, stopped, other = child().open(), child().open(wait=60), child().open(wait=60)
+    holder.run("lease = locks.acquire('k', ttl=300)")
+    stopped.run("""
+    import threading
+    def one():
+        with locks.hold('k'):
+            pass
+    threads = [threading.Thread(target=one) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    """)
+    eventually(lambda: waiters(locks, "k") == 5)
+    other.begin("locks.acquire('k').fence")
+    eventually(lambda: waiters(locks, "k") == 6)
+    stopped.stop()
+    holder.run("lease.release()")
+    released = now()
+    assert other.outcome() > 0
+    assert now() - released < 4.5  # 1.5 s by design, and much for a busy machine.
+    other.run("None")
+    stopped.resume()
+
+
+def test_idle_waiters_cost_next_to_nothing(url: str, child: Callable[..., Child]) -> None:
+    """Fifty who wait neither poll nor gather threads or files."""
+    holder, idle = child().open(), child()
+    holder.run("lease = locks.acquire('k', ttl=300)")
+    idle.run("""
+    import resource, threading
+    locks = Locks.from_url(url, wait=60)
+    def one():
+        with locks.hold('k'):
+            pass
+    threads = [threading.Thread(target=one) for _ in range(50)]
+    for thread in threads:
+        thread.start()
+    def spent():
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        return [used.ru_utime + used.ru_stime, threading.active_count(), len(os.listdir('/dev/fd'))]
+    """)
+    with Locks.from_url(url) as locks:
+        eventually(lambda: waiters(locks, "k") == 50)
+        idle.run("time.sleep(1.2)")  # Past the first heartbeats.
+        cpu, threads, files = idle.run("before = spent(); before")
+        started = now()
+        idle.run("time.sleep(3)")
+        later = idle.run("spent()")
+        assert (later[0] - cpu) / (now() - started) < 0.15
+        assert later[1:] == [threads, files]
+        holder.run("lease.release()")
+        idle.run("[thread.join() for thread in threads] and None")
+
+
+def test_asking_after_many_processes_leaves_no_file_open(
+    url: str, locks: Locks, child: Callable[..., Child]
+) -> None:
+    """One who only ever tries keeps no connection to those who held."""
+    locks.acquire("k").release()
+    holders = [child().open() for _ in range(5)]
+    before = len(os.listdir("/dev/fd"))
+    for holder in holders:
+        holder.run("lease = locks.acquire('k')")
+        assert locks.try_acquire("k") is None
+        holder.run("lease.release()")
+    assert len(os.listdir("/dev/fd")) == before
+
+
+def test_closing_leaves_nothing_behind(url: str, folder: Path, child: Callable[..., Child]) -> None:
+    """No thread, no open file, no socket in the directory."""
+    other = child()
+    threads, files = threading.active_count(), len(os.listdir("/dev/fd"))
+    for _ in range(3):
+        with Locks.from_url(url) as locks:
+            lease = locks.acquire("k")
+            other.run("locks = Locks.from_url(url)")
+            other.begin("""
+            with locks.hold('k', wait=30):
+                pass
+            locks.close()
+            """)
+            eventually(lambda: waiters(locks, "k") == 1)
+            lease.release()
+            other.outcome()
+    assert threading.active_count() == threads
+    assert len(os.listdir("/dev/fd")) == files
+    assert not [*folder.glob("*.bell"), *folder.glob("*.life")]
+
+
+@pytest.mark.parametrize("by", ["stop", "kill"])
+def test_a_waiter_that_is_gone_is_passed_over(
+    locks: Locks, child: Callable[..., Child], by: str
+) -> None:
+    """The next one in the queue gets the key, at once or after the time for a hand-over."""
+    holder, gone, after = child().open(), child().open(), child().open()
+    holder.run("lease = locks.acquire('k', ttl=300)")
+    gone.begin("locks.acquire('k', wait=60)")
+    eventually(lambda: waiters(locks, "k") == 1)
+    after.begin("locks.acquire('k', wait=60).fence")
+    eventually(lambda: waiters(locks, "k") == 2)
+    gone.stop() if by == "stop" else gone.kill()
+    holder.run("lease.release()")
+    released = now()
+    assert after.outcome() > 0
+    assert now() - released < 4.5
