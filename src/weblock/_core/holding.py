@@ -116,8 +116,7 @@ class Holding:
         self.at_risk = False
         self.reason = ""
         self._callbacks: list[LostCallback] = []
-        confirms = self._renews and not confirmed
-        self.due = now + CONFIRM_AFTER if confirms else self._next_renewal()
+        self.due = self._next_renewal() if confirmed else now + CONFIRM_AFTER
 
     def held(self, now: float) -> bool:
         return self.status is Status.HELD and now < self.deadline
@@ -191,6 +190,8 @@ class Holding:
     def pulse(self, now: float) -> Pulse | None:
         if now >= self.deadline:
             self.lose(self._why_it_ends())
+        if not self._renews:
+            self.due = self.deadline  # There is nothing to say until then, whatever was planned.
         if self.over or not self._renews:
             return None
         ttl = self.terms.ttl
