@@ -107,7 +107,7 @@ class Schedule:
 
     def _pause_engine(self) -> None:
         seconds = min(self._seconds(), 2.0)
-        self.server.paused_until = self.world.now + seconds
+        self.server.paused_until = max(self.server.paused_until, self.world.now + seconds)
         self.world.disturb(self.server.paused_until + self.server.op_timeout)
         self.world.note("fault: the engine pauses for", f"{seconds:.3f}")
 
