@@ -250,6 +250,12 @@ class BaseLease:
         self._locker = locker
         self._holdings = holdings
 
+    @classmethod
+    def joined(cls, leases: Sequence[Self], keys: Sequence[str]) -> Self:
+        """Several leases of one ``Locks`` as one, of just these of their keys."""
+        held = {unqualified(each.key): each for lease in leases for each in lease._holdings}  # noqa: SLF001
+        return cls(leases[0]._locker, [held[key] for key in keys])  # noqa: SLF001
+
     @property
     def key(self) -> str:
         """The key; of several, the first."""
