@@ -9,26 +9,41 @@ from typing import Final
 from .protocol import Message, Receive
 
 LIMIT: Final = 64 * 1024
-"""Bytes of a body that are read ahead, at most, to see whether the client is still there."""
+"""Bytes that are read ahead, about and at most, to see whether the client is still there."""
+
+MESSAGE_SIZE: Final = 64
+"""Bytes that a message counts beside its payload: there may be many that are empty."""
 
 
 class Inbox:
     """``receive`` for the application, and ``until_gone`` for those who wait meanwhile.
 
-    Servers allow one ``receive`` at a time, and one that is cancelled may lose a message; so the
-    server's is called in a task that nobody cancels, and what it brings goes to whoever asks next.
+    Servers allow one ``receive`` at a time, and one that is cancelled may lose a message. So where
+    somebody reads ahead, the server's is called in a task that nobody cancels, and what it brings
+    lies ready for the application.
     """
+
+    __slots__ = ("_ahead", "_direct", "_gone", "_may_know", "_pending", "_receive", "_room")
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._ahead: deque[Message] = deque()
-        self._pending: asyncio.Task[Message] | None = None
+        self._room = LIMIT
+        self._pending: asyncio.Task[None] | None = None
+        self._direct = False
+        self._gone = False
         self._may_know = asyncio.Event()
         self._may_know.set()
 
     async def receive(self) -> Message:
         """The next message, for the application."""
-        message = await self._next()
+        while not self._ahead:
+            if self._pending is None:
+                self._ahead.append(await self._directly())
+            else:
+                await self._until_more()
+        message = self._ahead.popleft()
+        self._room += _size(message)
         if message["type"] == "http.disconnect":
             self._ahead.append(message)  # Whoever asks again is told again.
             await self._may_know.wait()
@@ -43,33 +58,46 @@ class Inbox:
         self._may_know.set()
 
     async def until_gone(self) -> None:
-        """Returns when the client has gone; never, if it sends more than ``LIMIT`` before."""
-        size = 0
-        while size < LIMIT:
-            message = await self._from_server()
-            self._ahead.append(message)
-            if message["type"] in ("http.disconnect", "websocket.disconnect"):
-                return
-            size += len(message.get("body", b""))
-        await asyncio.Event().wait()
+        """Returns when the client has gone; never, if it sends more than ``LIMIT`` before.
+
+        Nor where the application itself is reading at this moment: it will be told.
+        """
+        while not self._gone and not self._direct and self._room > 0:
+            await self._until_more()
+        if not self._gone:
+            await asyncio.get_running_loop().create_future()
 
     def close(self) -> None:
         """Ends the call that is under way: the response has been sent."""
         if self._pending:
             self._pending.cancel()
 
-    async def _next(self) -> Message:
-        if self._ahead:
-            return self._ahead.popleft()
-        if self._pending is None:
-            return await self._receive()
-        return await self._from_server()
+    async def _directly(self) -> Message:
+        self._direct = True
+        try:
+            message = await self._receive()
+        finally:
+            self._direct = False
+        self._room -= _size(message)
+        return message
 
-    async def _from_server(self) -> Message:
+    async def _until_more(self) -> None:
         if self._pending is None:
-            self._pending = asyncio.ensure_future(self._receive())
+            self._pending = asyncio.ensure_future(self._read_ahead())
         pending = self._pending
         await asyncio.wait({pending})
-        if self._pending is pending:
+        pending.result()
+
+    async def _read_ahead(self) -> None:
+        try:
+            message = await self._receive()
+        finally:
             self._pending = None
-        return pending.result()
+        self._ahead.append(message)
+        self._room -= _size(message)
+        self._gone = message["type"] in ("http.disconnect", "websocket.disconnect")
+
+
+def _size(message: Message) -> int:
+    payload = message.get("body") or message.get("bytes") or message.get("text") or b""
+    return MESSAGE_SIZE + len(payload)

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Final
 
+from ..._face import Duration, seconds
 from ...aio import AsyncLocks
 from ...errors import LeaseLost
 from .inbox import Inbox
 from .outbox import Outbox
-from .problems import Problem, problem_of
+from .problems import problem_of
 from .protocol import App, Receive, Scope, Send
 from .request import SCOPE_KEY, ClientGone, RequestLocks
 
@@ -30,7 +32,9 @@ class RequestLayer:
 
     ``hold_back`` is how many seconds a response waits for the application to return (1): after
     that it is sent, and what follows it, background tasks say, still runs inside the lock.
-    ``close_locks`` has the locks closed when the application shuts down.
+
+    With ``reopen``, which makes locks like ``locks``, these are closed when the application shuts
+    down, and made again if it starts again.
     """
 
     def __init__(
@@ -38,54 +42,78 @@ class RequestLayer:
         app: App,
         locks: AsyncLocks,
         *,
-        hold_back: float = HOLD_BACK,
-        close_locks: bool = False,
+        hold_back: Duration = HOLD_BACK,
+        reopen: Callable[[], AsyncLocks] | None = None,
     ) -> None:
         self._app = app
         self._locks = locks
-        self._hold_back = hold_back
-        self._close_locks = close_locks
+        self._hold_back = seconds("hold_back", hold_back)
+        self._reopen = reopen
+        self._shut_down = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request, or passes on what is none."""
         if scope["type"] in ("http", "websocket"):
-            await _Exchange(self._locks, self._hold_back, scope, receive, send).run(self._app)
-            return
-        await self._app(scope, receive, send)
-        if scope["type"] == "lifespan" and self._close_locks:
+            exchange = _Exchange(self._locks, self._hold_back, scope, receive, send)
+            await exchange.run(self._app)
+        elif scope["type"] == "lifespan" and self._reopen:
+            await self._live(self._reopen, scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _live(
+        self, reopen: Callable[[], AsyncLocks], scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        if self._shut_down:
+            self._locks, self._shut_down = reopen(), False
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._shut_down = True
             await self._locks.close()
 
 
 class _Exchange:
     """One request and its response."""
 
+    __slots__ = ("_inbox", "_outbox", "_receive", "_request", "_scope")
+
     def __init__(
         self, locks: AsyncLocks, hold_back: float, scope: Scope, receive: Receive, send: Send
     ) -> None:
         self._scope = scope
-        self._send = send
+        self._receive = receive
         self._inbox = Inbox(receive)
-        self._outbox = Outbox(send, self._work_goes_on)
+        self._outbox = Outbox(
+            send, work_goes_on=self._work_goes_on, on_stream=self._inbox.tell_disconnect
+        )
         self._request = RequestLocks(locks, scope, self._inbox, self._outbox, hold_back)
+
+    async def run(self, app: App) -> None:
+        self._scope[SCOPE_KEY] = self._request
+        work = asyncio.ensure_future(self._work(app))
+        try:
+            await self._to_its_end(work)
+            await self._answer(work.exception(), work)
+        finally:
+            self._inbox.close()
+            await self._outbox.close()
 
     def _work_goes_on(self) -> bool:
         return self._request.background()
 
-    async def run(self, app: App) -> None:
-        scope = {**self._scope, SCOPE_KEY: self._request}
-        work = asyncio.ensure_future(app(scope, self._inbox.receive, self._outbox.send))
+    async def _work(self, app: App) -> LeaseLost | None:
+        """Runs the application, and releases when it has ended in whatever way."""
+        loss = None
         try:
-            await self._to_its_end(work)
+            await app(self._scope, self._inbox.receive, self._outbox.send)
         finally:
-            loss = await self._request.release()
+            if self._request.any_held:
+                loss = await self._request.release()
             self._inbox.tell_disconnect()
-            await self._outbox.close()
-        try:
-            await self._answer(work, loss)
-        finally:
-            self._inbox.close()
+        return loss
 
-    async def _to_its_end(self, work: asyncio.Future[None]) -> None:
+    async def _to_its_end(self, work: asyncio.Task[LeaseLost | None]) -> None:
         """Waits for the application.
 
         Work inside a lock is not cancelled, whoever wants it to be. That somebody did is said when
@@ -104,49 +132,43 @@ class _Exchange:
                 logger.error("a request that was cancelled failed", exc_info=error)
             raise asyncio.CancelledError
 
-    async def _answer(self, work: asyncio.Future[None], loss: LeaseLost | None) -> None:
-        error = work.exception()
-        if error is None and loss is None:
-            await self._outbox.let_go()
-        elif error is None and loss is not None:
-            await self._answer_loss(loss)
-        elif error is not None:
+    async def _answer(
+        self, error: BaseException | None, work: asyncio.Task[LeaseLost | None]
+    ) -> None:
+        if error is not None:
             await self._answer_error(error)
+        elif loss := work.result():
+            await self._answer_loss(loss)
+        else:
+            await self._outbox.let_go()
 
     async def _answer_loss(self, loss: LeaseLost) -> None:
         if self._outbox.sent:
             logger.error("a response was sent before it was known that the %s", loss)
-            await self._outbox.let_go()
-            return
-        await self._answer_problem(problem_of(loss))
+        elif (self._outbox.held_status or 0) < 500:  # Otherwise it promises nothing.
+            await self._answer_problem(loss)
+        await self._outbox.let_go()
 
     async def _answer_error(self, error: BaseException) -> None:
-        """An error that got out of the application: what it had answered before may be untrue."""
+        """Of an error that got out of the application: what it has answered may be untrue."""
+        if isinstance(error, RuntimeError) and error.__cause__:
+            # So Starlette wraps an error that an application inside the application has answered.
+            error = _known(error.__cause__) or error
         if isinstance(error, ClientGone):
             return
-        if self._outbox.sent or self._scope["type"] != "http":
-            raise error
-        problem = problem_of(error)
-        if problem:
-            await self._answer_problem(problem)
+        if _known(error) and not self._outbox.sent:
+            await self._answer_problem(error)
             return
         if (self._outbox.held_status or 0) >= 500:
             await self._outbox.let_go()
         raise error
 
-    async def _answer_problem(self, problem: Problem | None) -> None:
+    async def _answer_problem(self, error: BaseException) -> None:
+        problem = problem_of(error)
         assert problem is not None
         self._outbox.discard()
-        body = problem.body
-        headers = {**problem.headers, "Content-Type": problem.media_type}
-        await self._outbox.send(
-            {
-                "type": "http.response.start",
-                "status": problem.status,
-                "headers": [
-                    *((name.lower().encode(), value.encode()) for name, value in headers.items()),
-                    (b"content-length", str(len(body)).encode()),
-                ],
-            }
-        )
-        await self._outbox.send({"type": "http.response.body", "body": body})
+        await problem(self._scope, self._receive, self._outbox.send)
+
+
+def _known(error: BaseException) -> BaseException | None:
+    return error if isinstance(error, ClientGone) or problem_of(error) else None

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Final
 
 from .protocol import Message, Send
+
+logger = logging.getLogger("weblock")
 
 LIMIT: Final = 1024 * 1024
 """Bytes of a response that are held back, at most."""
@@ -15,20 +18,37 @@ LIMIT: Final = 1024 * 1024
 class Outbox:
     """``send`` for the application.
 
-    With ``hold_back``, the response stays here until ``let_go`` or ``discard``. It is let go
+    After ``hold_back``, the response stays here until ``let_go`` or ``discard``. It is let go
     earlier if it is a stream of events, if it is larger than ``LIMIT``, if it is complete and
     ``work_goes_on`` says that background tasks follow, or if the application has not returned
-    ``hold_back`` seconds after it began to answer.
+    so many seconds after it began to answer. ``on_stream`` is called when a part of a response is
+    sent while the application still makes the rest.
     """
 
-    def __init__(self, send: Send, work_goes_on: Callable[[], bool]) -> None:
+    __slots__ = (
+        "_held",
+        "_hold_for",
+        "_holding",
+        "_letting_go",
+        "_on_stream",
+        "_send",
+        "_size",
+        "_timer",
+        "_work_goes_on",
+        "headers",
+        "sent",
+    )
+
+    def __init__(
+        self, send: Send, *, work_goes_on: Callable[[], bool], on_stream: Callable[[], None]
+    ) -> None:
         self._send = send
         self._work_goes_on = work_goes_on
+        self._on_stream = on_stream
         self._held: list[Message] = []
         self._size = 0
         self._holding = False
         self._hold_for = 0.0
-        self._order = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._letting_go: asyncio.Task[None] | None = None
         self.headers: list[tuple[bytes, bytes]] = []
@@ -37,7 +57,8 @@ class Outbox:
     @property
     def held_status(self) -> int | None:
         """The status of the response that is held back, if there is one."""
-        return self._held[0]["status"] if self._held else None
+        starts = (each for each in self._held if each["type"] == "http.response.start")
+        return next((start["status"] for start in starts), None)
 
     def hold_back(self, seconds: float) -> None:
         """Keeps what is sent from now on, if nothing has been sent yet."""
@@ -46,48 +67,65 @@ class Outbox:
 
     async def send(self, message: Message) -> None:
         """Sends or keeps a message of the application."""
-        if message["type"] == "http.response.start":
+        if self.headers and message["type"] == "http.response.start":
             message = {**message, "headers": [*message.get("headers", ()), *self.headers]}
-        if not self._holding:
-            await self._pass_on(message)
+        if self._holding:
+            await self._keep(message)
             return
+        if self._letting_go:
+            await asyncio.wait({self._letting_go})
+        await self._pass_on(message)
+
+    async def let_go(self) -> None:
+        """Sends what was held back, and from now on everything at once."""
+        self._begin_to_let_go()
+        if self._letting_go:
+            await asyncio.shield(self._letting_go)
+
+    def discard(self) -> None:
+        """Forgets what was held back: another answer takes its place."""
+        self._stop_holding()
+        self._held = []
+
+    async def close(self) -> None:
+        """Forgets what was held back, and waits for what is being sent."""
+        self.discard()
+        if self._letting_go:
+            await asyncio.wait({self._letting_go})
+
+    async def _keep(self, message: Message) -> None:
         self._held.append(message)
         self._size += len(message.get("body", b""))
         if self._timer is None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self._hold_for, self._let_go_soon)
+            self._timer = loop.call_later(self._hold_for, self._begin_to_let_go)
         if self._must_not_wait(message):
             await self.let_go()
 
-    async def let_go(self) -> None:
-        """Sends what was held back, and from now on everything at once."""
-        self._holding = False
-        async with self._order:
+    def _begin_to_let_go(self) -> None:
+        self._stop_holding()
+        if self._held:
+            self.sent = True
             held, self._held = self._held, []
-            for message in held:
-                self.sent = True
-                await self._send(message)
+            self._letting_go = asyncio.ensure_future(self._send_all(held))
 
-    def discard(self) -> None:
-        """Forgets what was held back: another answer takes its place."""
-        self._holding = False
-        self._held = []
-
-    async def close(self) -> None:
-        """Waits for what is being sent."""
-        if self._timer:
-            self._timer.cancel()
-        if self._letting_go:
-            await self._letting_go
+    async def _send_all(self, messages: list[Message]) -> None:
+        try:
+            for message in messages:
+                await self._pass_on(message)
+        except OSError:
+            logger.debug("a client left before it had its response", exc_info=True)
 
     async def _pass_on(self, message: Message) -> None:
-        async with self._order:
-            self.sent = True
-            await self._send(message)
+        self.sent = True
+        if message.get("more_body"):
+            self._on_stream()
+        await self._send(message)
 
-    def _let_go_soon(self) -> None:
-        if self._holding:
-            self._letting_go = asyncio.ensure_future(self.let_go())
+    def _stop_holding(self) -> None:
+        self._holding = False
+        if self._timer:
+            self._timer.cancel()
 
     def _must_not_wait(self, message: Message) -> bool:
         if message["type"] == "http.response.start":

@@ -12,16 +12,23 @@ from http import HTTPStatus
 from typing import Final
 
 from ...errors import EngineUnavailable, InvalidKey, LeaseLost, LockTimeout
+from .protocol import Receive, Scope, Send
 
 ENGINE_RETRY_AFTER: Final = 5
 """Seconds after which to ask again when the engine is down."""
 
 LONGEST_RETRY_AFTER: Final = 60
 
+TRY_AGAIN_LATER: Final = 1013
+"""The close code of a websocket, where the server cannot send a response instead."""
+
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem response. ``code`` is stable, for programs; ``title`` and ``detail`` are for people."""
+    """A problem response, which as an ASGI application sends itself.
+
+    ``code`` is stable, for programs; ``title`` and ``detail`` are for people.
+    """
 
     status: int
     code: str
@@ -43,8 +50,28 @@ class Problem:
         }
         return json.dumps(content).encode()
 
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Answers a request, or refuses a websocket that was not accepted yet."""
+        if scope["type"] == "http":
+            await self._respond(send, "http.response")
+        elif "websocket.http.response" in (scope.get("extensions") or {}):
+            await self._respond(send, "websocket.http.response")
+        else:
+            await send({"type": "websocket.close", "code": TRY_AGAIN_LATER, "reason": self.code})
 
-def problem_of(error: BaseException) -> Problem | None:
+    async def _respond(self, send: Send, kind: str) -> None:
+        body = self.body
+        fields = {
+            "Content-Type": self.media_type,
+            "Content-Length": str(len(body)),
+            **self.headers,
+        }
+        headers = [(name.lower().encode(), value.encode()) for name, value in fields.items()]
+        await send({"type": f"{kind}.start", "status": self.status, "headers": headers})
+        await send({"type": f"{kind}.body", "body": body})
+
+
+def problem_of(error: BaseException | None) -> Problem | None:
     """The problem that an error of weblock is to a client; ``None`` for one that is no such."""
     match error:
         case LockTimeout():

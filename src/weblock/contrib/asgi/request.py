@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from typing import Final, Unpack
+from urllib.parse import quote
 
 from ..._face import HoldOptions
 from ...aio import AsyncLease, AsyncLocks
 from ...errors import ConfigurationError, LeaseLost
+from ...keys import in_order
 from .inbox import Inbox
 from .outbox import Outbox
 from .protocol import Scope
+
+logger = logging.getLogger("weblock")
 
 SCOPE_KEY: Final = "weblock"
 
@@ -27,6 +32,18 @@ class ClientGone(Exception):
 class RequestLocks:
     """Acquires for one request, and keeps what it has acquired until the layer releases it."""
 
+    __slots__ = (
+        "_by_key",
+        "_hold_back",
+        "_inbox",
+        "_leases",
+        "_one_at_a_time",
+        "_outbox",
+        "_scope",
+        "background",
+        "locks",
+    )
+
     def __init__(
         self, locks: AsyncLocks, scope: Scope, inbox: Inbox, outbox: Outbox, hold_back: float
     ) -> None:
@@ -35,7 +52,9 @@ class RequestLocks:
         self._outbox = outbox
         self._hold_back = hold_back
         self._scope = scope
-        self._leases: dict[tuple[str, ...], AsyncLease] = {}
+        self._leases: list[AsyncLease] = []
+        self._by_key: dict[str, AsyncLease] = {}
+        self._one_at_a_time = asyncio.Lock()
         self.background: Callable[[], bool] = lambda: False
 
     @property
@@ -43,37 +62,56 @@ class RequestLocks:
         """Whether something is to be released."""
         return bool(self._leases)
 
+    def hold_back(self) -> None:
+        """Has the response wait until the work is done, if none of it has been sent yet."""
+        if self._scope["type"] == "http":
+            self._outbox.hold_back(self._hold_back)
+
     async def acquire(self, *keys: str, **options: Unpack[HoldOptions]) -> AsyncLease:
-        """The lease of the keys: the one that this request has already, or a new one.
+        """The lease of the keys; those that this request holds already are not acquired again.
 
         Waits as ``AsyncLocks.acquire`` does, and raises what it raises; gives up when the client
-        has gone.
+        has gone. Two requests that acquire the same keys one by one, in different orders, wait for
+        one another until one of them times out: acquire keys that belong together in one call.
         """
-        wanted = tuple(sorted(keys))
-        if wanted not in self._leases:
-            options.setdefault("label", self._label())
-            if self._scope["type"] == "http":
-                self._outbox.hold_back(self._hold_back)
-            began = time.perf_counter()
-            self._leases[wanted] = await self._while_client_is_there(wanted, options)
-            self._note_wait(time.perf_counter() - began)
-            self._inbox.withhold_disconnect()
-        return self._leases[wanted]
+        wanted = in_order(keys)
+        self.hold_back()
+        async with self._one_at_a_time:
+            missing = [key for key in wanted if key not in self._by_key]
+            if missing:
+                self._keep(await self._wait_for(missing, options))
+        leases = [self._by_key[key] for key in wanted]
+        lease = leases[0] if wanted == leases[0].keys else AsyncLease.joined(leases, wanted)
+        lease.check()
+        return lease
 
     async def release(self) -> LeaseLost | None:
         """Gives back everything. Returns the loss, if a lease was lost before."""
         loss: LeaseLost | None = None
-        while self._leases:
-            _, lease = self._leases.popitem()
+        for lease in reversed(self._leases):
             try:
                 await lease.release()
             except LeaseLost as error:
                 loss = error
+            except Exception:  # The others are to be released all the same.
+                logger.exception("the lease of %s was not released", lease.keys)
+        self._leases.clear()
         return loss
 
-    async def _while_client_is_there(
-        self, keys: tuple[str, ...], options: HoldOptions
-    ) -> AsyncLease:
+    def _keep(self, lease: AsyncLease) -> None:
+        self._leases.append(lease)
+        self._by_key.update((key, lease) for key in lease.keys)
+        self._inbox.withhold_disconnect()
+
+    async def _wait_for(self, keys: list[str], options: HoldOptions) -> AsyncLease:
+        options.setdefault("label", self._label())
+        began = time.perf_counter()
+        lease = await self._while_client_is_there(keys, options)
+        waited = 1000 * (time.perf_counter() - began)
+        self._outbox.headers.append((b"server-timing", f"lock;dur={waited:.1f}".encode()))
+        return lease
+
+    async def _while_client_is_there(self, keys: list[str], options: HoldOptions) -> AsyncLease:
         watch: asyncio.Task[None] | None = None
         waiting = asyncio.timeout(None)
 
@@ -83,30 +121,28 @@ class RequestLocks:
             watch.add_done_callback(stop_waiting)
 
         def stop_waiting(ended: asyncio.Task[None]) -> None:
-            if watch is ended and not ended.cancelled():
+            if not ended.cancelled():
+                ended.exception()  # A server that cannot receive has no client any more.
                 waiting.reschedule(0)
 
         timer = asyncio.get_running_loop().call_later(LOOK_AFTER, look)
         try:
             async with waiting:
-                return await self.locks.acquire(*keys, **options)
+                try:
+                    return await self.locks.acquire(*keys, **options)
+                finally:
+                    timer.cancel()
+                    if watch:
+                        watch.remove_done_callback(stop_waiting)
+                        watch.cancel()
         except TimeoutError:
             if waiting.expired():
                 raise ClientGone from None
             raise
-        finally:
-            timer.cancel()
-            if watch:
-                watch.cancel()
-                watch = None
 
     def _label(self) -> str:
         method = self._scope.get("method", "WEBSOCKET")
-        return f"{self.locks.label} {method} {self._scope['path']}"
-
-    def _note_wait(self, seconds: float) -> None:
-        timing = f"lock;dur={seconds * 1000:.1f}"
-        self._outbox.headers.append((b"server-timing", timing.encode()))
+        return f"{self.locks.label} {method} {quote(self._scope['path'], errors='replace')}"
 
 
 def request_locks(scope: Scope) -> RequestLocks:

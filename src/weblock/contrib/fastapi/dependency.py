@@ -15,6 +15,7 @@ from ...aio import AsyncLease
 from ...errors import ConfigurationError
 from ...keys import KeyTemplate
 from ..asgi import request_locks
+from .path_values import path_values
 
 
 @dataclass(frozen=True)
@@ -32,17 +33,19 @@ class Lock:
         """The lease, when it is this request's turn."""
         locks = request_locks(connection.scope)
         locks.background = lambda: bool(background.tasks)
+        locks.hold_back()
         keys = [self._fill(template, connection) for template in self.templates]
         return await locks.acquire(*keys, **dict(self.options))  # type: ignore[arg-type]
 
     def _fill(self, template: KeyTemplate, connection: HTTPConnection) -> str:
-        parameters = connection.path_params
-        if missing := [name for name in template.names if name not in parameters]:
+        values = path_values(connection, template.names)
+        if missing := [name for name in template.names if name not in values]:
+            there = ", ".join(map(repr, connection.path_params)) or "none"
             raise ConfigurationError(
                 f"lock({template.text!r}) wants the path parameter {missing[0]!r}, but the path has"
-                f" {', '.join(map(repr, parameters)) or 'none'}: {connection.scope['path']!r:.100}"
+                f" {there}: {connection.scope['path']!r:.100}"
             )
-        return template.fill(parameters)
+        return template.fill(values)
 
 
 def lock(*keys: str, **options: Unpack[HoldOptions]) -> Lock:
@@ -57,6 +60,6 @@ def lock(*keys: str, **options: Unpack[HoldOptions]) -> Lock:
     """
     if not keys:
         raise TypeError("name at least one key: lock('create_item')")
-    Options(**options)  # What cannot work is refused here, not at the first request.
+    Options().of_call(options)  # What cannot work is refused here, not at the first request.
     templates = tuple(KeyTemplate.parse(key) for key in keys)
     return Lock(templates, tuple(sorted(options.items())))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Unpack
+import functools
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, Any, Unpack
 
-from fastapi.responses import Response
-
-from ..._face import LocksOptions
+from ..._face import Duration, LocksOptions, seconds
 from ...aio import AsyncLocks
 from ...errors import (
     ConfigurationError,
@@ -16,7 +16,7 @@ from ...errors import (
     LockTimeout,
     WeblockError,
 )
-from ..asgi import RequestLayer, problem_of
+from ..asgi import Problem, RequestLayer, problem_of
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -27,7 +27,7 @@ def install(
     app: FastAPI,
     locks: AsyncLocks | str | None = None,
     *,
-    hold_back: float = 1.0,
+    hold_back: Duration = 1.0,
     **options: Unpack[LocksOptions],
 ) -> AsyncLocks:
     """Makes ``Depends(lock(...))`` work in ``app``, and returns its locks.
@@ -39,26 +39,30 @@ def install(
     releases when everything inside it has returned. ``hold_back`` is how many seconds a response
     waits for that, at most. Raises ``ConfigurationError`` for options that cannot work, and if
     ``app`` has its layer already.
+
+    Errors of weblock are answered with problem details; ``@app.exception_handler(LockTimeout)``
+    and the like go before that.
     """
     layers: list[object] = [middleware.cls for middleware in app.user_middleware]
     if RequestLayer in layers:
         raise ConfigurationError("weblock is installed in this application already: install once")
-    ours = not isinstance(locks, AsyncLocks)
+    hold_back = seconds("hold_back", hold_back)
+    reopen = None
     if isinstance(locks, AsyncLocks):
         if options:
             raise TypeError(f"give {', '.join(options)} to the AsyncLocks instead")
     else:
-        locks = AsyncLocks.from_url(locks, **options)
-    app.add_middleware(RequestLayer, locks=locks, hold_back=hold_back, close_locks=ours)
+        reopen = functools.partial(AsyncLocks.from_url, locks, **options)
+        locks = reopen()
+    app.add_middleware(RequestLayer, locks=locks, hold_back=hold_back, reopen=reopen)
+    handlers: MutableMapping[Any, Any] = app.exception_handlers
     for error in (LockTimeout, EngineUnavailable, LeaseLost, InvalidKey):
-        app.exception_handlers.setdefault(error, _answer)
+        handlers.setdefault(error, _answer)
     return locks
 
 
-async def _answer(_connection: HTTPConnection, error: WeblockError) -> Response:
+async def _answer(_connection: HTTPConnection, error: WeblockError) -> Problem:
     """Inside the application's own middleware, so that CORS headers and logs are as for others."""
     problem = problem_of(error)
     assert problem is not None
-    return Response(
-        problem.body, problem.status, headers=problem.headers, media_type=problem.media_type
-    )
+    return problem
