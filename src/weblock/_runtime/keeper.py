@@ -28,7 +28,7 @@ class KeeperThread:
         self.keeper.close()
         with self._guard:  # One that is being started can be waited for only when it has been.
             thread = self._thread
-        if thread:
+        if thread and thread is not threading.current_thread():  # A callback may close, too.
             thread.join(timeout)
 
     def after_fork(self) -> None:
