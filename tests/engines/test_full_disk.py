@@ -12,7 +12,7 @@ import pytest
 from weblock import AsyncLocks, EngineUnavailable, Locks
 from weblock._runtime.clock import now
 
-from .keys import key_outside, record_of
+from .keys import eventually, key_outside, record_of
 
 
 @pytest.fixture
@@ -43,13 +43,11 @@ def fill(disk: Path) -> None:
 
 def test_on_a_full_disk_leases_are_renewed_and_released(disk: Path) -> None:
     """What a lease needs was reserved when it was made."""
-    with Locks.from_url(f"file://{disk}/locks", ttl=1) as locks:
+    with Locks.from_url(f"file://{disk}/locks", ttl=3) as locks:
         leases = [locks.acquire(f"key {n}") for n in range(100)]
         fill(disk)
-        ends = now() + 2.5
-        while now() < ends:
-            for lease in leases:
-                lease.check()
+        full = now()
+        eventually(lambda: now() > full + 3.5)
         for lease in leases:
             lease.extend(1)
             lease.release()
@@ -83,16 +81,14 @@ async def test_on_a_full_disk_a_queue_that_outgrows_its_room_refuses_and_goes_on
                 async with locks.hold("k", wait=30, ttl=1.5):
                     return "served"
             except EngineUnavailable as full:
-                assert "No space left on device" in str(full)
-                return "refused"
+                return str(full)[-24:]
 
         waiting = [asyncio.create_task(one()) for _ in range(150)]
-        while sum(task.done() for task in waiting) == 0:
-            await asyncio.sleep(0.01)
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         lease.check()
         await lease.release()
         outcomes = await asyncio.gather(*waiting)
-        assert set(outcomes) == {"served", "refused"}
+        assert set(outcomes) == {"served", " No space left on device"}
         assert outcomes.count("served") > 50
 
 

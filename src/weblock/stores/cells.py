@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from .._core import table
@@ -28,6 +28,11 @@ class Cells(Protocol):
 
         Raises ``EngineUnavailable`` if the cell cannot be had within ``patience`` seconds.
         """
+
+    async def update_many(
+        self, changes: Mapping[str, Transition], *, patience: float
+    ) -> Mapping[str, Done | EngineUnavailable]:
+        """Replaces the values of several keys, each by itself, for as little as it can cost."""
 
 
 class Bells(Protocol):
@@ -86,35 +91,24 @@ class CellStore:
         return await self._apply(key, transition)
 
     async def refresh(self, pulses: Sequence[Pulse]) -> Sequence[Reply | EngineUnavailable]:
-        by_key: dict[str, list[Pulse]] = {}
+        by_key: dict[str, _Heartbeats] = {}
         for pulse in pulses:
-            by_key.setdefault(pulse.key, []).append(pulse)
+            by_key.setdefault(pulse.key, _Heartbeats()).pulses.append(pulse)
+        outcomes = await self._cells.update_many(by_key, patience=self._beat_patience)
         replies: dict[str, Reply | EngineUnavailable] = {}
-        for key, of_key in by_key.items():
-            replies |= await self._refresh_key(key, of_key)
+        for key, outcome in outcomes.items():
+            replies |= self._replies_to(by_key[key], outcome)
         return [replies[pulse.owner] for pulse in pulses]
 
-    async def _refresh_key(
-        self, key: str, pulses: Sequence[Pulse]
+    def _replies_to(
+        self, heartbeats: _Heartbeats, outcome: Done | EngineUnavailable
     ) -> dict[str, Reply | EngineUnavailable]:
-        answers: dict[str, Answer] = {}
-
-        def transition(state: KeyState, moment: Moment) -> Step:
-            woken: Grant | None = None
-            for pulse in pulses:
-                step = table.refresh(state, moment, pulse.owner, pulse.ttl)
-                state, woken = step.state, step.woken or woken
-                answers[pulse.owner] = step.answer
-            return Step(state, answers[pulses[-1].owner], woken)
-
-        try:
-            done = await self._cells.update(key, transition, patience=self._beat_patience)
-        except EngineUnavailable as error:
-            return dict.fromkeys((pulse.owner for pulse in pulses), error)
-        self._follow_up(done.step)
-        for answer in answers.values():
+        if isinstance(outcome, EngineUnavailable):
+            return dict.fromkeys((pulse.owner for pulse in heartbeats.pulses), outcome)
+        self._follow_up(outcome.step)
+        for answer in heartbeats.answers.values():
             self._watch_those_ahead(answer)
-        return {owner: Reply(answer, done.now) for owner, answer in answers.items()}
+        return {owner: Reply(answer, outcome.now) for owner, answer in heartbeats.answers.items()}
 
     async def _apply(self, key: str, transition: Transition) -> Reply:
         step, now = await self._cells.update(key, transition, patience=self._patience)
@@ -130,3 +124,19 @@ class CellStore:
     def _watch_those_ahead(self, answer: Answer) -> None:
         if isinstance(answer, Waiting):
             self._bells.watch(answer.ahead)
+
+
+class _Heartbeats:
+    """The transition of a key by all heartbeats for it, and their answers."""
+
+    def __init__(self) -> None:
+        self.pulses: list[Pulse] = []
+        self.answers: dict[str, Answer] = {}
+
+    def __call__(self, state: KeyState, moment: Moment) -> Step:
+        woken: Grant | None = None
+        for pulse in self.pulses:
+            state, answer, woken_now = table.refresh(state, moment, pulse.owner, pulse.ttl)
+            self.answers[pulse.owner] = answer
+            woken = woken_now or woken
+        return Step(state, answer, woken)

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Mapping
 
 from .._core.ports import Runtime, Store, Switchboard
 from .._core.table import KeyState, Moment
@@ -57,6 +58,11 @@ class _MemoryCells:
             else:
                 engine.states[key] = step.state
         return Done(step, now)
+
+    async def update_many(
+        self, changes: Mapping[str, Transition], *, patience: float
+    ) -> dict[str, Done]:
+        return {key: await self.update(key, changes[key], patience=patience) for key in changes}
 
 
 def open_engine(url: str) -> MemoryEngine:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 from urllib.parse import unquote
 
@@ -23,7 +23,7 @@ from ..cells import CellStore, Done, Transition
 from ..url import shown
 from .directory import Directory
 from .processes import Processes, new_process
-from .records import FILES, DirectoryGone, RecordFile, file_of
+from .records import FILES, Changes, DirectoryGone, RecordFile, file_of
 
 SCHEMES = ("file",)
 
@@ -40,7 +40,8 @@ FRESHEN_EVERY: Final = 600.0
 """Seconds after which it touches its files, which cleaners of temporary files then spare."""
 
 FIRST_PAUSE: Final = 0.00002
-"""Seconds between the first attempts at a record file; a thousandth of the patience at last."""
+LONGEST_PAUSE: Final = 0.05
+"""Seconds between attempts at a record file; at most a thousandth of the patience of all of us."""
 
 
 def open_engine(url: str) -> FileEngine:
@@ -189,13 +190,35 @@ class _RecordCells:
         self._runtime = runtime
 
     async def update(self, key: str, transition: Transition, *, patience: float) -> Done:
+        (done,) = await self._update(file_of(key), ((key, transition),), patience)
+        return done
+
+    async def update_many(
+        self, changes: Mapping[str, Transition], *, patience: float
+    ) -> dict[str, Done | EngineUnavailable]:
+        """Goes once into each file: where threads compete, that is what takes its time."""
+        by_file: dict[int, list[tuple[str, Transition]]] = {}
+        for change in changes.items():
+            by_file.setdefault(file_of(change[0]), []).append(change)
+        outcomes: dict[str, Done | EngineUnavailable] = {}
+        for file, of_file in by_file.items():
+            keys = [key for key, _ in of_file]
+            try:
+                done = await self._update(file, of_file, patience)
+            except EngineUnavailable as error:
+                outcomes |= dict.fromkeys(keys, error)
+            else:
+                outcomes |= zip(keys, done, strict=True)
+        return outcomes
+
+    async def _update(self, file: int, changes: Changes, patience: float) -> list[Done]:
         while True:
             home = self._engine.home_at(self._runtime.now())
-            record = home.records[file_of(key)]
+            record = home.records[file]
             try:
                 if not record.try_lock():
                     await self._wait_for(record, patience)
-                return self._apply(home, record, key, transition)
+                return self._apply(home, record, changes)
             except DirectoryGone:
                 self._engine.leave(home)
             except EngineUnavailable:
@@ -203,11 +226,11 @@ class _RecordCells:
             except (ConfigurationError, OSError) as error:
                 raise EngineUnavailable(self._engine.name, str(error)) from error
 
-    def _apply(self, home: Home, record: RecordFile, key: str, transition: Transition) -> Done:
+    def _apply(self, home: Home, record: RecordFile, changes: Changes) -> list[Done]:
         try:
             now = self._runtime.now()
             moment = Moment(now, int(time.time() * 1_000_000), home.processes.alive)
-            return Done(record.apply(key, transition, moment), now)
+            return [Done(step, now) for step in record.apply(changes, moment)]
         finally:
             record.unlock()
 
@@ -216,13 +239,18 @@ class _RecordCells:
         started = self._runtime.now()
         wait = 0.0 if record.given_up(started) >= patience else patience
         pause = 0.0
-        while not record.try_lock():
-            now = self._runtime.now()
-            if now - started >= wait:
-                record.give_up(now, patience)
-                raise EngineUnavailable(self._engine.name, record.who_is_in(patience))
-            await self._runtime.sleep(pause * (0.5 + self._runtime.jitter()))
-            pause = min(patience / 1000, 2 * pause + FIRST_PAUSE)
+        record.waiting += 1
+        try:
+            while not record.try_lock():
+                now = self._runtime.now()
+                if now - started >= wait:
+                    record.give_up(now, patience)
+                    raise EngineUnavailable(self._engine.name, record.who_is_in(patience))
+                await self._runtime.sleep(pause * (0.5 + self._runtime.jitter()))
+                longest = min(LONGEST_PAUSE, patience / 1000 * record.waiting)
+                pause = min(longest, 2 * pause + FIRST_PAUSE)
+        finally:
+            record.waiting -= 1
 
 
 class _HomeBells:

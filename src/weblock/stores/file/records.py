@@ -18,7 +18,7 @@ import os
 import struct
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from ..._core.table import Claim, Grant, KeyState, Moment, Place, Step, Voided
@@ -34,6 +34,9 @@ _FIRST_SLOT: Final = 16 * 1024
 _LARGEST_SLOT: Final = 16 * 1024 * 1024
 _HEADROOM: Final = 512
 """Bytes that a state may grow by without anybody joining a queue."""
+
+_MUTEX_PATIENCE: Final = 0.1
+"""Seconds to wait for another thread of this process to come out of a file."""
 
 _LATELY: Final = 0.1
 """Seconds for which nobody need wait in vain for what somebody else has just waited for in vain."""
@@ -64,6 +67,9 @@ class _Record(NamedTuple):
     length: int
 
 
+Changes = Sequence[tuple[str, Transition]]
+"""Keys, each with what is to be made of its state."""
+
 _EMPTY: Final = _Record(0, None, 0, {}, 0)
 
 
@@ -91,16 +97,18 @@ class RecordFile:
         self._slots: tuple[_Slot, ...] = ()
         self._known = _EMPTY
         self._closed = False
+        self.waiting = 0
         self._given_up_at = 0.0
         self._given_up_after = 0.0
 
     def try_lock(self) -> bool:
         """Whether the file is ours now.
 
-        Threads exclude one another by a mutex, for they share one open file. Raises
-        ``DirectoryGone`` if there is no directory to have it in.
+        Threads exclude one another by a mutex, for they share one open file. It is waited for, also
+        by an event loop: the one inside goes on only when it is given the interpreter. Raises
+        ``DirectoryGone`` if there is no directory to have the file in.
         """
-        if not self._mutex.acquire(blocking=False):
+        if not self._mutex.acquire(timeout=_MUTEX_PATIENCE):
             return False
         try:
             while not self._lock_what_is_there():
@@ -119,16 +127,26 @@ class RecordFile:
         fcntl.flock(self._fd, fcntl.LOCK_UN)
         self._mutex.release()
 
-    def apply(self, key: str, transition: Transition, moment: Moment) -> Step:
-        """Replaces the state of ``key``; a state that stays the same is not written again."""
+    def apply(self, changes: Changes, moment: Moment) -> list[Step]:
+        """Replaces the states of keys; what stays the same is not written again."""
         record = self._read()
-        name = key.encode()
-        row = record.rows.get(name)
-        before = _decoded(row) if row else KeyState(record.fence)
-        step = transition(before, moment)
-        if step.state is not before:
-            self._write(record, name, step.state, moment.now)
-        return step
+        fence, rows, steps = record.fence, record.rows, []
+        for key, transition in changes:
+            name = key.encode()
+            row = rows.get(name)
+            before = _decoded(row) if row else KeyState(fence)
+            step = transition(before, moment)
+            if step.state is not before:
+                rows = dict(rows) if rows is record.rows else rows
+                fence = max(fence, step.state.fence)
+                if step.state.blank:
+                    rows.pop(name, None)
+                else:
+                    rows[name] = _encoded(step.state)
+            steps.append(step)
+        if rows is not record.rows:
+            self._write(record, fence, rows, moment.now)
+        return steps
 
     def given_up(self, now: float) -> float:
         """How long somebody in this process has waited in vain for it just now."""
@@ -232,13 +250,7 @@ class RecordFile:
                 f"{self._path} is damaged: stop all processes that lock here, and remove it"
             )
 
-    def _write(self, record: _Record, name: bytes, state: KeyState, now: float) -> None:
-        rows = dict(record.rows)
-        if state.blank:
-            rows.pop(name, None)
-        else:
-            rows[name] = _encoded(state)
-        fence = max(record.fence, state.fence)
+    def _write(self, record: _Record, fence: int, rows: dict[bytes, bytes], now: float) -> None:
         payload = _payload(fence, rows)
         slot = self._slot_for(len(payload), record)
         if slot is None:
