@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator
+
+import pytest
+
+from weblock import AsyncLocks
+
+from .shop import RecordingLocks, Shop
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def url() -> str:
+    """An engine of this test's own."""
+    return f"memory://contrib-{next(_numbers)}"
+
+
+@pytest.fixture
+def shop() -> Shop:
+    """A shop with room for three items."""
+    return Shop()
+
+
+@pytest.fixture
+async def locks(url: str, shop: Shop) -> AsyncIterator[AsyncLocks]:
+    """Locks that note releases among the shop's events."""
+    async with RecordingLocks.from_url(url, wait=30) as locks:
+        locks.events = shop.events
+        yield locks

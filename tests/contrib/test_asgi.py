@@ -1,0 +1,194 @@
+"""The request layer with applications that are plain ASGI, and its parts."""
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+
+from weblock import ConfigurationError, LockTimeout
+from weblock.contrib.asgi import RequestLayer, problem_of, request_locks
+from weblock.contrib.asgi.inbox import Inbox
+
+from .waiting import eventually
+from .wire import Exchange
+
+START = {"type": "http.response.start", "status": 200, "headers": []}
+BODY = {"type": "http.response.body", "body": b"done"}
+
+
+def test_it_imports_no_framework():
+    """``weblock.contrib.asgi`` is for every framework, so it loads none."""
+    code = (
+        "import sys, weblock.contrib.asgi;"
+        "print(*sorted({'fastapi', 'starlette', 'django', 'redis'} & sys.modules.keys()))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == ""
+
+
+def test_problems_are_only_for_errors_of_weblock():
+    """Any other error is the application's to answer; a timeout of its own is not a lock's."""
+    assert problem_of(LockTimeout("x", wait=1)).status == 409
+    assert problem_of(TimeoutError()) is None
+    assert problem_of(ConfigurationError("wrong")) is None
+
+
+@pytest.mark.parametrize(("hint", "header"), [(None, "1"), (0.2, "1"), (2.1, "3"), (1e6, "60")])
+def test_retry_after_is_whole_and_bounded(hint, header):
+    """``Retry-After`` is the rest of the lease in whole seconds, 1 to 60."""
+    problem = problem_of(LockTimeout("x", wait=1, retry_after=hint))
+    assert problem.headers == {"Retry-After": header}
+
+
+class TestTheLayer:
+    async def test_any_application_can_acquire_through_it(self, locks, shop):
+        """It takes a scope and a key; the layer releases before the response is sent."""
+
+        async def app(scope, receive, send):
+            lease = await request_locks(scope).acquire("x")
+            assert lease.held
+            await send(START)
+            await send(BODY)
+
+        exchange = Exchange(events=shop.events)
+        await exchange.served_by(RequestLayer(app, locks))
+        assert shop.events == ["release", "last byte"]
+        assert exchange.body == b"done"
+
+    async def test_other_scopes_pass_through(self, locks):
+        """What is neither a request nor a websocket reaches the application untouched."""
+        exchange = Exchange(kind="lifespan")
+
+        async def app(scope, receive, send):
+            assert scope is exchange.scope
+            assert receive == exchange.receive
+            assert send == exchange.send
+
+        await exchange.served_by(RequestLayer(app, locks))
+
+    async def test_an_error_after_the_response_began_to_wait_leaves_nothing_to_send(self, locks):
+        """A response that was discarded is not sent later by its timer."""
+
+        async def app(scope, receive, send):
+            await request_locks(scope).acquire("x")
+            await send(START)
+            await send(BODY)
+            raise ZeroDivisionError
+
+        exchange = Exchange()
+        with pytest.raises(ZeroDivisionError):
+            await exchange.served_by(RequestLayer(app, locks, hold_back=0.01))
+        await asyncio.sleep(0.05)
+        assert exchange.sent == []
+
+    async def test_concurrent_acquisitions_of_one_request_share_the_lease(self, locks):
+        """Two parts of a request that ask for a key at once do not wait for one another."""
+
+        async def app(scope, receive, send):
+            mine = request_locks(scope)
+            first, second = await asyncio.gather(mine.acquire("x"), mine.acquire("x"))
+            assert first.fence == second.fence
+
+        await Exchange().served_by(RequestLayer(app, locks))
+        assert await locks.try_acquire("x")
+
+    async def test_one_release_that_fails_does_not_keep_the_others(
+        self, locks, monkeypatch, caplog
+    ):
+        """Every lease of a request is released, whatever happens to one of them."""
+
+        async def app(scope, receive, send):
+            await request_locks(scope).acquire("x")
+            lease = await request_locks(scope).acquire("y")
+            release = type(lease).release
+
+            async def fail(each):
+                if each.key == "y":
+                    raise ZeroDivisionError
+                await release(each)
+
+            monkeypatch.setattr(type(lease), "release", fail)
+
+        await Exchange().served_by(RequestLayer(app, locks))
+        assert await locks.try_acquire("x")
+        assert "'y'" in caplog.text
+
+    async def test_a_client_that_left_makes_no_noise(self, locks):
+        """A response that cannot be sent any more is no error of the application."""
+
+        async def app(scope, receive, send):
+            await request_locks(scope).acquire("x")
+            await send(START)
+
+        async def broken(message):
+            raise ConnectionResetError
+
+        exchange = Exchange()
+        await RequestLayer(app, locks)(exchange.scope, exchange.receive, broken)
+
+
+class TestTheInbox:
+    async def test_messages_arrive_in_order_through_whoever_reads(self):
+        """What was read ahead, what is being read, and what comes later: each once, in order."""
+        exchange = Exchange(body=None)
+        inbox = Inbox(exchange.receive)
+        for _ in range(3):
+            watch = asyncio.ensure_future(inbox.until_gone())
+            await asyncio.sleep(0)
+            watch.cancel()
+        reader = asyncio.ensure_future(inbox.receive())
+        watch = asyncio.ensure_future(inbox.until_gone())
+        await asyncio.sleep(0)
+        for number in range(5):
+            exchange.says({"type": "http.request", "body": b"%d" % number, "more_body": True})
+        bodies = [(await reader)["body"]]
+        bodies += [(await inbox.receive())["body"] for _ in range(4)]
+        assert bodies == [b"0", b"1", b"2", b"3", b"4"]
+        assert exchange.receives_cancelled == 0
+        exchange.leaves()
+        await watch
+        assert (await inbox.receive())["type"] == "http.disconnect"
+        assert (await inbox.receive())["type"] == "http.disconnect"
+
+    async def test_a_watch_leaves_the_reading_to_an_application_that_reads(self):
+        """A server whose ``receive`` the application has called is not called a second time."""
+        exchange = Exchange(body=None)
+        inbox = Inbox(exchange.receive)
+        reader = asyncio.ensure_future(inbox.receive())
+        await asyncio.sleep(0)
+        watch = asyncio.ensure_future(inbox.until_gone())
+        await asyncio.sleep(0)
+        exchange.says({"type": "http.request", "body": b"all"})
+        assert (await reader)["body"] == b"all"
+        assert not watch.done()
+        watch.cancel()
+
+    async def test_reading_ahead_is_bounded(self):
+        """A client that sends without end while its request waits fills no memory."""
+        exchange = Exchange(body=None)
+        inbox = Inbox(exchange.receive)
+        chunk = b"x" * 16 * 1024
+        for _ in range(100):
+            exchange.says({"type": "http.request", "body": chunk, "more_body": True})
+        for _ in range(3):
+            watch = asyncio.ensure_future(inbox.until_gone())
+            await eventually(lambda: exchange.incoming.qsize() <= 96)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            watch.cancel()
+        assert exchange.incoming.qsize() == 96
+
+    async def test_a_withheld_disconnect_is_told_in_the_end(self):
+        """The application hears that its client has gone when its lock is released."""
+        exchange = Exchange(body=None)
+        inbox = Inbox(exchange.receive)
+        inbox.withhold_disconnect()
+        exchange.leaves()
+        reader = asyncio.ensure_future(inbox.receive())
+        await eventually(exchange.incoming.empty)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not reader.done()
+        inbox.tell_disconnect()
+        assert (await reader)["type"] == "http.disconnect"

@@ -1,0 +1,725 @@
+"""What a request that locks may count on, and what it is told when it cannot be served."""
+
+import asyncio
+import json
+import logging
+import threading
+from typing import Annotated
+
+import httpx
+import pytest
+from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI, Request, WebSocket
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from weblock import (
+    AlreadyHeld,
+    AsyncLease,
+    AsyncLocks,
+    ConfigurationError,
+    EngineUnavailable,
+    LeaseLost,
+    LockTimeout,
+)
+from weblock.contrib.fastapi import install, lock
+
+from .waiting import eventually
+from .wire import Exchange
+
+
+def client_of(app: FastAPI) -> httpx.AsyncClient:
+    """A client whose server answers errors with 500."""
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://shop", timeout=60)
+
+
+@pytest.fixture
+def app(locks: AsyncLocks) -> FastAPI:
+    """An application with locks."""
+    app = FastAPI()
+    install(app, locks)
+    return app
+
+
+class TestTheDependency:
+    def test_equal_arguments_make_equal_locks(self):
+        """A lock is a value: found again by its arguments, and no other."""
+        assert lock("a", ttl=3, wait=1) == lock("a", wait=1, ttl=3)
+        assert len({lock("a"), lock("a"), lock("a", ttl=3), lock("b")}) == 3
+
+    @pytest.mark.parametrize(
+        ("key", "options"),
+        [
+            ("{", {}),
+            ("", {}),
+            ("{a}{b}", {}),
+            ("a", {"ttl": 0}),
+            ("a", {"wait": -1}),
+            ("a", {"max_hold": "1"}),
+            ("a", {"max_waiters": 1.5}),
+        ],
+    )
+    def test_what_cannot_work_is_refused_where_it_is_written(self, key, options):
+        """A template or an option that cannot work raises when the module is imported."""
+        with pytest.raises(ConfigurationError):
+            lock(key, **options)
+
+    @pytest.mark.parametrize(("keys", "options"), [([], {}), (["a"], {"namespace": "b"})])
+    def test_arguments_that_do_not_exist_are_a_type_error(self, keys, options):
+        """So does a call without keys, or with an option that no single lock has."""
+        with pytest.raises(TypeError):
+            lock(*keys, **options)
+
+    async def test_it_gives_the_lease(self, app):
+        """The endpoint has the lease of its key in its hands, held."""
+
+        @app.post("/items/{item_id}")
+        async def change(lease: Annotated[AsyncLease, Depends(lock("item:{item_id}"))]) -> dict:
+            lease.check()
+            return {"key": lease.key, "fence": lease.fence}
+
+        async with client_of(app) as client:
+            first, second = [(await client.post("/items/7")).json() for _ in range(2)]
+        assert first["key"] == "item:7"
+        assert first["fence"] < second["fence"]
+
+    async def test_the_same_lock_at_every_level_is_one_lease(self, locks):
+        """App, router, route, parameter and a longer lock: the key is acquired once, not again."""
+        app = FastAPI(dependencies=[Depends(lock("x"))])
+        install(app, locks, hold_back=60)
+        router = APIRouter(dependencies=[Depends(lock("x"))])
+        uncached = Depends(lock("x"), use_cache=False)
+
+        @router.post("/items", dependencies=[Depends(lock("x")), uncached])
+        async def create(
+            both: Annotated[AsyncLease, Depends(lock("a", "x", "z"))],
+            lease: Annotated[AsyncLease, Depends(lock("x", wait=0))],
+        ) -> dict[str, int]:
+            assert lease.fence == both.fences["x"]
+            return both.fences
+
+        app.include_router(router)
+        async with client_of(app) as client:
+            answer = await client.post("/items")
+        assert set(answer.json()) == {"a", "x", "z"}
+        assert await locks.try_acquire("a", "x", "z")
+
+    async def test_an_override_finds_it(self, app, locks):
+        """A test may replace a lock by naming it."""
+
+        @app.post("/items", dependencies=[Depends(lock("x"))])
+        async def create() -> str:
+            return "created"
+
+        app.dependency_overrides[lock("x")] = lambda: None
+        async with locks.hold("x"), client_of(app) as client:
+            assert (await client.post("/items")).status_code == 200
+
+    async def test_values_that_are_one_to_the_endpoint_are_one_key(self, app):
+        """``/items/7`` and ``/items/07`` are the same item, so they wait for one another."""
+
+        @app.post("/items/{item_id}")
+        async def change(
+            item_id: int, lease: Annotated[AsyncLease, Depends(lock("item:{item_id}"))]
+        ) -> str:
+            return lease.key
+
+        async with client_of(app) as client:
+            keys = {(await client.post(f"/items/{same}")).json() for same in ("7", "07", "%207")}
+            assert keys == {"item:7"}
+            assert (await client.post("/items/seven")).status_code == 422
+
+    async def test_different_values_never_share_a_key(self, app):
+        """A value that contains the template's own separator is not taken for another pair."""
+
+        @app.post("/{a}/{b}")
+        async def change(lease: Annotated[AsyncLease, Depends(lock("{a}:{b}"))]) -> str:
+            return lease.key
+
+        async with client_of(app) as client:
+            assert (await client.post("/x/y:z")).json() != (await client.post("/x:y/z")).json()
+
+    @pytest.mark.parametrize("sub", [False, True], ids=["app", "mounted"])
+    @pytest.mark.parametrize("value", ["x" * 600, "🔒" * 100, "%FF" * 300])
+    async def test_a_hostile_path_is_a_problem_of_the_client(self, app, value, sub):
+        """What cannot be a key is answered with 400, not with 500, whatever the URL."""
+        where = FastAPI() if sub else app
+
+        @where.post("/items/{item_id}", dependencies=[Depends(lock("item:{item_id}"))])
+        async def change() -> None:
+            pytest.fail("the handler ran")
+
+        app.mount("/", where)
+        async with client_of(app) as client:
+            answer = await client.post(f"/items/{value}")
+        assert answer.status_code == 400
+        assert answer.json()["code"] == "invalid_key"
+
+    @pytest.mark.parametrize("value", ["a%0Ab", "%00", "{item_id}", "*", "%E2%80%A8", "%"])
+    async def test_any_other_path_is_a_key(self, app, value):
+        """Control characters and wildcards in a URL are encoded, and lock what they name."""
+
+        @app.post("/items/{item_id}", dependencies=[Depends(lock("item:{item_id}"))])
+        async def change() -> None:
+            pass
+
+        async with client_of(app) as client:
+            assert (await client.post(f"/items/{value}")).status_code == 200
+
+    async def test_a_placeholder_without_parameter_is_named(self, app):
+        """A template that the route cannot fill in raises, naming it and what there is."""
+
+        @app.post("/items/{item_id}", dependencies=[Depends(lock("item:{id}"))])
+        async def change() -> None:
+            pytest.fail("the handler ran")
+
+        with pytest.raises(ConfigurationError, match=r"wants the path parameter 'id'.*'item_id'"):
+            await Exchange(path="/items/7").served_by(app)
+
+
+class TestInstalling:
+    async def test_a_missing_install_names_the_remedy(self):
+        """Without ``install``, the first request that locks says what to call."""
+        app = FastAPI()
+
+        @app.post("/items", dependencies=[Depends(lock("x"))])
+        async def create() -> None:
+            pytest.fail("the handler ran")
+
+        with pytest.raises(ConfigurationError, match=r"install\(app"):
+            await Exchange().served_by(app)
+
+    def test_installing_twice_is_refused(self, app, url):
+        """A second ``install`` raises at once."""
+        with pytest.raises(ConfigurationError, match="already"):
+            install(app, url)
+
+    def test_wrong_options_are_refused(self, url, locks):
+        """Options, URLs and durations that cannot work raise at once."""
+        with pytest.raises(ConfigurationError, match="ttl"):
+            install(FastAPI(), url, ttl=0)
+        with pytest.raises(ConfigurationError, match="hold_back"):
+            install(FastAPI(), url, hold_back=-1)
+        with pytest.raises(ConfigurationError, match="nowhere"):
+            install(FastAPI(), "nowhere://")
+        with pytest.raises(TypeError, match="ttl"):
+            install(FastAPI(), locks, ttl=3)
+
+    async def test_locks_made_from_a_url_live_as_long_as_the_application(self, url):
+        """They are closed at shutdown, and an application that starts again has new ones."""
+        app = FastAPI()
+        locks = install(app, url)
+
+        @app.post("/items", dependencies=[Depends(lock("x"))])
+        async def create() -> None:
+            pass
+
+        for _ in range(2):
+            lifespan = Exchange(kind="lifespan")
+            lives = lifespan.served_by(app)
+            lifespan.says({"type": "lifespan.startup"})
+            await eventually(lambda sent=lifespan.sent: sent)
+            async with client_of(app) as client:
+                assert (await client.post("/items")).status_code == 200
+            lifespan.says({"type": "lifespan.shutdown"})
+            await lives
+            with pytest.raises(ConfigurationError, match="closed"):
+                await locks.acquire("x")
+
+
+class TestWhoIsToldWhat:
+    async def test_busy_is_a_409_that_says_when_to_try_again(self, app, locks):
+        """A lock not got in time: problem details, ``Retry-After``, CORS as for every answer."""
+        app.add_middleware(CORSMiddleware, allow_origins=["*"])
+
+        @app.post("/items", dependencies=[Depends(lock("secret-key", wait=0.05))])
+        async def create() -> None:
+            pytest.fail("the handler ran")
+
+        exchange = Exchange()
+        async with locks.hold("secret-key") as lease:
+            await exchange.served_by(app)
+        assert exchange.status == 409
+        assert 1 <= int(exchange.headers["retry-after"]) <= 60
+        assert exchange.headers["access-control-allow-origin"] == "*"
+        problem = exchange.problem
+        assert problem.pop("title")
+        assert problem.pop("detail")
+        assert problem == {
+            "type": "urn:weblock:lock_timeout",
+            "status": 409,
+            "code": "lock_timeout",
+        }
+        said = json.dumps(exchange.sent, default=str)
+        assert lease.owner not in said
+        assert locks.label.split(":")[0] not in said
+
+    async def test_too_many_waiting_is_told_at_once(self, app, locks):
+        """``max_waiters`` refuses the next request with 409 while others wait on."""
+
+        @app.post("/items", dependencies=[Depends(lock("x", wait=60, max_waiters=0))])
+        async def create() -> None:
+            pytest.fail("the handler ran")
+
+        async with locks.hold("x"), client_of(app) as client:
+            assert (await client.post("/items")).status_code == 409
+
+    async def test_an_engine_that_is_down_is_a_503_that_hides_it(self, app, locks, monkeypatch):
+        """The engine does not answer: ``engine_unavailable``, and no word of where it is."""
+
+        @app.post("/items", dependencies=[Depends(lock("x"))])
+        async def create() -> None:
+            pytest.fail("the handler ran")
+
+        async def fail(*keys, **options):
+            raise EngineUnavailable("redis://inner-host:6379", "connection refused")
+
+        monkeypatch.setattr(locks, "acquire", fail)
+        async with client_of(app) as client:
+            answer = await client.post("/items")
+        assert answer.status_code == 503
+        assert answer.json()["code"] == "engine_unavailable"
+        assert int(answer.headers["retry-after"]) >= 1
+        assert "inner-host" not in answer.text + str(answer.headers)
+
+    @pytest.mark.parametrize("sub", [False, True], ids=["app", "mounted"])
+    async def test_a_lost_lease_is_a_503_instead_of_a_success(self, app, sub):
+        """A lease that ends before its handler does: the answer is discarded, nobody is misled."""
+        where = FastAPI() if sub else app
+
+        @where.post("/items", status_code=201)
+        async def create(lease: Annotated[AsyncLease, Depends(lock("x", max_hold=0.1))]) -> str:
+            await eventually(lambda: not lease.held)
+            return "created"
+
+        app.mount("/", where)
+        async with client_of(app) as client:
+            answer = await client.post("/items")
+        assert (answer.status_code, answer.json()["code"]) == (503, "lease_lost")
+        assert "retry-after" not in answer.headers
+        assert "created" not in answer.text
+
+    async def test_a_loss_that_comes_to_light_too_late_is_logged(self, locks, caplog):
+        """A response that is on its way already stays the true one; the log has the error."""
+        app = FastAPI()
+        install(app, locks, hold_back=0)
+
+        @app.post("/items", status_code=201)
+        async def create(
+            lease: Annotated[AsyncLease, Depends(lock("x", max_hold=0.1))], later: BackgroundTasks
+        ) -> None:
+            later.add_task(eventually, lambda: not lease.held)
+
+        exchange = Exchange()
+        with caplog.at_level(logging.ERROR, "weblock"):
+            await exchange.served_by(app)
+        assert exchange.status == 201
+        assert "lost" in caplog.text
+
+    async def test_an_answer_that_promises_nothing_stays(self, app):
+        """A handler that found the loss and answered it in its own words has the last word."""
+
+        @app.exception_handler(LeaseLost)
+        async def in_own_words(request: Request, error: LeaseLost) -> JSONResponse:
+            return JSONResponse({"lost": error.key}, 500)
+
+        @app.post("/items")
+        async def create(lease: Annotated[AsyncLease, Depends(lock("x", max_hold=0.1))]) -> None:
+            await eventually(lambda: not lease.held)
+            lease.check()
+
+        async with client_of(app) as client:
+            assert (await client.post("/items")).json() == {"lost": "x"}
+
+    async def test_users_handlers_go_first(self, app, locks):
+        """``@app.exception_handler(LockTimeout)`` replaces the problem."""
+
+        @app.exception_handler(LockTimeout)
+        async def in_own_words(request: Request, error: LockTimeout) -> JSONResponse:
+            return JSONResponse({"busy": error.key}, 423)
+
+        @app.post("/items", dependencies=[Depends(lock("x", wait=0))])
+        async def create() -> None:
+            pytest.fail("the handler ran")
+
+        async with locks.hold("x"), client_of(app) as client:
+            assert (await client.post("/items")).status_code == 423
+
+    async def test_a_mounted_application_answers_in_the_same_way(self, app, locks):
+        """The outer layer answers for a sub-application that knows nothing of problems."""
+        sub = FastAPI()
+
+        @sub.post("/items", dependencies=[Depends(lock("x", wait=0))])
+        async def create() -> None:
+            pytest.fail("the handler ran")
+
+        app.mount("/sub", sub)
+        async with locks.hold("x"), client_of(app) as client:
+            answer = await client.post("/sub/items")
+        assert (answer.status_code, answer.json()["code"]) == (409, "lock_timeout")
+
+    async def test_an_error_of_the_handler_stays_what_it_is(self, app, locks):
+        """Other errors get out as without locks, what was answered is dropped, the key is free."""
+
+        @app.post("/items", dependencies=[Depends(lock("x"))])
+        async def create() -> None:
+            raise ZeroDivisionError
+
+        exchange = Exchange()
+        with pytest.raises(ZeroDivisionError):
+            await exchange.served_by(app)
+        assert exchange.status == 500
+        assert await locks.try_acquire("x")
+
+    async def test_the_wait_is_told(self, app):
+        """``Server-Timing`` is on the responses of requests that took a lock, and on no others."""
+
+        @app.post("/items", dependencies=[Depends(lock("x"))])
+        async def create() -> None:
+            pass
+
+        @app.get("/items")
+        async def look() -> None:
+            pass
+
+        async with client_of(app) as client:
+            assert (await client.post("/items")).headers["server-timing"].startswith("lock;dur=")
+            assert "server-timing" not in (await client.get("/items")).headers
+
+    async def test_the_label_tells_the_request(self, app, locks, monkeypatch):
+        """Whoever looks at a lease sees host, process, method and path of its holder, in ASCII."""
+        labels = []
+        acquire = locks.acquire
+
+        async def note(*keys, **options):
+            labels.append(options["label"])
+            return await acquire(*keys, **options)
+
+        monkeypatch.setattr(locks, "acquire", note)
+
+        @app.post("/items/{item_id}", dependencies=[Depends(lock("x"))])
+        async def change() -> None:
+            pass
+
+        async with client_of(app) as client:
+            assert (await client.post("/items/a%0Aé")).status_code == 200
+        assert labels == [f"{locks.label} POST /items/a%0A%C3%A9"]
+
+
+class TestHoldersAndWaiters:
+    async def test_no_request_starves_at_a_def_endpoint(self, app):
+        """60 requests at a ``def`` endpoint, whose pool has 40 threads, are all served."""
+        inside, most = [], []
+
+        @app.post("/items", dependencies=[Depends(lock("x", wait=60))])
+        def create() -> None:
+            inside.append(1)
+            most.append(len(inside))
+            threading.Event().wait(0.002)
+            inside.pop()
+
+        async with client_of(app) as client:
+            answers = await asyncio.gather(*(client.post("/items") for _ in range(60)))
+        assert [answer.status_code for answer in answers] == [200] * 60
+        assert max(most) == 1
+
+    async def test_acquiring_again_what_the_request_holds_is_told_at_once(self, app, locks):
+        """A handler that acquires its own request's key hears so, instead of waiting for itself."""
+
+        @app.post("/items", dependencies=[Depends(lock("x"))])
+        async def create() -> str:
+            with pytest.raises(AlreadyHeld):
+                await locks.acquire("x", wait=60)
+            return "told"
+
+        async with client_of(app) as client:
+            assert (await client.post("/items")).json() == "told"
+
+    async def test_a_client_that_leaves_stops_waiting(self, app, locks):
+        """The handler of a client that went while it waited never runs, and nobody is in its way."""
+
+        @app.post("/items", dependencies=[Depends(lock("x", wait=None))])
+        async def create() -> None:
+            pytest.fail("the handler ran")
+
+        exchange = Exchange()
+        async with locks.hold("x"):
+            served = exchange.served_by(app)
+            exchange.leaves()
+            await served
+            assert exchange.sent == []
+        await (await locks.acquire("x")).release()
+
+    async def test_a_client_that_leaves_does_not_stop_the_handler(self, app, locks):
+        """A handler that has started ends inside the lock, and is not told that nobody listens."""
+        ended = []
+
+        @app.post("/items", dependencies=[Depends(lock("x"))])
+        async def create(request: Request) -> None:
+            exchange.leaves()
+            await eventually(exchange.incoming.empty)
+            assert not await request.is_disconnected()
+            assert await locks.try_acquire("x") is None
+            ended.append(True)
+
+        exchange = Exchange(body=b"")
+        look_for_the_client(exchange, app)
+        await exchange.served_by(app)
+        assert ended == [True]
+        assert exchange.status == 200
+
+    @pytest.mark.parametrize("endpoint", ["def", "async def"])
+    async def test_a_cancelled_handler_ends_inside_the_lock(self, app, locks, endpoint):
+        """A server that cancels a request, even twice, waits until its handler has ended."""
+        began, go_on, ended = threading.Event(), threading.Event(), []
+
+        def work() -> None:
+            began.set()
+            assert go_on.wait(30)
+            ended.append(True)
+
+        async def work_async() -> None:
+            await asyncio.to_thread(work)
+
+        one = [Depends(lock("x"))]
+        app.post("/items", dependencies=one)(work if endpoint == "def" else work_async)
+        served = Exchange().served_by(app)
+        await eventually(began.is_set)
+        for _ in range(2):
+            served.cancel()
+            await asyncio.sleep(0)
+        assert await locks.try_acquire("x") is None
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await served
+        assert ended == [True]
+        assert await locks.try_acquire("x")
+
+    async def test_a_request_that_is_cancelled_while_it_waits_stops_waiting(self, app, locks):
+        """A server that cancels a request which waits for a lock is obeyed at once."""
+
+        @app.post("/items", dependencies=[Depends(lock("x", wait=None))])
+        async def create() -> None:
+            pytest.fail("the handler ran")
+
+        async with locks.hold("x"):
+            served = Exchange().served_by(app)
+            await asyncio.sleep(0.01)
+            served.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await served
+        await (await locks.acquire("x")).release()
+
+    async def test_the_body_arrives_unharmed_where_it_was_waited_for(self, app, locks):
+        """Chunks that come while the request waits for its lock are read, in order, afterwards."""
+        chunks = [bytes([number]) * 1000 for number in range(100)]
+
+        @app.post("/items", dependencies=[Depends(lock("x", wait=60))])
+        async def create(request: Request) -> str:
+            return (await request.body()).hex()
+
+        exchange = Exchange(body=None)
+        holder = await locks.acquire("x")
+        served = exchange.served_by(app)
+        for chunk in chunks:
+            exchange.says({"type": "http.request", "body": chunk, "more_body": True})
+        await eventually(lambda: exchange.incoming.qsize() < 60)
+        read_ahead = len(chunks) - exchange.incoming.qsize()
+        assert read_ahead * 1000 < 70_000
+        await holder.release()
+        exchange.says({"type": "http.request", "body": b"", "more_body": False})
+        await served
+        assert json.loads(exchange.body) == b"".join(chunks).hex()
+
+
+class TestLongResponses:
+    async def test_background_tasks_do_not_delay_the_response(self, locks):
+        """The response goes out, and the task runs inside the lock."""
+        app = FastAPI()
+        install(app, locks, hold_back=60)
+        answered = asyncio.Event()
+
+        async def later() -> None:
+            await answered.wait()
+            assert await locks.try_acquire("x") is None
+
+        @app.post("/items", dependencies=[Depends(lock("x"))])
+        async def create(tasks: BackgroundTasks) -> None:
+            tasks.add_task(later)
+
+        exchange = Exchange()
+        served = exchange.served_by(app)
+        await eventually(lambda: exchange.complete)
+        assert not served.done()
+        answered.set()
+        await served
+        assert await locks.try_acquire("x")
+
+    async def test_an_application_that_does_not_return_answers_in_time(self, locks):
+        """A complete response is sent after ``hold_back``, whatever goes on behind it."""
+        app = FastAPI()
+        install(app, locks, hold_back=0.01)
+        answered = asyncio.Event()
+
+        async def session():
+            yield
+            await answered.wait()
+
+        @app.post("/items", dependencies=[Depends(lock("x")), Depends(session)])
+        async def create() -> None:
+            pass
+
+        exchange = Exchange()
+        served = exchange.served_by(app)
+        await eventually(lambda: exchange.complete)
+        answered.set()
+        await served
+
+    @pytest.mark.parametrize(
+        ("media_type", "size", "hold_back"),
+        [("text/event-stream", 1, 60), ("text/plain", 2**20 + 1, 60), ("text/plain", 1, 0.01)],
+    )
+    async def test_a_stream_flows(self, locks, media_type, size, hold_back):
+        """Events, long bodies and slow ones are sent as they are made, inside the lock."""
+        app = FastAPI()
+        install(app, locks, hold_back=hold_back)
+        seen = asyncio.Event()
+
+        async def parts():
+            yield b"a" * size
+            await seen.wait()
+            assert await locks.try_acquire("x") is None
+            yield b"b"
+
+        @app.post("/items", dependencies=[Depends(lock("x"))])
+        async def stream() -> StreamingResponse:
+            return StreamingResponse(parts(), media_type=media_type)
+
+        exchange = Exchange()
+        served = exchange.served_by(app)
+        await eventually(lambda: len(exchange.sent) > 1)
+        seen.set()
+        await served
+        assert exchange.body == b"a" * size + b"b"
+        assert await locks.try_acquire("x")
+
+    async def test_a_stream_ends_when_its_client_leaves(self, app, locks):
+        """An endless stream does not keep the lock for a client that has gone."""
+
+        async def parts():
+            while True:
+                yield b"data: tick\n\n"
+                await asyncio.sleep(0.001)
+
+        @app.post("/items", dependencies=[Depends(lock("x"))])
+        async def stream() -> StreamingResponse:
+            return StreamingResponse(parts(), media_type="text/event-stream")
+
+        exchange = Exchange()
+        served = exchange.served_by(app)
+        await eventually(lambda: exchange.begun)
+        exchange.leaves()
+        await served
+        assert await locks.try_acquire("x")
+
+    async def test_without_a_lock_nothing_is_held_back(self, app):
+        """The messages of a request that takes no lock are passed on one by one."""
+        seen = asyncio.Event()
+
+        async def parts():
+            yield b"a"
+            await seen.wait()
+
+        @app.post("/items")
+        async def stream() -> StreamingResponse:
+            return StreamingResponse(parts())
+
+        exchange = Exchange()
+        served = exchange.served_by(app)
+        await eventually(lambda: len(exchange.sent) > 1)
+        seen.set()
+        await served
+        assert exchange.receives_cancelled <= 1
+
+
+class TestWebsockets:
+    async def test_a_websocket_holds_its_lock_while_it_lives(self, app, locks):
+        """The lock is taken before the websocket is accepted, and released when it is over."""
+
+        @app.websocket("/items/{item_id}")
+        async def talk(
+            socket: WebSocket, lease: Annotated[AsyncLease, Depends(lock("item:{item_id}"))]
+        ) -> None:
+            await socket.accept()
+            await socket.send_text(await socket.receive_text())
+            await socket.close()
+
+        exchange = Exchange(kind="websocket", path="/items/7")
+        exchange.says({"type": "websocket.connect"})
+        served = exchange.served_by(app)
+        await eventually(lambda: exchange.begun)
+        assert await locks.try_acquire("item:7") is None
+        exchange.says({"type": "websocket.receive", "text": "hello"})
+        await served
+        assert [each.get("text") for each in exchange.sent] == [None, "hello", None]
+        assert await locks.try_acquire("item:7")
+
+    @pytest.mark.parametrize("denial", [True, False])
+    async def test_a_websocket_that_is_not_served_is_refused(self, app, locks, denial):
+        """A busy lock refuses it: with the problem where the server can, else by closing."""
+
+        @app.websocket("/items")
+        async def talk(
+            socket: WebSocket, lease: Annotated[AsyncLease, Depends(lock("x", wait=0))]
+        ) -> None:
+            pytest.fail("the handler ran")
+
+        extensions = {"websocket.http.response": {}} if denial else {}
+        exchange = Exchange(kind="websocket", extensions=extensions)
+        exchange.says({"type": "websocket.connect"})
+        async with locks.hold("x"):
+            await exchange.served_by(app)
+        if denial:
+            assert (exchange.status, exchange.problem["code"]) == (409, "lock_timeout")
+        else:
+            assert [(each["type"], each["code"]) for each in exchange.sent] == [
+                ("websocket.close", 1013)
+            ]
+
+    async def test_a_websocket_whose_client_leaves_stops_waiting(self, app, locks):
+        """So it is with websockets: gone while waiting, the handler never runs."""
+
+        @app.websocket("/items")
+        async def talk(
+            socket: WebSocket, _: Annotated[None, Depends(lock("x", wait=None))]
+        ) -> None:
+            pytest.fail("the handler ran")
+
+        exchange = Exchange(kind="websocket")
+        exchange.says({"type": "websocket.connect"})
+        exchange.says({"type": "websocket.disconnect", "code": 1001})
+        async with locks.hold("x"):
+            await exchange.served_by(app)
+        assert exchange.sent == []
+
+
+def look_for_the_client(exchange: Exchange, app: FastAPI) -> None:
+    """Has the application read for a disconnect beside the handler, as some middleware does."""
+
+    class Looking:
+        def __init__(self, inner):
+            self.inner = inner
+
+        async def __call__(self, scope, receive, send):
+            async def listen():
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+                pytest.fail("the application was told")
+
+            listener = asyncio.ensure_future(listen())
+            try:
+                await self.inner(scope, receive, send)
+            finally:
+                listener.cancel()
+
+    app.user_middleware.append(type(app.user_middleware[0])(Looking))

@@ -1,0 +1,16 @@
+"""Waiting for conditions, with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+PATIENCE = 30.0
+"""Seconds, for what takes milliseconds on an idle machine."""
+
+
+async def eventually(condition: Callable[[], object], *, within: float = PATIENCE) -> None:
+    """Returns when ``condition`` is true; fails if it is not ``within`` so many seconds."""
+    async with asyncio.timeout(within):
+        while not condition():  # noqa: ASYNC110 - any condition, whoever brings it about
+            await asyncio.sleep(0.001)
