@@ -103,11 +103,12 @@ class InvalidKey(ConfigurationError):
 
 
 class AlreadyHeld(WeblockError, RuntimeError):
-    """This task or thread holds the key already: waiting for it would be waiting for itself."""
+    """This task, thread or request holds the key: waiting for it would be waiting for itself."""
 
     def __init__(self, key: str) -> None:
         super().__init__(
-            f"lock {key!r} is already held by this very task or thread, which would wait for itself"
-            " without end; pass the lease down instead of acquiring the key again"
+            f"lock {key!r} is already held by this very task or thread, or by the request that it"
+            " serves, and would wait for itself without end; pass the lease down instead of acquiring"
+            " the key again"
         )
         self.key = key

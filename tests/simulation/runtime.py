@@ -36,6 +36,9 @@ class SimRuntime:
     def control(self) -> object:
         return self._world.current
 
+    def is_part_of(self, flow: object) -> bool:
+        return flow is self._world.current
+
     def bell(self) -> SimBell:
         return SimBell(self)
 
@@ -78,6 +81,7 @@ class SimBell:
         while not self._messages:
             left = None if until is None else until - process.now()
             if left is not None and left <= 0:
+                self._runtime.process.world.spin()
                 return None
             task = self._runtime.task
             self._listener = task, task.turn

@@ -160,7 +160,7 @@ class Locker:
     def _refuse_to_wait_for_oneself(self, keys: Sequence[str]) -> None:
         for key in keys:
             mine = self.keeper.holding_of(key)
-            if mine and mine.control == self.runtime.control() and mine.held(self.runtime.now()):
+            if mine and self.runtime.is_part_of(mine.control) and mine.held(self.runtime.now()):
                 raise AlreadyHeld(unqualified(key))
 
 

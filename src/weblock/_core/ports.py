@@ -86,7 +86,10 @@ class Runtime(Protocol):
         """A secret that nobody had before: 128 random bits."""
 
     def control(self) -> object:
-        """The task or thread that runs now."""
+        """The task or thread that runs now, or the whole that it acts for."""
+
+    def is_part_of(self, flow: object) -> bool:
+        """Whether what runs now is ``flow``, which ``control`` gave, or part of it."""
 
     def bell(self) -> Bell: ...
 

@@ -15,6 +15,7 @@ class AsyncioRuntime:
     jitter = staticmethod(random.random)
     new_owner = staticmethod(clock.new_owner)
     control = staticmethod(clock.control)
+    is_part_of = staticmethod(clock.is_part_of)
 
     def bell(self) -> Bell:
         return AsyncioBell(asyncio.get_running_loop())

@@ -35,6 +35,7 @@ class BlockingRuntime:
     jitter = staticmethod(random.random)
     new_owner = staticmethod(clock.new_owner)
     control = staticmethod(clock.control)
+    is_part_of = staticmethod(clock.is_part_of)
 
     def bell(self) -> Bell:
         return BlockingBell()

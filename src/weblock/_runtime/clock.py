@@ -6,6 +6,9 @@ import asyncio
 import secrets
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
@@ -24,7 +27,41 @@ def new_owner() -> str:
 
 
 def control() -> object:
-    """The task that runs in this thread, or else the thread."""
+    """The task that runs in this thread, or else the thread; or the whole that it acts for."""
+    return _acts_for.get() or _task_or_thread()
+
+
+def is_part_of(flow: object) -> bool:
+    """Whether what runs here is that flow of control, or one of the tasks and threads of it."""
+    return flow is _part_of.get() or flow is _task_or_thread()
+
+
+def begin_whole() -> object:
+    """Makes the context that this runs in, with all that comes of it, parts of one whole.
+
+    So are a request's tasks and threads: they cannot wait for what the request itself holds, but
+    each holds by itself what it has acquired for itself.
+    """
+    whole = object()  # Nothing more: a task may keep its context for long.
+    _part_of.set(whole)
+    return whole
+
+
+@contextmanager
+def acting_for(whole: object) -> Iterator[None]:
+    """What is acquired inside belongs to the whole, and not just to this task or thread."""
+    token = _acts_for.set(whole)
+    try:
+        yield
+    finally:
+        _acts_for.reset(token)
+
+
+_part_of: ContextVar[object | None] = ContextVar("weblock_part_of", default=None)
+_acts_for: ContextVar[object | None] = ContextVar("weblock_acts_for", default=None)
+
+
+def _task_or_thread() -> object:
     try:
         task = asyncio.current_task()
     except RuntimeError:

@@ -104,6 +104,7 @@ class _Exchange:
 
     async def _work(self, app: App) -> LeaseLost | None:
         """Runs the application, and releases when it has ended in whatever way."""
+        self._request.begin()
         loss = None
         try:
             await app(self._scope, self._inbox.receive, self._outbox.send)

@@ -10,6 +10,7 @@ from typing import Final, Unpack
 from urllib.parse import quote
 
 from ..._face import HoldOptions
+from ..._runtime.clock import acting_for, begin_whole
 from ...aio import AsyncLease, AsyncLocks
 from ...errors import ConfigurationError, LeaseLost
 from ...keys import in_order
@@ -40,6 +41,7 @@ class RequestLocks:
         "_one_at_a_time",
         "_outbox",
         "_scope",
+        "_whole",
         "background",
         "locks",
     )
@@ -55,7 +57,12 @@ class RequestLocks:
         self._leases: list[AsyncLease] = []
         self._by_key: dict[str, AsyncLease] = {}
         self._one_at_a_time = asyncio.Lock()
+        self._whole: object = None
         self.background: Callable[[], bool] = lambda: False
+
+    def begin(self) -> None:
+        """Has all that runs in this context, and comes of it, know what the request holds."""
+        self._whole = begin_whole()
 
     @property
     def any_held(self) -> bool:
@@ -129,7 +136,8 @@ class RequestLocks:
         try:
             async with waiting:
                 try:
-                    return await self.locks.acquire(*keys, **options)
+                    with acting_for(self._whole):
+                        return await self.locks.acquire(*keys, **options)
                 finally:
                     timer.cancel()
                     if watch:
