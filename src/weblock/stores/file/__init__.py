@@ -55,12 +55,15 @@ def open_engine(url: str) -> FileEngine:
             " processes, or memory:// for one"
         )
     path = url.partition("://")[2]
-    if path[:1] not in ("", "/") or any(odd in path for odd in ("?", "#", "\0", "%00")):
+    # Without its last slash: one would have a symbolic link followed.
+    directory = unquote(path).rstrip("/")
+    named = directory[:1] == "/" or not path
+    if not named or any(odd in path for odd in ("?", "#", "\0", "%00")):
         raise ConfigurationError(
             f"{shown(url)} names no directory: write file:///absolute/path, with three slashes, or"
             " file:// alone for the default"
         )
-    return FileEngine(unquote(path) or default_directory())
+    return FileEngine(directory or default_directory())
 
 
 def default_directory() -> str:

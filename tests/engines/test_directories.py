@@ -1,0 +1,327 @@
+"""Which directories are used, which are refused, and in what words."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from weblock import AsyncLocks, ConfigurationError, EngineUnavailable, Locks
+from weblock import _face as face
+from weblock.stores import file as file_engine
+from weblock.stores.file import default_directory, directory
+from weblock.stores.file.directory import (
+    filesystem_in_mount,
+    filesystem_in_mountinfo,
+    is_shared,
+)
+
+from .keys import eventually, record_of, waiters
+from .processes import Child, Failed
+
+MOUNTINFO = """\
+22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
+23 22 0:21 / /mnt/nfs rw,relatime shared:2 - nfs4 server:/export rw,vers=4.2
+24 22 0:22 / /mnt/with\\040space rw - cifs //server/share rw
+25 22 0:23 / /home/me/drive rw master:3 - fuse.sshfs me@there: rw
+26 22 0:24 / /wsl rw - 9p C:\\134 rw
+27 22 0:25 /@home /data rw - btrfs /dev/vdb rw
+28 27 0:26 / /data/tmp rw - tmpfs tmpfs rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "path", "kind", "shared"),
+    [
+        ("254:0", "/var/lib/app", "ext4", False),
+        ("0:21", "/mnt/nfs/locks", "nfs4", True),
+        ("0:22", "/mnt/with space/locks", "cifs", True),
+        ("0:23", "/home/me/drive/locks", "fuse.sshfs", True),
+        ("0:24", "/wsl/locks", "9p", True),
+        ("0:99", "/data/locks", "btrfs", False),
+        ("0:26", "/data/tmp/locks", "tmpfs", False),
+        ("0:99", "/mnt/with space/locks", "cifs", True),
+    ],
+)
+def test_file_systems_that_other_machines_may_share_are_told(
+    device: str, path: str, kind: str, shared: bool
+) -> None:
+    """By the device, or where a device is not to be found, by the place it is mounted at."""
+    assert filesystem_in_mountinfo(MOUNTINFO, device, path) == kind
+    assert is_shared(kind) is shared
+
+
+def test_file_systems_of_macos_are_told() -> None:
+    """By what its mount command prints."""
+    printed = (
+        "/dev/disk3s1s1 on / (apfs, sealed, local, read-only, journaled)\n"
+        "//me@server/share on /Volumes/share (smbfs, nodev, nosuid, mounted by me)\n"
+    )
+    assert filesystem_in_mount(printed, "/Users/me/locks") == "apfs"
+    assert filesystem_in_mount(printed, "/Volumes/share/locks") == "smbfs"
+
+
+@pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "9p", "fuse", "fuse.sshfs"])
+def test_a_shared_file_system_is_refused(
+    url: str, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The error names the directory, the file system and what to do."""
+    monkeypatch.setattr(directory, "filesystem_of", lambda path: kind)
+    with pytest.raises(ConfigurationError, match=rf"/locks is on {kind}, .*redis://"):
+        Locks.from_url(url)
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o077, 0o277, 0o777])
+def test_the_directory_is_0700_and_its_files_0600_whatever_the_umask(
+    folder: Path, child: Callable[..., Child], mask: int
+) -> None:
+    """Neither more for others, nor less for ourselves."""
+    child(before=f"os.umask({mask})").open().run("lease = locks.acquire('k')")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    found = {each.name: stat.S_IMODE(each.stat().st_mode) for each in folder.iterdir()}
+    assert len(found) == 4
+    assert set(found.values()) == {0o600}
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o777, 0o1777, 0o720])
+def test_a_directory_that_others_can_write_to_is_refused(folder: Path, url: str, mode: int) -> None:
+    """The error names its owner, its mode and the remedy."""
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(ConfigurationError, match=r"could be changed by others .* mode 0700"):
+        Locks.from_url(url)
+
+
+def test_a_symbolic_link_in_place_of_the_directory_is_refused(folder: Path, url: str) -> None:
+    """Also where the URL ends in a slash, which would follow it."""
+    folder.with_name("elsewhere").mkdir(0o700)
+    folder.symlink_to("elsewhere")
+    for each in (url, f"{url}/", f"{url}//"):
+        with pytest.raises(ConfigurationError, match="no directory of its own"):
+            Locks.from_url(each)
+
+
+def test_a_file_in_place_of_the_directory_is_refused(folder: Path, url: str) -> None:
+    """The error says that it is no directory."""
+    folder.write_text("")
+    with pytest.raises(ConfigurationError, match="no directory of its own"):
+        Locks.from_url(url)
+
+
+def test_a_symbolic_link_in_place_of_the_marker_is_refused(folder: Path, url: str) -> None:
+    """What it points to is neither read nor written."""
+    target = folder.with_name("target")
+    target.write_text("precious")
+    folder.mkdir(0o700)
+    (folder / "weblock").symlink_to(target)
+    with pytest.raises(ConfigurationError, match="weblock is a symbolic link: remove it"):
+        Locks.from_url(url)
+    assert target.read_text() == "precious"
+
+
+def test_a_symbolic_link_in_place_of_a_record_file_is_refused(folder: Path, locks: Locks) -> None:
+    """What it points to is neither read nor written."""
+    target = folder.with_name("target")
+    target.write_text("precious")
+    record_of(folder, "k").symlink_to(target)
+    with pytest.raises(EngineUnavailable, match="is a symbolic link: remove it"):
+        locks.acquire("k", wait=0)
+    assert target.read_text() == "precious"
+
+
+def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    """The error names it, and what to do."""
+    with pytest.raises(ConfigurationError, match=r"above/locks cannot be used: No such file"):
+        Locks.from_url(f"file://{tmp_path}/above/locks")
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A directory that other users can reach."""
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        yield Path(place)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_a_strangers_directory_is_refused(public: Path, child: Callable[..., Child]) -> None:
+    """Whatever its mode: its owner could change everything in it."""
+    (public / "locks").mkdir(0o755)
+    stranger = child(before="import weblock.stores.file; os.setgid(65534); os.setuid(65534)")
+    with pytest.raises(Failed, match=r"owner 0, mode 0755\) could be changed by others") as refusal:
+        stranger.run(f"Locks.from_url('file://{public}/locks')")
+    assert refusal.value.name == "ConfigurationError"
+    with pytest.raises(Failed, match="more cannot be used: Permission denied"):
+        stranger.run(f"Locks.from_url('file://{public}/more')")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_a_directory_that_cannot_be_written_is_refused(
+    public: Path, child: Callable[..., Child]
+) -> None:
+    """Its own directory, without the right to write to it."""
+    (public / "locks").mkdir()
+    os.chown(public / "locks", 65534, 65534)
+    (public / "locks").chmod(0o500)
+    user = child(before="import weblock.stores.file; os.setgid(65534); os.setuid(65534)")
+    with pytest.raises(Failed, match="cannot be written: Permission denied; give it to") as refusal:
+        user.run(f"Locks.from_url('file://{public}/locks')")
+    assert refusal.value.name == "ConfigurationError"
+
+
+def test_a_directory_of_another_version_is_refused(folder: Path, url: str) -> None:
+    """The error names both versions."""
+    folder.mkdir(0o700)
+    (folder / "weblock").write_text("weblock 99\nsomething\n")
+    with pytest.raises(ConfigurationError, match="'weblock 99', and this one writes 'weblock 1'"):
+        Locks.from_url(url)
+
+
+def test_a_record_file_of_another_version_is_refused(folder: Path, locks: Locks) -> None:
+    """The error names the file; nothing in it is overwritten."""
+    record = record_of(folder, "k")
+    record.write_bytes(b"WLR9".ljust(32768, b"x"))
+    with pytest.raises(EngineUnavailable, match="no record file of this version"):
+        locks.acquire("k", wait=0)
+    assert record.read_bytes().startswith(b"WLR9x")
+
+
+def test_a_deep_directory_works_although_socket_paths_are_short(
+    tmp_path: Path, child: Callable[..., Child]
+) -> None:
+    """Waking and noticing a death do not depend on how long the path is."""
+    deep = tmp_path.joinpath(*["a directory with a long name"] * 6)
+    deep.mkdir(parents=True)
+    with Locks.from_url(f"file://{deep}/locks", wait=30) as locks:
+        holder, waiter = [child(before=f"url = 'file://{deep}/locks'").open() for _ in range(2)]
+        holder.run("lease = locks.acquire('k', ttl=300)")
+        waiter.begin("locks.acquire('k', wait=30, ttl=300).fence")
+        eventually(lambda: waiters(locks, "k") == 1)
+        holder.run("lease.release()")
+        assert waiter.outcome() > 0
+        waiter.kill()
+        locks.acquire("k", wait=20).release()
+
+
+OTHER_BOOT = """
+from weblock.stores.file import directory
+directory._boot_digest = lambda: "{:016x}"
+"""
+
+
+def test_a_directory_that_two_machines_share_is_refused_on_both(
+    url: str, child: Callable[..., Child]
+) -> None:
+    """Soon after the second has moved in, whichever keys they lock; and so is who comes later."""
+    here, there = child().open(), child(before=OTHER_BOOT.format(1))
+    here.run("locks.acquire('a').release()")
+    there.open()
+
+    def refused(machine: Child, key: str) -> bool:
+        try:
+            machine.run(f"locks.acquire({key!r}, wait=0).release()")
+        except Failed as failure:
+            return "another machine uses" in str(failure)
+        return False
+
+    eventually(lambda: refused(here, "b"))
+    eventually(lambda: refused(there, "c"))
+    assert refused(here, "a")
+    for each in (child(), child(before=OTHER_BOOT.format(2))):
+        with pytest.raises(Failed, match="another machine uses"):
+            each.open()
+
+
+def test_a_boot_of_the_machine_voids_leases_and_keeps_fences(child: Callable[..., Child]) -> None:
+    """What was held before it is free, and no fence is given twice."""
+    before = child(before=OTHER_BOOT.format(1)).open(ttl=300)
+    fence = before.run("lease = locks.acquire('k'); lease.fence")
+    before.kill()
+    after = child(before=OTHER_BOOT.format(2) + "time.time = lambda: 1.0").open()
+    assert after.run("locks.acquire('k', wait=0).fence") > fence
+
+
+def test_fences_increase_when_all_state_is_lost_and_over_restarts(
+    folder: Path, child: Callable[..., Child]
+) -> None:
+    """They start from the clock, so that they need not remember to increase."""
+    fences = []
+    for _ in range(3):
+        one = child().open()
+        fences += [one.run("with locks.hold('k') as lease: pass\nlease.fence") for _ in range(3)]
+        one.kill()
+        for each in folder.iterdir():
+            each.unlink()
+    assert fences == sorted(set(fences))
+
+
+def test_jumps_of_the_wall_clock_change_nothing(locks: Locks, child: Callable[..., Child]) -> None:
+    """Leases are as long as before, and fences increase also when the clock is set back."""
+    jumper = child().open(ttl=300)
+    fence = jumper.run("first = locks.acquire('k'); first.fence")
+    for time in ("1.0", "1e10", "2.0"):
+        jumper.run(f"time.time = lambda: {time}")
+        assert jumper.run("first.check(); first.remaining()") > 200
+        assert locks.try_acquire("k") is None
+    jumper.run("first.release()")
+    assert jumper.run("lease = locks.acquire('k'); lease.release(); lease.fence") > fence
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file://relative/path",
+        "file:///x?y",
+        "file:///x#y",
+        "file:///x%00y",
+        "file://./x",
+        "file:///",
+    ],
+)
+def test_a_url_that_names_no_directory_is_refused(url: str) -> None:
+    """The error shows how to write one."""
+    with pytest.raises(ConfigurationError, match=r"names no directory: write file:///absolute"):
+        Locks.from_url(url)
+
+
+def test_without_a_url_the_directory_is_one_of_this_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same for all processes of a user, in any environment."""
+    assert default_directory() == f"/tmp/weblock-{os.geteuid()}"
+    monkeypatch.setattr(file_engine, "default_directory", lambda: f"{tmp_path}/default")
+    monkeypatch.setattr(face, "_warned", ["do not"])
+    with Locks.from_url() as locks:
+        assert locks.engine == f"file://{tmp_path}/default"
+        assert locks.scope == "host"
+
+
+@pytest.mark.parametrize("locks", [Locks, AsyncLocks])
+def test_an_engine_of_one_host_is_refused_where_a_cluster_is_required(
+    url: str, locks: type[Locks | AsyncLocks]
+) -> None:
+    """The error names the setting and an engine that would do."""
+    with pytest.raises(ConfigurationError, match=r"require_scope='cluster'.*redis://"):
+        locks.from_url(url, require_scope="cluster")
+
+
+@pytest.mark.parametrize(
+    ("mark", "platform"), [("KUBERNETES_SERVICE_HOST", "Kubernetes"), ("DYNO", "Heroku")]
+)
+def test_where_an_application_runs_on_many_machines_the_default_warns_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str, platform: str
+) -> None:
+    """Not where the engine was chosen by name, and not again."""
+    monkeypatch.setattr(file_engine, "default_directory", lambda: f"{tmp_path}/default")
+    monkeypatch.setattr(face, "_warned", [])
+    monkeypatch.setenv(mark, "x")
+    Locks.from_url("file://").close()
+    with pytest.warns(UserWarning, match=f"looks like {platform}"):
+        Locks.from_url().close()
+    with warnings.catch_warnings(action="error"):
+        Locks.from_url().close()
