@@ -10,6 +10,11 @@ from collections import Counter
 from .schedule import simulate
 
 
+def say(text: str) -> None:
+    """Prints it."""
+    sys.stdout.write(f"{text}\n")
+
+
 def main() -> int:
     """Runs what the command line asks for; 1 if a property does not hold."""
     parser = argparse.ArgumentParser(prog="scripts/simulate", description=__doc__)
@@ -25,8 +30,8 @@ def main() -> int:
 def replay(seed: int) -> int:
     """Tells one schedule from start to end."""
     outcome = simulate(seed)
-    print(outcome.story(last=len(outcome.world.trace)))
-    print(f"trace {outcome.world.fingerprint()}")
+    say(outcome.story(last=len(outcome.world.trace)))
+    say(f"trace {outcome.world.fingerprint()}")
     return 1 if outcome.violation else 0
 
 
@@ -37,14 +42,14 @@ def run_many(start: int, seeds: int) -> int:
     for seed in range(start, start + seeds):
         outcome = simulate(seed)
         if outcome.violation:
-            print(outcome.story())
+            say(outcome.story())
             return 1
         counts += outcome.counts
         events += outcome.events
     took = time.perf_counter() - began
     for what, how_often in sorted(counts.items()):
-        print(f"{how_often:8}  {what}")
-    print(f"{seeds} schedules, {events} events, no violation; {seeds / took:.0f} schedules/s")
+        say(f"{how_often:8}  {what}")
+    say(f"{seeds} schedules, {events} events, no violation; {seeds / took:.0f} schedules/s")
     return 0
 
 

@@ -49,7 +49,9 @@ class Application(Process):
 class Client:
     """One task of an application: a few acquisitions, one after the other."""
 
-    def __init__(self, application: Application, name: str, keys: Sequence[str], ttl: float) -> None:
+    def __init__(
+        self, application: Application, name: str, keys: Sequence[str], ttl: float
+    ) -> None:
         self._app = application
         self._world = application.world
         self._referee: Referee = application.referee
@@ -74,7 +76,9 @@ class Client:
 
     def _wishes(self) -> tuple[list[str], Terms, float | None]:
         rng = self._rng
-        keys = sorted(rng.sample(self._keys, 2 if len(self._keys) > 1 and rng.random() < 0.15 else 1))
+        keys = sorted(
+            rng.sample(self._keys, 2 if len(self._keys) > 1 and rng.random() < 0.15 else 1)
+        )
         terms = Terms(
             ttl=self._ttl if rng.random() < 0.8 else rng.choice((0.3, 1.0, 2.5, 5.0)),
             max_hold=rng.choice((None, None, None, 0.4, 2.0)),
@@ -115,7 +119,9 @@ class Client:
     async def _inside(self, holdings: Sequence[Holding], records: Sequence[Record]) -> None:
         rng = self._rng
         for _ in range(rng.choice((1, 1, 2, 3))):
-            await self._app.runtime.sleep(rng.choice((0.0, 0.01, 0.2, 0.6, 1.5)) * rng.random())
+            await self._app.runtime.sleep(
+                rng.choice((0.0, 0.01, 0.2, 0.6, 1.5, 3.0)) * rng.random()
+            )
             try:
                 for record in records:
                     record.holding.check(self._app.now())

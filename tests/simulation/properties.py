@@ -57,6 +57,7 @@ class Record:
         self.deadline = holding.deadline
         self.grant: Grant | None = None
         self.was_held = True
+        self.renews = terms.renew and terms.max_hold is None
 
 
 class Referee:
@@ -73,6 +74,8 @@ class Referee:
         self._granted: dict[str, list[int]] = {}
         self._released: set[str] = set()
         self._queued: dict[str, str] = {}
+        self._place_in_line: dict[str, int] = {}
+        self._last_in_line = 0
         self._spoke: set[str] = set()
         self._free_since: dict[str, float] = {}
 
@@ -128,13 +131,15 @@ class Referee:
         self._fences[key] = fence
         self._granted.setdefault(owner, []).append(fence)
         self.must(owner not in self._released, "P6 nothing left", f"{owner} came back as a lease")
-        ahead = list(before.queue)
-        for index, place in enumerate(before.queue):
+        waited_since = self._place_in_line.get(owner, self._last_in_line + 1)
+        ahead: list[Place] = []
+        for place in before.queue:
             if place.claim.owner == owner:
-                ahead = ahead[:index]
                 live = now < place.until and self.server.alive(place.claim.process)
                 live = live or owner == part.owner  # It has come back to ask for itself.
                 self.must(live, "P3 foreign effect", f"{owner} was given a lease though it is gone")
+            elif self._place_in_line[place.claim.owner] < waited_since:
+                ahead.append(place)
         for place in ahead:
             passed_over = part.operation == "release" and place.claim.owner == part.owner
             legitimate = passed_over or self._has_ended(place, before, now)
@@ -156,10 +161,20 @@ class Referee:
             self.must(owner == part.owner, "P3 foreign effect", f"{part} queued {owner}")
             self.must(owner not in self._released, "P6 nothing left", f"{owner} came back to wait")
             self._queued[owner] = part.key
+            self._to_the_end_of_the_line(owner)
+        last = after.queue[-1].claim.owner if after.queue else ""
+        if last == part.owner and last in then_queued:
+            self._to_the_end_of_the_line(last)  # Perhaps it had lost its place, and has another.
+
+    def _to_the_end_of_the_line(self, owner: str) -> None:
+        self._last_in_line += 1
+        self._place_in_line[owner] = self._last_in_line
 
     def _has_ended(self, place: Place, before: KeyState, now: float) -> bool:
-        if now >= place.until or not self.server.alive(place.claim.process):
+        if not self.server.alive(place.claim.process):
             return True
+        if now >= place.until:
+            return self.server.faults.any  # Without a fault, no heartbeat is late.
         grant = before.grant
         silent = grant and not grant.confirmed and now >= grant.until
         return bool(grant and silent and grant.claim.process == place.claim.process)
@@ -172,18 +187,23 @@ class Referee:
         self.robbed_owners[owner] = self.world.now
         self.world.disturb(self.world.now)
         for record in self.records:
-            if record.holding.owner == owner and record.terms.renew:
+            if record.holding.owner == owner and record.renews:
                 holding, process = record.holding, record.process
                 renewal = max(process.now(), holding.deadline - record.terms.ttl * 2 / 3)
-                told_by = process.clock.true(renewal) + 2 * self.server.op_timeout + 0.2
-                self.world.at(told_by, self._told, record, self.world.now)
+                told_by = process.clock.true(renewal) + self.server.op_timeout + 0.2
+                self.world.at(told_by, self._told, record, holding.deadline, self.world.now)
 
-    def _told(self, record: Record, robbed_at: float) -> bool:
+    def _told(self, record: Record, deadline: float, robbed_at: float) -> bool:
         if record.process.crashed or self.world.last_fault > robbed_at:
             return False
+        if record.holding.deadline != deadline:  # A reply from before was still under way.
+            return False
         if record.holding.held(record.process.now()):
-            self.must(False, "P8 told in time", f"{record.holding.owner} still holds what was taken")
-        self.world.count("told that the lease was taken")
+            self.must(
+                False, "P8 told in time", f"{record.holding.owner} still holds what was taken"
+            )
+        if record.holding.reason == "taken":
+            self.world.count("told in time that the lease was taken")
         return True
 
     # What the clients do.
@@ -221,6 +241,8 @@ class Referee:
             granted = self._granted.get(holding.owner, [])
             honest = holding.owner in attempt.owners and holding.fence in granted
             self.must(honest, "P11 honest", f"{holding.owner} has no lease on the server")
+            has = self._truly_held(holding) or holding.owner in self.robbed_owners
+            self.must(has, "P11 honest", f"{holding.owner} was returned when it had ended")
         return records
 
     def failed(self, attempt: Attempt, error: BaseException) -> None:
@@ -245,12 +267,18 @@ class Referee:
     def _left_nothing_soon(self, attempt: Attempt, owner: str, ended: float) -> bool:
         if attempt.process.crashed:
             return False
-        if self.world.last_fault > ended:
-            later = max(self.world.last_fault, ended + attempt.terms.ttl) + SLOWEST
-            later += max(PLACE, attempt.terms.ttl)
+        now, since = self.world.now, max(ended, self.world.last_fault)
+        if now >= since + self._soon - EPSILON:
+            return self._left_nothing(attempt, owner)
+        ttl = attempt.terms.ttl
+        if (
+            since + self._soon < ended + ttl * 0.99
+        ):  # So long, what is owed is paid again and again.
+            self.world.at(since + self._soon, self._left_nothing_soon, attempt, owner, ended)
+        else:
+            later = max(since, ended + ttl) + SLOWEST + max(PLACE, ttl)
             self.world.at(later * 1.01, self._left_nothing, attempt, owner)
-            return False
-        return self._left_nothing(attempt, owner)
+        return False
 
     def _left_nothing(self, attempt: Attempt, owner: str) -> bool:
         for key in attempt.keys:
@@ -334,8 +362,13 @@ class Referee:
         mine = grant is not None and grant.claim.owner == owner and grant.fence == holding.fence
         self.must(mine, "P7 deadline", f"{owner} holds what the server gave away")
         assert grant is not None
-        ends, local = self.server.clock.true(grant.until), record.process.clock.true(holding.deadline)
-        self.must(local <= ends + EPSILON, "P7 deadline", f"{owner}'s {local:.6f}, server's {ends:.6f}")
+        ends, local = (
+            self.server.clock.true(grant.until),
+            record.process.clock.true(holding.deadline),
+        )
+        self.must(
+            local <= ends + EPSILON, "P7 deadline", f"{owner}'s {local:.6f}, server's {ends:.6f}"
+        )
         if record.terms.max_hold is not None:
             longest = record.got_at + record.terms.max_hold
             within = holding.deadline <= longest + EPSILON

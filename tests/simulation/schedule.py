@@ -25,11 +25,13 @@ class Outcome(NamedTuple):
 
     def story(self, last: int = 30) -> str:
         """What to read when it failed."""
-        return "\n".join([
-            f"seed {self.seed}: {self.violation}",
-            *self.world.lines()[-last:],
-            f"replay with: scripts/simulate --replay {self.seed}",
-        ])
+        return "\n".join(
+            [
+                f"seed {self.seed}: {self.violation}",
+                *self.world.lines()[-last:],
+                f"replay with: scripts/simulate --replay {self.seed}",
+            ]
+        )
 
 
 def simulate(seed: int, faults: Faults | None = None) -> Outcome:
@@ -142,4 +144,5 @@ class Schedule:
         return any(record.process is app for record in self.referee.records)
 
     def _rob(self) -> None:
-        self.server.rob(self.rng.choice(self.keys), everything=self.rng.random() < 0.3)
+        held = [key for key, state in self.server.states.items() if state.grant]
+        self.server.rob(self.rng.choice(held or self.keys), everything=self.rng.random() < 0.3)

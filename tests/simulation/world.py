@@ -22,8 +22,8 @@ class Crashed(BaseException):
     """What code of a process that is no more gets to see when it wants to wait."""
 
 
-class Violation(Exception):
-    """A property does not hold. It begins with the property's name."""
+class Violation(BaseException):
+    """A property does not hold. It begins with its name, and nothing on its way catches it."""
 
 
 class Clock:
@@ -55,6 +55,7 @@ class World:
         self.events = 0
         self._heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._order = 0
+        self._spins = 0
 
     def at(self, time: float, what: Callable[..., object], *args: Any) -> None:
         self._order += 1
@@ -75,6 +76,7 @@ class World:
         heap = self._heap
         while heap:
             self.now, _, what, args = heapq.heappop(heap)
+            self._spins = 0
             if self.now > limit:
                 raise Violation(f"P10 live: not all is done after {limit:g} s")
             if self._order > BUSIEST:
@@ -82,6 +84,12 @@ class World:
             if what(*args) is not False:
                 self.events += 1
                 after_each()
+
+    def spin(self) -> None:
+        """Notes that a task went on without waiting, which it must not do without end."""
+        self._spins += 1
+        if self._spins > 1000:
+            raise Violation("P10 live: a task spins, and time stands still")
 
     def lines(self) -> list[str]:
         """The trace, to be read."""
