@@ -205,11 +205,6 @@ MUTANTS = [
         by="P6",
     ),
     _mutant(
-        "a debt is paid once, answered or not",
-        (Keeper, "_pay_debts", "if debt.over:", "if debt.due <= now or debt.over:"),
-        by="P6",
-    ),
-    _mutant(
         "a waiter never looks whether the lease has ended",
         (Acquisition, "_plan_heartbeat", "pause = BEAT *", "pause = 60 * BEAT *"),
         (Acquisition, "_plan_heartbeat", "if waiting.position == 0:", "if False:"),
@@ -244,5 +239,10 @@ MUTANTS = [
         "a lease is shortened by its renewal",
         (table, "_refreshed", "max(state.grant.until, moment.now + ttl)", "moment.now + ttl"),
         by="P7",
+    ),
+    _mutant(
+        "the keeper spins until max_hold",
+        (Holding, "pulse", "self.due = self.deadline", "pass"),
+        by="P10",
     ),
 ]
