@@ -307,6 +307,8 @@ class Acquisition:
 
     # What the keeper asks of everything that it keeps.
 
+    slack = 0.25
+
     def close(self) -> float:
         self._leaves_traces, self._in_doubt = False, True  # A request may be under way.
         self._bell.ring(Ask())

@@ -179,6 +179,8 @@ class Holding:
 
     # What the keeper asks of everything that it keeps.
 
+    slack = 0.05
+
     def close(self) -> float:
         self.lose("closed")
         return self.void

@@ -16,9 +16,6 @@ from ..keys import unqualified
 from .holding import Holding
 from .ports import Ask, Pulse, Reply, Runtime, Store
 
-SLACK: Final = 0.05
-"""Seconds by which a heartbeat may come early, to share its batch."""
-
 LINGER: Final = 1.0
 """Seconds that the keeper stays half awake when it has nothing to keep, to be handed more cheaply."""
 
@@ -32,6 +29,10 @@ class Kept(Protocol):
     key: str
     owner: str
     due: float
+
+    @property
+    def slack(self) -> float:
+        """Seconds by which a heartbeat may come early, to share its batch."""
 
     @property
     def over(self) -> bool: ...
@@ -192,7 +193,7 @@ class Keeper:
         sent = self._runtime.now()
         beating: list[tuple[Kept, Pulse]] = []
         for each in tuple(self._kept.values()):
-            if each.due <= sent + SLACK:
+            if each.due <= sent + each.slack:
                 if pulse := each.pulse(sent):
                     beating.append((each, pulse))
                 self._drop_if_over(each)
