@@ -1,0 +1,61 @@
+"""Runs many schedules, or replays one: ``python -m tests.core.simulation --help``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from .campaign import Tally, run_campaign, run_seed, told
+
+
+def main() -> int:
+    """Does what the command line says; 1 if a property was violated."""
+    parser = argparse.ArgumentParser(prog="python -m tests.core.simulation", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=20_000, metavar="N", help="how many schedules")
+    parser.add_argument("--start", type=int, default=0, metavar="S", help="the first seed")
+    parser.add_argument("--replay", type=int, metavar="SEED", help="one schedule, told in full")
+    options = parser.parse_args()
+    if options.replay is not None:
+        return replay(options.replay)
+    return campaign(options.start, options.seeds)
+
+
+def tell(*what: object, sep: str = " ") -> None:
+    """Writes a line."""
+    sys.stdout.write(sep.join(str(each) for each in what) + "\n")
+
+
+def replay(seed: int) -> int:
+    """Tells one schedule."""
+    schedule, failure = run_seed(seed)
+    tell(schedule.swarm)
+    tell(told(schedule))
+    tell(failure.story if failure else f"seed {seed} violates nothing")
+    tell(f"{schedule.world.events} events, fingerprint {schedule.world.fingerprint()}")
+    return 1 if failure else 0
+
+
+def campaign(start: int, count: int) -> int:
+    """Runs many, and tells what came of them."""
+    began = time.monotonic()
+
+    def show_progress(tally: Tally) -> None:
+        sys.stdout.write(f"\r{tally.schedules} schedules, {len(tally.failures)} failures")
+
+    tally = run_campaign(start, count, show_progress)
+    took = time.monotonic() - began
+    tell(f"\n{tally.events} events in {took:.1f} s: {tally.schedules / took:.0f} schedules/s")
+    for what, times in sorted(tally.counts.items()):
+        tell(f"{times:9d}  {what}")
+    if tally.never:
+        tell("never met:", *tally.never, sep="\n  ")
+    for failure in tally.failures[:3]:
+        tell(f"\n{failure.story}")
+    seeds = [failure.seed for failure in tally.failures]
+    tell(f"{len(seeds)} failures, of seeds {seeds[:50]}" if seeds else "No failure.")
+    return 1 if seeds or tally.never else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""The simulated engine: a server with its own clock, which keeps the state of each key."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from weblock._core import table
+from weblock._core.ports import Grasp, Pulse, Reply
+from weblock._core.table import Claim, KeyState, Moment, Step
+
+from .world import Action, World
+
+EPOCH = 1000.0
+"""The engine's time at the start; no process's clock shows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acquire:
+    key: str
+    claim: Claim
+    room: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refresh:
+    pulses: tuple[Pulse, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    key: str
+    owner: str
+    void: float
+
+
+Request = Acquire | Refresh | Release
+
+
+class Change:
+    """One transition of one key, as it happened in the engine.
+
+    ``granted`` is the lease that it granted, if it did.
+    """
+
+    __slots__ = ("after", "before", "granted", "key", "now", "owner", "request", "step")
+
+    def __init__(
+        self,
+        request: Acquire | Pulse | Release,
+        owner: str,
+        before: KeyState,
+        step: Step,
+        now: float,
+    ) -> None:
+        self.request = request
+        self.key = request.key
+        self.owner = owner
+        self.before = before
+        self.step = step
+        self.after = step.state
+        self.now = now
+        had, has = before.grant, step.state.grant
+        renewed = had is has or (had is not None and has is not None and had[:3] == has[:3])
+        self.granted = None if renewed else has
+
+
+class Observer(Protocol):
+    def applied(self, change: Change) -> None: ...
+
+    def forgot(self) -> None: ...
+
+
+class EngineServer:
+    """Serves one request at a time. Its clock goes on while it is stopped, or down."""
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        granularity: float,
+        alive: Callable[[str], bool],
+        ring: Callable[[str, str, Grasp], None],
+    ) -> None:
+        self.states: dict[str, KeyState] = {}
+        self.up = True
+        self.observer: Observer | None = None
+        self._world = world
+        self._granularity = granularity
+        self._alive = alive
+        self._ring = ring
+        self._last_fence = 0
+        self._stopped = False
+        self._backlog: list[Action] = []
+
+    def now(self) -> float:
+        now = EPOCH + self._world.now
+        return math.floor(now / self._granularity) * self._granularity if self._granularity else now
+
+    @staticmethod
+    def true_time(engine_time: float) -> float:
+        return engine_time - EPOCH
+
+    def state(self, key: str) -> KeyState:
+        return self.states.get(key) or KeyState(self._last_fence)
+
+    def receive(self, serve: Action) -> None:
+        """Takes a request: serves it now, or when it goes on, or never when it is down."""
+        if self._stopped:
+            self._backlog.append(serve)
+        elif self.up:
+            serve()
+
+    def serve(self, request: Request) -> list[Reply]:
+        now = self.now()
+        if isinstance(request, Refresh):
+            return [self._serve(pulse, now) for pulse in request.pulses]
+        return [self._serve(request, now)]
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def resume(self) -> None:
+        self._stopped = False
+        backlog, self._backlog = self._backlog, []
+        for serve in backlog:
+            self.receive(serve)
+
+    def crash(self, *, forget: bool) -> None:
+        """Goes down. What it had not served yet is gone; with ``forget``, all else too."""
+        self.up = False
+        self._backlog = []
+        if forget:
+            if self.observer is not None:
+                self.observer.forgot()
+            self.states = {}
+            self._last_fence = 0
+
+    def restart(self) -> None:
+        self.up = True
+
+    def _serve(self, request: Acquire | Pulse | Release, now: float) -> Reply:
+        moment = Moment(now, int(now * 1_000_000), self._alive)
+        before = self.state(request.key)
+        step, owner = _step(before, moment, request)
+        self._keep(request.key, step.state)
+        if self.observer is not None:
+            self.observer.applied(Change(request, owner, before, step, now))
+        if step.woken is not None:
+            claim = step.woken.claim
+            self._ring(claim.process, claim.owner, Grasp(step.woken.fence, step.woken.until))
+        return Reply(step.answer, now)
+
+    def _keep(self, key: str, state: KeyState) -> None:
+        if state.blank:  # As real engines do: of a free key only the fence stays.
+            self.states.pop(key, None)
+            self._last_fence = max(self._last_fence, state.fence)
+        else:
+            self.states[key] = state
+
+
+def _step(before: KeyState, moment: Moment, request: Acquire | Pulse | Release) -> tuple[Step, str]:
+    # By their module, so that a mutant of the table is what is called.
+    if isinstance(request, Acquire):
+        step = table.acquire(before, moment, request.claim, room=request.room)
+        return step, request.claim.owner
+    if isinstance(request, Pulse):
+        return table.refresh(before, moment, request.owner, request.ttl), request.owner
+    return table.release(before, moment, request.owner, void=request.void), request.owner

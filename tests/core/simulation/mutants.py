@@ -1,0 +1,371 @@
+"""The protocol with one mistake at a time, and the properties that may find it.
+
+A mutant edits the source of one function of the core. Where the source has changed and the edit
+does not fit any more, it says so: a mutant that changes nothing would prove nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any, Final
+
+from weblock._core import table
+from weblock._core.acquiring import Acquisition, Locker
+from weblock._core.holding import Anchor, Holding
+from weblock._core.keeping import Debt
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """``new`` for ``old`` in the function ``where`` of ``owner``; ``killers`` may notice."""
+
+    name: str
+    owner: Any
+    where: str
+    old: str
+    new: str
+    killers: tuple[str, ...]
+
+    @contextmanager
+    def alive(self) -> Iterator[None]:
+        """Makes the core make this mistake."""
+        original = vars(self.owner)[self.where]
+        setattr(self.owner, self.where, self._edited(original))
+        try:
+            yield
+        finally:
+            setattr(self.owner, self.where, original)
+
+    def _edited(self, original: Any) -> Any:
+        function: FunctionType = original
+        source = textwrap.dedent(inspect.getsource(function))
+        if source.count(self.old) != 1:
+            raise LookupError(
+                f"mutant {self.name!r}: {self.where} has {self.old!r} {source.count(self.old)}"
+                " times, not once; fit the mutant to the core as it is now"
+            )
+        code = "from __future__ import annotations\n" + source.replace(self.old, self.new)
+        names: dict[str, Any] = {}
+        exec(code, function.__globals__, names)
+        return names[self.where]
+
+
+MUTANTS: Final = (
+    # Deadlines.
+    Mutant(
+        "a deadline counts from the reply",
+        Acquisition,
+        "_ask",
+        "Anchor(reply.now, sent)",
+        "Anchor(reply.now, self._runtime.now())",
+        ("P7", "P1"),
+    ),
+    Mutant(
+        "a renewed deadline counts from the reply",
+        Holding,
+        "heard",
+        "Anchor(reply.now, sent)",
+        "Anchor(reply.now, now)",
+        ("P7", "P1"),
+    ),
+    Mutant(
+        "clocks are taken to run alike",
+        Anchor,
+        "deadline",
+        " * (1 - DRIFT) - MARGIN",
+        "",
+        ("P7", "P1"),
+    ),
+    Mutant(
+        "a holder never looks at its deadline",
+        Holding,
+        "check",
+        "now >= self.deadline",
+        "False",
+        ("P8",),
+    ),
+    Mutant(
+        "the keeper never looks at a deadline",
+        Holding,
+        "pulse",
+        "now >= self.deadline",
+        "False",
+        ("P8", "P10"),
+    ),
+    Mutant(
+        "a grant that comes too late is taken",
+        Acquisition,
+        "_until_held",
+        "if self._runtime.now() < deadline:",
+        "if True:",
+        ("P11", "P7", "P8"),
+    ),
+    Mutant(
+        "an unanswered renewal counts as renewed",
+        Holding,
+        "heard",
+        "self.at_risk = True",
+        "return self.extended(now + self.terms.ttl * 0.95)",
+        ("P7", "P1"),
+    ),
+    Mutant(
+        "max_hold is ignored",
+        Holding,
+        "_within_max_hold",
+        "return deadline if self.hold_until is None else",
+        "return deadline if True else",
+        ("P8",),
+    ),
+    Mutant(
+        "a lease is not renewed",
+        Holding,
+        "pulse",
+        "if self.over or not self._renews:",
+        "if True:",
+        ("P10",),
+    ),
+    # Owners.
+    Mutant(
+        "anybody releases",
+        table,
+        "release",
+        "if _holds(state, owner):",
+        "if state.grant is not None:",
+        ("P3", "P7"),
+    ),
+    Mutant(
+        "anybody renews",
+        table,
+        "_refreshed",
+        "if _holds(state, owner) and",
+        "if",
+        ("P3", "P11"),
+    ),
+    Mutant(
+        "a renewal brings an expired lease back",
+        table,
+        "refresh",
+        "state, woken = settle(state, moment)",
+        "woken = None",
+        ("P7",),
+    ),
+    Mutant(
+        "a renewal may shorten a lease",
+        table,
+        "_refreshed",
+        "max(state.grant.until, moment.now + ttl)",
+        "moment.now + ttl",
+        ("P7",),
+    ),
+    Mutant(
+        "a lease passes on before it has ended",
+        table,
+        "settle",
+        "moment.now < grant.until and",
+        "moment.now < grant.until - 0.05 and",
+        ("P3", "P7"),
+    ),
+    Mutant(
+        "a lease that expired is never passed on",
+        table,
+        "settle",
+        "moment.now < grant.until and",
+        "",
+        ("P4", "P10", "P7"),
+    ),
+    # Fences.
+    Mutant(
+        "a fence is given twice",
+        table,
+        "_granted",
+        "max(state.fence + 1, moment.fence_floor)",
+        "max(state.fence, 1)",
+        ("P2", "P11"),
+    ),
+    Mutant(
+        "fences start anew when the state is lost",
+        table,
+        "_granted",
+        "max(state.fence + 1, moment.fence_floor)",
+        "state.fence + 1",
+        ("P2", "P11"),
+    ),
+    Mutant(
+        "a repeated claim gets another fence",
+        table,
+        "acquire",
+        "if _holds(state, claim.owner) or _waits(state, claim.owner):",
+        "if _holds(state, claim.owner):\n"
+        "        state = state._replace(grant=None)\n"
+        "    if _waits(state, claim.owner):",
+        ("P2",),
+    ),
+    # The queue.
+    Mutant(
+        "a repeated claim queues twice",
+        table,
+        "acquire",
+        " or _waits(state, claim.owner)",
+        "",
+        ("P5", "P3"),
+    ),
+    Mutant(
+        "the last to come is the first served",
+        table,
+        "acquire",
+        "(*queue, Place(claim, moment.now + PLACE))",
+        "(Place(claim, moment.now + PLACE), *queue)",
+        ("P5",),
+    ),
+    Mutant(
+        "a free key is taken past those who wait",
+        table,
+        "release",
+        "state, woken = settle(state, moment)",
+        "woken = None",
+        ("P4", "P5"),
+    ),
+    Mutant(
+        "absent waiters are not skipped",
+        table,
+        "_from_first_live",
+        "if moment.now < place.until and moment.alive(place.claim.process):",
+        "if True:",
+        ("P3",),
+    ),
+    Mutant(
+        "a lease is handed over for its whole ttl",
+        table,
+        "settle",
+        "min(claim.ttl, HANDOFF)",
+        "claim.ttl",
+        ("P4",),
+    ),
+    Mutant(
+        "nobody is woken",
+        table,
+        "release",
+        "return Step(state, answer, woken)",
+        "return Step(state, answer)",
+        ("P4",),
+    ),
+    Mutant(
+        "the wrong waiter is woken",
+        table,
+        "settle",
+        "return state, state.grant",
+        "other = queue[-1].claim\n    return state, state.grant._replace(claim=other)",
+        ("P11", "P4"),
+    ),
+    Mutant(
+        "waiters send no heartbeats",
+        Acquisition,
+        "pulse",
+        "return Pulse(self.key, self.owner, self._terms.first_ttl)",
+        "self.due = now + 1.0",
+        ("P4", "P9", "P10"),
+    ),
+    # Giving up.
+    Mutant(
+        "a late claim of one that gave up is granted",
+        table,
+        "release",
+        "if void > 0:",
+        "if False:",
+        ("P6",),
+    ),
+    Mutant(
+        "one that gives up in doubt does not say so",
+        Acquisition,
+        "_void",
+        "if self._in_doubt",
+        "if False",
+        ("P6",),
+    ),
+    Mutant(
+        "a cancelled waiter leaves its place",
+        Acquisition,
+        "run",
+        "self._locker.owe(*self._what_to_give_back())",
+        "pass",
+        ("P6",),
+    ),
+    Mutant(
+        "a waiter whose time is up leaves its place",
+        Acquisition,
+        "run",
+        "await self._locker.give_back(*self._what_to_give_back())",
+        "pass",
+        ("P6",),
+    ),
+    Mutant(
+        "a cancelled release does not release",
+        Locker,
+        "abandon",
+        "if not holding.left_to_others:",
+        "if False:",
+        ("P6",),
+    ),
+    Mutant(
+        "what was not given back is forgotten",
+        Debt,
+        "pay",
+        "now >= self.until",
+        "True",
+        ("P6",),
+    ),
+    Mutant(
+        "one that failed to get all keys keeps the first",
+        Locker,
+        "acquire",
+        "await self._release_all(got)",
+        "pass",
+        ("P6", "P9"),
+    ),
+    Mutant(
+        "one that gave up is still kept alive",
+        Acquisition,
+        "run",
+        "self._locker.keeper.drop(self)",
+        "pass",
+        ("P6", "P9"),
+    ),
+    Mutant(
+        "one that gave up can still be rung",
+        Acquisition,
+        "run",
+        "self._locker.switchboard.disconnect(self.owner)",
+        "pass",
+        ("P9",),
+    ),
+    # Telling.
+    Mutant(
+        "a renewal that is refused is not told",
+        Holding,
+        "heard",
+        'self.lose("taken")',
+        "self.due = now + 0.5",
+        ("P8",),
+    ),
+    Mutant(
+        "releasing what had expired is not told",
+        Holding,
+        "let_go",
+        "if self.held(now):",
+        "if self.status is Status.HELD:",
+        ("P11", "P8"),
+    ),
+    Mutant(
+        "releasing what the engine had lost is not told",
+        Locker,
+        "_release",
+        "if ours and isinstance(answer, Gone):",
+        "if False:",
+        ("P11",),
+    ),
+)

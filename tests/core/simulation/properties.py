@@ -1,0 +1,547 @@
+"""The properties P1 to P11: what must hold after every event, whatever the faults.
+
+Each is told what happened, compares it with the truth, and fails the run in its own name. Where
+time is bounded, the bound counts from the end of the last fault that may excuse a delay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from weblock._core.acquiring import BEAT
+from weblock._core.holding import Holding, Status
+from weblock._core.table import HANDOFF, Grant, KeyState, Place
+from weblock.errors import AlreadyHeld, EngineUnavailable, LeaseLost, LockTimeout, WeblockError
+
+from .engine import Change, Refresh, Request
+from .process import Process
+from .truth import Belief, Truth
+
+if TYPE_CHECKING:
+    from .attempts import Attempt
+
+SLACK: Final = 0.15
+"""Seconds for a few switches between tasks."""
+
+
+class Property:
+    """Hears of everything; does nothing about it."""
+
+    name = ""
+
+    def __init__(self, truth: Truth) -> None:
+        self.truth = truth
+        self.world = truth.world
+        self.engine = truth.engine
+        # Several messages one after the other, each as slow as the network ever is without faults.
+        self.round_trips = 8 * truth.swarm.delay * 1.2 + SLACK
+
+    def fail(self, what: str) -> None:
+        self.world.fail(self.name, what)
+
+    def undisturbed_for(self, since: float) -> float:
+        """How long it has been since then, less what a fault may excuse."""
+        return self.world.now - max(since, self.truth.disturbed_until)
+
+    def after_event(self) -> None: ...
+
+    def audit(self) -> None: ...
+
+    def at_end(self) -> None: ...
+
+    def applied(self, change: Change) -> None: ...
+
+    def forgot(self) -> None: ...
+
+    def sent(self, process: Process, request: Request) -> None: ...
+
+    def believed(self, belief: Belief) -> None: ...
+
+    def got(self, attempt: Attempt, holdings: Sequence[Holding]) -> None: ...
+
+    def refused(self, attempt: Attempt, error: WeblockError, after: float) -> None: ...
+
+    def checked(self, attempt: Attempt, holdings: Sequence[Holding]) -> None: ...
+
+    def lost(self, attempt: Attempt, loss: LeaseLost) -> None: ...
+
+    def released(
+        self,
+        attempt: Attempt,
+        holdings: Sequence[Holding],
+        had_lost: Sequence[Holding],
+        loss: LeaseLost | None,
+    ) -> None: ...
+
+    def ended(self, attempt: Attempt) -> None: ...
+
+
+class Mutex(Property):
+    """No two attempts believe at the same true time that they hold the same key.
+
+    A process that is stopped cannot act on what it believes; on waking, it must know at once. Only
+    an engine that lost its memory may give away what it gave before.
+    """
+
+    name = "P1 mutex"
+
+    def after_event(self) -> None:
+        beliefs = self.truth.beliefs
+        if len(beliefs) < 2:
+            return
+        holders: dict[str, Belief] = {}
+        for belief in beliefs:
+            if not belief.process.running or not belief.holding.held(belief.process.now()):
+                continue
+            other = holders.setdefault(belief.holding.key, belief)
+            if other is belief:
+                continue
+            if other.epoch == belief.epoch:
+                self.fail(f"{other} and {belief} hold the same key")
+            else:
+                self.truth.sometimes("holders overlapped since the engine forgot")
+
+
+class Fences(Property):
+    """Fences increase strictly per key in the order of grants; one acquisition has one."""
+
+    name = "P2 fence"
+
+    def __init__(self, truth: Truth) -> None:
+        super().__init__(truth)
+        self._last: dict[str, int] = {}
+
+    def applied(self, change: Change) -> None:
+        grant, had = change.granted, change.before.grant
+        if grant is None:
+            return
+        last = self._last.get(change.key, 0)
+        if grant.fence <= last:
+            self.fail(f"{grant} was granted after fence {last}")
+        self._last[change.key] = grant.fence
+        if had is None or had.claim.owner != grant.claim.owner or change.now >= had.until:
+            return
+        if self.truth.alive(grant.claim.process):
+            self.fail(f"{grant} was granted to the owner of fence {had.fence}")
+
+
+class NoForeignEffect(Property):
+    """A request of one owner changes nothing that another has, but passes on what has ended."""
+
+    name = "P3 no foreign effect"
+
+    def applied(self, change: Change) -> None:
+        before, after = change.before, change.after
+        if before.grant is not after.grant:
+            self._leases(change, before.grant, after.grant)
+        if before.queue is not after.queue:
+            self._places(change)
+        for mark in before.voided:
+            if mark not in after.voided and change.now < mark.until:
+                self.fail(f"{change.request} removed {mark}")
+
+    def _leases(self, change: Change, had: Grant | None, has: Grant | None) -> None:
+        if had is not None and had.claim.owner != change.owner and had != has:
+            ended = change.now >= had.until or not self.truth.alive(had.claim.process)
+            if not ended:
+                self.fail(f"{change.request} changed {had} to {has}")
+        if change.granted is not None and change.granted.claim.owner != change.owner:
+            place = _place_of(change.before, change.granted.claim.owner)
+            if place is None or change.now >= place.until:
+                self.fail(f"{change.request} granted a lease to one who does not wait: {has}")
+
+    def _places(self, change: Change) -> None:
+        for place in change.before.queue:
+            kept = _place_of(change.after, place.claim.owner)
+            if place.claim.owner == change.owner or kept == place:
+                continue
+            if kept is not None or not self._may_leave(change, place):
+                self.fail(f"{change.request} changed {place} to {kept}")
+        for place in change.after.queue:
+            owner = place.claim.owner
+            if owner != change.owner and _place_of(change.before, owner) is None:
+                self.fail(f"{change.request} queued {place}")
+
+    def _may_leave(self, change: Change, place: Place) -> bool:
+        granted, had = change.granted, change.before.grant
+        return (
+            change.now >= place.until
+            or not self.truth.alive(place.claim.process)
+            or (granted is not None and granted.claim.owner == place.claim.owner)
+            or _was_silent(had, change.now, place.claim.process)
+        )
+
+
+class WakeUp(Property):
+    """A free key that has a live waiter is granted, and the waiter knows it, in bounded time.
+
+    At once if nothing failed; within a heartbeat if a ring was lost or the lease expired. One who
+    was handed a lease and does not say that it lives costs the others no more than ``HANDOFF``.
+    """
+
+    name = "P4 wake-up"
+
+    def __init__(self, truth: Truth) -> None:
+        super().__init__(truth)
+        self.heartbeat = BEAT * 1.01 + self.round_trips
+
+    def audit(self) -> None:
+        now = self.engine.now()
+        for key, state in self.engine.states.items():
+            if state.grant is None or now >= state.grant.until:
+                self._free(key, state, now)
+            elif self.truth.is_asking(state.grant.claim.owner):
+                self._unaware(state.grant)
+            elif (key, state.grant.fence) in self.truth.handed:
+                self._silent(state, state.grant, now)
+
+    def _free(self, key: str, state: KeyState, now: float) -> None:
+        freed_at = state.grant.until if state.grant else 0.0
+        for place in state.queue:
+            if self.truth.is_asking(place.claim.owner) and now < place.until:
+                attempt = self.truth.by_owner[place.claim.owner]
+                since = max(self.engine.true_time(freed_at), attempt.started_at)
+                if self.undisturbed_for(since) > self.heartbeat:
+                    self.fail(f"{key} is free, and {attempt.name} waits for it in vain")
+
+    def _unaware(self, grant: Grant) -> None:
+        attempt = self.truth.by_owner[grant.claim.owner]
+        lost = grant.claim.owner in self.truth.rings_lost
+        # One whose request failed pauses before the next.
+        slow = lost or self.truth.disturbed_until >= attempt.started_at
+        if self.undisturbed_for(self.engine.true_time(grant.since)) > (
+            self.heartbeat if slow else self.round_trips
+        ):
+            self.fail(f"{attempt.name} does not know of {grant}")
+
+    def _silent(self, state: KeyState, grant: Grant, now: float) -> None:
+        if now > grant.since + HANDOFF + SLACK and any(
+            self.truth.is_asking(place.claim.owner) for place in state.queue
+        ):
+            self.fail(f"others wait for {grant}, which nobody confirmed")
+
+
+class FirstComeFirstServed(Property):
+    """The engine grants in the order in which claims were queued; only the absent are passed."""
+
+    name = "P5 fifo"
+
+    def __init__(self, truth: Truth) -> None:
+        super().__init__(truth)
+        self._order: dict[str, list[str]] = {}
+
+    def applied(self, change: Change) -> None:
+        if change.granted is not None:
+            self._not_passed(change, change.granted)
+        if change.before.queue is not change.after.queue:
+            self._keep_order(change)
+
+    def forgot(self) -> None:
+        self._order.clear()
+
+    def _keep_order(self, change: Change) -> None:
+        waiting = {place.claim.owner: None for place in change.after.queue}
+        if len(waiting) != len(change.after.queue):
+            self.fail(f"{change.request} queued its owner twice")
+        order = [owner for owner in self._order.get(change.key, ()) if owner in waiting]
+        place = _place_of(change.before, change.owner)
+        if place is not None and place.claim.owner in order and self._lost_its_place(change, place):
+            order.remove(place.claim.owner)
+        order += [owner for owner in waiting if owner not in order]
+        self._order[change.key] = order
+
+    def _lost_its_place(self, change: Change, place: Place) -> bool:
+        """Whether it had to queue again, because it had not been there when its turn came."""
+        return change.granted is not None and not self._was_present(change, place)
+
+    def _not_passed(self, change: Change, granted: Grant) -> None:
+        for owner in self._order.get(change.key, ()):
+            if owner == granted.claim.owner:
+                return
+            if owner == change.owner:
+                continue  # It left by itself.
+            place = _place_of(change.before, owner)
+            if place is not None and self._was_present(change, place):
+                self.fail(f"{granted} passed {place}, which came first")
+
+    def _was_present(self, change: Change, place: Place) -> bool:
+        process = place.claim.process
+        if change.now >= place.until or not self.truth.alive(process):
+            return False
+        return not _was_silent(change.before.grant, change.now, process)
+
+
+class Cancelled(Property):
+    """An attempt that ended leaves nothing in the engine, and nothing is renewed for it."""
+
+    name = "P6 cancelled"
+
+    def __init__(self, truth: Truth) -> None:
+        super().__init__(truth)
+        pause_of_a_debt = 0.51
+        self.bound = truth.swarm.op_timeout + pause_of_a_debt + self.round_trips
+
+    def sent(self, process: Process, request: Request) -> None:
+        if isinstance(request, Refresh):
+            for pulse in request.pulses:
+                attempt = self.truth.by_owner[pulse.owner]
+                if attempt.ended_at is not None:
+                    self.fail(f"{process.name} sent {pulse} for {attempt.name}, which has ended")
+
+    def applied(self, change: Change) -> None:
+        if change.owner not in self.truth.cleaned:
+            return
+        if _has(change.after, change.owner) and not _has(change.before, change.owner):
+            self.fail(f"{change.request} came back after its release had been answered")
+
+    def audit(self) -> None:
+        now = self.engine.now()
+        for state in self.engine.states.values():
+            for owner in _owners(state, now):
+                attempt = self.truth.by_owner[owner]
+                if self._should_be_clean(attempt):
+                    self.fail(f"{attempt.name} has ended, and left {owner} in {state}")
+
+    def _should_be_clean(self, attempt: Attempt) -> bool:
+        """Its process could clean up, and would not give up yet for want of an answer."""
+        if attempt.ended_at is None or attempt.process_dead or attempt.client.keeper.over:
+            return False
+        gives_up_after = attempt.plan.terms.ttl / 1.01
+        gave_up = self.world.now - attempt.ended_at >= gives_up_after
+        return not gave_up and self.undisturbed_for(attempt.ended_at) > self.bound
+
+
+class DeadlineFirst(Property):
+    """A holder's deadline comes before the engine's, in true time, and never moves back."""
+
+    name = "P7 deadline first"
+
+    def after_event(self) -> None:
+        for belief in self.truth.beliefs:
+            holding = belief.holding
+            state = self.engine.states.get(holding.key)
+            grant = state.grant if state else None
+            if holding.deadline == belief.deadline and grant is belief.grant:
+                continue
+            if holding.deadline < belief.deadline:
+                self.fail(f"the deadline of {belief} moved back")
+            if holding.deadline > belief.deadline:
+                self._extended(belief)
+            belief.deadline, belief.grant = holding.deadline, grant
+            if belief.epoch == self.truth.epoch and holding.held(belief.process.now()):
+                self._agrees(belief, grant)
+
+    def _agrees(self, belief: Belief, grant: Grant | None) -> None:
+        holding = belief.holding
+        if grant is None or (grant.claim.owner, grant.fence) != (holding.owner, holding.fence):
+            self.fail(f"{belief} still counts on its lease, and the engine has {grant}")
+            return
+        deadline = belief.process.true_time(holding.deadline)
+        if deadline > self.engine.true_time(grant.until):
+            self.fail(f"{belief} counts on its lease until {deadline}, after {grant}")
+
+    def _extended(self, belief: Belief) -> None:
+        if belief.process.now() >= belief.deadline:
+            self.truth.sometimes("renewed after its deadline, unseen")
+            self.truth.revived.add(belief.holding.owner)
+        if not belief.holding.terms.renew and not belief.attempt.plan.extends:
+            self.fail(f"{belief} was renewed without being asked for")
+
+    def applied(self, change: Change) -> None:
+        had, has = change.before.grant, change.after.grant
+        if had is None or has is None or had.fence != has.fence or had.claim != has.claim:
+            return
+        if change.now >= had.until:
+            self.fail(f"{change.request} brought {had} back as {has}")
+        if has.until < had.until:
+            self.fail(f"{change.request} shortened {had} to {has}")
+
+
+class ToldInTime(Property):
+    """A holder that can run is told that its lease is lost by its deadline, or when it asks.
+
+    The keeper tells; while it waits for the engine's answer to something else, ``check`` does.
+    """
+
+    name = "P8 told in time"
+
+    def audit(self) -> None:
+        for belief in self.truth.beliefs:
+            process = belief.process
+            if not process.running:
+                continue
+            late = process.now() - belief.holding.deadline
+            store = belief.attempt.client.keeper_store
+            busy = 0.0 if store.asking else self.world.now - max(store.asked_at, process.woke_at)
+            if late > SLACK and busy > SLACK:
+                self.fail(f"{belief} was not told that its lease ended {late:.3f} s ago")
+            refuted_at = belief.refuted_at
+            if refuted_at is not None and self.world.now - max(refuted_at, process.woke_at) > SLACK:
+                self.fail(f"{belief} was not told that the engine knows nothing of it")
+
+    def believed(self, belief: Belief) -> None:
+        self._within_max_hold(belief.holding, belief.process)
+
+    def checked(self, attempt: Attempt, holdings: Sequence[Holding]) -> None:
+        now = attempt.client.process.now()
+        for holding in holdings:
+            if now >= holding.deadline:
+                self.fail(f"{attempt.name} asked after its deadline, and was not told")
+            self._within_max_hold(holding, attempt.client.process)
+
+    def released(
+        self,
+        attempt: Attempt,
+        holdings: Sequence[Holding],
+        had_lost: Sequence[Holding],
+        loss: LeaseLost | None,
+    ) -> None:
+        for holding in holdings:
+            expected = holding.status is Status.LOST
+            if attempt.told.count(holding.owner) != expected:
+                self.fail(
+                    f"{attempt.name} was told {attempt.told}: {holding.status} {holding.owner}"
+                )
+
+    def _within_max_hold(self, holding: Holding, process: Process) -> None:
+        if holding.terms.max_hold is None:
+            return
+        if holding.deadline > process.now() + holding.terms.max_hold + 1e-6:
+            self.fail(f"fence {holding.fence} of {holding.key} is held beyond max_hold")
+
+
+class NoLeak(Property):
+    """When all clients have gone, nothing of them is left, in the engine or in a process."""
+
+    name = "P9 no leak"
+
+    def at_end(self) -> None:
+        now = self.engine.now()
+        for key, state in self.engine.states.items():
+            if owners := _owners(state, now):
+                self.fail(f"{owners} are left in {key}")
+        for client in self.truth.clients:
+            keeper = client.keeper
+            if client.process.dead or keeper.over:
+                continue
+            left = [keeper._kept, keeper._debts, keeper._by_key, client.switchboard._bells]
+            tasks = [task.name for task in client.process.tasks if not task.done]
+            if any(left) or set(tasks) - {"keeper"}:
+                self.fail(f"{left} {tasks} are left in {client.process.name}")
+
+
+class Live(Property):
+    """When faults have ended, every attempt ends; and no caller waits much longer than it said.
+
+    A holder that lives keeps its lease as long as it wants, if nothing fails.
+    """
+
+    name = "P10 live"
+
+    def at_end(self) -> None:
+        for attempt in self.truth.attempts.values():
+            # One whose claim is under way when its process closes has no keeper, and may miss its
+            # ring: it is not held to this promise.
+            if not attempt.over and not attempt.client.keeper.over:
+                self.fail(f"{attempt.name} never ends: it is {attempt.phase.value}")
+
+    def refused(self, attempt: Attempt, error: WeblockError, after: float) -> None:
+        wait = attempt.plan.wait
+        if wait is None or not isinstance(error, LockTimeout):
+            return
+        due = self.world.now - (after - wait) / attempt.client.process.rate
+        # A key that it has got by then is given back first, and its request may be under way.
+        if self.undisturbed_for(due) > 2 * self.round_trips:
+            self.fail(f"{attempt.name} waited {after:.3f} s instead of {wait:.3f}")
+
+    def lost(self, attempt: Attempt, loss: LeaseLost) -> None:
+        terms = attempt.plan.terms
+        if not terms.renew or terms.max_hold is not None or attempt.client.keeper.over:
+            return
+        if self.truth.disturbed_until < attempt.started_at:
+            self.fail(f"{attempt.name} was told {loss}, and nothing had failed")
+
+
+class Honest(Property):
+    """What an attempt is told is so: held, busy, unavailable, lost are four different things."""
+
+    name = "P11 honest"
+
+    def got(self, attempt: Attempt, holdings: Sequence[Holding]) -> None:
+        now = attempt.client.process.now()
+        if tuple(holding.key for holding in holdings) != attempt.plan.keys:
+            self.fail(f"{attempt.name} asked for {attempt.plan.keys} and got {holdings}")
+        for holding in holdings:
+            if not holding.held(now):
+                self.fail(f"{attempt.name} was given a lease that had ended")
+            if self.truth.by_owner[holding.owner] is not attempt:
+                self.fail(f"{attempt.name} was given what {holding.owner} has")
+
+    def refused(self, attempt: Attempt, error: WeblockError, after: float) -> None:
+        busy = any(owner in self.truth.busy for owner in attempt.owners)
+        wait = attempt.plan.wait
+        if isinstance(error, LockTimeout) and not busy and (wait is None or after < wait - 1e-6):
+            self.fail(f"{attempt.name} was told busy after {after:.3f} s of {wait}: {error}")
+        trouble = self.truth.disturbed_until >= attempt.started_at
+        closed = attempt.client.keeper.over
+        if isinstance(error, EngineUnavailable) and not trouble and not closed:
+            self.fail(f"{attempt.name} was told {error}, and the engine was there all the time")
+        if isinstance(error, LeaseLost) and len(attempt.plan.keys) == 1:
+            self.fail(f"{attempt.name} was told {error}, and never had it")
+        if isinstance(error, AlreadyHeld):
+            self.fail(f"{attempt.name} was told {error}, and does not nest")
+
+    def released(
+        self,
+        attempt: Attempt,
+        holdings: Sequence[Holding],
+        had_lost: Sequence[Holding],
+        loss: LeaseLost | None,
+    ) -> None:
+        # A renewal that was under way may come back after the deadline, before anybody looked.
+        if loss is None and any(holding.owner not in self.truth.revived for holding in had_lost):
+            self.fail(f"{attempt.name} released what it had lost, and was not told")
+        if loss is None and any(holding.owner in self.truth.denied for holding in holdings):
+            self.fail(f"{attempt.name} released what the engine did not know, and was not told")
+        if loss is not None and not any(holding.status is Status.LOST for holding in holdings):
+            self.fail(f"{attempt.name} was told {loss}, and lost nothing")
+
+
+def _place_of(state: KeyState, owner: str) -> Place | None:
+    return next((place for place in state.queue if place.claim.owner == owner), None)
+
+
+def _was_silent(grant: Grant | None, now: float, process: str) -> bool:
+    """Whether this process was handed the lease that has ended, and never confirmed it."""
+    if grant is None or grant.confirmed or grant.claim.process != process:
+        return False
+    return now >= grant.until
+
+
+def _has(state: KeyState, owner: str) -> bool:
+    granted = state.grant is not None and state.grant.claim.owner == owner
+    return granted or _place_of(state, owner) is not None
+
+
+def _owners(state: KeyState, now: float) -> list[str]:
+    """Who has something in this state that has not ended."""
+    owners = [place.claim.owner for place in state.queue if now < place.until]
+    if state.grant is not None and now < state.grant.until:
+        owners.append(state.grant.claim.owner)
+    return owners
+
+
+PROPERTIES: Final[tuple[type[Property], ...]] = (
+    Mutex,
+    Fences,
+    NoForeignEffect,
+    WakeUp,
+    FirstComeFirstServed,
+    Cancelled,
+    DeadlineFirst,
+    ToldInTime,
+    Live,
+    NoLeak,
+    Honest,
+)

@@ -1,0 +1,68 @@
+"""The simulated runtime: the ports through which the core waits and tells the time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from weblock._core.ports import Bell, Message
+
+from .process import Process, Signal
+
+
+class SimulatedRuntime:
+    """Time passes on the process's clock, and waiting is for the scheduler."""
+
+    def __init__(self, process: Process, on_new_owner: Callable[[str], None]) -> None:
+        self._process = process
+        self._on_new_owner = on_new_owner
+        self._owners = 0
+        self.now = process.now
+        self.jitter = process.world.random.random
+
+    def new_owner(self) -> str:
+        self._owners += 1
+        owner = f"{self._process.name}#{self._owners}"
+        self._on_new_owner(owner)
+        return owner
+
+    def control(self) -> object:
+        return self._process.current
+
+    def is_part_of(self, flow: object) -> bool:
+        return flow is self._process.current
+
+    def bell(self) -> Bell:
+        return SimulatedBell(self._process)
+
+    async def sleep(self, seconds: float) -> None:
+        signal = Signal()
+        self._process.after(seconds, signal.fire)
+        await signal
+
+
+class SimulatedBell:
+    """A queue with one listener."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._messages: deque[Message] = deque()
+        self._listener = Signal()
+
+    def ring(self, message: Message) -> None:
+        self._messages.append(message)
+        self._listener.fire()
+
+    async def heard(self, timeout: float | None) -> Message | None:
+        until = None if timeout is None else self._process.now() + timeout
+        waited = False  # Even a look takes time, so that one who looks all the time is seen to.
+        while not self._messages:
+            self._listener = signal = Signal()
+            if until is not None:
+                left = until - self._process.now()
+                if waited and left <= 0:
+                    return None
+                self._process.after(left, signal.fire)
+            await signal
+            waited = True
+        return self._messages.popleft()

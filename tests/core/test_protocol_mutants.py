@@ -1,0 +1,73 @@
+"""Whether the simulator would notice: the protocol with one mistake at a time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+from .simulation.campaign import on_all_processors, run_seed
+from .simulation.mutants import MUTANTS
+from .simulation.properties import PROPERTIES
+
+LIMIT = 4_000
+"""Schedules that a mutant may survive."""
+
+
+class Death(NamedTuple):
+    """What killed a mutant, and how many schedules it took; of a survivor, nothing did."""
+
+    mutant: int
+    schedules: int
+    property: str
+    story: str
+
+
+def hunt(mutant: int) -> Death:
+    """Runs schedules with a mutant until one of them violates a property."""
+    with MUTANTS[mutant].alive():
+        for seed in range(LIMIT):
+            _, failure = run_seed(seed)
+            if failure is not None:
+                return Death(mutant, seed + 1, failure.property, failure.story)
+    return Death(mutant, LIMIT, "", "")
+
+
+@pytest.mark.timeout(900)
+def test_no_mutant_survives(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each mistake violates a property that it should violate, within a few thousand schedules."""
+    deaths = sorted(on_all_processors(hunt, range(len(MUTANTS))))
+    with capsys.disabled():
+        sys.stdout.write("\n" + "\n".join(_told(deaths)) + "\n")
+    survivors = [MUTANTS[death.mutant].name for death in deaths if not death.property]
+    assert not survivors, f"survived {LIMIT} schedules"
+    for death in deaths:
+        killers = MUTANTS[death.mutant].killers
+        assert death.property.split()[0] in killers, f"{MUTANTS[death.mutant].name}: {death.story}"
+
+
+def test_mutants_are_named_apart() -> None:
+    """There are enough of them, no two alike, and each names properties that there are."""
+    known = {each.name.split()[0] for each in PROPERTIES}
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 14
+    assert len({(mutant.where, mutant.old, mutant.new) for mutant in MUTANTS}) == len(MUTANTS)
+    for mutant in MUTANTS:
+        assert mutant.killers
+        assert set(mutant.killers) <= known
+
+
+def test_a_mutant_is_gone_afterwards() -> None:
+    """The core is itself again after a mutant."""
+    for mutant in MUTANTS:
+        original = vars(mutant.owner)[mutant.where]
+        with mutant.alive():
+            assert vars(mutant.owner)[mutant.where] is not original
+        assert vars(mutant.owner)[mutant.where] is original
+
+
+def _told(deaths: list[Death]) -> Iterator[str]:
+    for death in deaths:
+        killer = f"{death.property} after {death.schedules}" if death.property else "SURVIVED"
+        yield f"  {MUTANTS[death.mutant].name:52s} {killer}"
