@@ -87,7 +87,7 @@ def problem_of(error: BaseException | None) -> Problem | None:
                 HTTPStatus.SERVICE_UNAVAILABLE,
                 "engine_unavailable",
                 "The lock service is unavailable",
-                "Nothing was done. Try again later.",
+                "It is not known whether the resource is free. Try again later.",
                 {"Retry-After": str(ENGINE_RETRY_AFTER)},
             )
         case LeaseLost():
