@@ -30,7 +30,7 @@ class Inbox:
         self._ahead: deque[Message] = deque()
         self._room = LIMIT
         self._pending: asyncio.Task[None] | None = None
-        self._direct = False
+        self._direct: asyncio.Future[None] | None = None
         self._gone = False
         self._may_know = asyncio.Event()
         self._may_know.set()
@@ -58,12 +58,12 @@ class Inbox:
         self._may_know.set()
 
     async def until_gone(self) -> None:
-        """Returns when the client has gone; never, if it sends more than ``LIMIT`` before.
-
-        Nor where the application itself is reading at this moment: it will be told.
-        """
-        while not self._gone and not self._direct and self._room > 0:
-            await self._until_more()
+        """Returns when the client has gone; never, if it sends more than ``LIMIT`` before."""
+        while not self._gone and self._room > 0:
+            if self._direct:
+                await asyncio.wait({self._direct})
+            else:
+                await self._until_more()
         if not self._gone:
             await asyncio.get_running_loop().create_future()
 
@@ -73,12 +73,14 @@ class Inbox:
             self._pending.cancel()
 
     async def _directly(self) -> Message:
-        self._direct = True
+        """Reads as the application would without us; who watches meanwhile waits for that."""
+        self._direct = read = asyncio.get_running_loop().create_future()
         try:
             message = await self._receive()
+            self._note(message)
         finally:
-            self._direct = False
-        self._room -= _size(message)
+            self._direct = None
+            read.set_result(None)
         return message
 
     async def _until_more(self) -> None:
@@ -94,6 +96,9 @@ class Inbox:
         finally:
             self._pending = None
         self._ahead.append(message)
+        self._note(message)
+
+    def _note(self, message: Message) -> None:
         self._room -= _size(message)
         self._gone = message["type"] in ("http.disconnect", "websocket.disconnect")
 

@@ -53,13 +53,18 @@ class RequestLayer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request, or passes on what is none."""
-        if scope["type"] in ("http", "websocket"):
+        if scope["type"] in ("http", "websocket") and not self._is_inside_another(scope):
             exchange = _Exchange(self._locks, self._hold_back, scope, receive, send)
             await exchange.run(self._app)
         elif scope["type"] == "lifespan" and self._reopen:
             await self._live(self._reopen, scope, receive, send)
         else:
             await self._app(scope, receive, send)
+
+    def _is_inside_another(self, scope: Scope) -> bool:
+        """Whether a layer on the same locks, farther out, has this request already."""
+        outer = scope.get(SCOPE_KEY)
+        return isinstance(outer, RequestLocks) and outer.locks is self._locks and not outer.over
 
     async def _live(
         self, reopen: Callable[[], AsyncLocks], scope: Scope, receive: Receive, send: Send
@@ -76,16 +81,17 @@ class RequestLayer:
 class _Exchange:
     """One request and its response."""
 
-    __slots__ = ("_inbox", "_outbox", "_receive", "_request", "_scope")
+    __slots__ = ("_inbox", "_outbox", "_receive", "_request", "_scope", "_streams")
 
     def __init__(
         self, locks: AsyncLocks, hold_back: float, scope: Scope, receive: Receive, send: Send
     ) -> None:
         self._scope = scope
         self._receive = receive
+        self._streams = False
         self._inbox = Inbox(receive)
         self._outbox = Outbox(
-            send, work_goes_on=self._work_goes_on, on_stream=self._inbox.tell_disconnect
+            send, work_goes_on=self._work_goes_on, on_stream=self._begin_to_stream
         )
         self._request = RequestLocks(locks, scope, self._inbox, self._outbox, hold_back)
 
@@ -95,12 +101,20 @@ class _Exchange:
         try:
             await self._to_its_end(work)
             await self._answer(work.exception(), work)
+        except asyncio.CancelledError:
+            self._outbox.abort()
+            raise
         finally:
             self._inbox.close()
             await self._outbox.close()
 
     def _work_goes_on(self) -> bool:
         return self._request.background()
+
+    def _begin_to_stream(self) -> None:
+        """A stream, which may be endless, ends when nobody wants it any more."""
+        self._streams = True
+        self._inbox.tell_disconnect()
 
     async def _work(self, app: App) -> LeaseLost | None:
         """Runs the application, and releases when it has ended in whatever way."""
@@ -109,16 +123,15 @@ class _Exchange:
         try:
             await app(self._scope, self._inbox.receive, self._outbox.send)
         finally:
-            if self._request.any_held:
-                loss = await self._request.release()
+            loss = await self._request.release()
             self._inbox.tell_disconnect()
         return loss
 
     async def _to_its_end(self, work: asyncio.Task[LeaseLost | None]) -> None:
         """Waits for the application.
 
-        Work inside a lock is not cancelled, whoever wants it to be. That somebody did is said when
-        it has ended.
+        Work inside a lock is not cancelled, whoever wants it to be, but it waits for no other lock.
+        That somebody cancelled it is said when it has ended.
         """
         cancelled = False
         while not work.done():
@@ -126,7 +139,9 @@ class _Exchange:
                 await asyncio.wait({work})
             except asyncio.CancelledError:
                 cancelled = True
-                if not self._request.any_held:
+                if self._request.any_held and not self._streams:
+                    self._request.stop_waiting()
+                else:
                     work.cancel()
         if cancelled:
             if not work.cancelled() and (error := work.exception()):

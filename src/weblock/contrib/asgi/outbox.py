@@ -93,6 +93,12 @@ class Outbox:
         if self._letting_go:
             await asyncio.wait({self._letting_go})
 
+    def abort(self) -> None:
+        """Sends nothing more: the server does not want it."""
+        self.discard()
+        if self._letting_go:
+            self._letting_go.cancel()
+
     async def _keep(self, message: Message) -> None:
         self._held.append(message)
         self._size += len(message.get("body", b""))

@@ -40,7 +40,10 @@ class RequestLocks:
         "_leases",
         "_one_at_a_time",
         "_outbox",
+        "_over",
         "_scope",
+        "_unwanted",
+        "_waiting",
         "_whole",
         "background",
         "locks",
@@ -58,6 +61,9 @@ class RequestLocks:
         self._by_key: dict[str, AsyncLease] = {}
         self._one_at_a_time = asyncio.Lock()
         self._whole: object = None
+        self._waiting: asyncio.Timeout | None = None
+        self._unwanted = False
+        self._over = False
         self.background: Callable[[], bool] = lambda: False
 
     def begin(self) -> None:
@@ -68,6 +74,17 @@ class RequestLocks:
     def any_held(self) -> bool:
         """Whether something is to be released."""
         return bool(self._leases)
+
+    @property
+    def over(self) -> bool:
+        """Whether the request has ended."""
+        return self._over
+
+    def stop_waiting(self) -> None:
+        """Has the request wait for no lock, neither for the present one nor for another."""
+        self._unwanted = True
+        if self._waiting:
+            self._waiting.reschedule(0)
 
     def hold_back(self) -> None:
         """Has the response wait until the work is done, if none of it has been sent yet."""
@@ -80,13 +97,15 @@ class RequestLocks:
         Waits as ``AsyncLocks.acquire`` does, and raises what it raises; gives up when the client
         has gone. Two requests that acquire the same keys one by one, in different orders, wait for
         one another until one of them times out: acquire keys that belong together in one call.
+        Raises ``ConfigurationError`` when the request has ended, for nobody would release.
         """
         wanted = in_order(keys)
         self.hold_back()
         async with self._one_at_a_time:
+            self._refuse_if_over()
             missing = [key for key in wanted if key not in self._by_key]
             if missing:
-                self._keep(await self._wait_for(missing, options))
+                await self._keep(await self._wait_for(missing, options))
         leases = [self._by_key[key] for key in wanted]
         lease = leases[0] if wanted == leases[0].keys else AsyncLease.joined(leases, wanted)
         lease.check()
@@ -94,6 +113,7 @@ class RequestLocks:
 
     async def release(self) -> LeaseLost | None:
         """Gives back everything. Returns the loss, if a lease was lost before."""
+        self._over = True
         loss: LeaseLost | None = None
         for lease in reversed(self._leases):
             try:
@@ -105,7 +125,17 @@ class RequestLocks:
         self._leases.clear()
         return loss
 
-    def _keep(self, lease: AsyncLease) -> None:
+    def _refuse_if_over(self) -> None:
+        if self._over:
+            raise ConfigurationError(
+                "this request has ended: a task that outlives it holds its locks by itself, with"
+                " AsyncLocks.hold"
+            )
+
+    async def _keep(self, lease: AsyncLease) -> None:
+        if self._over:
+            await lease.release()
+            self._refuse_if_over()
         self._leases.append(lease)
         self._by_key.update((key, lease) for key in lease.keys)
         self._inbox.withhold_disconnect()
@@ -120,7 +150,7 @@ class RequestLocks:
 
     async def _while_client_is_there(self, keys: list[str], options: HoldOptions) -> AsyncLease:
         watch: asyncio.Task[None] | None = None
-        waiting = asyncio.timeout(None)
+        waiting = asyncio.timeout(LOOK_AFTER if self._unwanted else None)
 
         def look() -> None:
             nonlocal watch
@@ -130,18 +160,20 @@ class RequestLocks:
         def stop_waiting(ended: asyncio.Task[None]) -> None:
             if not ended.cancelled():
                 ended.exception()  # A server that cannot receive has no client any more.
-                waiting.reschedule(0)
+                if self._waiting is waiting:
+                    waiting.reschedule(0)
 
         timer = asyncio.get_running_loop().call_later(LOOK_AFTER, look)
         try:
             async with waiting:
+                self._waiting = waiting
                 try:
                     with acting_for(self._whole):
                         return await self.locks.acquire(*keys, **options)
                 finally:
+                    self._waiting = None
                     timer.cancel()
                     if watch:
-                        watch.remove_done_callback(stop_waiting)
                         watch.cancel()
         except TimeoutError:
             if waiting.expired():

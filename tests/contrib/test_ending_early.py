@@ -1,0 +1,266 @@
+"""Requests that end before their time: given up, cancelled, or outlived by a part of themselves."""
+
+import asyncio
+
+import pytest
+from fastapi import Depends, FastAPI
+
+from weblock import ConfigurationError
+from weblock.contrib.asgi import RequestLayer, request_locks
+from weblock.contrib.asgi.request import LOOK_AFTER, ClientGone
+from weblock.contrib.fastapi import install, lock
+
+from .waiting import eventually
+from .wire import Exchange
+
+START = {"type": "http.response.start", "status": 200, "headers": []}
+BODY = {"type": "http.response.body", "body": b"done"}
+
+
+@pytest.fixture
+async def complaints():
+    """What the event loop complains of, which must be nothing."""
+    complaints = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _loop, context: complaints.append(context))
+    yield complaints
+    loop.set_exception_handler(None)
+
+
+async def turns(count):
+    """Lets the event loop turn so many times."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+class TestPartsThatOutliveTheRequest:
+    async def test_a_lease_that_comes_after_the_end_is_given_back(self, locks):
+        """A part of a request that got its lease after the request had ended keeps nobody out."""
+        parts = []
+
+        async def app(scope, receive, send):
+            parts.append(asyncio.ensure_future(request_locks(scope).acquire("x")))
+            await asyncio.sleep(0)
+            await send(START)
+            await send(BODY)
+
+        holder = await locks.acquire("x")
+        exchange = Exchange()
+        await exchange.served_by(RequestLayer(app, locks))
+        assert exchange.complete
+        await holder.release()
+        with pytest.raises(ConfigurationError, match="ended"):
+            await parts[0]
+        await (await locks.acquire("x", wait=5)).release()
+
+    async def test_a_request_that_has_ended_acquires_nothing(self, locks):
+        """Whoever still has its scope is told, instead of holding a key that nobody releases."""
+        scopes = []
+
+        async def app(scope, receive, send):
+            scopes.append(scope)
+
+        await Exchange().served_by(RequestLayer(app, locks))
+        with pytest.raises(ConfigurationError, match="ended"):
+            await request_locks(scopes[0]).acquire("x")
+        await (await locks.acquire("x", wait=0)).release()
+
+    async def test_a_part_that_went_on_after_another_failed_leaves_nothing(self, locks):
+        """Where one of two parts fails to acquire and ends the request, the other's key is free."""
+
+        async def app(scope, receive, send):
+            mine = request_locks(scope)
+            await asyncio.gather(mine.acquire("x", wait=0), mine.acquire("y"))
+
+        exchange = Exchange()
+        async with locks.hold("x"):
+            await exchange.served_by(RequestLayer(app, locks))
+        assert exchange.status == 409
+        await (await locks.acquire("y", wait=5)).release()
+
+
+class TestClientsThatLeave:
+    @pytest.mark.parametrize("turn", range(10))
+    async def test_leaving_as_the_lock_is_granted(self, locks, monkeypatch, complaints, turn):
+        """A client that leaves in the moment of the grant is served or not, and nothing is said."""
+        grant = asyncio.Event()
+        acquire = locks.acquire
+
+        async def granted(*keys, **options):
+            await grant.wait()
+            return await acquire(*keys, **options)
+
+        async def app(scope, receive, send):
+            await request_locks(scope).acquire("x")
+
+        monkeypatch.setattr(locks, "acquire", granted)
+        exchange = Exchange()
+        served = exchange.served_by(RequestLayer(app, locks))
+        await eventually(exchange.incoming.empty)
+        await turns(5)
+        exchange.leaves()
+        await turns(turn)
+        grant.set()
+        await served
+        await turns(5)
+        assert complaints == []
+        await (await acquire("x", wait=5)).release()
+
+    async def test_leaving_while_the_application_itself_reads(self, locks):
+        """An application that reads beside its waiting shares what it hears with the waiting."""
+
+        async def app(scope, receive, send):
+            reading = asyncio.ensure_future(receive())
+            await asyncio.sleep(0)
+            try:
+                await request_locks(scope).acquire("x", wait=None)
+            finally:
+                await reading
+
+        exchange = Exchange(body=None)
+        async with locks.hold("x"):
+            served = exchange.served_by(RequestLayer(app, locks))
+            await asyncio.sleep(2 * LOOK_AFTER)
+            exchange.leaves()
+            async with asyncio.timeout(30):
+                await served
+
+    async def test_leaving_after_the_application_has_read(self, locks):
+        """It is watched again when the application has what it was reading."""
+
+        async def app(scope, receive, send):
+            reading = asyncio.ensure_future(receive())
+            await asyncio.sleep(0)
+            await request_locks(scope).acquire("x", wait=None)
+            await reading
+
+        exchange = Exchange(body=None)
+        async with locks.hold("x"):
+            served = exchange.served_by(RequestLayer(app, locks))
+            await asyncio.sleep(2 * LOOK_AFTER)
+            exchange.says({"type": "http.request", "body": b"all"})
+            await turns(5)
+            exchange.leaves()
+            async with asyncio.timeout(30):
+                await served
+
+
+class TestServersThatCancel:
+    async def test_waiting_for_a_second_lock_is_given_up(self, locks):
+        """A request that holds one lock and waits for another stops waiting, and frees the first."""
+        waits = asyncio.Event()
+        gave_up = []
+
+        async def app(scope, receive, send):
+            await request_locks(scope).acquire("x")
+            waits.set()
+            try:
+                await request_locks(scope).acquire("y", wait=None)
+            except ClientGone:
+                gave_up.append(True)
+                raise
+
+        async with locks.hold("y"):
+            served = Exchange().served_by(RequestLayer(app, locks))
+            await waits.wait()
+            await turns(5)
+            served.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                async with asyncio.timeout(30):
+                    await served
+            assert gave_up
+            await (await locks.acquire("x", wait=0)).release()
+
+    async def test_a_handler_that_has_begun_acquires_no_more(self, locks):
+        """After the server has cancelled, a handler runs on but waits for no further lock."""
+        began, go_on, errors = asyncio.Event(), asyncio.Event(), []
+
+        async def app(scope, receive, send):
+            await request_locks(scope).acquire("x")
+            began.set()
+            await go_on.wait()
+            try:
+                await request_locks(scope).acquire("y", wait=None)
+            except ClientGone as error:
+                errors.append(error)
+
+        async with locks.hold("y"):
+            served = Exchange().served_by(RequestLayer(app, locks))
+            await began.wait()
+            served.cancel()
+            await turns(5)
+            assert not served.done()
+            go_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                async with asyncio.timeout(30):
+                    await served
+        assert errors
+
+    async def test_a_stream_is_ended(self, locks):
+        """A response that is being streamed ends when the server cancels it, inside the lock."""
+        closed = []
+
+        async def app(scope, receive, send):
+            lease = await request_locks(scope).acquire("x")
+            await send(
+                {**START, "headers": [(b"content-type", b"text/event-stream; charset=utf-8")]}
+            )
+            try:
+                while True:
+                    await send({"type": "http.response.body", "body": b"\n", "more_body": True})
+                    await asyncio.sleep(0.001)
+            finally:
+                await asyncio.sleep(0)
+                closed.append(lease.held)
+
+        exchange = Exchange()
+        served = exchange.served_by(RequestLayer(app, locks))
+        await eventually(lambda: len(exchange.sent) > 3)
+        served.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            async with asyncio.timeout(30):
+                await served
+        assert closed == [True]
+        await (await locks.acquire("x", wait=0)).release()
+
+    async def test_a_client_that_does_not_read_keeps_nobody(self, locks):
+        """When the lock is released and the client is slow, the server's cancellation is obeyed."""
+
+        async def app(scope, receive, send):
+            await request_locks(scope).acquire("x")
+            await send(START)
+            await send(BODY)
+
+        exchange = Exchange()
+        exchange.reading.clear()
+        served = exchange.served_by(RequestLayer(app, locks))
+        await eventually(lambda: exchange.begun)
+        await (await locks.acquire("x", wait=5)).release()
+        served.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            async with asyncio.timeout(30):
+                await served
+        assert not exchange.complete
+
+
+class TestLayersInLayers:
+    async def test_a_layer_inside_a_layer_on_the_same_locks_is_one(self, locks):
+        """What the outer layer holds is not waited for in an application inside the application."""
+        inner = FastAPI()
+        install(inner, locks)
+
+        @inner.post("/items", dependencies=[Depends(lock("x", wait=60))])
+        async def create() -> str:
+            assert await locks.try_acquire("x") is None
+            return "created"
+
+        async def outer(scope, receive, send):
+            lease = await request_locks(scope).acquire("x")
+            await inner(scope, receive, send)
+            assert lease.held
+
+        exchange = Exchange()
+        async with asyncio.timeout(30):
+            await exchange.served_by(RequestLayer(outer, locks))
+        assert exchange.body == b'"created"'
+        await (await locks.acquire("x", wait=0)).release()
