@@ -228,9 +228,11 @@ class TestInstalling:
 
 
 class TestWhoIsToldWhat:
-    async def test_busy_is_a_409_that_says_when_to_try_again(self, app, locks):
+    async def test_busy_is_a_409_that_says_when_to_try_again(self, locks):
         """A lock not got in time: problem details, ``Retry-After``, CORS as for every answer."""
+        app = FastAPI()
         app.add_middleware(CORSMiddleware, allow_origins=["*"])
+        install(app, locks)
 
         @app.post("/items", dependencies=[Depends(lock("secret-key", wait=0.05))])
         async def create() -> None:
@@ -331,8 +333,12 @@ class TestWhoIsToldWhat:
         async with client_of(app) as client:
             assert (await client.post("/items")).json() == {"lost": "x"}
 
-    async def test_users_handlers_go_first(self, app, locks):
-        """``@app.exception_handler(LockTimeout)`` replaces the problem."""
+    @pytest.mark.parametrize("installed", ["first", "last"])
+    async def test_users_handlers_go_first(self, locks, installed):
+        """``@app.exception_handler(LockTimeout)`` replaces the problem, whenever it is declared."""
+        app = FastAPI()
+        if installed == "first":
+            install(app, locks)
 
         @app.exception_handler(LockTimeout)
         async def in_own_words(request: Request, error: LockTimeout) -> JSONResponse:
@@ -342,6 +348,8 @@ class TestWhoIsToldWhat:
         async def create() -> None:
             pytest.fail("the handler ran")
 
+        if installed == "last":
+            install(app, locks)
         async with locks.hold("x"), client_of(app) as client:
             assert (await client.post("/items")).status_code == 423
 
