@@ -42,6 +42,13 @@ _LATELY: Final = 0.1
 """Seconds for which nobody need wait in vain for what somebody else has just waited for in vain."""
 
 
+_START: Final = struct.Struct("<4sQ")
+"""The part of a header that tells which slot is the newest."""
+
+_to_json: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+_from_json: Final = json.JSONDecoder().decode
+
+
 class _Slot(NamedTuple):
     offset: int
     size: int
@@ -96,6 +103,7 @@ class RecordFile:
         self._size = 0
         self._slots: tuple[_Slot, ...] = ()
         self._known = _EMPTY
+        self._last = (b"", KeyState())
         self._closed = False
         self.waiting = 0
         self._given_up_at = 0.0
@@ -134,7 +142,7 @@ class RecordFile:
         for key, transition in changes:
             name = key.encode()
             row = rows.get(name)
-            before = _decoded(row) if row else KeyState(fence)
+            before = self._decoded(row) if row else KeyState(fence)
             step = transition(before, moment)
             if step.state is not before:
                 rows = dict(rows) if rows is record.rows else rows
@@ -142,11 +150,17 @@ class RecordFile:
                 if step.state.blank:
                     rows.pop(name, None)
                 else:
-                    rows[name] = _encoded(step.state)
+                    rows[name] = row = _encoded(step.state)
+                    self._last = row, step.state
             steps.append(step)
         if rows is not record.rows:
             self._write(record, fence, rows, moment.now)
         return steps
+
+    def _decoded(self, row: bytes) -> KeyState:
+        """A state; that which was written last comes back without being read."""
+        last, state = self._last
+        return state if row is last else _decoded(row)
 
     def given_up(self, now: float) -> float:
         """How long somebody in this process has waited in vain for it just now."""
@@ -203,20 +217,27 @@ class RecordFile:
     def _read(self) -> _Record:
         if not self._slots:
             self._reserve(0, 2 * _FIRST_SLOT)
-        found = [(self._header_in(slot), slot) for slot in self._slots]
-        found.sort(key=_sequence, reverse=True)
-        highest = found[0][0].sequence
-        if self._known.slot == found[0][1] and self._known.sequence == highest:
-            return self._known
-        for header, slot in found:
-            if record := self._read_slot(header, slot, highest):
+        starts = [
+            _START.unpack(os.pread(self._fd, _START.size, slot.offset)) for slot in self._slots
+        ]
+        sequences = [sequence if magic == _MAGIC else 0 for magic, sequence in starts]
+        highest = max(sequences)
+        known = self._known
+        if known.sequence == highest and known.slot == self._slots[sequences.index(highest)]:
+            return known
+        return self._read_anew(sequences)
+
+    def _read_anew(self, sequences: Sequence[int]) -> _Record:
+        headers: list[_Header] = []
+        newest_first = sorted(zip(sequences, self._slots, strict=True), reverse=True)
+        for _, slot in newest_first:
+            header = _Header(*_HEADER.unpack(os.pread(self._fd, _HEADER.size, slot.offset)))
+            if record := self._read_slot(header, slot, max(sequences)):
                 self._known = record
                 return record
-        self._refuse_to_start_anew([header for header, _ in found])
-        return _EMPTY._replace(sequence=highest)
-
-    def _header_in(self, slot: _Slot) -> _Header:
-        return _Header(*_HEADER.unpack(os.pread(self._fd, _HEADER.size, slot.offset)))
+            headers.append(header)
+        self._refuse_to_start_anew(headers)
+        return _EMPTY._replace(sequence=max(sequences))
 
     def _read_slot(self, header: _Header, slot: _Slot, highest: int) -> _Record | None:
         """The record in a slot, or ``None`` if its writer was killed while it wrote."""
@@ -308,10 +329,6 @@ def _slots_in(file_size: int) -> Iterator[_Slot]:
         size *= 2
 
 
-def _sequence(found: tuple[_Header, _Slot]) -> int:
-    return found[0].sequence if found[0].magic == _MAGIC else 0
-
-
 def _payload(fence: int, rows: dict[bytes, bytes]) -> bytes:
     return b"\n".join([str(fence).encode(), *(b"\t".join(row) for row in rows.items())])
 
@@ -325,11 +342,11 @@ def _ended(state: KeyState, now: float) -> bool:
 
 
 def _encoded(state: KeyState) -> bytes:
-    return json.dumps(state, separators=(",", ":")).encode()
+    return _to_json(state).encode()
 
 
 def _decoded(row: bytes) -> KeyState:
-    fence, grant, queue, voided = json.loads(row)
+    fence, grant, queue, voided = _from_json(row.decode())
     return KeyState(
         fence,
         grant and Grant(Claim(*grant[0]), *grant[1:]),
