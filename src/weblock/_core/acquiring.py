@@ -17,7 +17,7 @@ from ..keys import unqualified
 from .holding import Anchor, Holding, Status, Terms
 from .keeping import Debt, Keeper
 from .ports import Ask, Grasp, Pulse, Reply, Runtime, Store, Switchboard
-from .table import Answer, Busy, Claim, Gone, Held, Released, Waiting
+from .table import PLACE, Answer, Busy, Claim, Gone, Held, Released, Waiting
 
 BEAT: Final = 1.0
 """Seconds between a waiter's heartbeats, at most."""
@@ -88,6 +88,7 @@ class Locker:
         (reply,) = await self.store.refresh([pulse])
         if isinstance(reply, EngineUnavailable):
             raise reply
+        holding.check(self.runtime.now())
         if isinstance(reply.answer, Held) and reply.answer.fence == holding.fence:
             holding.extended(Anchor(reply.now, sent).deadline(reply.answer.until))
         elif holding.status is Status.HELD:
@@ -127,7 +128,7 @@ class Locker:
 
     def owe(self, key: str, owner: str, ttl: float, void: float) -> None:
         now = self.runtime.now()
-        self.keeper.owe(Debt(key, owner, void, now=now, until=now + ttl))
+        self.keeper.owe(Debt(key, owner, void, now=now, until=now + max(ttl, PLACE)))
 
     async def _release_all(self, holdings: Sequence[Holding]) -> list[Holding]:
         """Releases the last first, and returns those that had been lost."""

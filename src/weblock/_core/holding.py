@@ -207,6 +207,8 @@ class Holding:
             self.at_risk = True
             left = min(self.terms.ttl, self.deadline - now)  # Little, where it was handed over.
             self.due = min(self.deadline, now + max(RETRY, left / 10))
+        elif now >= self.deadline:  # Whoever looked meanwhile took it for lost, and so it is.
+            self.lose(self._why_it_ends())
         elif isinstance(reply.answer, Held) and reply.answer.fence == self.fence:
             self.extended(Anchor(reply.now, sent).deadline(reply.answer.until))
         else:

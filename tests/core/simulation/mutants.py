@@ -228,7 +228,7 @@ MUTANTS: Final = (
         "release",
         "state, woken = settle(state, moment)",
         "woken = None",
-        ("P4", "P5"),
+        ("P4", "P5", "P7"),
     ),
     Mutant(
         "absent waiters are not skipped",

@@ -246,14 +246,13 @@ class FirstComeFirstServed(Property):
             self.fail(f"{change.request} queued its owner twice")
         order = [owner for owner in self._order.get(change.key, ()) if owner in waiting]
         place = _place_of(change.before, change.owner)
-        if place is not None and place.claim.owner in order and self._lost_its_place(change, place):
-            order.remove(place.claim.owner)
+        if place is not None and not self._was_present(change, place):
+            # One that comes back too late keeps its place if nobody has passed it, or queues again.
+            order = [owner for owner in order if owner != change.owner]
+            if change.owner in waiting:
+                order.insert(list(waiting).index(change.owner), change.owner)
         order += [owner for owner in waiting if owner not in order]
         self._order[change.key] = order
-
-    def _lost_its_place(self, change: Change, place: Place) -> bool:
-        """Whether it had to queue again, because it had not been there when its turn came."""
-        return change.granted is not None and not self._was_present(change, place)
 
     def _not_passed(self, change: Change, granted: Grant) -> None:
         for owner in self._order.get(change.key, ()):
@@ -307,6 +306,8 @@ class Cancelled(Property):
         """Its process could clean up, and would not give up yet for want of an answer."""
         if attempt.ended_at is None or attempt.process_dead or attempt.client.keeper.over:
             return False
+        if attempt.started_at <= self.truth.forgot_at:
+            return False  # The mark that would refuse its late request may be forgotten too.
         gives_up_after = attempt.plan.terms.ttl / 1.01
         gave_up = self.world.now - attempt.ended_at >= gives_up_after
         return not gave_up and self.undisturbed_for(attempt.ended_at) > self.bound

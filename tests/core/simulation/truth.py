@@ -61,6 +61,7 @@ class Truth:
         self.swarm = swarm
         self.engine = engine
         self.epoch = 0
+        self.forgot_at = -1.0
         self.counts: Counter[str] = Counter()
         self.clients: list[Client] = []
         self.attempts: dict[str, Attempt] = {}
@@ -151,7 +152,8 @@ class Truth:
     def end_fault(self, what: str) -> None:
         self.open_faults -= 1
         self.world.note("END OF FAULT", what)
-        self.disturb(f"end: {what}", 0.0)
+        # A request that met the fault may be waited for a little longer.
+        self.disturb(f"end: {what}", self.swarm.op_timeout)
 
     def died(self, client: Client) -> None:
         """A process was killed: its beliefs die with it, its leases stay in the engine."""
@@ -189,6 +191,7 @@ class Truth:
 
     def forgot(self) -> None:
         self.epoch += 1
+        self.forgot_at = self.world.now
         self.cleaned.clear()  # The marks that refuse late requests are gone too.
         if self.beliefs:
             self.sometimes("engine forgot leases")
