@@ -1,18 +1,24 @@
-"""The clients: requests that all come at once, each on a connection of its own."""
+"""The clients: requests that come at once, each on a connection of its own."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import httpx
 
+SPREAD: Final = 0.06
+"""Seconds over which the connections are opened, less than one request's work: a worker that is
+woken accepts all that have come, so if they came as one, one worker would have them all."""
+
 
 class Answer(NamedTuple):
-    """What a client was told."""
+    """What a client was told; its status is 0 if the connection broke."""
 
     status: int
     text: str
+    code: str = ""
+    """What a program reads from a problem: ``lock_timeout``, say."""
 
 
 def client(url: str) -> httpx.AsyncClient:
@@ -21,16 +27,26 @@ def client(url: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url, timeout=60, limits=limits, trust_env=False)
 
 
-async def create_item(client: httpx.AsyncClient, **params: float) -> Answer:
-    """Asks for one item. Raises ``httpx.HTTPError`` if the connection breaks."""
-    response = await client.post("/items", params=params)
-    content = response.json()
+async def create_item(clients: httpx.AsyncClient, **params: float) -> Answer:
+    """Asks for one item."""
+    try:
+        response = await clients.post("/items", params=params)
+    except httpx.HTTPError as error:
+        return Answer(0, f"no answer: {type(error).__name__}")
     if response.status_code == 201:
-        return Answer(201, f"item {content['item']}")
-    return Answer(response.status_code, content["detail"])
+        return Answer(201, f"item {response.json()['item']}")
+    if "json" not in response.headers.get("content-type", ""):
+        return Answer(response.status_code, response.text)
+    problem = response.json()
+    return Answer(response.status_code, str(problem["detail"]), problem.get("code", ""))
 
 
-async def create_items(url: str, requests: int) -> list[Answer]:
-    """Asks for many items at the same moment."""
-    async with client(url) as clients:
-        return await asyncio.gather(*(create_item(clients) for _ in range(requests)))
+async def create_items(
+    clients: httpx.AsyncClient, requests: int, **params: float
+) -> list[asyncio.Task[Answer]]:
+    """Asks for many items: all at work at the same time, and none waited for here."""
+    asked = []
+    for _ in range(requests):
+        asked.append(asyncio.create_task(create_item(clients, **params)))
+        await asyncio.sleep(SPREAD / requests)
+    return asked

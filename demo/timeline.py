@@ -2,52 +2,115 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from rich.text import Text
 
 from demo.trace import Section, most_at_once
 
+TOGETHER = "together"
 
-def draw(sections: list[Section], width: int) -> Text:
-    """Each cell shows how many sections the worker was in at once: a block for one, else a number.
 
-    The last row counts over all workers: more than one at once is the race.
+class Death(NamedTuple):
+    """The end of a worker, by the clock of its sections."""
+
+    worker: int
+    at: float
+
+    def cut(self, section: Section) -> Section:
+        """The section, ended by the death of the worker that never left it."""
+        if section.worker == self.worker and section.leave is None:
+            return section._replace(leave=self.at)
+        return section
+
+
+class Marks(NamedTuple):
+    """The characters that the picture is made of."""
+
+    nobody: str
+    one: str
+    death: str
+
+
+UNICODE = Marks("·", "█", "✗")
+ASCII = Marks(".", "#", "x")
+
+
+def draw(
+    sections: Sequence[Section],
+    workers: Sequence[int],
+    width: int,
+    *,
+    death: Death | None = None,
+    marks: Marks = UNICODE,
+) -> Text:
+    """Each cell shows how many sections the worker was in: a block for one, else a number.
+
+    The last row counts those of all workers together: more than one is the race.
     """
-    ended = [each for each in sections if each.leave is not None]
-    if not ended:
+    if not sections:
         return Text("no critical section was entered")
-    start = min(each.enter for each in ended)
-    end = max(each.leave or start for each in ended)
-    cells = max(10, width - 16)
-    rows = {
-        f"worker {number}": [each for each in ended if each.worker == worker]
-        for number, worker in enumerate(sorted({each.worker for each in ended}), 1)
-    }
+    if death:
+        sections = [death.cut(section) for section in sections]
+    start = min(each.enter for each in sections)
+    end = max(each.leave or each.enter for each in sections)
+    labels = {worker: f"worker {worker}" for worker in workers}
+    margin = max(map(len, [*labels.values(), TOGETHER])) + 2
+    axis = _Axis(start, end, cells=max(20, width - margin - 2))
+
     picture = Text()
-    for name, passes in [*rows.items(), ("at once", ended)]:
-        picture.append(f"{name:>10} ", style="bold" if name == "at once" else "dim")
-        for count in _counts(passes, start, end, cells):
-            picture.append(*_cell(count, total=name == "at once"))
-        picture.append("\n")
-    scale = f"{end - start:.2f} s"
-    picture.append(f"{'':>11}0 s{scale:>{cells - 3}}", style="dim")
+    for worker, label in labels.items():
+        row = _row(axis, [each for each in sections if each.worker == worker], marks)
+        if death and death.worker == worker:
+            row[axis.cell(death.at)] = (marks.death, "bold red")
+        picture.append(f"{label:>{margin}} ", "dim").append_tokens(row).append("\n")
+    picture.append(f"{TOGETHER:>{margin}} ", "bold")
+    picture.append_tokens(_row(axis, sections, marks)).append("\n")
+    picture.append(f"{'':{margin}} 0 s{f'{end - start:.2f} s':>{axis.cells - 3}}", "dim")
     return picture
 
 
-def _counts(sections: list[Section], start: float, end: float, cells: int) -> list[int]:
-    """For each cell, how many sections it saw at once."""
-    step = (end - start) / cells or 1.0
-    edges = [start + cell * step for cell in range(cells)]
-    return [
-        most_at_once(
-            [each for each in sections if each.enter < edge + step and (each.leave or end) > edge]
-        )
-        for edge in edges
-    ]
+def legend(marks: Marks) -> Text:
+    """What the characters mean, which fits into 80 columns."""
+    return Text.assemble(
+        (marks.one, "green"), " one request is inside   ",
+        ("2", "red"), " to ", ("9", "red"), ", ", ("+", "red"), " so many, or more   ",
+        (marks.nobody, "dim"), " none",
+    )  # fmt: skip
 
 
-def _cell(count: int, *, total: bool) -> tuple[str, str]:
+class _Axis(NamedTuple):
+    """The time from left to right; the last cell begins when the last section ends."""
+
+    start: float
+    end: float
+    cells: int
+
+    @property
+    def step(self) -> float:
+        return (self.end - self.start) / (self.cells - 1) or 1.0
+
+    def cell(self, at: float) -> int:
+        return min(self.cells - 1, max(0, int((at - self.start) / self.step)))
+
+    def counts(self, sections: Sequence[Section]) -> list[int]:
+        """For each cell, how many sections it saw at once, at most."""
+        seen: list[list[Section]] = [[] for _ in range(self.cells)]
+        for each in sections:
+            last = self.cell(self.end if each.leave is None else each.leave)
+            for cell in seen[self.cell(each.enter) : last + 1]:
+                cell.append(each)
+        return [most_at_once(cell) for cell in seen]
+
+
+def _row(axis: _Axis, sections: Sequence[Section], marks: Marks) -> list[tuple[str, str]]:
+    return [_cell(count, marks) for count in axis.counts(sections)]
+
+
+def _cell(count: int, marks: Marks) -> tuple[str, str]:
     if count == 0:
-        return "·", "dim"
+        return marks.nobody, "dim"
     if count == 1:
-        return "█", "green"
-    return (str(count) if count < 10 else "+"), ("bold red" if total else "red")
+        return marks.one, "green"
+    return (str(count) if count < 10 else "+"), "bold red"

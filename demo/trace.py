@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 TRACE = "DEMO_TRACE"
-"""The environment variable that names the file which all workers append to."""
+"""The environment variable that names the file which all workers append to, if they are to."""
 
 
 class Section(NamedTuple):
@@ -36,7 +36,9 @@ def section() -> Iterator[None]:
 def read(path: Path) -> list[Section]:
     """All sections so far, in the order in which they were entered."""
     sections: dict[str, Section] = {}
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for line in path.read_text().splitlines(keepends=True):
+        if not line.endswith("\n"):
+            continue  # It is being written at this moment.
         name, event, worker, at = json.loads(line)
         if event == "enter":
             sections[name] = Section(worker, at, None)
@@ -45,7 +47,7 @@ def read(path: Path) -> list[Section]:
     return sorted(sections.values(), key=lambda each: each.enter)
 
 
-def most_at_once(sections: list[Section]) -> int:
+def most_at_once(sections: Sequence[Section]) -> int:
     """How many sections overlapped, at most."""
     steps = [(each.enter, 1) for each in sections]
     steps += [(each.leave, -1) for each in sections if each.leave is not None]
@@ -57,6 +59,7 @@ def most_at_once(sections: list[Section]) -> int:
 
 
 def _append(name: str, event: str) -> None:
-    line = json.dumps([name, event, os.getpid(), time.monotonic()]) + "\n"
-    with Path(os.environ[TRACE]).open("a") as trace:
-        trace.write(line)
+    if path := os.environ.get(TRACE):
+        line = json.dumps([name, event, os.getpid(), time.monotonic()]) + "\n"
+        with Path(path).open("a") as trace:
+            trace.write(line)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,77 +17,156 @@ import pytest
 TOP = Path(__file__).parents[2]
 
 
-def start(*arguments: str, scratch: Path) -> subprocess.Popen[str]:
-    """The demo, with its scratch files below ``scratch``."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "demo", *arguments],
-        cwd=TOP,
-        env={**os.environ, "TMPDIR": str(scratch), "COLUMNS": "100"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+class Demo:
+    """The demo in a process, with its scratch files below ``scratch``."""
+
+    def __init__(self, scratch: Path, *arguments: str, **environment: str) -> None:
+        self.scratch = scratch
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "demo", *arguments],
+            cwd=TOP,
+            env={**os.environ, "TMPDIR": str(scratch), "COLUMNS": "80", **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Waits for something that the demo is about to do."""
+        give_up_at = time.monotonic() + 60
+        while not condition():
+            assert self.process.poll() is None, "it ended"
+            assert time.monotonic() < give_up_at
+            time.sleep(0.005)
+
+    def end(self) -> tuple[str, str]:
+        """What it has said, when it has ended."""
+        return self.process.communicate(timeout=100)
+
+    @property
+    def traces(self) -> list[str]:
+        """What the workers have noted; one text for each application that runs."""
+        found = []
+        for trace in self.scratch.glob("*/trace.jsonl"):
+            try:
+                found.append(trace.read_text())
+            except FileNotFoundError:
+                continue
+        return found
 
 
 @pytest.fixture
-def scratch():
+def scratch() -> Iterator[Path]:
     """A short path: Unix sockets are made below it."""
     with tempfile.TemporaryDirectory(prefix="wl-") as directory:
         yield Path(directory)
 
 
-def workers_below(directory: Path) -> list[int]:
-    """The processes whose environment names a database below ``directory``."""
+@pytest.fixture
+def demo(scratch: Path) -> Iterator[Callable[..., Demo]]:
+    """Starts the demo, which ends with the test."""
+    started: list[Demo] = []
+
+    def start(*arguments: str, **environment: str) -> Demo:
+        started.append(Demo(scratch, *arguments, **environment))
+        return started[-1]
+
+    yield start
+    for each in started:
+        if each.process.poll() is None:
+            each.process.terminate()
+            each.end()
+
+
+def servers_below(scratch: Path) -> list[int]:
+    """The processes that were started with their scratch files there."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if f"DEMO_DATABASE={directory}".encode() in (process / "environ").read_bytes():
+            if f"DEMO_DATABASE={scratch}".encode() in (process / "environ").read_bytes():
                 found.append(int(process.name))
         except OSError:
             continue
     return found
 
 
-def wait_until(condition, seconds: float = 30) -> None:
-    """Waits for a condition, and fails if it does not come true."""
-    give_up_at = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.01)
+def at_work(demo: Demo) -> bool:
+    """Whether a worker is in its critical section."""
+    return any('"enter"' in trace for trace in demo.traces)
 
 
-def test_it_shows_the_race_and_its_end(scratch):
+def servers_starting(demo: Demo) -> bool:
+    """Whether some workers have begun to start."""
+    return bool(list(demo.scratch.glob("*/items.sqlite3")))
+
+
+def test_it_shows_the_race_and_its_end(demo: Callable[..., Demo], scratch: Path) -> None:
     """The demo sees the race without the lock, none with it, and a killed holder's lock freed."""
-    demo = start("--no-color", scratch=scratch)
-    output, errors = demo.communicate(timeout=100)
-    assert demo.returncode == 0, output + errors
+    running = demo("--no-color")
+    output, errors = running.end()
+
+    assert running.process.returncode == 0, output + errors
     assert errors == ""
-    assert "BOUND BROKEN" in output
-    assert "3 of 3: bound kept" in output
-    assert "kill -9" in output
+    assert "bound of 3 BROKEN" in output
+    assert "3: bound of 3 kept" in output
+    assert len(re.findall(r"422 limit reached: 3 items", output)) >= 9
+    assert re.search(r"\d\.\d\d s after its death, worker \d+ was at work", output)
     assert "The lock held." in output
+    assert max(map(len, output.splitlines())) <= 80
     assert "\x1b" not in output
     assert list(scratch.iterdir()) == []
 
 
-def test_it_is_clean_when_interrupted(scratch):
-    """Ctrl-C while its servers run leaves no process and no file, and says so in one line."""
-    demo = start(scratch=scratch)
-    wait_until(lambda: workers_below(scratch))
-    demo.send_signal(signal.SIGINT)
-    output, errors = demo.communicate(timeout=60)
-    assert demo.returncode == 130
-    assert "Interrupted" in output
-    assert errors == ""
-    assert workers_below(scratch) == []
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="it looks for them in /proc")
+@pytest.mark.parametrize("moment", [servers_starting, at_work])
+def test_it_is_clean_when_interrupted(
+    moment: Callable[[Demo], bool], demo: Callable[..., Demo], scratch: Path
+) -> None:
+    """Ctrl-C, even if it is repeated, leaves no process and no file, and one line says so."""
+    running = demo()
+    running.until(lambda: moment(running))
+    while running.process.poll() is None:
+        running.process.send_signal(signal.SIGINT)
+        time.sleep(0.01)
+    _, errors = running.end()
+
+    assert running.process.returncode == 130
+    assert errors == "Interrupted: the servers are stopped, nothing is left behind.\n"
+    assert servers_below(scratch) == []
     assert list(scratch.iterdir()) == []
 
 
-@pytest.mark.parametrize("arguments", [("--workers", "1"), ("--requests", "many"), ("--fast",)])
-def test_bad_arguments_are_named(arguments, scratch):
+@pytest.mark.parametrize(
+    "arguments",
+    [("--workers", "1"), ("--requests", "many"), ("--requests", "9" * 5000), ("--fast",)],
+    ids=lambda arguments: arguments[-1][:8],
+)
+def test_bad_arguments_are_named(
+    arguments: tuple[str, ...], demo: Callable[..., Demo], scratch: Path
+) -> None:
     """An argument that cannot work is named in the error, and nothing is started."""
-    demo = start(*arguments, scratch=scratch)
-    output, errors = demo.communicate(timeout=60)
-    assert demo.returncode == 2
+    running = demo(*arguments)
+    output, errors = running.end()
+
+    assert running.process.returncode == 2
     assert output == ""
-    assert arguments[-1] in errors
+    assert arguments[0] in errors
+    assert "Traceback" not in errors
+    assert list(scratch.iterdir()) == []
+
+
+def test_an_application_that_does_not_start_is_no_riddle(
+    demo: Callable[..., Demo], scratch: Path
+) -> None:
+    """If uvicorn cannot run the application, the demo says what uvicorn said, and exits with 1."""
+    broken = scratch / "broken" / "fastapi.py"
+    broken.parent.mkdir()
+    broken.write_text("raise ImportError('no such luck')\n")
+    running = demo(PYTHONPATH=str(broken.parent))
+    _, errors = running.end()
+
+    assert running.process.returncode == 1
+    assert "the application" in errors
+    assert "no such luck" in errors
+    assert "scripts/demo: " in errors
+    assert list(scratch.iterdir()) == [broken.parent]

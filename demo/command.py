@@ -1,0 +1,96 @@
+"""The arguments, the terminal, and what an interrupt does."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Final
+
+from rich.console import Console
+
+from demo.server import ServerError
+from demo.story import tell
+
+INTERRUPTED: Final = 130
+
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+DESCRIPTION: Final = """\
+A web application that may make at most 3 items breaks that bound in several worker processes, and
+keeps it with one line of weblock. Then a worker is killed while it holds the lock."""
+
+EXIT_STATUS: Final = """\
+Exit status: 0 if the race was seen, the lock held, and a waiting request took over from the killed
+worker; 1 if not; 2 for bad arguments; 130 if interrupted."""
+
+
+def run() -> int:
+    """Tells the story. Returns the exit status."""
+    options = _arguments()
+    plain = options.no_color or bool(os.environ.get("NO_COLOR"))
+    console = Console(force_terminal=False if plain else None, highlight=False)
+    story = tell(console, requests=options.requests, workers=options.workers)
+    try:
+        return asyncio.run(_until_interrupted(story))
+    except ServerError as error:
+        print(f"scripts/demo: {error}", file=sys.stderr)
+        return 1
+
+
+async def _until_interrupted(story: Coroutine[None, None, int]) -> int:
+    """Ends the story at its next ``await`` when a signal says so; tidying up is not disturbed."""
+    loop = asyncio.get_running_loop()
+    telling = asyncio.ensure_future(story)
+    interrupted = False
+
+    def interrupt() -> None:
+        nonlocal interrupted
+        interrupted = True
+        ignore()
+        telling.cancel()
+
+    def ignore() -> None:
+        for each in SIGNALS:
+            loop.remove_signal_handler(each)
+            signal.signal(each, signal.SIG_IGN)
+
+    for each in SIGNALS:
+        loop.add_signal_handler(each, interrupt)
+    try:
+        return await telling
+    except asyncio.CancelledError:
+        if not interrupted:
+            raise
+        print("Interrupted: the servers are stopped, nothing is left behind.", file=sys.stderr)
+        return INTERRUPTED
+    finally:
+        ignore()
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scripts/demo", description=DESCRIPTION, epilog=EXIT_STATUS
+    )
+    parser.add_argument(
+        "--requests", type=_number(4, 500), default=12, metavar="N", help="sent at once (12)"
+    )
+    parser.add_argument(
+        "--workers", type=_number(2, 16), default=4, metavar="N", help="worker processes (4)"
+    )
+    parser.add_argument(
+        "--no-color", action="store_true", help="plain text; so does NO_COLOR, and a pipe"
+    )
+    return parser.parse_args()
+
+
+def _number(least: int, most: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not (text.isascii() and text.isdecimal()) or not least <= int(text[:9]) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least} to {most}")
+        return int(text)
+
+    return number

@@ -1,0 +1,128 @@
+"""What the demo says: the outcomes side by side, the time lines, and whether it showed its point."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from demo.load import Answer
+from demo.outcome import BOUND, Run, Takeover
+from demo.timeline import ASCII, UNICODE, Marks, draw, legend
+
+LONGEST_LIST: Final = 20
+"""With more requests than this, equal answers are counted instead of listed."""
+
+
+def introduce(console: Console, requests: int, workers: int) -> None:
+    """Says what is about to be shown."""
+    console.print(
+        f"An application may make at most [bold]{BOUND} items[/]. Its handler counts them, does"
+        f" some work (0.15 s), and adds one if there were fewer than {BOUND}. It runs under"
+        f" uvicorn in [bold]{workers} worker processes[/] that share one SQLite file;"
+        f" [bold]{requests} requests[/] come at once.\n"
+    )
+
+
+def compare(console: Console, without: Run, locked: Run) -> None:
+    """Both outcomes side by side, and the time line of each."""
+    table = Table("", "without the lock", "with the lock", header_style="bold")
+    if len(without.answers) <= LONGEST_LIST:
+        for number, pair in enumerate(zip(without.answers, locked.answers, strict=True), 1):
+            table.add_row(f"request {number}", *map(_answer, pair))
+    else:
+        table.add_row("answers", _counted(without.answers), _counted(locked.answers))
+    table.add_section()
+    table.add_row("items made", *map(_items, (without, locked)), style="bold")
+    table.add_row("most inside at once", str(without.at_once), str(locked.at_once))
+    table.add_row("workers that took part", str(without.took_part), str(locked.took_part))
+    console.print(table)
+
+    marks = _marks(console)
+    console.print("\n[bold]Who was inside the handler when[/], by worker process:")
+    console.print(_indented(legend(marks)))
+    console.print("\n[bold]Without the lock[/]: they count before others have added.")
+    console.print(draw(without.sections, without.workers, console.width, marks=marks))
+    console.print("\n[bold]With the lock[/]: one after another, whichever worker they are at.")
+    console.print(draw(locked.sections, locked.workers, console.width, marks=marks))
+
+
+def show_takeover(console: Console, takeover: Takeover) -> None:
+    """How it went on after a death."""
+    marks = _marks(console)
+    console.print(
+        f"\n[bold]A worker dies while it holds the lock[/]: kill -9 {takeover.death.worker},"
+        f" at the {marks.death}, while others wait."
+    )
+    console.print(
+        draw(
+            takeover.sections,
+            takeover.workers,
+            console.width,
+            death=takeover.death,
+            marks=marks,
+        )
+    )
+    console.print(_indented(_told(takeover)))
+
+
+def verdict(console: Console, without: Run, locked: Run, takeover: Takeover) -> int:
+    """Says whether the demo showed what it is to show. Returns the exit status."""
+    claims = {
+        "without the lock no race was seen: try --requests 50": without.raced,
+        "the lock did not hold": locked.held,
+        "one worker got all requests: try --requests 50": locked.across,
+        "no request took over from the killed worker at once": takeover.succeeded,
+    }
+    failures = [failure for failure, shown in claims.items() if not shown]
+    console.print()
+    for failure in failures:
+        console.print(f"[bold red]Not shown:[/] {failure}.")
+    if not failures:
+        console.print(
+            "[bold green]The lock held.[/] It is one line of demo/app.py,"
+            ' [cyan]Depends(lock("create_item"))[/], and nothing else differs.'
+        )
+    return 1 if failures else 0
+
+
+def _marks(console: Console) -> Marks:
+    return UNICODE if console.encoding.startswith("utf") else ASCII
+
+
+def _indented(text: Text | str) -> Padding:
+    return Padding(text, (0, 0, 0, 2), expand=False)
+
+
+def _told(takeover: Takeover) -> str:
+    if not takeover.next or not takeover.first:
+        return "No request went on."
+    return (
+        f"{takeover.after:.2f} s after its death, worker {takeover.next.worker} was at work on the"
+        f" next request: {_text(takeover.first)}. uvicorn has started worker"
+        f" {takeover.replacement} in place of the dead one."
+    )
+
+
+def _text(answer: Answer) -> str:
+    return f"{answer.status or '---'} {answer.code or answer.text}"
+
+
+def _answer(answer: Answer) -> Text:
+    return Text(_text(answer), "green" if answer.status == 201 else "dim")
+
+
+def _counted(answers: list[Answer]) -> Text:
+    kinds = Counter("201 item made" if each.status == 201 else _text(each) for each in answers)
+    return Text("\n".join(f"{count:>3} x {kind}" for kind, count in sorted(kinds.items())))
+
+
+def _items(run: Run) -> Text:
+    kept = run.items <= BOUND
+    return Text(
+        f"{run.items}: bound of {BOUND} {'kept' if kept else 'BROKEN'}", "green" if kept else "red"
+    )
