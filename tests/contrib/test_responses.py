@@ -1,0 +1,202 @@
+"""Every kind of response that an endpoint can give, and when the lock behind it is released."""
+
+import asyncio
+import threading
+
+import pytest
+from fastapi import BackgroundTasks, Depends, FastAPI, HTTPException
+from fastapi.responses import FileResponse, JSONResponse, RedirectResponse, StreamingResponse
+from starlette.background import BackgroundTask
+
+from weblock.contrib.asgi import RequestLayer
+from weblock.contrib.fastapi import install, lock
+
+from .waiting import eventually
+from .wire import Exchange
+
+NEVER = 60.0
+
+
+def locked(locks, *, hold_back=NEVER):
+    """An application every endpoint of which holds "x"."""
+    app = FastAPI(dependencies=[Depends(lock("x"))])
+    install(app, locks, hold_back=hold_back)
+    return app
+
+
+class Task:
+    """Work behind a response, which ends when it is told to."""
+
+    def __init__(self):
+        self.go_on = threading.Event()
+        self.ended = False
+
+    def sync(self):
+        assert self.go_on.wait(30)
+        self.ended = True
+
+    async def asynchronous(self):
+        await eventually(self.go_on.is_set)
+        self.ended = True
+
+
+@pytest.mark.parametrize("kind", ["sync", "asynchronous"])
+@pytest.mark.parametrize("way", ["declared", "own", "stream", "file"])
+async def test_background_work_is_not_waited_for(locks, tmp_path, kind, way):
+    """The response goes out first; the work behind it is done inside the lock, then it is free."""
+    app = locked(locks, hold_back=NEVER if way == "declared" else 0.05)
+    task = Task()
+    work = getattr(task, kind)
+    (tmp_path / "file").write_bytes(b'"answer"')
+
+    @app.post("/items")
+    async def create(tasks: BackgroundTasks):
+        match way:
+            case "declared":
+                tasks.add_task(work)
+                return "answer"
+            case "own":
+                return JSONResponse("answer", background=BackgroundTask(work))
+            case "stream":
+                return StreamingResponse(iter(['"answer"']), background=BackgroundTask(work))
+            case _:
+                return FileResponse(tmp_path / "file", background=BackgroundTask(work))
+
+    exchange = Exchange()
+    served = exchange.served_by(app)
+    await eventually(lambda: exchange.complete)
+    assert exchange.body == b'"answer"'
+    assert not task.ended
+    assert await locks.try_acquire("x") is None
+    task.go_on.set()
+    await served
+    assert task.ended
+    assert await locks.try_acquire("x")
+
+
+async def test_a_background_task_that_fails_leaves_the_key_free(locks):
+    """What was answered before stays; the error is the server's to log; the key is released."""
+    app = locked(locks)
+
+    def fail():
+        raise ZeroDivisionError
+
+    @app.post("/items")
+    async def create(tasks: BackgroundTasks):
+        tasks.add_task(fail)
+
+    exchange = Exchange()
+    with pytest.raises(ZeroDivisionError):
+        await exchange.served_by(app)
+    assert exchange.status == 200
+    assert await locks.try_acquire("x")
+
+
+@pytest.mark.parametrize(
+    ("make", "status"),
+    [
+        (FileResponse, 200),
+        (lambda path: StreamingResponse(iter([b"con", b"tent"])), 200),
+        (lambda path: RedirectResponse("/elsewhere"), 307),
+        (lambda path: JSONResponse({}, 418), 418),
+    ],
+    ids=["file", "stream", "redirect", "teapot"],
+)
+async def test_a_response_is_sent_whole_after_the_release(locks, shop, tmp_path, make, status):
+    """Whatever it is made of, a short response comes after the release, unchanged."""
+    app = locked(locks)
+    (tmp_path / "file").write_bytes(b"content")
+
+    @app.post("/items")
+    def create():
+        return make(tmp_path / "file")
+
+    exchange = Exchange(events=shop.events)
+    await exchange.served_by(app)
+    assert exchange.status == status
+    assert shop.events == ["release", "last byte"]
+    length = exchange.headers.get("content-length")
+    assert length is None or int(length) == len(exchange.body)
+
+
+async def test_a_stream_that_fails_is_a_500_while_none_of_it_was_sent(locks):
+    """A short stream that breaks off is not sent as if it were whole."""
+    app = locked(locks)
+
+    def parts():
+        yield b"begin"
+        raise ZeroDivisionError
+
+    @app.post("/items")
+    def create():
+        return StreamingResponse(parts())
+
+    exchange = Exchange()
+    with pytest.raises(ZeroDivisionError):
+        await exchange.served_by(app)
+    assert exchange.status == 500
+    assert b"begin" not in exchange.body
+    assert await locks.try_acquire("x")
+
+
+async def test_an_error_response_is_held_back_too(locks, shop):
+    """An answer that is an error comes after the release, and carries its own words."""
+    app = locked(locks)
+
+    @app.post("/items")
+    def create():
+        raise HTTPException(422, "there are enough")
+
+    exchange = Exchange(events=shop.events)
+    await exchange.served_by(app)
+    assert exchange.status == 422
+    assert b"there are enough" in exchange.body
+    assert shop.events == ["release", "last byte"]
+
+
+async def test_a_request_without_a_lock_is_passed_on_message_by_message(locks):
+    """Each message is sent before the application goes on, and is the very object that it made."""
+    messages = [
+        {"type": "http.response.start", "status": 200, "headers": []},
+        {"type": "http.response.body", "body": b"a", "more_body": True},
+        {"type": "http.response.body", "body": b"b" * 2**21, "more_body": True},
+        {"type": "http.response.body", "body": b""},
+    ]
+    asked = {"type": "http.request", "body": b"question"}
+    heard = []
+
+    async def app(scope, receive, send):
+        assert scope["path"] == "/items"
+        heard.append(await receive())
+        for count, message in enumerate(messages):
+            await send(message)
+            assert len(exchange.sent) == count + 1
+
+    exchange = Exchange(body=None)
+    exchange.says(asked)
+    await exchange.served_by(RequestLayer(app, locks))
+    assert heard[0] is asked
+    assert all(sent is made for sent, made in zip(exchange.sent, messages, strict=True))
+
+
+async def test_nothing_is_left_running(locks):
+    """After requests of every kind, no task of theirs is left in the event loop."""
+    app = locked(locks)
+
+    @app.post("/items")
+    async def create():
+        return "created"
+
+    before = asyncio.all_tasks()
+    holder = await locks.acquire("x")
+    waiting = [Exchange() for _ in range(3)]
+    served = [exchange.served_by(app) for exchange in waiting]
+    await eventually(lambda: all(exchange.incoming.empty() for exchange in waiting))
+    await asyncio.sleep(0.1)
+    waiting[0].leaves()
+    served[1].cancel()
+    await eventually(lambda: served[0].done() and served[1].done())
+    await holder.release()
+    await served[2]
+    await Exchange().served_by(app)
+    await eventually(lambda: asyncio.all_tasks() <= before)
