@@ -136,7 +136,7 @@ class _Exchange:
         cancelled = False
         while not work.done():
             try:
-                await asyncio.wait({work})
+                await _end_of(work)
             except asyncio.CancelledError:
                 cancelled = True
                 if self._request.any_held and not self._streams:
@@ -184,6 +184,18 @@ class _Exchange:
         assert problem is not None
         self._outbox.discard()
         await problem(self._scope, self._receive, self._outbox.send)
+
+
+async def _end_of(work: asyncio.Task[LeaseLost | None]) -> None:
+    """As ``asyncio.wait`` does, but at a fraction of its price: it is paid by every request."""
+    ended = asyncio.get_running_loop().create_future()
+
+    def tell(_work: object) -> None:
+        if not ended.done():  # It is done where the waiting was cancelled.
+            ended.set_result(None)
+
+    work.add_done_callback(tell)
+    await ended
 
 
 def _known(error: BaseException) -> BaseException | None:
