@@ -75,7 +75,7 @@ def legend(marks: Marks) -> Text:
     """What the characters mean, which fits into 80 columns."""
     return Text.assemble(
         (marks.one, "green"), " one request is inside   ",
-        ("2", "red"), " to ", ("9", "red"), ", ", ("+", "red"), " so many, or more   ",
+        ("2", "red"), " to ", ("9", "red"), " that many at once, ", ("+", "red"), " more   ",
         (marks.nobody, "dim"), " none",
     )  # fmt: skip
 
