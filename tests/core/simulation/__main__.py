@@ -1,4 +1,4 @@
-"""Runs many schedules, or replays one: ``python -m tests.core.simulation --help``."""
+"""Runs many schedules, or replays one: ``scripts/simulate --help``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .campaign import Tally, run_campaign, run_seed, told
 
 def main() -> int:
     """Does what the command line says; 1 if a property was violated."""
-    parser = argparse.ArgumentParser(prog="python -m tests.core.simulation", description=__doc__)
+    parser = argparse.ArgumentParser(prog="scripts/simulate", description=__doc__)
     parser.add_argument("--seeds", type=int, default=20_000, metavar="N", help="how many schedules")
     parser.add_argument("--start", type=int, default=0, metavar="S", help="the first seed")
     parser.add_argument("--replay", type=int, metavar="SEED", help="one schedule, told in full")

@@ -72,8 +72,7 @@ def run_seed(seed: int) -> tuple[Schedule, Failure | None]:
     except Violation as violation:
         story = (
             f"{violation}\n{told(schedule, SHOWN)}\n"
-            f"{schedule.swarm}\nseed {seed}; replay it with:"
-            f" python -m tests.core.simulation --replay {seed}"
+            f"{schedule.swarm}\nseed {seed}; replay it with: scripts/simulate --replay {seed}"
         )
         return schedule, Failure(seed, violation.name, story)
     return schedule, None

@@ -114,6 +114,14 @@ MUTANTS: Final = (
         ("P7", "P1"),
     ),
     Mutant(
+        "a late answer brings back a lease whose deadline has passed",
+        Holding,
+        "heard",
+        "elif now >= self.deadline:",
+        "elif False:",
+        ("P7", "P11"),
+    ),
+    Mutant(
         "max_hold is ignored",
         Holding,
         "_within_max_hold",

@@ -344,8 +344,7 @@ class DeadlineFirst(Property):
 
     def _extended(self, belief: Belief) -> None:
         if belief.process.now() >= belief.deadline:
-            self.truth.sometimes("renewed after its deadline, unseen")
-            self.truth.revived.add(belief.holding.owner)
+            self.fail(f"{belief} was renewed after its deadline had passed")
         if not belief.holding.terms.renew and not belief.attempt.plan.extends:
             self.fail(f"{belief} was renewed without being asked for")
 
@@ -500,8 +499,7 @@ class Honest(Property):
         had_lost: Sequence[Holding],
         loss: LeaseLost | None,
     ) -> None:
-        # A renewal that was under way may come back after the deadline, before anybody looked.
-        if loss is None and any(holding.owner not in self.truth.revived for holding in had_lost):
+        if loss is None and had_lost:
             self.fail(f"{attempt.name} released what it had lost, and was not told")
         if loss is None and any(holding.owner in self.truth.denied for holding in holdings):
             self.fail(f"{attempt.name} released what the engine did not know, and was not told")

@@ -71,7 +71,6 @@ class Truth:
         self.handed: set[tuple[str, int]] = set()
         self.served: set[str] = set()
         self.cleaned: set[str] = set()
-        self.revived: set[str] = set()
         self.denied: set[str] = set()
         self._releases: Counter[str] = Counter()
         self.busy: set[str] = set()
