@@ -193,9 +193,10 @@ class TestTheInbox:
 
     async def test_a_withheld_disconnect_is_told_in_the_end(self):
         """The application hears that its client has gone when its lock is released."""
-        exchange = Exchange(body=None)
+        exchange = Exchange(body=b"all")
         inbox = Inbox(exchange.receive)
         inbox.withhold_disconnect()
+        await inbox.receive()
         exchange.leaves()
         reader = asyncio.ensure_future(inbox.receive())
         await eventually(exchange.incoming.empty)

@@ -264,3 +264,28 @@ class TestLayersInLayers:
             await exchange.served_by(RequestLayer(outer, locks))
         assert exchange.body == b'"created"'
         await (await locks.acquire("x", wait=0)).release()
+
+
+class TestUploadsThatBreakOff:
+    @pytest.mark.parametrize("turn", ["before the lock", "after the lock"])
+    async def test_a_handler_that_reads_is_told(self, locks, turn):
+        """Who waits inside the lock for the rest of a body hears that it will not come."""
+        heard = []
+
+        async def app(scope, receive, send):
+            if turn == "before the lock":
+                heard.append(await receive())
+            await request_locks(scope).acquire("x")
+            while not heard or heard[-1]["type"] != "http.disconnect":
+                heard.append(await receive())
+
+        exchange = Exchange(body=None)
+        exchange.says({"type": "http.request", "body": b"begin", "more_body": True})
+        served = exchange.served_by(RequestLayer(app, locks))
+        await eventually(exchange.incoming.empty)
+        await turns(5)
+        exchange.leaves()
+        async with asyncio.timeout(30):
+            await served
+        assert [message.get("body") for message in heard] == [b"begin", None]
+        await (await locks.acquire("x", wait=0)).release()

@@ -22,6 +22,7 @@ from typing import Annotated, Any
 import uvicorn
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, Response, StreamingResponse
+from starlette.requests import ClientDisconnect
 
 from tests.contrib.naive import naive_lock
 from weblock.contrib.fastapi import install, lock
@@ -137,7 +138,10 @@ def quick() -> str:
 @app.post("/upload/{key}", dependencies=[Depends(lock("{key}", wait=None))])
 async def upload(request: Request) -> str:
     """The digest of what was uploaded."""
-    return hashlib.sha256(await request.body()).hexdigest()
+    try:
+        return hashlib.sha256(await request.body()).hexdigest()
+    except ClientDisconnect:
+        return ""
 
 
 @app.post("/large/{key}", dependencies=[Depends(lock("{key}"))])

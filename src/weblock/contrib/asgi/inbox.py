@@ -23,7 +23,16 @@ class Inbox:
     lies ready for the application.
     """
 
-    __slots__ = ("_ahead", "_direct", "_gone", "_may_know", "_pending", "_receive", "_room")
+    __slots__ = (
+        "_ahead",
+        "_direct",
+        "_gone",
+        "_may_know",
+        "_pending",
+        "_receive",
+        "_room",
+        "_whole",
+    )
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -32,6 +41,7 @@ class Inbox:
         self._pending: asyncio.Task[None] | None = None
         self._direct: asyncio.Future[None] | None = None
         self._gone = False
+        self._whole = False
         self._may_know = asyncio.Event()
         self._may_know.set()
 
@@ -44,13 +54,19 @@ class Inbox:
                 await self._until_more()
         message = self._ahead.popleft()
         self._room += _size(message)
-        if message["type"] == "http.disconnect":
+        if message["type"] == "http.request":
+            self._whole = not message.get("more_body", False)
+        elif message["type"] == "http.disconnect":
             self._ahead.append(message)  # Whoever asks again is told again.
-            await self._may_know.wait()
+            if self._whole:
+                await self._may_know.wait()
         return message
 
     def withhold_disconnect(self) -> None:
-        """Keeps it from the application that its client has gone, so that it runs to its end."""
+        """Keeps it from the application that its client has gone, so that it runs to its end.
+
+        But one that has not had the whole body is told, for it may be waiting for the rest.
+        """
         self._may_know.clear()
 
     def tell_disconnect(self) -> None:
