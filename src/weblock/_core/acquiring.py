@@ -199,11 +199,11 @@ class Acquisition:
         self._locker.switchboard.connect(self.owner, self._bell)
         try:
             return await self._until_held()
-        except Exception:
+        except LockTimeout:
             if self._leaves_traces:
                 await self._locker.give_back(*self._what_to_give_back())
             raise
-        except BaseException:
+        except BaseException:  # It was cancelled, or the engine would not answer this time either.
             if self._leaves_traces:
                 self._locker.owe(*self._what_to_give_back())
             raise
@@ -220,6 +220,7 @@ class Acquisition:
                     grasp, confirmed = Grasp(fence, until), True
                 case Waiting():
                     self._keep_place(reply.answer, reply.now)
+                    self._refuse_if_closed()
                     message = await self._turn()
                     if isinstance(message, Ask) or not self._terms.renew:
                         continue
@@ -256,7 +257,8 @@ class Acquisition:
             else:
                 self._anchor = Anchor(reply.now, sent)
                 return reply
-            await self._runtime.sleep(pause * (0.5 + self._runtime.jitter() / 2))
+            # Whatever the bell has to say, the engine says it again to the next question.
+            await self._bell.heard(pause * (0.5 + self._runtime.jitter() / 2))
             pause = min(LONGEST_PAUSE, 2 * pause)
 
     async def _turn(self) -> Grasp | Ask:

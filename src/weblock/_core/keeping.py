@@ -153,8 +153,8 @@ class Keeper:
         while not self._ends:
             # Whoever adds something from here on rings, so that nothing slips past the look below.
             asked_for, self._wakes_at = self._wakes_at, float("inf")
-            await self._pay_debts(store)
             await self._beat(store)
+            await self._pay_a_debt(store)
             wakes_at = self._next_due()
             # A time that was asked for is kept, though its asker may have gone by now: where a key
             # goes from hand to hand, the next one relies on it instead of ringing again.
@@ -162,7 +162,8 @@ class Keeper:
                 wakes_at = min(wakes_at, asked_for)
             self._wakes_at = wakes_at
             await self._bell.heard(_seconds(wakes_at - self._runtime.now()))
-        await self._pay_debts(store)
+        for debt in tuple(self._debts.values()):
+            await self._pay(debt, store)
 
     def _attend(self, due: float) -> None:
         self._attended = True
@@ -181,13 +182,17 @@ class Keeper:
         lingers, self._attended = self._attended, False
         return self._runtime.now() + LINGER if lingers else float("inf")
 
-    async def _pay_debts(self, store: Store) -> None:
+    async def _pay_a_debt(self, store: Store) -> None:
+        """One at a time: while an engine is slow to take what it is owed, leases want renewal."""
         now = self._runtime.now()
-        for debt in tuple(self._debts.values()):
-            if debt.due <= now:
-                await debt.pay(store, self._runtime)
-            if debt.over:
-                self._debts.pop(debt.owner, None)
+        debt = next((each for each in tuple(self._debts.values()) if each.due <= now), None)
+        if debt:
+            await self._pay(debt, store)
+
+    async def _pay(self, debt: Debt, store: Store) -> None:
+        await debt.pay(store, self._runtime)
+        if debt.over:
+            self._debts.pop(debt.owner, None)
 
     async def _beat(self, store: Store) -> None:
         sent = self._runtime.now()

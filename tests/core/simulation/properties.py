@@ -441,9 +441,7 @@ class Live(Property):
 
     def at_end(self) -> None:
         for attempt in self.truth.attempts.values():
-            # One whose claim is under way when its process closes has no keeper, and may miss its
-            # ring: it is not held to this promise.
-            if not attempt.over and not attempt.client.keeper.over:
+            if not attempt.over:
                 self.fail(f"{attempt.name} never ends: it is {attempt.phase.value}")
 
     def refused(self, attempt: Attempt, error: WeblockError, after: float) -> None:
