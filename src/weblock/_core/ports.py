@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
 from ..errors import EngineUnavailable
-from .table import Answer, Claim
+from .table import Answer, Claim, KeyState
 
 SCOPES: Final = ("none", "process", "host", "cluster")
 """How far an engine's leases reach, from nowhere to everywhere."""
@@ -29,6 +29,13 @@ class Pulse(NamedTuple):
     key: str
     owner: str
     ttl: float
+
+
+class Look(NamedTuple):
+    """A key's state, and the time on the engine's clock at which it was looked at."""
+
+    state: KeyState
+    now: float
 
 
 class Store(Protocol):
@@ -75,6 +82,9 @@ class Bell(Protocol):
 
 class Runtime(Protocol):
     """How time passes and how code waits."""
+
+    suspends: bool
+    """Whether waiting suspends a coroutine, as in asyncio, or blocks its thread."""
 
     def now(self) -> float:
         """Seconds on a clock that never steps back and goes on while the machine is suspended."""

@@ -11,6 +11,7 @@ from . import clock
 
 
 class AsyncioRuntime:
+    suspends = True
     now = staticmethod(clock.now)
     jitter = staticmethod(random.random)
     new_owner = staticmethod(clock.new_owner)

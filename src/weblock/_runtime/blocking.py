@@ -31,6 +31,7 @@ def drive(work: Coroutine[Any, Any, T]) -> T:
 
 
 class BlockingRuntime:
+    suspends = False
     now = staticmethod(clock.now)
     jitter = staticmethod(random.random)
     new_owner = staticmethod(clock.new_owner)

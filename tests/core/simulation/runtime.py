@@ -13,6 +13,8 @@ from .process import Process, Signal
 class SimulatedRuntime:
     """Time passes on the process's clock, and waiting is for the scheduler."""
 
+    suspends = True
+
     def __init__(self, process: Process, on_new_owner: Callable[[str], None]) -> None:
         self._process = process
         self._on_new_owner = on_new_owner

@@ -1,0 +1,305 @@
+"""Connections of asyncio: one to each server for each event loop, which all its tasks share.
+
+What is asked in one turn of the loop goes out in one write, replies are told apart by their order,
+and rings come in on the same connection (RESP3). So a loop needs no pool, and nobody waits for a
+connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, cast
+
+import hiredis
+import redis.asyncio
+from redis import exceptions
+from redis._parsers.base import BaseParser  # Not said to be public; a test holds us to it.
+
+from ..._core.ports import Ask, Switchboard
+from .calls import packed
+from .rings import ring_of, ring_waiter
+from .servers import Server
+from .settings import Address
+from .wire import Introduce, Link
+
+AsyncioConnect = Callable[[Address], redis.asyncio.Connection]
+
+_INCOMPLETE: Final = object()
+
+_inherited: list[Any] = []
+"""Transports of the parent process. Collected, they would close what has their number by then."""
+
+
+class _Exchange:
+    """Replies that one caller waits for."""
+
+    __slots__ = ("due", "replies", "waiter", "wanted")
+
+    def __init__(self, wanted: int, waiter: asyncio.Future[list[Any]], due: float) -> None:
+        self.wanted = wanted
+        self.waiter = waiter
+        self.due = due
+        self.replies: list[Any] = []
+
+
+class AsyncioLink(asyncio.Protocol):
+    """One connection, from its handshake on."""
+
+    server: Server
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        timeout: float,
+        on_push: Callable[[Any], None],
+        on_end: Callable[[AsyncioLink], None],
+    ) -> None:
+        self.address = address
+        self.failure: Exception | None = None
+        self._loop = asyncio.get_running_loop()
+        self._timeout = timeout
+        self._on_push = on_push
+        self._on_end = on_end
+        self._reader = hiredis.Reader(replyError=BaseParser.parse_error, notEnoughData=_INCOMPLETE)
+        self._pending: deque[_Exchange] = deque()
+        self._outgoing: list[bytes] = []
+        self._transport: asyncio.Transport | None = None
+        self._watch: asyncio.TimerHandle | None = None
+
+    async def open(self, connection: redis.asyncio.Connection) -> None:
+        """Has redis-py connect and say who we are, and takes the connection over."""
+        await connection.connect()
+        # redis-py has no public way to hand a connection over.
+        writer, connection._writer, connection._reader = connection._writer, None, None  # noqa: SLF001
+        connection._parser.on_disconnect()  # noqa: SLF001
+        assert writer is not None
+        self._writer = writer  # It would close its transport if it were collected.
+        self._transport = cast("asyncio.Transport", writer.transport)
+        self._transport.set_protocol(self)
+
+    async def exchange(self, commands: Sequence[bytes]) -> list[Any]:
+        if self.failure:
+            raise self.failure
+        now = self._loop.time()
+        exchange = _Exchange(len(commands), self._loop.create_future(), now + self._timeout)
+        self._pending.append(exchange)
+        if not self._outgoing:
+            self._loop.call_soon(self._flush)
+        self._outgoing += commands
+        if self._watch is None:
+            self._watch = self._loop.call_at(exchange.due, self._look)
+        return await exchange.waiter
+
+    def send(self, command: bytes) -> None:
+        """Sends what has no reply but pushes."""
+        if self._transport:
+            self._transport.write(command)
+
+    def discard(self) -> None:
+        self._end(exceptions.ConnectionError("the connection was given up"))
+
+    def abandon(self) -> None:
+        """Closes this process's copy of the socket, behind the back of a loop that it shares."""
+        sock = self._transport.get_extra_info("socket") if self._transport else None
+        if sock is not None:
+            os.close(sock.fileno())
+            _inherited.append(self._transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._reader.feed(data)
+            while (reply := self._reader.gets()) is not _INCOMPLETE:
+                if isinstance(reply, hiredis.PushNotification):
+                    self._on_push(reply)
+                else:
+                    self._take(reply)
+        except (hiredis.ProtocolError, IndexError) as error:
+            self._end(exceptions.InvalidResponse(f"the server does not talk as it should: {error}"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(exceptions.ConnectionError(f"the connection was lost: {exc or 'closed'}"))
+
+    def _take(self, reply: Any) -> None:
+        exchange = self._pending[0]
+        exchange.replies.append(reply)
+        if len(exchange.replies) == exchange.wanted:
+            self._pending.popleft()
+            if not exchange.waiter.done():
+                exchange.waiter.set_result(exchange.replies)
+
+    def _flush(self) -> None:
+        outgoing, self._outgoing = self._outgoing, []
+        if self._transport and not self.failure:
+            self._transport.write(b"".join(outgoing))
+
+    def _look(self) -> None:
+        """One timer for all who wait here: the first to have asked is the first to be due."""
+        self._watch = None
+        if not self._pending:
+            return
+        due = self._pending[0].due
+        if self._loop.time() < due:
+            self._watch = self._loop.call_at(due, self._look)
+        else:
+            self._end(exceptions.TimeoutError(f"no answer for {self._timeout:g} seconds"))
+
+    def _end(self, failure: Exception) -> None:
+        if self.failure:
+            return
+        self.failure = failure
+        if self._watch:
+            self._watch.cancel()
+        if self._transport:
+            self._transport.abort()
+        while self._pending:
+            waiter = self._pending.popleft().waiter
+            if not waiter.done():
+                waiter.set_exception(failure)
+        self._on_end(self)
+
+
+class LoopLinks:
+    """The links of one event loop."""
+
+    def __init__(
+        self,
+        channel: str,
+        switchboard: Switchboard,
+        connect: AsyncioConnect,
+        *,
+        timeout: float,
+        trusted: bool,
+    ) -> None:
+        self.channel = channel
+        self.loop = asyncio.get_running_loop()
+        self._switchboard = switchboard
+        self._connect = connect
+        self._timeout = timeout
+        self._trusted = trusted
+        self._links: dict[Address, asyncio.Future[AsyncioLink]] = {}
+        self._listener: AsyncioLink | None = None
+
+    async def take(self, address: Address, introduce: Introduce) -> AsyncioLink:
+        """The link to a server; whoever asks first makes it, and the others wait for that."""
+        link = self._links.get(address)
+        if link is None:
+            link = self._links[address] = self.loop.create_task(self._new(address, introduce))
+            link.add_done_callback(lambda made: self._forget_failed(address, made))
+        if link.done():
+            return link.result()
+        return await asyncio.shield(link)
+
+    def listen(self) -> None:
+        """Subscribes on a link that is up already, unless that has been done."""
+        if self._listener and not self._listener.failure:
+            return
+        for made in self._links.values():
+            if link := _result(made):
+                self._listener = link
+                link.send(packed("SUBSCRIBE", self.channel))
+                return
+
+    def close(self) -> None:
+        for made in tuple(self._links.values()):
+            if link := _result(made):
+                link.discard()
+            else:
+                made.cancel()
+
+    def abandon(self) -> None:
+        for made in self._links.values():
+            if link := _result(made):
+                link.abandon()
+
+    async def _new(self, address: Address, introduce: Introduce) -> AsyncioLink:
+        link = AsyncioLink(address, timeout=self._timeout, on_push=self._pushed, on_end=self._ended)
+        try:
+            await link.open(self._connect(address))
+            await introduce(link)
+        except BaseException:
+            link.discard()
+            raise
+        return link
+
+    def _forget_failed(self, address: Address, made: asyncio.Future[AsyncioLink]) -> None:
+        if (made.cancelled() or made.exception()) and self._links.get(address) is made:
+            del self._links[address]
+
+    def _ended(self, link: AsyncioLink) -> None:
+        made = self._links.get(link.address)
+        if made and _result(made) is link:
+            del self._links[link.address]
+        if self._listener is link:
+            self._listener = None
+            # Whoever waits asks again, and by that has us listen on another.
+            self._switchboard.ring_all(Ask())
+
+    def _pushed(self, message: Sequence[Any]) -> None:
+        match list(message):
+            case [b"message", _, payload]:
+                ring_waiter(self._switchboard, ring_of(payload), trusted=self._trusted)
+            case [b"subscribe", *_]:
+                self._switchboard.ring_all(Ask())
+
+
+class AsyncioLinks:
+    """The links of whichever event loop runs."""
+
+    def __init__(self, new: Callable[[], LoopLinks]) -> None:
+        self._new = new
+        self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopLinks] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    @property
+    def process(self) -> str:
+        return self._here().channel
+
+    def listen(self) -> None:
+        self._here().listen()
+
+    def aside(self, work: Callable[[], None]) -> Awaitable[None]:
+        return asyncio.to_thread(work)
+
+    def take(self, address: Address, introduce: Introduce) -> Awaitable[AsyncioLink]:
+        return self._here().take(address, introduce)
+
+    def give_back(self, link: Link) -> None:
+        """It is shared, and stays where it is."""
+
+    def close(self) -> None:
+        for links in tuple(self._by_loop.values()):
+            if links.loop is _running():
+                links.close()
+            elif not links.loop.is_closed():
+                links.loop.call_soon_threadsafe(links.close)
+
+    def abandon(self) -> None:
+        """Closes the copies that a forked child has inherited; the parent's stay as they are."""
+        for links in tuple(self._by_loop.values()):
+            links.abandon()
+        self._by_loop = weakref.WeakKeyDictionary()
+
+    def _here(self) -> LoopLinks:
+        loop = asyncio.get_running_loop()
+        if loop not in self._by_loop:
+            self._by_loop[loop] = self._new()
+        return self._by_loop[loop]
+
+
+def _result(made: asyncio.Future[AsyncioLink]) -> AsyncioLink | None:
+    if not made.done() or made.cancelled() or made.exception():
+        return None
+    return made.result()
+
+
+def _running() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -1,0 +1,152 @@
+"""What is asked of the server, and what its answers mean."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+import hiredis
+
+from ..._core.ports import Reply
+from ..._core.table import (
+    Answer,
+    Busy,
+    Claim,
+    Gone,
+    Grant,
+    Held,
+    KeyState,
+    Place,
+    Released,
+    Waiting,
+)
+from .scripts import Script
+
+MICRO: Final = 1_000_000
+
+_SPECIAL: Final = re.compile(r"[*?\[\]\\]")
+_QUOTED: Final = r"\\\g<0>"
+
+
+class Layout:
+    """The names of our keys on the server.
+
+    What stands between the first braces decides where a key lives in a cluster. There the keys
+    are divided into buckets, each with an epoch of its own that moves along with it; whatever a
+    lock's name contains comes after.
+    """
+
+    def __init__(self, prefix: str, buckets: int) -> None:
+        self.prefix = prefix
+        self.buckets = buckets
+        self.of_key = lru_cache(1024)(self._of_key)
+
+    def bucket(self, key: str) -> int:
+        return zlib.crc32(key.encode()) % self.buckets
+
+    def tag(self, bucket: int) -> str:
+        return f"{self.prefix}:{{{bucket}}}"
+
+    def of_bucket(self, bucket: int) -> tuple[str, str, str]:
+        """Names for a script that is about no lock."""
+        tag = self.tag(bucket)
+        return f"{tag}:none", f"{tag}:none:queue", f"{tag}:epoch"
+
+    def of_probe(self, bucket: int) -> tuple[str, str]:
+        """Names for trying what the server allows: a key and a channel."""
+        return f"{self.tag(bucket)}:probe", f"{self.prefix}:process:probe"
+
+    def voided(self, key: str, owner: str) -> str:
+        return f"{self.tag(self.bucket(key))}:voided:{owner}"
+
+    def pattern(self, start: str) -> str:
+        """What the names of locks whose keys begin with ``start`` match, and few others."""
+        return f"{self.prefix}:{{*}}:lock:{_SPECIAL.sub(_QUOTED, start)}*"
+
+    def lock_of(self, name: str) -> str | None:
+        """The lock's key that a key on the server is about, if it is a lease."""
+        head, mark, key = name.partition("}:lock:")
+        return key if mark and head.startswith(f"{self.prefix}:{{") else None
+
+    def _of_key(self, key: str) -> tuple[int, tuple[str, str, str]]:
+        bucket = self.bucket(key)
+        tag = self.tag(bucket)
+        return bucket, (f"{tag}:lock:{key}", f"{tag}:queue:{key}", f"{tag}:epoch")
+
+
+class Call(NamedTuple):
+    """A script to run, where its bucket lives."""
+
+    script: Script
+    bucket: int
+    keys: tuple[str, ...]
+    args: tuple[str, ...] = ()
+
+    def by_name(self, run: str, longest: str, peers: str) -> bytes:
+        """As it goes over the wire, by the script's name."""
+        return packed(
+            "EVALSHA", self.script.sha, len(self.keys), *self.keys, run, longest, peers, *self.args
+        )
+
+    def whole(self, run: str, longest: str, peers: str) -> bytes:
+        """The same with the script's text, for a server that does not know it."""
+        return packed(
+            "EVAL", self.script.text, len(self.keys), *self.keys, run, longest, peers, *self.args
+        )
+
+
+def packed(*parts: str | int) -> bytes:
+    """A command as it goes over the wire."""
+    data: bytes = hiredis.pack_command(parts)  # type: ignore[arg-type]  # It takes more than it says.
+    return data
+
+
+def micros(seconds: float) -> str:
+    """Seconds as the scripts take them."""
+    return f"{seconds * MICRO:.0f}"
+
+
+def reply_of(raw: Sequence[Any]) -> Reply:
+    """A script's answer. Raises ``ValueError`` if it is not one."""
+    return Reply(_answer(raw), raw[1] / MICRO)
+
+
+def _answer(raw: Sequence[Any]) -> Answer:
+    match raw:
+        case [b"held", _, fence, until, confirmed]:
+            return Held(int(fence), until / MICRO, bool(confirmed))
+        case [b"waiting", _, position, until]:
+            return Waiting(position, until / MICRO, ())
+        case [b"busy", _, until, waiters]:
+            return Busy(until / MICRO, waiters)
+        case [b"gone", _]:
+            return Gone()
+        case [b"released", _]:
+            return Released()
+    raise ValueError(f"the server gave an answer that is none of ours: {raw!r:.200}")
+
+
+def state_of(lease: Sequence[bytes | None], places: Sequence[Sequence[bytes]]) -> KeyState:
+    """What the script ``look`` found."""
+    fence, owner, process, label, since, until, confirmed = lease
+    grant = None
+    if fence and owner:
+        claim = Claim(_text(owner), _text(process), 0.0, _text(label))
+        grant = Grant(claim, int(fence), _time(since), _time(until), confirmed == b"1")
+    return KeyState(int(fence or 0), grant, tuple(_place(*each) for each in places if all(each)))
+
+
+def _place(owner: bytes, packed: bytes) -> Place:
+    until, ttl, process, label = _text(packed).split(" ", 3)
+    return Place(Claim(_text(owner), process, int(ttl) / MICRO, label), int(until) / MICRO)
+
+
+def _time(raw: bytes | None) -> float:
+    return int(raw or 0) / MICRO
+
+
+def _text(raw: bytes | None) -> str:
+    return (raw or b"").decode(errors="replace")

@@ -1,0 +1,119 @@
+"""The thread that hears the rings for the blocking world: one subscription for all its waiters."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+import redis
+from redis import exceptions
+
+from ..._core.ports import Ask, Switchboard
+from .rings import ring_of, ring_waiter
+
+logger = logging.getLogger("weblock")
+
+LISTENED_IN: Final = 5.0
+"""Seconds of silence after which a subscription is asked whether it lives."""
+
+LONGEST_PAUSE: Final = 2.0
+
+
+class Receiver:
+    """Listens on one channel, from the first time that somebody waits.
+
+    Whenever it has (re)subscribed, all who wait ask again: a ring may have been lost before.
+    """
+
+    def __init__(
+        self,
+        channel: str,
+        switchboard: Switchboard,
+        connect: Callable[[], redis.Connection],
+        *,
+        trusted: bool,
+    ) -> None:
+        self.channel = channel
+        self._switchboard = switchboard
+        self._connect = connect
+        self._trusted = trusted
+        self._guard = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+        self._connection: redis.Connection | None = None
+
+    def listen(self) -> None:
+        """Starts listening, if that has not been done."""
+        if self._thread is not None:
+            return
+        with self._guard:
+            if not self._thread and not self._ended.is_set():
+                self._thread = threading.Thread(
+                    target=self._run, name="weblock-receiver", daemon=True
+                )
+                self._thread.start()
+
+    def close(self, timeout: float = 1.0) -> None:
+        self._ended.set()
+        with self._guard:
+            thread = self._thread
+        if connection := self._connection:
+            connection.disconnect()
+        if thread and thread is not threading.current_thread():
+            thread.join(timeout)
+
+    def abandon(self, channel: str) -> None:
+        """Starts anew in a forked child, which has inherited no thread."""
+        self.channel = channel
+        self._guard = threading.Lock()
+        self._thread = None
+        connection, self._connection = self._connection, None
+        if connection:
+            connection.disconnect()
+
+    def _run(self) -> None:
+        pause = 0.05
+        while not self._ended.is_set():
+            try:
+                self._subscribe()
+                pause = 0.05
+                self._hear()
+            except (exceptions.RedisError, OSError) as error:
+                logger.debug("the weblock receiver lost its connection: %s", error)
+            except Exception:
+                if not self._ended.is_set():  # Else it was closed under our hands.
+                    logger.exception("the weblock receiver failed, and goes on")
+            finally:
+                if self._connection:
+                    self._connection.disconnect()
+            self._ended.wait(pause * (0.5 + random.random() / 2))
+            pause = min(LONGEST_PAUSE, 2 * pause)
+
+    def _subscribe(self) -> None:
+        self._connection = connection = self._connect()
+        connection.connect()
+        if self._ended.is_set():  # It was closed before there was anything to disconnect.
+            return
+        connection.send_command("SUBSCRIBE", self.channel, check_health=False)
+
+    def _hear(self) -> None:
+        connection, asked = self._connection, False
+        while connection is not None and not self._ended.is_set():
+            if connection.can_read(LISTENED_IN):
+                self._heard(connection.read_response(disable_decoding=True))
+                asked = False
+            elif asked:
+                raise exceptions.TimeoutError("the subscription is silent")
+            else:
+                connection.send_command("PING", check_health=False)
+                asked = True
+
+    def _heard(self, message: Any) -> None:
+        match message:
+            case [b"message", _, payload]:
+                ring_waiter(self._switchboard, ring_of(payload), trusted=self._trusted)
+            case [b"subscribe", *_]:
+                self._switchboard.ring_all(Ask())

@@ -1,0 +1,38 @@
+"""The Lua scripts: one file for each operation, behind a prelude that all of them share."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.resources import files
+from typing import Final, NamedTuple
+
+from ..._core.table import HANDOFF, PLACE
+
+
+class Script(NamedTuple):
+    """A script as the server gets it, and the name under which it remembers it."""
+
+    name: str
+    text: str
+    sha: str
+
+
+def script(name: str, text: str | None = None) -> Script:
+    """The script of one operation; its own part may be given, for tests that break it."""
+    whole = "\n".join((_CONSTANTS, _read("prelude"), text or _read(name)))
+    return Script(name, whole, hashlib.sha1(whole.encode(), usedforsecurity=False).hexdigest())
+
+
+def _read(name: str) -> str:
+    return (files(__package__) / "lua" / f"{name}.lua").read_text()
+
+
+_CONSTANTS: Final = f"local HANDOFF, PLACE = {HANDOFF * 1e6:.0f}, {PLACE * 1e6:.0f}"
+
+ACQUIRE: Final = script("acquire")
+REFRESH: Final = script("refresh")
+RELEASE: Final = script("release")
+FORCE_RELEASE: Final = script("force_release")
+LOOK: Final = script("look")
+BEGIN: Final = script("begin")
+PROBE: Final = Script("probe", _read("probe"), "")

@@ -1,0 +1,83 @@
+"""What a server says of itself, and whether locks are safe on it."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from redis import exceptions
+
+from .settings import Deployment, Settings
+
+LEAST_VERSION: Final = (6, 2)
+
+
+class Unfit(Exception):
+    """A server that must not keep leases as it is. Says why, and what to do about it."""
+
+
+class Server(NamedTuple):
+    """One run of a server: it is another after each restart."""
+
+    run: str
+    version: tuple[int, ...]
+
+
+def examine(info: bytes, settings: Settings) -> Server:
+    """Reads the answer to ``INFO``. Raises ``Unfit``."""
+    facts = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
+    # Valkey goes on counting as Redis 7.2 there.
+    version = tuple(int(part) for part in re.findall(r"\d+", facts.get("redis_version", ""))[:3])
+    if version < LEAST_VERSION:
+        raise Unfit(
+            f"it is Redis {facts.get('redis_version')}, and locks need 6.2 or later: upgrade it, or"
+            " use Valkey"
+        )
+    if facts.get("role") != "master":
+        raise Unfit(
+            f"it is a replica (role:{facts.get('role')}), and locks live on the primary: give the"
+            " primary's address, or redis+sentinel:// to have it found"
+        )
+    clustered = facts.get("cluster_enabled") == "1"
+    if clustered and settings.deployment is not Deployment.CLUSTER:
+        raise Unfit("it is a node of a cluster: write redis+cluster:// instead")
+    if not clustered and settings.deployment is Deployment.CLUSTER:
+        raise Unfit("it is not a node of a cluster: write redis:// instead")
+    _refuse_eviction(facts, settings)
+    return Server(facts["run_id"], version)
+
+
+def _refuse_eviction(facts: dict[str, str], settings: Settings) -> None:
+    policy = facts.get("maxmemory_policy", "noeviction")
+    if settings.allow_eviction or policy == "noeviction" or facts.get("maxmemory", "0") == "0":
+        return
+    raise Unfit(
+        f"it may throw leases away when its memory is full (maxmemory-policy {policy}): set"
+        " maxmemory-policy noeviction, use a server of its own for locks, or accept lost leases"
+        " with allow_eviction=true"
+    )
+
+
+def explained(error: BaseException) -> str:  # noqa: PLR0911 - a list
+    """Why a server refused, for a reader, with the remedy where there is one."""
+    text = str(error) or type(error).__name__
+    match error:
+        case Unfit():
+            return text
+        case exceptions.AuthenticationWrongNumberOfArgsError() | exceptions.AuthenticationError():
+            return f"it refused the user or the password ({text}): check them in the URL"
+        case exceptions.NoPermissionError():
+            return f"{text}: grant it to the user; docs/redis.md has the least rights that do"
+        case exceptions.ReadOnlyError():
+            return "it has become a replica"
+        case exceptions.BusyLoadingError():
+            return "it is loading its data"
+        case exceptions.OutOfMemoryError():
+            return "its memory is full, and it takes no new leases: raise maxmemory"
+        case exceptions.TimeoutError():
+            return f"it did not answer in time ({text})"
+    if "MISCONF" in text:
+        return f"it cannot write its data to disk, and refuses all writes: {text:.120}"
+    if "ACL failure" in text or "can't run this command" in text:
+        return f"{text}: grant it to the user; docs/redis.md has the least rights that do"
+    return text[:300]

@@ -1,0 +1,274 @@
+"""What a Redis URL says: where the servers are, who we are there, and how we use them."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qsl, unquote
+
+from ...errors import ConfigurationError
+
+DEFAULT_PORT: Final = 6379
+SENTINEL_PORT: Final = 26379
+
+RECOVERY: Final = 10.0
+"""Seconds for which a server that may have lost leases grants none, unless a longer ttl is known."""
+
+
+class Deployment(enum.Enum):
+    """How many servers there are, and who says which of them counts."""
+
+    SINGLE = "single"
+    SENTINEL = "sentinel"
+    CLUSTER = "cluster"
+
+
+_SCHEMES: Final = {
+    "redis": (Deployment.SINGLE, False),
+    "rediss": (Deployment.SINGLE, True),
+    "valkey": (Deployment.SINGLE, False),
+    "valkeys": (Deployment.SINGLE, True),
+    "unix": (Deployment.SINGLE, False),
+    "redis+sentinel": (Deployment.SENTINEL, False),
+    "rediss+sentinel": (Deployment.SENTINEL, True),
+    "redis+cluster": (Deployment.CLUSTER, False),
+    "rediss+cluster": (Deployment.CLUSTER, True),
+}
+
+SCHEMES: Final = tuple(_SCHEMES)
+
+
+class Address(NamedTuple):
+    """Where a server listens: a host and a port, or the path of a socket."""
+
+    host: str
+    port: int = 0
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}" if self.port else host
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to reach the servers, and how to lock there. Nothing secret shows in its ``repr``."""
+
+    deployment: Deployment
+    addresses: tuple[Address, ...]
+    scheme: str = "redis"
+    service: str = ""
+    """The name under which the Sentinels know the master."""
+    db: int = 0
+    prefix: str = "weblock"
+    """What all our keys and channels start with."""
+    recovery: float = RECOVERY
+    """Seconds; 0 grants at once also where leases may have been lost."""
+    min_replicas: int = 0
+    timeout: float = 1.0
+    """Seconds that a server has for an answer."""
+    connect_timeout: float = 1.0
+    max_connections: int = 20
+    """Connections of the blocking face, at most."""
+    allow_eviction: bool = False
+    connection: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """What else redis-py's connections want to know: password, TLS, client name."""
+    sentinel: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """The same for the Sentinels."""
+
+    @property
+    def name(self) -> str:
+        """The URL, without secrets and options."""
+        where = ",".join(map(str, self.addresses))
+        if self.deployment is Deployment.SENTINEL:
+            where += f"/{self.service}"
+        return f"{self.scheme}://{where}" + (f"/{self.db}" if self.db else "")
+
+    @property
+    def buckets(self) -> int:
+        """Into how many parts the keys are divided, each of which lives on one server."""
+        return 128 if self.deployment is Deployment.CLUSTER else 1
+
+    @property
+    def tls(self) -> bool:
+        return _SCHEMES[self.scheme][1]
+
+    def with_sentinel(self, service: str, sentinel: Mapping[str, Any]) -> Settings:
+        return replace(self, service=service, sentinel=sentinel)
+
+
+def parse(url: str, options: Mapping[str, Any] | None = None) -> Settings:
+    """Reads a URL, and options that go before what it says.
+
+    Raises ``ConfigurationError``, whose message shows nothing that stands before an ``@``.
+    """
+    scheme, _, rest = url.partition("://")
+    scheme = scheme.lower()
+    deployment, _tls = _SCHEMES[scheme]
+    userinfo, _, rest = rest.rpartition("@")
+    rest, _, query = rest.partition("?")
+    asked: dict[str, Any] = dict(parse_qsl(query, keep_blank_values=True))
+    given = checked({**asked, **(options or {})})
+    connection = {name: given.pop(name) for name in tuple(given) if name in OF_CONNECTION}
+    sentinel = {
+        _OF_SENTINEL[name]: given.pop(name) for name in tuple(given) if name in _OF_SENTINEL
+    }
+    if userinfo:
+        user, _, password = userinfo.partition(":")
+        connection = {
+            **({"username": unquote(user)} if user else {}),
+            **({"password": unquote(password)} if password else {}),
+            **connection,
+        }
+    place = _place(scheme, deployment, rest)
+    settings = Settings(**{**place, **given, "connection": connection, "sentinel": sentinel})
+    if settings.db and deployment is Deployment.CLUSTER:
+        raise ConfigurationError(f"a cluster has no databases, and the URL names db={settings.db}")
+    return settings
+
+
+def _place(scheme: str, deployment: Deployment, rest: str) -> dict[str, Any]:
+    place: dict[str, Any] = {"deployment": deployment, "scheme": scheme}
+    if scheme == "unix":
+        path = unquote(rest)
+        if not path.startswith("/"):
+            raise ConfigurationError(
+                f"{scheme}://{rest:.80} names no socket: write unix:///absolute/path"
+            )
+        return {**place, "addresses": (Address(path),)}
+    hosts, _, path = rest.partition("/")
+    port = SENTINEL_PORT if deployment is Deployment.SENTINEL else DEFAULT_PORT
+    names = hosts.split(",")
+    place["addresses"] = tuple(_address(scheme, each, port) for each in names)
+    if deployment is Deployment.SINGLE and len(names) > 1:
+        raise ConfigurationError(
+            f"{scheme}://{hosts:.80} names several servers: write redis+cluster:// or"
+            " redis+sentinel://, or give a list of URLs for a quorum"
+        )
+    parts = [unquote(part) for part in path.split("/") if part]
+    if deployment is Deployment.SENTINEL:
+        if not parts:
+            raise ConfigurationError(
+                f"{scheme}://{hosts:.80} does not say which master: add the name under which the"
+                " Sentinels know it, as in redis+sentinel://host:26379/mymaster"
+            )
+        place["service"] = parts.pop(0)
+    if parts:
+        place["db"] = _whole("the database in the URL", parts.pop(0))
+    if parts:
+        raise ConfigurationError(f"{scheme}://{hosts:.80}/{path:.80} has too many slashes")
+    return place
+
+
+def _address(scheme: str, text: str, port: int) -> Address:
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:]*)(?::(.*))?", text)
+    if not match:
+        raise ConfigurationError(f"{scheme}://{text:.80} names no host: write host:port")
+    host, number = match[1].strip("[]") or "localhost", match[2]
+    if number is None:
+        return Address(unquote(host), port)
+    if not number.isdecimal() or not 0 < int(number) < 65536:
+        raise ConfigurationError(
+            f"bad port in the {scheme}:// URL: it must be a number from 1 to 65535; a '/', '#' or"
+            " '@' inside of a password must be percent-encoded"
+        )
+    return Address(unquote(host), int(number))
+
+
+def checked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with values of the right kind. Raises ``ConfigurationError``."""
+    checked: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in _OPTIONS:
+            raise ConfigurationError(
+                f"there is no Redis option {name!r:.40}; there are {', '.join(sorted(_OPTIONS))}"
+            )
+        checked[name] = _OPTIONS[name](name, value)
+    return checked
+
+
+def _text(_name: str, value: Any) -> Any:
+    return value
+
+
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not re.fullmatch(r"\d{1,9}", str(value)):
+        raise ConfigurationError(f"{name}={str(value)!r:.40} must be a whole number, 0 or more")
+    return int(value)
+
+
+def _connections(name: str, value: Any) -> int:
+    if _whole(name, value) < 1:
+        raise ConfigurationError(f"{name}={value} must be 1 or more")
+    return int(value)
+
+
+def _seconds(name: str, value: Any) -> float:
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = -1.0
+    if not 0 < seconds < 86400:
+        raise ConfigurationError(f"{name}={str(value)!r:.40} must be seconds, more than 0")
+    return seconds
+
+
+def _recovery(name: str, value: Any) -> float:
+    if value == "safe":
+        return RECOVERY
+    if value == "off":
+        return 0.0
+    try:
+        return _seconds(name, value)
+    except ConfigurationError:
+        raise ConfigurationError(
+            f"{name}={str(value)!r:.40} must be 'safe', 'off', or your longest ttl in seconds"
+        ) from None
+
+
+def _flag(name: str, value: Any) -> bool:
+    try:
+        return {"true": True, "1": True, "false": False, "0": False}[str(value).lower()]
+    except KeyError:
+        raise ConfigurationError(f"{name}={str(value)!r:.40} must be true or false") from None
+
+
+def _prefix(name: str, value: Any) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._:/-]{1,100}", str(value)):
+        raise ConfigurationError(
+            f"{name}={str(value)!r:.80} must be 1 to 100 letters, digits or any of . _ : / -"
+        )
+    return str(value)
+
+
+OF_CONNECTION: Final = {
+    "username",
+    "password",
+    "credential_provider",
+    "client_name",
+    "ssl_ca_certs",
+    "ssl_ca_path",
+    "ssl_ca_data",
+    "ssl_certfile",
+    "ssl_keyfile",
+    "ssl_password",
+    "ssl_cert_reqs",
+    "ssl_check_hostname",
+}
+
+_OF_SENTINEL: Final = {"sentinel_username": "username", "sentinel_password": "password"}
+
+_OPTIONS: Final[dict[str, Callable[[str, Any], Any]]] = {
+    **dict.fromkeys(OF_CONNECTION | set(_OF_SENTINEL), _text),
+    "ssl_check_hostname": _flag,
+    "db": _whole,
+    "prefix": _prefix,
+    "recovery": _recovery,
+    "min_replicas": _whole,
+    "timeout": _seconds,
+    "connect_timeout": _seconds,
+    "max_connections": _connections,
+    "allow_eviction": _flag,
+}

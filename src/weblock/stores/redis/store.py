@@ -1,0 +1,100 @@
+"""The lock protocol on a Redis or Valkey server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..._core.ports import Look, Pulse, Reply
+from ..._core.table import Claim, Waiting
+from ...errors import EngineUnavailable
+from .calls import MICRO, Call, Layout, micros, reply_of, state_of
+from .scripts import ACQUIRE, FORCE_RELEASE, LOOK, REFRESH, RELEASE
+from .wire import Wire
+
+
+class RedisStore:
+    """One script for each operation, in one round trip."""
+
+    def __init__(self, name: str, layout: Layout, wire: Wire) -> None:
+        self._name = name
+        self._layout = layout
+        self._wire = wire
+
+    @property
+    def process(self) -> str:
+        return self._wire.links.process
+
+    async def acquire(self, key: str, claim: Claim, *, room: int) -> Reply:
+        bucket, keys = self._layout.of_key(key)
+        names = (*keys, self._layout.voided(key, claim.owner))
+        args = (claim.owner, claim.process, claim.label, micros(claim.ttl), str(room))
+        reply = self._reply(await self._wire.run(Call(ACQUIRE, bucket, names, args)))
+        if isinstance(reply.answer, Waiting):
+            self._wire.links.listen()
+        return reply
+
+    async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
+        bucket, keys = self._layout.of_key(key)
+        names = (*keys, self._layout.voided(key, owner))
+        return self._reply(
+            await self._wire.run(Call(RELEASE, bucket, names, (owner, micros(void))))
+        )
+
+    async def refresh(self, pulses: Sequence[Pulse]) -> Sequence[Reply | EngineUnavailable]:
+        by_key: dict[str, list[Pulse]] = {}
+        for pulse in pulses:
+            by_key.setdefault(pulse.key, []).append(pulse)
+        calls = [self._heartbeats(key, of_key) for key, of_key in by_key.items()]
+        replies: dict[str, Reply | EngineUnavailable] = {}
+        for of_key, outcome in zip(by_key.values(), await self._wire.run_all(calls), strict=True):
+            replies |= self._replies_to(of_key, outcome)
+        return [replies[pulse.owner] for pulse in pulses]
+
+    async def force_release(self, key: str) -> Reply:
+        bucket, keys = self._layout.of_key(key)
+        return self._reply(await self._wire.run(Call(FORCE_RELEASE, bucket, keys)))
+
+    async def look(self, key: str) -> Look:
+        bucket, keys = self._layout.of_key(key)
+        now, lease, places = await self._wire.run(Call(LOOK, bucket, keys))
+        return Look(state_of(lease, places), now / MICRO)
+
+    async def names(self, prefix: str, limit: int) -> Sequence[str]:
+        found: dict[str, None] = {}  # A scan may tell of a key twice.
+        async for names in self._wire.scan(self._layout.pattern(prefix)):
+            found |= dict.fromkeys(await self._in_use(names))
+            if len(found) >= limit:
+                break
+        return tuple(found)[:limit]
+
+    async def _in_use(self, names: Sequence[str]) -> list[str]:
+        """The keys among them that somebody holds or waits for; others only remember a fence."""
+        keys = [key for name in names if (key := self._layout.lock_of(name))]
+        calls = [Call(LOOK, *self._layout.of_key(key)) for key in keys]
+        looks = await self._wire.run_all(calls)
+        used: list[str] = []
+        for key, outcome in zip(keys, looks, strict=True):
+            if isinstance(outcome, EngineUnavailable):
+                raise outcome
+            if outcome[1][1] or outcome[2]:
+                used.append(key)
+        return used
+
+    def _heartbeats(self, key: str, pulses: Sequence[Pulse]) -> Call:
+        bucket, keys = self._layout.of_key(key)
+        args = [part for pulse in pulses for part in (pulse.owner, micros(pulse.ttl))]
+        return Call(REFRESH, bucket, keys, tuple(args))
+
+    def _replies_to(
+        self, pulses: Sequence[Pulse], outcome: Any
+    ) -> dict[str, Reply | EngineUnavailable]:
+        if isinstance(outcome, EngineUnavailable):
+            return dict.fromkeys((pulse.owner for pulse in pulses), outcome)
+        return {pulse.owner: self._reply(raw) for pulse, raw in zip(pulses, outcome, strict=True)}
+
+    def _reply(self, raw: Any) -> Reply:
+        try:
+            return reply_of(raw)
+        except (ValueError, TypeError, IndexError) as error:
+            raise EngineUnavailable(self._name, str(error)) from error

@@ -1,0 +1,261 @@
+"""Runs scripts where their keys live, whichever world the caller is of.
+
+Written once, as the core is: on ``Links`` of the blocking world nothing here suspends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Final, Protocol
+
+from redis import exceptions
+
+from ...errors import EngineUnavailable
+from .calls import Call, Layout, micros, packed
+from .nodes import Nodes
+from .scripts import PROBE
+from .servers import Server, Unfit, examine, explained
+from .settings import Address, Settings
+
+REDIRECTIONS: Final = 5
+"""How often a call follows a cluster that moves its keys about."""
+
+Outcome = Any
+"""What a script returned, or the exception that says why it did not."""
+
+
+class Link(Protocol):
+    """A connection to one server, used by one caller at a time or by many at once."""
+
+    address: Address
+    server: Server
+
+    async def exchange(self, commands: Sequence[bytes]) -> list[Any]:
+        """Sends commands in one go, and returns their replies; an error reply is an exception.
+
+        Raises redis-py's ``ConnectionError`` or ``TimeoutError``; then the link is of no more use.
+        """
+
+    def discard(self) -> None:
+        """Ends the connection, and with it all that is under way on it."""
+
+
+class Links(Protocol):
+    """The links of one world."""
+
+    @property
+    def process(self) -> str:
+        """The channel on which the waiters here are rung."""
+
+    def take(self, address: Address, introduce: Introduce) -> Awaitable[Link]: ...
+
+    def give_back(self, link: Link) -> None: ...
+
+    def listen(self) -> None:
+        """Sees to it that rings are heard, from now on."""
+
+    def aside(self, work: Callable[[], None]) -> Awaitable[None]:
+        """Does something that blocks, without keeping others waiting."""
+
+    def close(self) -> None: ...
+
+    def abandon(self) -> None:
+        """Closes the copies that a forked child has inherited; the parent's stay as they are."""
+
+
+class Introduce(Protocol):
+    """What is to be said and asked on a new connection."""
+
+    async def __call__(self, link: Link) -> None: ...
+
+
+class Wire:
+    """The way to the servers, for one world."""
+
+    def __init__(self, name: str, settings: Settings, layout: Layout, nodes: Nodes, links: Links):
+        self.links = links
+        self._name = name
+        self._settings = settings
+        self._layout = layout
+        self._nodes = nodes
+        self._longest = micros(settings.recovery)
+        self._known: set[str] = set()
+
+    async def run(self, call: Call) -> Outcome:
+        """Runs one script. Raises ``EngineUnavailable``."""
+        (outcome,) = await self.run_all([call])
+        if isinstance(outcome, EngineUnavailable):
+            raise outcome
+        return outcome
+
+    async def run_all(self, calls: Sequence[Call]) -> list[Outcome]:
+        """Runs scripts side by side: what each returned, or ``EngineUnavailable``."""
+        outcomes: list[Outcome] = [None] * len(calls)
+        pending = list(range(len(calls)))
+        for _ in range(REDIRECTIONS):
+            for address, part in (await self._by_address(calls, pending, outcomes)).items():
+                replies = await self._exchange(address, [calls[index] for index in part])
+                for index, reply in zip(part, replies, strict=True):
+                    outcomes[index] = await self._followed(calls[index], reply)
+            pending = [index for index in pending if _moved(outcomes[index])]
+            if not pending:
+                break
+            self._nodes.doubt()
+        return [self._judged(outcome) for outcome in outcomes]
+
+    async def scan(self, pattern: str) -> AsyncIterator[list[str]]:
+        """The names of the keys that match, in parts, from all servers."""
+        for address in await self._masters():
+            cursor = "0"
+            while True:
+                command = packed("SCAN", cursor, "MATCH", pattern, "COUNT", "1000")
+                reply = await self._asked(address, command)
+                cursor, names = reply[0].decode(), reply[1]
+                yield [name.decode(errors="replace") for name in names]
+                if cursor == "0":
+                    break
+
+    async def _masters(self) -> Sequence[Address]:
+        if self._nodes.stale:
+            try:
+                await self.links.aside(self._nodes.refresh)
+            except (exceptions.RedisError, Unfit, OSError) as error:
+                raise self._judged(error) from error
+        return sorted({self._nodes.address_of(b) for b in range(self._layout.buckets)})
+
+    async def _asked(self, address: Address, command: bytes) -> Any:
+        try:
+            link = await self.links.take(address, self._introduced)
+            try:
+                (reply,) = await link.exchange([command])
+            finally:
+                self.links.give_back(link)
+        except (exceptions.RedisError, Unfit, OSError) as error:
+            self._nodes.doubt()
+            reply = error
+        judged = self._judged(reply)
+        if isinstance(judged, EngineUnavailable):
+            raise judged
+        return judged
+
+    async def _by_address(
+        self, calls: Sequence[Call], pending: Sequence[int], outcomes: list[Outcome]
+    ) -> dict[Address, list[int]]:
+        """Where each pending call goes; for one that can go nowhere, why."""
+        parts: dict[Address, list[int]] = {}
+        if self._nodes.stale:
+            try:
+                await self.links.aside(self._nodes.refresh)
+            except (exceptions.RedisError, Unfit, OSError) as error:
+                for index in pending:
+                    outcomes[index] = error
+                return parts
+        for index in pending:
+            try:
+                parts.setdefault(self._nodes.address_of(calls[index].bucket), []).append(index)
+            except Unfit as error:
+                self._nodes.doubt()
+                outcomes[index] = error
+        return parts
+
+    async def _exchange(
+        self, address: Address, calls: Sequence[Call], *, asking: bool = False
+    ) -> list[Outcome]:
+        """The replies to all calls at one server, or for all of them why there are none."""
+        try:
+            link = await self.links.take(address, self._introduced)
+        except (exceptions.RedisError, Unfit, OSError) as error:
+            self._nodes.doubt()
+            return [error] * len(calls)
+        try:
+            return await self._replies(link, calls, asking=asking)
+        except exceptions.RedisError as error:
+            self._nodes.doubt()
+            return [error] * len(calls)
+        finally:
+            self.links.give_back(link)
+
+    async def _replies(self, link: Link, calls: Sequence[Call], *, asking: bool) -> list[Outcome]:
+        run, longest, peers = link.server.run, self._longest, self._nodes.peers
+        outcomes = await self._sent(
+            link, [call.by_name(run, longest, peers) for call in calls], asking=asking
+        )
+        unknown = [
+            index for index, reply in enumerate(outcomes) if type(reply) is exceptions.NoScriptError
+        ]
+        if unknown:
+            whole = [calls[index].whole(run, longest, peers) for index in unknown]
+            again = await self._sent(link, whole, asking=asking)
+            for index, reply in zip(unknown, again, strict=True):
+                outcomes[index] = reply
+        if any(type(reply) is exceptions.ReadOnlyError for reply in outcomes):
+            link.discard()
+        return outcomes
+
+    async def _sent(self, link: Link, commands: Sequence[bytes], *, asking: bool) -> list[Outcome]:
+        if asking:
+            commands = [part for command in commands for part in (_ASKING, command)]
+            return (await link.exchange(commands))[1::2]
+        replicas = self._settings.min_replicas
+        if not replicas:
+            return await link.exchange(commands)
+        # One wait covers all that was written on this connection before.
+        patience = round(self._settings.timeout * 1000 / 2)
+        wait = packed("WAIT", replicas, patience)
+        *replies, acknowledged = await link.exchange([*commands, wait])
+        return [self._acknowledged(reply, acknowledged) for reply in replies]
+
+    def _acknowledged(self, reply: Outcome, acknowledged: Outcome) -> Outcome:
+        """A lease that too few replicas have is none."""
+        if isinstance(acknowledged, Exception):
+            return acknowledged
+        least = self._settings.min_replicas
+        if acknowledged >= least or isinstance(reply, Exception):
+            return reply
+        return Unfit(
+            f"{acknowledged} of at least {least} replicas acknowledged (min_replicas={least}):"
+            " bring the others back, or ask for fewer"
+        )
+
+    async def _followed(self, call: Call, reply: Outcome) -> Outcome:
+        """Goes where a cluster that is moving a key says that it may be already."""
+        if type(reply) is not exceptions.AskError:
+            return reply
+        (reply,) = await self._exchange(Address(reply.host, reply.port), [call], asking=True)
+        return reply
+
+    async def _introduced(self, link: Link) -> None:
+        """Finds out on a new connection whether its server will do."""
+        (info,) = await link.exchange([_INFO])
+        if isinstance(info, Exception):
+            raise info
+        link.server = examine(info, self._settings)
+        if link.server.run in self._known:
+            return
+        bucket = next(
+            bucket
+            for bucket in range(self._layout.buckets)
+            if self._layout.buckets == 1 or self._nodes.address_of(bucket) == link.address
+        )
+        probe = Call(PROBE, bucket, self._layout.of_probe(bucket))
+        (refused,) = await link.exchange([probe.whole("", "0", "")])
+        if isinstance(refused, Exception):
+            raise refused
+        if refused:
+            raise Unfit(refused[0].decode())
+        self._known.add(link.server.run)
+
+    def _judged(self, outcome: Outcome) -> Outcome:
+        if not isinstance(outcome, Exception) or isinstance(outcome, EngineUnavailable):
+            return outcome
+        unavailable = EngineUnavailable(self._name, explained(outcome))
+        unavailable.__cause__ = outcome
+        return unavailable
+
+
+def _moved(outcome: Outcome) -> bool:
+    return type(outcome) is exceptions.MovedError
+
+
+_INFO: Final = packed("INFO")
+_ASKING: Final = packed("ASKING")
