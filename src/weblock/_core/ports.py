@@ -56,6 +56,18 @@ class Store(Protocol):
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply: ...
 
+    async def force_release(self, key: str) -> Reply:
+        """Takes the lease away from its holder, who finds out when it next asks, not before."""
+
+    async def look(self, key: str) -> Look:
+        """What is true of a key at this moment, as ``table.current`` says. Changes nothing."""
+
+    async def names(self, prefix: str, limit: int) -> Sequence[str]:
+        """Keys that begin with ``prefix`` and that somebody holds or waits for, at most ``limit``.
+
+        A key that was in use all the while is among them, unless there were more than ``limit``.
+        """
+
 
 class Grasp(NamedTuple):
     """The message that a waiter has been given its lease, in the engine's time."""

@@ -180,6 +180,34 @@ def release(state: KeyState, moment: Moment, owner: str, *, void: float = 0) -> 
     return Step(state, answer, woken)
 
 
+def force_release(state: KeyState, moment: Moment) -> Step:
+    """Takes the lease away from whoever has it, and passes the key on.
+
+    ``Released`` if there was a lease to take, ``Gone`` if there was none or it had ended.
+    """
+    answer: Answer = Gone()
+    if state.grant is not None and _lives(state.grant, moment):
+        answer = Released()
+        state = state._replace(grant=None)
+    state, woken = settle(state, moment)
+    return Step(state, answer, woken)
+
+
+def current(state: KeyState, moment: Moment) -> KeyState:
+    """What is left of a state: no lease that has ended, and no place that nobody waits in any more.
+
+    For looking on. A key whose lease has ended is passed on by the next who touches it, not here.
+    """
+    grant, queue = state.grant, state.queue
+    if grant is not None and not _lives(grant, moment):
+        grant, queue = None, _behind(grant, queue)
+    queue = tuple(
+        place for place in queue if moment.now < place.until and moment.alive(place.claim.process)
+    )
+    voided = tuple(each for each in state.voided if moment.now < each.until)
+    return KeyState(state.fence, grant, queue, voided)
+
+
 def settle(state: KeyState, moment: Moment) -> tuple[KeyState, Grant | None]:
     """Passes the key on if its lease has ended, and says to whom."""
     if state.voided:
@@ -190,17 +218,24 @@ def settle(state: KeyState, moment: Moment) -> tuple[KeyState, Grant | None]:
         return state, None
     if grant is None and not state.queue:
         return state, None
-    queue = state.queue
-    if grant is not None and not grant.confirmed:
-        silent = grant.claim.process
-        queue = tuple(place for place in queue if place.claim.process != silent)
-    queue = _from_first_live(queue, moment)
+    queue = _from_first_live(_behind(grant, state.queue), moment)
     if not queue:
         return state._replace(grant=None, queue=()), None
     claim = queue[0].claim
     length = min(claim.ttl, HANDOFF)
     state = _granted(state._replace(queue=queue[1:]), moment, claim, length, confirmed=False)
     return state, state.grant
+
+
+def _lives(grant: Grant, moment: Moment) -> bool:
+    return moment.now < grant.until and moment.alive(grant.claim.process)
+
+
+def _behind(grant: Grant | None, queue: tuple[Place, ...]) -> tuple[Place, ...]:
+    """The queue after a lease has ended: a process that never confirmed it loses its places."""
+    if grant is None or grant.confirmed:
+        return queue
+    return tuple(place for place in queue if place.claim.process != grant.claim.process)
 
 
 def _from_first_live(queue: tuple[Place, ...], moment: Moment) -> tuple[Place, ...]:
