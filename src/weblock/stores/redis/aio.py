@@ -8,6 +8,7 @@ connection.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import weakref
 from collections import deque
@@ -22,11 +23,13 @@ from redis._parsers.base import BaseParser  # Not said to be public; a test hold
 from ..._core.ports import Ask, Switchboard
 from .calls import packed
 from .rings import ring_of, ring_waiter
-from .servers import Server
+from .servers import NOT_RUNG, Server, explained
 from .settings import Address
 from .wire import Introduce, Link
 
 AsyncioConnect = Callable[[Address], redis.asyncio.Connection]
+
+logger = logging.getLogger("weblock")
 
 _INCOMPLETE: Final = object()
 
@@ -37,13 +40,28 @@ _inherited: list[Any] = []
 class _Exchange:
     """Replies that one caller waits for."""
 
-    __slots__ = ("due", "replies", "waiter", "wanted")
+    __slots__ = ("_wanted", "due", "replies", "waiter")
 
     def __init__(self, wanted: int, waiter: asyncio.Future[list[Any]], due: float) -> None:
-        self.wanted = wanted
         self.waiter = waiter
         self.due = due
         self.replies: list[Any] = []
+        self._wanted = wanted
+
+    def take(self, reply: Any) -> bool:
+        """Takes a reply. Whether it was the last."""
+        self.replies.append(reply)
+        return len(self.replies) == self._wanted
+
+
+class _Subscription(_Exchange):
+    """A subscription is answered by a push, or by an error; the command sent after it tells."""
+
+    __slots__ = ()
+
+    def take(self, reply: Any) -> bool:
+        self.replies.append(reply)
+        return not isinstance(reply, Exception)
 
 
 class AsyncioLink(asyncio.Protocol):
@@ -85,20 +103,25 @@ class AsyncioLink(asyncio.Protocol):
     async def exchange(self, commands: Sequence[bytes]) -> list[Any]:
         if self.failure:
             raise self.failure
-        now = self._loop.time()
-        exchange = _Exchange(len(commands), self._loop.create_future(), now + self._timeout)
+        due = self._loop.time() + self._timeout
+        exchange = _Exchange(len(commands), self._loop.create_future(), due)
+        self._send(exchange, commands)
+        return await exchange.waiter
+
+    def subscribe(self, channel: str) -> None:
+        """Has what is published on ``channel`` pushed here. A refusal is logged."""
+        due = self._loop.time() + self._timeout
+        exchange = _Subscription(1, self._loop.create_future(), due)
+        exchange.waiter.add_done_callback(_report_refusal)
+        self._send(exchange, [packed("SUBSCRIBE", channel), packed("TIME")])
+
+    def _send(self, exchange: _Exchange, commands: Sequence[bytes]) -> None:
         self._pending.append(exchange)
         if not self._outgoing:
             self._loop.call_soon(self._flush)
         self._outgoing += commands
         if self._watch is None:
             self._watch = self._loop.call_at(exchange.due, self._look)
-        return await exchange.waiter
-
-    def send(self, command: bytes) -> None:
-        """Sends what has no reply but pushes."""
-        if self._transport:
-            self._transport.write(command)
 
     def discard(self) -> None:
         self._end(exceptions.ConnectionError("the connection was given up"))
@@ -126,8 +149,7 @@ class AsyncioLink(asyncio.Protocol):
 
     def _take(self, reply: Any) -> None:
         exchange = self._pending[0]
-        exchange.replies.append(reply)
-        if len(exchange.replies) == exchange.wanted:
+        if exchange.take(reply):
             self._pending.popleft()
             if not exchange.waiter.done():
                 exchange.waiter.set_result(exchange.replies)
@@ -201,7 +223,7 @@ class LoopLinks:
         for made in self._links.values():
             if link := _result(made):
                 self._listener = link
-                link.send(packed("SUBSCRIBE", self.channel))
+                link.subscribe(self.channel)
                 return
 
     def close(self) -> None:
@@ -290,6 +312,13 @@ class AsyncioLinks:
         if loop not in self._by_loop:
             self._by_loop[loop] = self._new()
         return self._by_loop[loop]
+
+
+def _report_refusal(waiter: asyncio.Future[list[Any]]) -> None:
+    if not waiter.cancelled() and not waiter.exception():
+        for reply in waiter.result():
+            if isinstance(reply, Exception):
+                logger.warning(NOT_RUNG, explained(reply))
 
 
 def _result(made: asyncio.Future[AsyncioLink]) -> AsyncioLink | None:

@@ -13,6 +13,7 @@ from redis import exceptions
 
 from ..._core.ports import Ask, Switchboard
 from .rings import ring_of, ring_waiter
+from .servers import NOT_RUNG, explained
 
 logger = logging.getLogger("weblock")
 
@@ -20,6 +21,8 @@ LISTENED_IN: Final = 5.0
 """Seconds of silence after which a subscription is asked whether it lives."""
 
 LONGEST_PAUSE: Final = 2.0
+
+REFUSED_PAUSE: Final = 60.0
 
 
 class Receiver:
@@ -47,10 +50,8 @@ class Receiver:
 
     def listen(self) -> None:
         """Starts listening, if that has not been done."""
-        if self._thread is not None:
-            return
         with self._guard:
-            if not self._thread and not self._ended.is_set():
+            if self._thread is None and not self._ended.is_set():
                 self._thread = threading.Thread(
                     target=self._run, name="weblock-receiver", daemon=True
                 )
@@ -81,6 +82,9 @@ class Receiver:
                 self._subscribe()
                 pause = 0.05
                 self._hear()
+            except exceptions.NoPermissionError as error:
+                logger.warning(NOT_RUNG, explained(error))
+                pause = REFUSED_PAUSE
             except (exceptions.RedisError, OSError) as error:
                 logger.debug("the weblock receiver lost its connection: %s", error)
             except Exception:
@@ -90,7 +94,7 @@ class Receiver:
                 if self._connection:
                     self._connection.disconnect()
             self._ended.wait(pause * (0.5 + random.random() / 2))
-            pause = min(LONGEST_PAUSE, 2 * pause)
+            pause = min(max(LONGEST_PAUSE, pause), 2 * pause)
 
     def _subscribe(self) -> None:
         self._connection = connection = self._connect()

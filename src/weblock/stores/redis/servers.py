@@ -12,6 +12,9 @@ from .settings import Deployment, Settings
 LEAST_VERSION: Final = (6, 2)
 
 
+NOT_RUNG: Final = "those who wait for locks cannot be rung, and look once a second instead: %s"
+
+
 class Unfit(Exception):
     """A server that must not keep leases as it is. Says why, and what to do about it."""
 
@@ -44,7 +47,7 @@ def examine(info: bytes, settings: Settings) -> Server:
     if not clustered and settings.deployment is Deployment.CLUSTER:
         raise Unfit("it is not a node of a cluster: write redis:// instead")
     _refuse_eviction(facts, settings)
-    return Server(facts["run_id"], version)
+    return Server(facts.get("run_id", "unknown"), version)
 
 
 def _refuse_eviction(facts: dict[str, str], settings: Settings) -> None:

@@ -26,6 +26,7 @@ try('ZCARD', probe)
 try('PEXPIRE', probe, 1000)
 try('ZREM', probe, 'a')
 try('TIME')
+try('PING')
 try('INFO', 'server')
 try('PUBLISH', channel, '')
 return refused
