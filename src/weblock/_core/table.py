@@ -201,8 +201,10 @@ def current(state: KeyState, moment: Moment) -> KeyState:
     grant, queue = state.grant, state.queue
     if grant is not None and not _lives(grant, moment):
         grant, queue = None, _behind(grant, queue)
+    processes = {place.claim.process for place in queue}
+    dead = {process for process in processes if not moment.alive(process)}
     queue = tuple(
-        place for place in queue if moment.now < place.until and moment.alive(place.claim.process)
+        place for place in queue if moment.now < place.until and place.claim.process not in dead
     )
     voided = tuple(each for each in state.voided if moment.now < each.until)
     return KeyState(state.fence, grant, queue, voided)

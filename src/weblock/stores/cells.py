@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from .._core import table
-from .._core.ports import Grasp, Pulse, Reply, Switchboard
-from .._core.table import Answer, Claim, Grant, KeyState, Moment, Step, Waiting
+from .._core.ports import Grasp, Look, Pulse, Reply, Switchboard
+from .._core.table import Answer, Claim, Gone, Grant, KeyState, Moment, Step, Waiting
 from ..errors import EngineUnavailable
 
 Transition = Callable[[KeyState, Moment], Step]
+
+_PORTION: Final = 1000
+"""Keys that are looked at in one go, where many are listed."""
 
 
 class Done(NamedTuple):
@@ -33,6 +36,12 @@ class Cells(Protocol):
         self, changes: Mapping[str, Transition], *, patience: float
     ) -> Mapping[str, Done | EngineUnavailable]:
         """Replaces the values of several keys, each by itself, for as little as it can cost."""
+
+    async def names(self, prefix: str, *, patience: float) -> Sequence[str]:
+        """The keys that have a value, and begin with ``prefix``.
+
+        Raises ``EngineUnavailable`` if that cannot be told of all of them.
+        """
 
 
 class Bells(Protocol):
@@ -100,6 +109,32 @@ class CellStore:
             replies |= self._replies_to(by_key[key], outcome)
         return [replies[pulse.owner] for pulse in pulses]
 
+    async def force_release(self, key: str) -> Reply:
+        return await self._apply(key, table.force_release)
+
+    async def look(self, key: str) -> Look:
+        glance = _Glance()
+        _, now = await self._cells.update(key, glance, patience=self._patience)
+        return Look(glance.state, now)
+
+    async def names(self, prefix: str, limit: int) -> Sequence[str]:
+        found: list[str] = []
+        names = await self._cells.names(prefix, patience=self._patience)
+        for start in range(0, len(names), _PORTION):
+            if len(found) >= limit:
+                break
+            found += await self._in_use(names[start : start + _PORTION])
+        return found[:limit]
+
+    async def _in_use(self, keys: Sequence[str]) -> list[str]:
+        """Those that somebody holds or waits for; others are remembered for a while only."""
+        glances = {key: _Glance() for key in keys}
+        outcomes = await self._cells.update_many(glances, patience=self._patience)
+        for outcome in outcomes.values():
+            if isinstance(outcome, EngineUnavailable):
+                raise outcome
+        return [key for key, glance in glances.items() if glance.state.grant or glance.state.queue]
+
     def _replies_to(
         self, heartbeats: _Heartbeats, outcome: Done | EngineUnavailable
     ) -> dict[str, Reply | EngineUnavailable]:
@@ -124,6 +159,17 @@ class CellStore:
     def _watch_those_ahead(self, answer: Answer) -> None:
         if isinstance(answer, Waiting):
             self._bells.watch(answer.ahead)
+
+
+class _Glance:
+    """A transition that changes nothing, and keeps what it saw."""
+
+    def __init__(self) -> None:
+        self.state = KeyState()
+
+    def __call__(self, state: KeyState, moment: Moment) -> Step:
+        self.state = table.current(state, moment)
+        return Step(state, Gone())
 
 
 class _Heartbeats:

@@ -64,6 +64,10 @@ class _MemoryCells:
     ) -> dict[str, Done]:
         return {key: await self.update(key, changes[key], patience=patience) for key in changes}
 
+    async def names(self, prefix: str, *, patience: float) -> list[str]:
+        with self._engine.mutex:
+            return [key for key in self._engine.states if key.startswith(prefix)]
+
 
 def open_engine(url: str) -> MemoryEngine:
     """An engine of its own for each URL: ``memory://``, ``memory://tests``."""

@@ -6,8 +6,8 @@ import itertools
 import time
 from collections.abc import Sequence
 
-from .._core.ports import Pulse, Reply, Runtime, Store, Switchboard
-from .._core.table import Claim, Gone, Held, Released
+from .._core.ports import Look, Pulse, Reply, Runtime, Store, Switchboard
+from .._core.table import Claim, Gone, Grant, Held, KeyState, Released
 from .url import without_secrets
 
 SCHEMES = ("noop",)
@@ -22,13 +22,23 @@ class NoopEngine:
         self.name = name
         self.switchboard = Switchboard()
         self.fences = itertools.count(int(time.time() * 1_000_000))
-        self.held: dict[str, int] = {}
+        self.held: dict[str, _Lease] = {}
 
     def connect(self, runtime: Runtime) -> Store:
         return _NoopStore(self, runtime)
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+class _Lease:
+    """What one owner has, for those who look on."""
+
+    __slots__ = ("grant", "key")
+
+    def __init__(self, key: str, grant: Grant) -> None:
+        self.key = key
+        self.grant = grant
 
 
 class _NoopStore:
@@ -39,25 +49,50 @@ class _NoopStore:
         self._runtime = runtime
 
     async def acquire(self, key: str, claim: Claim, *, room: int) -> Reply:
-        fence = self._engine.held[claim.owner] = next(self._engine.fences)
-        return self._held(fence, claim.ttl)
+        now = self._runtime.now()
+        grant = Grant(claim, next(self._engine.fences), now, now + claim.ttl, confirmed=True)
+        self._engine.held[claim.owner] = _Lease(key, grant)
+        return Reply(Held(grant.fence, grant.until), now)
 
     async def refresh(self, pulses: Sequence[Pulse]) -> Sequence[Reply]:
-        held = self._engine.held
-        return [
-            self._held(held[pulse.owner], pulse.ttl)
-            if pulse.owner in held
-            else Reply(Gone(), self._runtime.now())
-            for pulse in pulses
-        ]
+        now = self._runtime.now()
+        return [Reply(self._refreshed(pulse, now), now) for pulse in pulses]
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
         mine = self._engine.held.pop(owner, None)
         return Reply(Gone() if mine is None else Released(), self._runtime.now())
 
-    def _held(self, fence: int, ttl: float) -> Reply:
+    async def force_release(self, key: str) -> Reply:
+        """Of all who have the key."""
         now = self._runtime.now()
-        return Reply(Held(fence, now + ttl), now)
+        grants = self._grants_of(key, now)
+        for grant in grants:
+            self._engine.held.pop(grant.claim.owner, None)
+        return Reply(Released() if grants else Gone(), now)
+
+    async def look(self, key: str) -> Look:
+        """Of all who have the key, shows the last."""
+        now = self._runtime.now()
+        grant = max(self._grants_of(key, now), key=lambda grant: grant.fence, default=None)
+        return Look(KeyState(grant.fence, grant) if grant else KeyState(), now)
+
+    async def names(self, prefix: str, limit: int) -> Sequence[str]:
+        now = self._runtime.now()
+        keys = {lease.key for lease in self._leases(now) if lease.key.startswith(prefix)}
+        return sorted(keys)[:limit]
+
+    def _refreshed(self, pulse: Pulse, now: float) -> Held | Gone:
+        lease = self._engine.held.get(pulse.owner)
+        if lease is None:
+            return Gone()
+        lease.grant = lease.grant._replace(until=max(lease.grant.until, now + pulse.ttl))
+        return Held(lease.grant.fence, lease.grant.until)
+
+    def _grants_of(self, key: str, now: float) -> list[Grant]:
+        return [lease.grant for lease in self._leases(now) if lease.key == key]
+
+    def _leases(self, now: float) -> list[_Lease]:
+        return [lease for lease in tuple(self._engine.held.values()) if now < lease.grant.until]
 
 
 def open_engine(url: str) -> NoopEngine:

@@ -12,8 +12,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final, TypeVar
 from urllib.parse import unquote
 
 from ..._core.ports import Ask, Grasp, Runtime, Store, Switchboard
@@ -24,6 +25,8 @@ from ..url import shown
 from .directory import Directory
 from .processes import Processes, new_process
 from .records import FILES, Changes, DirectoryGone, RecordFile, file_of
+
+T = TypeVar("T")
 
 SCHEMES = ("file",)
 
@@ -193,7 +196,8 @@ class _RecordCells:
         self._runtime = runtime
 
     async def update(self, key: str, transition: Transition, *, patience: float) -> Done:
-        (done,) = await self._update(file_of(key), ((key, transition),), patience)
+        changes = ((key, transition),)
+        (done,) = await self._inside(file_of(key), partial(self._apply, changes), patience)
         return done
 
     async def update_many(
@@ -207,21 +211,33 @@ class _RecordCells:
         for file, of_file in by_file.items():
             keys = [key for key, _ in of_file]
             try:
-                done = await self._update(file, of_file, patience)
+                done = await self._inside(file, partial(self._apply, of_file), patience)
             except EngineUnavailable as error:
                 outcomes |= dict.fromkeys(keys, error)
             else:
                 outcomes |= zip(keys, done, strict=True)
         return outcomes
 
-    async def _update(self, file: int, changes: Changes, patience: float) -> list[Done]:
+    async def names(self, prefix: str, *, patience: float) -> list[str]:
+        names: list[str] = []
+        for file in range(FILES):
+            home = self._engine.home_at(self._runtime.now())
+            if home.records[file].exists:  # To look is no reason to make one.
+                names += await self._inside(file, partial(_names, prefix), patience)
+        return names
+
+    async def _inside(self, file: int, work: Callable[[Home, RecordFile], T], patience: float) -> T:
+        """Does something with a record file while nobody else is in it."""
         while True:
             home = self._engine.home_at(self._runtime.now())
             record = home.records[file]
             try:
                 if not record.try_lock():
                     await self._wait_for(record, patience)
-                return self._apply(home, record, changes)
+                try:
+                    return work(home, record)
+                finally:
+                    record.unlock()
             except DirectoryGone:
                 self._engine.leave(home)
             except EngineUnavailable:
@@ -229,13 +245,10 @@ class _RecordCells:
             except (ConfigurationError, OSError) as error:
                 raise EngineUnavailable(self._engine.name, str(error)) from error
 
-    def _apply(self, home: Home, record: RecordFile, changes: Changes) -> list[Done]:
-        try:
-            now = self._runtime.now()
-            moment = Moment(now, int(time.time() * 1_000_000), home.processes.alive)
-            return [Done(step, now) for step in record.apply(changes, moment)]
-        finally:
-            record.unlock()
+    def _apply(self, changes: Changes, home: Home, record: RecordFile) -> list[Done]:
+        now = self._runtime.now()
+        moment = Moment(now, int(time.time() * 1_000_000), home.processes.alive)
+        return [Done(step, now) for step in record.apply(changes, moment)]
 
     async def _wait_for(self, record: RecordFile, patience: float) -> None:
         """Locks a file that is busy. Of many who would wait for one that is stuck, one does."""
@@ -254,6 +267,10 @@ class _RecordCells:
                 pause = min(longest, 2 * pause + FIRST_PAUSE)
         finally:
             record.waiting -= 1
+
+
+def _names(prefix: str, _home: Home, record: RecordFile) -> list[str]:
+    return record.names(prefix)
 
 
 class _HomeBells:

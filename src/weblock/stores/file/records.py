@@ -90,7 +90,7 @@ class DirectoryGone(Exception):
 
 
 class RecordFile:
-    """One record file. ``try_lock`` and ``unlock`` bracket ``apply``."""
+    """One record file. ``try_lock`` and ``unlock`` bracket ``apply`` and ``names``."""
 
     def __init__(self, directory: Directory, index: int) -> None:
         self._directory = directory
@@ -156,6 +156,16 @@ class RecordFile:
         if rows is not record.rows:
             self._write(record, fence, rows, moment.now)
         return steps
+
+    @property
+    def exists(self) -> bool:
+        """Whether anybody has made it yet."""
+        return os.path.exists(self._path)
+
+    def names(self, prefix: str) -> list[str]:
+        """The keys in it that begin with ``prefix``."""
+        start = prefix.encode()
+        return [name.decode() for name in self._read().rows if name.startswith(start)]
 
     def _decoded(self, row: bytes) -> KeyState:
         """A state; that which was written last comes back without being read."""
