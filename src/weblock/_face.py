@@ -8,17 +8,20 @@ import os
 import socket
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, Generic, Self, TypedDict, TypeVar, Unpack, cast
 
 from ._core.acquiring import Locker
 from ._core.holding import Holding, Terms
 from ._core.ports import SCOPES, Engine, Runtime
+from ._core.table import Released
 from ._runtime.clock import control
 from ._runtime.keeper import keeper_of, leave_keeper
 from .errors import ConfigurationError
-from .keys import check_namespace, in_order, qualified, unqualified
+from .inspection import KeyInfo, KeyInfos, info_of
+from .keys import check_namespace, check_prefix, in_order, qualified, unqualified
 from .stores import url as urls
 
 logger = logging.getLogger("weblock")
@@ -80,13 +83,20 @@ class Options:
             raise ConfigurationError(
                 f"require_scope={self.require_scope!r} is not one of {', '.join(SCOPES)}"
             )
-        self._hold = {**_DEFAULTS, "label": f"{socket.gethostname()}:{os.getpid()}"}
+        self._hold = {**_DEFAULTS, "label": _label_of_process()}
         self._hold = self._merged(cast("HoldOptions", given))
         self._terms = _terms(self._hold)
+        if "label" not in given:
+            _labelled_by_process.add(self)
 
     @property
     def label(self) -> str:
         return self._terms.label
+
+    def after_fork(self) -> None:
+        """Takes the label of the child process, where that of the parent was the default."""
+        self._hold["label"] = _label_of_process()
+        self._terms = _terms(self._hold)
 
     def of_call(self, given: HoldOptions) -> tuple[Terms, float | None]:
         """The terms and the wait of one call, where ``given`` goes before our own."""
@@ -102,6 +112,21 @@ class Options:
                 raise TypeError(f"there is no option {name!r}; there are {', '.join(_CHECKS)}")
             merged[name] = _CHECKS[name](name, value)
         return merged
+
+
+def _label_of_process() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+_labelled_by_process: weakref.WeakSet[Options] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for options in _labelled_by_process:
+        options.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _terms(options: dict[str, Any]) -> Terms:
@@ -206,6 +231,22 @@ class Face:
             _warn_if_one_of_many_machines()
         return cls(urls.engine_for(urls.DEFAULT if url is None else url), **options)
 
+    @classmethod
+    def from_client(
+        cls,
+        client: object,
+        *,
+        engine_options: Mapping[str, object] | None = None,
+        **options: Unpack[LocksOptions],
+    ) -> Self:
+        """Locks on the server that a ready client talks to: a redis-py client of any kind.
+
+        Its address, user and TLS settings are taken over; connections are our own, so that no
+        waiter occupies one of the client's. ``engine_options`` are those that a URL may have, such
+        as ``{"prefix": "shop"}``. Raises ``ConfigurationError``.
+        """
+        return cls(urls.engine_of(client, **(engine_options or {})), **options)
+
     @property
     def scope(self) -> str:
         """How far the leases reach: ``none``, ``process``, ``host`` or ``cluster``."""
@@ -226,11 +267,37 @@ class Face:
         return f"<{type(self).__name__} {self._engine.name} namespace={namespace!r}>"
 
     def _keys(self, keys: tuple[str, ...]) -> tuple[str, ...]:
-        if self._closed:
-            raise ConfigurationError(f"{self!r} is closed")
+        self._refuse_if_closed()
         if not keys:
             raise TypeError("name at least one key to lock")
         return tuple(qualified(self._options.namespace, key) for key in in_order(keys))
+
+    async def _inspect(self, key: str) -> KeyInfo | None:
+        (name,) = self._keys((key,))
+        return info_of(name, await self._locker.store.look(name))
+
+    async def _list(self, prefix: str, limit: int) -> KeyInfos:
+        self._refuse_if_closed()
+        start = qualified(self._options.namespace, check_prefix(prefix))
+        store = self._locker.store
+        names = await store.names(start, _count("limit", limit))
+        infos = [info_of(name, await store.look(name)) for name in sorted(names)]
+        return [info for info in infos if info]  # Some may have become free meanwhile.
+
+    async def _force_release(self, key: str) -> bool:
+        (name,) = self._keys((key,))
+        store = self._locker.store
+        # Seen just before, for the engine does not say: in between, another may have got the key.
+        holder = info_of(name, await store.look(name))
+        taken = isinstance((await store.force_release(name)).answer, Released)
+        if taken:
+            label = holder.holder if holder else None
+            logger.warning("the lease of %.200r was taken away from %.200r by force", key, label)
+        return taken
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise ConfigurationError(f"{self!r} is closed")
 
     def _close(self) -> None:
         if self._closed:

@@ -46,6 +46,22 @@ def engine_for(url: str) -> Engine:
         return _engines.by_url[url]
 
 
+def engine_of(client: object, **options: object) -> Engine:
+    """An engine on the server that a ready client of its driver talks to.
+
+    Raises ``ConfigurationError`` for a client that no engine knows, or an option it does not have.
+    """
+    for module in _modules(""):
+        adopt = getattr(module, "adopt", None)
+        if adopt and (engine := adopt(client, **options)):
+            adopted: Engine = engine
+            return adopted
+    raise ConfigurationError(
+        f"no engine knows what to do with a {type(client).__module__}.{type(client).__qualname__}:"
+        " give a redis-py client, or a URL"
+    )
+
+
 def forget(engine: Engine) -> None:
     """Has the next one who asks for the engine's URL get a new one."""
     with _engines.guard:

@@ -145,7 +145,7 @@ def _place(scheme: str, deployment: Deployment, rest: str) -> dict[str, Any]:
     if deployment is Deployment.SINGLE and len(names) > 1:
         raise ConfigurationError(
             f"{scheme}://{hosts:.80} names several servers: write redis+cluster:// or"
-            " redis+sentinel://, or give a list of URLs for a quorum"
+            " redis+sentinel://"
         )
     parts = [unquote(part) for part in path.split("/") if part]
     if deployment is Deployment.SENTINEL:
