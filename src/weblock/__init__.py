@@ -11,6 +11,7 @@ from .errors import (
     LockTimeout,
     WeblockError,
 )
+from .inspection import KeyInfo
 from .sync import Lease, Locks
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "EngineUnavailable",
     "HoldOptions",
     "InvalidKey",
+    "KeyInfo",
     "Lease",
     "LeaseLost",
     "LockTimeout",

@@ -12,6 +12,7 @@ from typing import ParamSpec, Self, TypeVar, Unpack
 from ._face import BaseLease, Duration, Face, HoldOptions, Inside, seconds
 from ._runtime.aio import AsyncioRuntime
 from .errors import LeaseLost, LockTimeout
+from .inspection import KeyInfo, KeyInfos
 from .keys import KeyTemplate
 
 P = ParamSpec("P")
@@ -72,6 +73,39 @@ class AsyncLocks(Face):
             return serialized
 
         return decorate
+
+    async def inspect(self, key: str) -> KeyInfo | None:
+        """Who holds the key and who waits for it; ``None`` if nobody does either.
+
+        It is a look: it neither waits nor changes anything, and is out of date at once. Raises
+        ``InvalidKey``, or ``EngineUnavailable`` if the engine did not answer.
+        """
+        return await self._inspect(key)
+
+    async def list(self, prefix: str = "", *, limit: int = 1000) -> KeyInfos:
+        """The keys that somebody holds or waits for, in the order of their names.
+
+        Those that begin with ``prefix``, in our namespace; no more than ``limit``, and it is not
+        said which ones if there are more. They are looked at one after the other, so the whole is
+        no picture of a single moment. Raises ``InvalidKey`` for a prefix that no key can have, or
+        ``EngineUnavailable`` if the engine did not answer.
+        """
+        return await self._list(prefix, limit)
+
+    async def force_release(self, key: str) -> bool:
+        """Takes the lease of the key away from whoever has it; whether there was one.
+
+        For a holder that hangs, say. The key passes to the first waiter at once. The former holder
+        is not asked, and learns of it when it next hears from the engine: at its renewal, a third
+        of its ttl later at most, or when it extends or releases; without renewal, perhaps not
+        before its ttl has passed. **Until then both may be at work**; the larger fence of the new
+        lease tells them apart. Then it gets ``LeaseLost``, with the reason ``taken``.
+
+        A lease that is taken away is logged as a warning. Raises ``InvalidKey``, or
+        ``EngineUnavailable`` if the engine did not answer: whether it took the lease is not known
+        then, and to ask again may take another, which came in between.
+        """
+        return await self._force_release(key)
 
     async def close(self) -> None:
         """Frees what the engine has in this process, if nobody else in it uses the engine."""

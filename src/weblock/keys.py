@@ -45,6 +45,11 @@ def check_key(key: str) -> str:
     return key
 
 
+def check_prefix(prefix: str) -> str:
+    """Returns ``prefix`` if keys may begin with it, or if it is empty. Raises ``InvalidKey``."""
+    return prefix if prefix == "" else check_key(prefix)
+
+
 def check_namespace(namespace: object) -> str:
     """Returns ``namespace`` if it can stand before keys: letters, digits, ``.``, ``_``, ``-``."""
     if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):

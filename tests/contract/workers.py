@@ -85,14 +85,15 @@ class Strings:
         """Forks a child, which waits to be told what to do."""
         orders, self.orders = os.pipe()
         self.outcomes, outcomes = os.pipe()
-        if os.fork() == 0:
+        pid = os.fork()
+        if pid == 0:
             try:
                 self._serve_as_child(orders, outcomes)
             finally:
                 os._exit(0)
         os.close(orders)
         os.close(outcomes)
-        return {}
+        return {"pid": pid}
 
     def child(self, verb: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Has the child do something."""
