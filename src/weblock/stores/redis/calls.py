@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Sequence
 from functools import lru_cache
+from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
 import hiredis
@@ -45,7 +45,8 @@ class Layout:
         self.of_key = lru_cache(1024)(self._of_key)
 
     def bucket(self, key: str) -> int:
-        return zlib.crc32(key.encode()) % self.buckets
+        # A checksum would do it, but for keys that are alike it is as uneven as the cluster's own.
+        return int.from_bytes(blake2b(key.encode(), digest_size=4).digest()) % self.buckets
 
     def tag(self, bucket: int) -> str:
         return f"{self.prefix}:{{{bucket}}}"
@@ -55,9 +56,13 @@ class Layout:
         tag = self.tag(bucket)
         return f"{tag}:none", f"{tag}:none:queue", f"{tag}:epoch"
 
-    def of_probe(self, bucket: int) -> tuple[str, str]:
-        """Names for trying what the server allows: a key and a channel."""
-        return f"{self.tag(bucket)}:probe", f"{self.prefix}:process:probe"
+    def probe(self, bucket: int) -> str:
+        """A key for trying what the server allows."""
+        return f"{self.tag(bucket)}:probe"
+
+    def channel(self, name: str) -> str:
+        """Where the waiters of a process are rung."""
+        return f"{self.prefix}:process:{name}"
 
     def voided(self, key: str, owner: str) -> str:
         return f"{self.tag(self.bucket(key))}:voided:{owner}"

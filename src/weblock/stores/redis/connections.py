@@ -76,7 +76,7 @@ class Connections:
             links.abandon()
 
     def _new_channel(self) -> str:
-        return f"{self._layout.prefix}:process:{uuid.uuid4().hex}"
+        return self._layout.channel(uuid.uuid4().hex)
 
     def _loop_links(self) -> LoopLinks:
         return LoopLinks(

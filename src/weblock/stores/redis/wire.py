@@ -237,7 +237,8 @@ class Wire:
             for bucket in range(self._layout.buckets)
             if self._layout.buckets == 1 or self._nodes.address_of(bucket) == link.address
         )
-        probe = Call(PROBE, bucket, self._layout.of_probe(bucket))
+        channel = self._layout.channel("probe")
+        probe = Call(PROBE, bucket, (self._layout.probe(bucket),), (channel,))
         (refused,) = await link.exchange([probe.whole("", "0", "")])
         if isinstance(refused, Exception):
             raise refused

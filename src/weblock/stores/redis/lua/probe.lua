@@ -1,7 +1,7 @@
 -- Tries every command that the scripts use, on keys that nobody else does, and returns what the
 -- server refused: rights that its user lacks.
 
-local probe, channel = KEYS[1], KEYS[2]
+local probe, channel = KEYS[1], ARGV[4]
 local refused = {}
 
 local function try(...)
