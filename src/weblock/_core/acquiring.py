@@ -29,6 +29,9 @@ FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 1.0
 """Seconds between attempts to reach an engine that does not answer."""
 
+OUTAGE: Final = 5.0
+"""Seconds without an answer after which an acquisition gives up, or its ttl if that is longer."""
+
 LATEST: Final = 5.0
 """Seconds by which a request that was given up may still reach the engine, beyond two ttl."""
 
@@ -249,7 +252,7 @@ class Acquisition:
                 self._in_doubt = True
                 failing_since = sent if failing_since is None else failing_since
                 failing_for = self._runtime.now() - failing_since
-                if pause >= min(self._patience(), self._terms.ttl - failing_for):
+                if pause >= min(self._patience(), max(self._terms.ttl, OUTAGE) - failing_for):
                     raise
             except BaseException:
                 self._in_doubt = True
