@@ -1,0 +1,144 @@
+"""What Redis URLs, options and ready clients are taken to say."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+
+import pytest
+import redis
+import redis.asyncio
+from redis.sentinel import Sentinel
+
+from weblock import ConfigurationError, Locks
+from weblock.stores.redis import RedisEngine, adopt, open_engine
+from weblock.stores.redis.settings import Address, Deployment, Settings, parse
+
+CANARY = "c4naryS3cret"
+
+
+@pytest.mark.parametrize(
+    ("url", "deployment", "addresses", "db"),
+    [
+        ("redis://", Deployment.SINGLE, [("localhost", 6379)], 0),
+        ("redis://h", Deployment.SINGLE, [("h", 6379)], 0),
+        ("REDIS://h:7/3", Deployment.SINGLE, [("h", 7)], 3),
+        ("valkey://h:7/3", Deployment.SINGLE, [("h", 7)], 3),
+        ("redis://h?db=4", Deployment.SINGLE, [("h", 6379)], 4),
+        ("redis://[::1]:7/1", Deployment.SINGLE, [("::1", 7)], 1),
+        ("unix:///run/redis.sock?db=2", Deployment.SINGLE, [("/run/redis.sock", 0)], 2),
+        ("redis+sentinel://a,b:9/m/1", Deployment.SENTINEL, [("a", 26379), ("b", 9)], 1),
+        ("rediss+cluster://a:1,b:2", Deployment.CLUSTER, [("a", 1), ("b", 2)], 0),
+    ],
+)
+def test_a_url_says_where_the_servers_are(
+    url: str, deployment: Deployment, addresses: list[tuple[str, int]], db: int
+) -> None:
+    """Each form of URL names its servers and its database."""
+    settings = parse(url)
+    assert settings.deployment is deployment
+    assert settings.addresses == tuple(Address(*each) for each in addresses)
+    assert settings.db == db
+
+
+@pytest.mark.parametrize("password", ["p%3Aa%2Fs%40s", "p:a/s@s", "p%3Aa/s%40s"])
+def test_a_password_may_contain_anything(password: str) -> None:
+    """What is special in URLs may be encoded in a password, and nearly all of it may be left."""
+    settings = parse(f"redis://joe:{password}@h:7/1")
+    assert settings.connection == {"username": "joe", "password": "p:a/s@s"}
+    assert settings.addresses == (Address("h", 7),)
+
+
+def test_options_go_before_the_url() -> None:
+    """What is given by name overrules what the URL says."""
+    settings = parse("redis://joe:pw@h?timeout=3", {"password": "other", "timeout": 0.5})
+    assert settings.connection["password"] == "other"
+    assert settings.timeout == 0.5
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        (f"redis://joe:{CANARY}@h:notaport/0", "bad port"),
+        (f"redis://joe:{CANARY}@h:99999/0", "bad port"),
+        (f"redis://joe:{CANARY}@h/zero", "must be a whole number"),
+        (f"redis://joe:{CANARY}@h/0/1", "too many slashes"),
+        (f"redis://joe:{CANARY}@h?ttl=3", "no Redis option 'ttl'"),
+        (f"redis://joe:{CANARY}@h?timeout=-1", "timeout='-1'"),
+        (f"redis://joe:{CANARY}@h?recovery=maybe", "'safe', 'off'"),
+        (f"redis://joe:{CANARY}@h?allow_eviction=perhaps", "true or false"),
+        (f"redis://joe:{CANARY}@h?prefix={{x}}", "prefix="),
+        (f"redis://joe:{CANARY}@h?max_connections=0", "1 or more"),
+        (f"redis://joe:{CANARY}@a,b", "several servers"),
+        (f"redis://joe:{CANARY}@[h", "no host"),
+        (f"redis+sentinel://joe:{CANARY}@h:1", "which master"),
+        (f"redis+cluster://joe:{CANARY}@h:1/2", "no databases"),
+        (f"unix://joe:{CANARY}@run/redis.sock", "unix:///absolute/path"),
+    ],
+)
+def test_a_wrong_url_is_told_without_its_secrets(url: str, told: str) -> None:
+    """Each mistake in a URL is named with its remedy, and no part of the password shows."""
+    with pytest.raises(ConfigurationError) as raised:
+        Locks.from_url(url)
+    assert told in str(raised.value)
+    assert CANARY[:3] not in "".join(traceback.format_exception(raised.value, chain=True))[-600:]
+
+
+def test_no_secret_shows(caplog: pytest.LogCaptureFixture) -> None:
+    """Neither names nor representations nor what is said of a server that is not there has it."""
+    caplog.set_level(logging.DEBUG)
+    url = f"redis://{CANARY}:{CANARY}@127.0.0.1:1/0?client_name=shop"
+    with Locks.from_url(url, wait=0.1) as locks:
+        with pytest.raises(ConnectionError) as raised:
+            locks.acquire("a")
+        shown = [repr(locks), locks.engine, repr(locks._engine), str(locks._engine.settings)]  # type: ignore[attr-defined]
+        shown += [str(raised.value), repr(raised.value), caplog.text]
+    assert not [each for each in shown if CANARY[:3] in each]
+
+
+@pytest.mark.parametrize("kind", [redis.Redis, redis.asyncio.Redis], ids=["sync", "asyncio"])
+def test_a_ready_client_is_taken_over(kind: type[redis.Redis]) -> None:
+    """The address, user and TLS settings of a client are those of the engine."""
+    client = kind.from_url("rediss://joe:pw@h:7/3?ssl_ca_certs=/ca.pem")
+    settings = adopted(client, prefix="shop")
+    assert settings.name == "rediss://h:7/3"
+    assert (settings.connection["username"], settings.connection["password"]) == ("joe", "pw")
+    assert settings.connection["ssl_ca_certs"] == "/ca.pem"
+    assert settings.prefix == "shop"
+
+
+def test_a_client_on_a_socket_is_taken_over() -> None:
+    """A client that talks to a Unix socket says so."""
+    assert adopted(redis.Redis(unix_socket_path="/run/r.sock")).name == "unix:///run/r.sock"
+
+
+def test_a_client_of_sentinels_is_taken_over() -> None:
+    """A client whose master Sentinels name has the engine ask the same ones."""
+    sentinel = Sentinel([("a", 1), ("b", 2)], sentinel_kwargs={"password": "s"})
+    settings = adopted(sentinel.master_for("shop", password="m"))
+    assert settings.name == "redis+sentinel://a:1,b:2/shop"
+    assert (settings.sentinel, settings.connection["password"]) == ({"password": "s"}, "m")
+
+
+def test_what_is_no_client_is_refused() -> None:
+    """Anything else is refused by its type's name."""
+    with pytest.raises(ConfigurationError, match=r"builtins\.dict: give a redis-py client"):
+        Locks.from_client({})
+    with pytest.raises(ConfigurationError, match="ConnectionPool"):
+        Locks.from_client(redis.ConnectionPool())
+
+
+def test_options_by_name() -> None:
+    """An engine opened by hand takes the options of a URL by name."""
+    engine = open_engine("redis://h", password=CANARY, prefix="shop")
+    assert engine.settings.prefix == "shop"
+    assert engine.settings.connection["password"] == CANARY
+    with Locks(engine) as locks:
+        assert locks.scope == "cluster"
+
+
+def adopted(client: object, **options: object) -> Settings:
+    """The settings that are taken from a client."""
+    engine = adopt(client, **options)
+    assert isinstance(engine, RedisEngine)
+    return engine.settings
