@@ -224,3 +224,70 @@ def test_a_void_takes_the_lease_back() -> None:
     step = table.release(after(claim("a"), claim("b")), at(1), "a", void=5)
     assert (step.answer, holder(step.state)) == (Released(), "b")
     assert table.acquire(step.state, at(2), claim("a"), room=100).answer == Gone()
+
+
+def test_force_takes_the_lease_and_passes_the_key_on() -> None:
+    """The first waiter gets what was taken from the holder, with a larger fence; others stay."""
+    state = after(claim("a"), claim("b"), claim("c"))
+    step = table.force_release(state, at(1))
+    assert (step.answer, holder(step.state), queued(step.state)) == (Released(), "b", ["c"])
+    assert step.woken == step.state.grant
+    assert step.state.fence == state.fence + 1
+    assert table.refresh(step.state, at(1), "a", TTL).answer == Gone()
+    assert table.release(step.state, at(1), "a").answer == Gone()
+
+
+def test_force_frees_a_key_that_nobody_waits_for() -> None:
+    """Nothing is left of a lease that was taken away but its fence."""
+    step = table.force_release(after(claim("a")), at(1))
+    assert (step.answer, step.state, step.woken) == (Released(), KeyState(fence=1), None)
+
+
+def test_force_takes_nothing_from_who_comes_next() -> None:
+    """Where the lease has ended, it was not taken: the first waiter gets the key, and keeps it."""
+    state = after(claim("a", ttl=2), claim("b"))
+    step = table.force_release(state, at(2))
+    assert (step.answer, holder(step.state)) == (Gone(), "b")
+    assert table.force_release(KeyState(), at(2)) == Step(KeyState(), Gone())
+
+
+def test_force_on_a_dead_holder() -> None:
+    """A dead holder's lease has ended already; as ever, a process that was silent is passed over."""
+    state = after(claim("a", "p1"), claim("b", "p2"), claim("c", "p2"), claim("d", "p3"))
+    state = table.release(state, at(1), "a").state
+    step = table.force_release(state, at(1 + HANDOFF))
+    assert (step.answer, holder(step.state), queued(step.state)) == (Gone(), "d", [])
+    step = table.force_release(after(claim("a", "p1"), claim("b", "p2")), at(1, "p1"))
+    assert (step.answer, holder(step.state)) == (Gone(), "b")
+
+
+def test_a_look_shows_what_is_live() -> None:
+    """What is live is shown as it is."""
+    state = after(claim("a"), claim("b"))
+    assert table.current(state, at(1)) == state
+
+
+def test_a_look_shows_no_lease_that_has_ended() -> None:
+    """A lease that has ended, or whose holder is dead, is not shown; those who wait for it are."""
+    state = after(claim("a", "p1", ttl=2), claim("b", "p2"))
+    for moment in (at(2), at(1, "p1")):
+        shown = table.current(state, moment)
+        assert (holder(shown), queued(shown), shown.fence) == (None, ["b"], state.fence)
+
+
+def test_a_look_shows_nobody_who_has_left() -> None:
+    """Places that have lapsed, and those of the dead, are not shown, nor are voids that are over."""
+    state = after(claim("a"), claim("b", "p2"), claim("c", "p3"))
+    assert queued(table.current(state, at(1, "p2"))) == ["c"]
+    assert queued(table.current(state, at(PLACE))) == []
+    state = table.release(KeyState(), at(0), "a", void=5).state
+    assert table.current(state, at(4.9)) == state
+    assert table.current(state, at(5)).blank
+
+
+def test_a_look_shows_no_place_that_a_silent_process_has_lost() -> None:
+    """Who did not confirm has lost its places, though nobody has told it yet."""
+    state = after(claim("a", "p1"), claim("b", "p2"), claim("c", "p2"), claim("d", "p3"))
+    state = table.release(state, at(1), "a").state
+    assert queued(table.current(state, at(1))) == ["c", "d"]
+    assert queued(table.current(state, at(1 + HANDOFF))) == ["d"]

@@ -71,6 +71,33 @@ class OneKey(RuleBasedStateMachine):
         assert step.answer == (Released() if had else Gone())
         assert owner not in self.present()
 
+    @rule()
+    def force_release(self) -> None:
+        grant = self.state.grant
+        holder = grant.claim.owner if grant and self.is_live(self.state) else None
+        step = table.force_release(self.state, self.moment)
+        if holder is None:
+            self.take(step, by="nobody")
+        else:
+            self.take(step, by=holder, released=True)
+            assert holder not in self.present()
+        assert step.answer == (Released() if holder else Gone())
+
+    @rule()
+    def look(self) -> None:
+        shown = table.current(self.state, self.moment)
+        assert table.current(shown, self.moment) == shown
+        assert shown.fence == self.state.fence
+        assert bool(shown.grant) == self.is_live(self.state)
+        for place in shown.queue:
+            assert self.now < place.until
+            assert place.claim.process not in self.dead
+        # Who touches the key next passes it to the first that is shown, and drops nobody else shown.
+        after, woken = table.settle(self.state, self.moment)
+        heirs = [woken.claim.owner] if woken else []
+        heirs += [place.claim.owner for place in table.current(after, self.moment).queue]
+        assert heirs == [place.claim.owner for place in shown.queue]
+
     @rule(seconds=st.sampled_from([0.0, 0.1, 0.5, HANDOFF, 4.0]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
