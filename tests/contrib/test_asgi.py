@@ -56,6 +56,18 @@ class TestTheLayer:
         assert shop.events == ["release", "last byte"]
         assert exchange.body == b"done"
 
+    async def test_a_websocket_is_known_by_its_path(self, locks):
+        """Whoever looks at a lease that a websocket holds sees so."""
+        infos = []
+
+        async def app(scope, receive, send):
+            await request_locks(scope).acquire("x")
+            infos.append(await locks.inspect("x"))
+
+        exchange = Exchange(kind="websocket")
+        await exchange.served_by(RequestLayer(app, locks))
+        assert infos[0].holder == f"{locks.label} WEBSOCKET {exchange.scope['path']}"
+
     async def test_other_scopes_pass_through(self, locks):
         """What is neither a request nor a websocket reaches the application untouched."""
         exchange = Exchange(kind="lifespan")

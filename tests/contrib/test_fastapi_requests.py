@@ -413,6 +413,22 @@ class TestWhoIsToldWhat:
             assert (await client.post("/items/a%0Aé")).status_code == 200
         assert labels == [f"{locks.label} POST /items/a%0A%C3%A9"]
 
+    async def test_a_request_can_be_inspected(self, app, locks):
+        """While a request holds a key, the key tells which one; a long path is cut."""
+        infos = []
+
+        @app.post("/items/{name}", dependencies=[Depends(lock("x"))])
+        async def change() -> None:
+            infos.append(await locks.inspect("x"))
+
+        async with client_of(app) as client:
+            for path in ("/items/7", f"/items/{'n' * 500}"):
+                assert (await client.post(path)).status_code == 200
+        assert infos[0].holder == f"{locks.label} POST /items/7"
+        assert infos[1].holder.startswith(f"{locks.label} POST /items/nnn")
+        assert len(infos[1].holder) == 200
+        assert await locks.inspect("x") is None
+
 
 class TestHoldersAndWaiters:
     async def test_no_request_starves_at_a_def_endpoint(self, app):

@@ -13,6 +13,7 @@ from weblock import (
     EngineUnavailable,
     HoldOptions,
     InvalidKey,
+    KeyInfo,
     Lease,
     LeaseLost,
     Locks,
@@ -67,6 +68,24 @@ async def asynchronous(item_id: int) -> None:
     async with AsyncLocks.from_url() as entered:
         assert_type(entered, AsyncLocks)
     assert_type(await locks.close(), None)
+
+
+async def looking_on(locks: Locks, async_locks: AsyncLocks) -> None:
+    """What is told of keys, on both faces."""
+    assert_type(locks.inspect("key"), KeyInfo | None)
+    assert_type(locks.list(), list[KeyInfo])
+    assert_type(locks.list("item:", limit=10), list[KeyInfo])
+    assert_type(locks.force_release("key"), bool)
+    assert_type(await async_locks.inspect("key"), KeyInfo | None)
+    assert_type(await async_locks.list("item:", limit=10), list[KeyInfo])
+    assert_type(await async_locks.force_release("key"), bool)
+    for info in locks.list():
+        assert_type((info.key, info.holder, info.fence), tuple[str, str | None, int | None])
+        assert_type((info.held_for, info.remaining), tuple[float, float])
+        assert_type(info.waiters, tuple[str, ...])
+        info.holder = "another"  # pyright: ignore[reportAttributeAccessIssue]
+    if locks.inspect("key").holder:  # pyright: ignore[reportOptionalMemberAccess]
+        pass
 
 
 def decorators(locks: Locks, async_locks: AsyncLocks) -> None:
