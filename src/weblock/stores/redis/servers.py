@@ -15,6 +15,9 @@ LEAST_VERSION: Final = (6, 2)
 NOT_RUNG: Final = "those who wait for locks cannot be rung, and look once a second instead: %s"
 
 
+GRANT: Final = "grant it to the user; docs/redis.md has the least rights that do"
+
+
 class Unfit(Exception):
     """A server that must not keep leases as it is. Says why, and what to do about it."""
 
@@ -70,7 +73,7 @@ def explained(error: BaseException) -> str:  # noqa: PLR0911 - a list
         case exceptions.AuthenticationWrongNumberOfArgsError() | exceptions.AuthenticationError():
             return f"it refused the user or the password ({text}): check them in the URL"
         case exceptions.NoPermissionError():
-            return f"{text}: grant it to the user; docs/redis.md has the least rights that do"
+            return f"{text}: {GRANT}"
         case exceptions.ReadOnlyError():
             return "it has become a replica"
         case exceptions.BusyLoadingError():
@@ -82,5 +85,5 @@ def explained(error: BaseException) -> str:  # noqa: PLR0911 - a list
     if "MISCONF" in text:
         return f"it cannot write its data to disk, and refuses all writes: {text:.120}"
     if "ACL failure" in text or "can't run this command" in text:
-        return f"{text}: grant it to the user; docs/redis.md has the least rights that do"
+        return f"{text}: {GRANT}"
     return text[:300]

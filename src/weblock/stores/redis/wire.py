@@ -14,7 +14,7 @@ from ...errors import EngineUnavailable
 from .calls import Call, Layout, micros, packed
 from .nodes import Nodes
 from .scripts import PROBE
-from .servers import Server, Unfit, examine, explained
+from .servers import GRANT, Server, Unfit, examine, explained
 from .settings import Address, Settings
 
 REDIRECTIONS: Final = 5
@@ -243,14 +243,18 @@ class Wire:
         if isinstance(refused, Exception):
             raise refused
         if refused:
-            raise Unfit(refused[0].decode())
+            commands = ", ".join(command.decode() for command in refused)
+            raise Unfit(
+                f"its user may not run {commands} on keys and channels that start with"
+                f" {self._layout.prefix}: {GRANT}"
+            )
         self._known.add(link.server.run)
 
     def _judged(self, outcome: Outcome) -> Outcome:
         if not isinstance(outcome, Exception) or isinstance(outcome, EngineUnavailable):
             return outcome
         unavailable = EngineUnavailable(self._name, explained(outcome))
-        unavailable.__cause__ = outcome
+        unavailable.__cause__ = None if isinstance(outcome, Unfit) else outcome
         return unavailable
 
 

@@ -1,13 +1,20 @@
--- Tries every command that the scripts use, on keys that nobody else does, and returns what the
--- server refused: rights that its user lacks.
+-- Tries every command that the scripts use, on keys that nobody else does, and returns those that
+-- its user has no right to.
 
 local probe, channel = KEYS[1], ARGV[4]
 local refused = {}
 
-local function try(...)
-  local reply = redis.pcall(...)
-  if type(reply) == 'table' and reply.err then
-    refused[#refused + 1] = reply.err
+-- As Redis 7 says it, and Redis 6.
+local denials = { 'ACL failure', 'NOPERM', 'user executing the script' }
+
+local function try(command, ...)
+  local reply = redis.pcall(command, ...)
+  local failure = type(reply) == 'table' and reply.err or ''
+  for _, denial in ipairs(denials) do
+    if string.find(failure, denial, 1, true) then
+      refused[#refused + 1] = command
+      return
+    end
   end
 end
 
