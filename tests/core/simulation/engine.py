@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from weblock._core import table
-from weblock._core.ports import Grasp, Pulse, Reply
+from weblock._core.ports import Grasp, Look, Pulse, Reply
 from weblock._core.table import Claim, KeyState, Moment, Step
 
 from .world import Action, World
@@ -36,7 +36,27 @@ class Release:
     void: float
 
 
-Request = Acquire | Refresh | Release
+@dataclass(frozen=True, slots=True)
+class ForceRelease:
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """A look at a key, which changes nothing."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    prefix: str
+
+
+Request = Acquire | Refresh | Release | ForceRelease | Glance | Names
+"""The latter three come from those who look on; no schedule has any."""
+
+Changing = Acquire | Pulse | Release | ForceRelease
 
 
 class Change:
@@ -49,7 +69,7 @@ class Change:
 
     def __init__(
         self,
-        request: Acquire | Pulse | Release,
+        request: Changing,
         owner: str,
         before: KeyState,
         step: Step,
@@ -113,10 +133,14 @@ class EngineServer:
         elif self.up:
             serve()
 
-    def serve(self, request: Request) -> list[Reply]:
+    def serve(self, request: Request) -> list[Any]:
         now = self.now()
         if isinstance(request, Refresh):
             return [self._serve(pulse, now) for pulse in request.pulses]
+        if isinstance(request, Glance):
+            return [Look(table.current(self.state(request.key), self._moment(now)), now)]
+        if isinstance(request, Names):
+            return [self._names(request.prefix, now)]
         return [self._serve(request, now)]
 
     def stop(self) -> None:
@@ -141,10 +165,17 @@ class EngineServer:
     def restart(self) -> None:
         self.up = True
 
-    def _serve(self, request: Acquire | Pulse | Release, now: float) -> Reply:
-        moment = Moment(now, int(now * 1_000_000), self._alive)
+    def _moment(self, now: float) -> Moment:
+        return Moment(now, int(now * 1_000_000), self._alive)
+
+    def _names(self, prefix: str, now: float) -> list[str]:
+        states = {key: table.current(each, self._moment(now)) for key, each in self.states.items()}
+        in_use = [key for key, state in states.items() if state.grant or state.queue]
+        return [key for key in in_use if key.startswith(prefix)]
+
+    def _serve(self, request: Changing, now: float) -> Reply:
         before = self.state(request.key)
-        step, owner = _step(before, moment, request)
+        step, owner = _step(before, self._moment(now), request)
         self._keep(request.key, step.state)
         if self.observer is not None:
             self.observer.applied(Change(request, owner, before, step, now))
@@ -161,11 +192,13 @@ class EngineServer:
             self.states[key] = state
 
 
-def _step(before: KeyState, moment: Moment, request: Acquire | Pulse | Release) -> tuple[Step, str]:
+def _step(before: KeyState, moment: Moment, request: Changing) -> tuple[Step, str]:
     # By their module, so that a mutant of the table is what is called.
     if isinstance(request, Acquire):
         step = table.acquire(before, moment, request.claim, room=request.room)
         return step, request.claim.owner
     if isinstance(request, Pulse):
         return table.refresh(before, moment, request.owner, request.ttl), request.owner
+    if isinstance(request, ForceRelease):
+        return table.force_release(before, moment), before.grant.claim.owner if before.grant else ""
     return table.release(before, moment, request.owner, void=request.void), request.owner

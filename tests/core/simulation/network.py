@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
-from weblock._core.ports import Ask, Grasp, Reply, Switchboard
+from weblock._core.ports import Ask, Grasp, Switchboard
 
 from .engine import EngineServer, Release, Request
 from .process import Process, Signal
@@ -22,11 +22,11 @@ class Log(Protocol):
 
     def sometimes(self, what: str) -> None: ...
 
-    def reply_lost(self, request: Request, replies: list[Reply]) -> None: ...
+    def reply_lost(self, request: Request, replies: list[Any]) -> None: ...
 
     def ring_lost(self, owner: str) -> None: ...
 
-    def answered(self, request: Request, replies: list[Reply]) -> None: ...
+    def answered(self, request: Request, replies: list[Any]) -> None: ...
 
 
 class Line:
@@ -60,7 +60,7 @@ class Exchange:
         self.connection = connection
         self.request = request
         self.signal = Signal()
-        self.replies: list[Reply] | None = None
+        self.replies: list[Any] | None = None
         self.abandoned = False
 
     @property
@@ -137,7 +137,7 @@ class Network:
         delay = exchange.connection.replies.delay(self._world.now, self._delay())
         self._world.after(delay, deliver, exchange.process)
 
-    def _deliver(self, exchange: Exchange, replies: list[Reply]) -> None:
+    def _deliver(self, exchange: Exchange, replies: list[Any]) -> None:
         if exchange.over:
             self._log.sometimes("reply came after its asker gave up")
             return

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from weblock._core.ports import Pulse, Reply
+from weblock._core.ports import Look, Pulse, Reply
 from weblock._core.table import Claim
 from weblock.errors import EngineUnavailable
 
-from .engine import Acquire, Refresh, Release, Request
+from .engine import Acquire, ForceRelease, Glance, Names, Refresh, Release, Request
 from .network import Connection, Exchange, Network
 from .process import Process
 
@@ -42,7 +43,19 @@ class SimulatedStore:
         (reply,) = await self._ask(Release(key, owner, void))
         return reply
 
-    async def _ask(self, request: Request) -> list[Reply]:
+    async def force_release(self, key: str) -> Reply:
+        (reply,) = await self._ask(ForceRelease(key))
+        return reply
+
+    async def look(self, key: str) -> Look:
+        (look,) = await self._ask(Glance(key))
+        return look
+
+    async def names(self, prefix: str, limit: int) -> Sequence[str]:
+        (names,) = await self._ask(Names(prefix))
+        return names[:limit]
+
+    async def _ask(self, request: Request) -> list[Any]:
         connection = self._shared or (self._idle.pop() if self._idle else Connection())
         exchange = Exchange(self._process, connection, request)
         self._network.send(exchange)
