@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.servers import a_redis, a_valkey, fresh_url
+
 
 @dataclass(frozen=True)
 class Promises:
@@ -34,4 +36,6 @@ ENGINES = {
         lambda tmp: f"noop://{uuid.uuid4().hex}", locks=False, queue=False, processes=False
     ),
     "file": Promises(lambda tmp: f"file://{tmp}/locks", death_noticed_at_once=True),
+    "valkey": Promises(lambda tmp: fresh_url(a_valkey())),
+    "redis": Promises(lambda tmp: fresh_url(a_redis())),
 }

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import hiredis
 
-from ..._core.ports import Reply
+from ..._core.ports import Look, Reply
 from ..._core.table import (
     Answer,
     Busy,
@@ -19,9 +19,11 @@ from ..._core.table import (
     Grant,
     Held,
     KeyState,
+    Moment,
     Place,
     Released,
     Waiting,
+    current,
 )
 from .scripts import Script
 
@@ -134,8 +136,13 @@ def _answer(raw: Sequence[Any]) -> Answer:
     raise ValueError(f"the server gave an answer that is none of ours: {raw!r:.200}")
 
 
-def state_of(lease: Sequence[bytes | None], places: Sequence[Sequence[bytes]]) -> KeyState:
-    """What the script ``look`` found."""
+def look_of(raw: Sequence[Any]) -> Look:
+    """What the script ``look`` found, as it stands now."""
+    now = raw[0] / MICRO
+    return Look(current(_state(*raw[1:]), Moment(now, 0)), now)
+
+
+def _state(lease: Sequence[bytes | None], places: Sequence[Sequence[bytes]]) -> KeyState:
     fence, owner, process, label, since, until, confirmed = lease
     grant = None
     if fence and owner:

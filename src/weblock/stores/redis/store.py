@@ -8,7 +8,7 @@ from typing import Any
 from ..._core.ports import Look, Pulse, Reply
 from ..._core.table import Claim, Waiting
 from ...errors import EngineUnavailable
-from .calls import MICRO, Call, Layout, micros, reply_of, state_of
+from .calls import Call, Layout, look_of, micros, reply_of
 from .scripts import ACQUIRE, FORCE_RELEASE, LOOK, REFRESH, RELEASE
 from .wire import Wire
 
@@ -57,8 +57,7 @@ class RedisStore:
 
     async def look(self, key: str) -> Look:
         bucket, keys = self._layout.of_key(key)
-        now, lease, places = await self._wire.run(Call(LOOK, bucket, keys))
-        return Look(state_of(lease, places), now / MICRO)
+        return look_of(await self._wire.run(Call(LOOK, bucket, keys)))
 
     async def names(self, prefix: str, limit: int) -> Sequence[str]:
         found: dict[str, None] = {}  # A scan may tell of a key twice.
@@ -77,7 +76,7 @@ class RedisStore:
         for key, outcome in zip(keys, looks, strict=True):
             if isinstance(outcome, EngineUnavailable):
                 raise outcome
-            if outcome[1][1] or outcome[2]:
+            if not look_of(outcome).state.blank:
                 used.append(key)
         return used
 

@@ -3,10 +3,8 @@
 local quarantine = quarantined_until(0)
 local lock = read()
 local answer = 'gone'
-if lock.owner ~= '' then
-  if now < lock.ends then
-    answer = 'released'
-  end
+if lock.owner ~= '' and now < lock.ends then
+  answer = 'released'
   lock.owner = ''
 end
 settle(lock, quarantine)

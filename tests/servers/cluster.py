@@ -1,0 +1,112 @@
+"""A cluster of three masters, each with a replica."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any, Self
+from urllib.parse import urlencode
+
+from .sentinel import eventually
+from .single import Server
+
+SLOTS = 16384
+
+
+class Cluster:
+    """Six nodes that notice the end of one in half a second."""
+
+    def __init__(self, name: str | None = None) -> None:
+        self._stack = ExitStack()
+        self.nodes = [self._node(name) for _ in range(6)]
+        first, masters, replicas = self.nodes[0], self.nodes[:3], self.nodes[3:]
+        for node in self.nodes[1:]:
+            node.command("CLUSTER", "MEET", "127.0.0.1", first.port)
+        for index, node in enumerate(masters):
+            slots = range(SLOTS * index // 3, SLOTS * (index + 1) // 3)
+            node.command("CLUSTER", "ADDSLOTS", *slots)
+        for master, replica in zip(masters, replicas, strict=True):
+            eventually(lambda m=master, r=replica: r.command("CLUSTER", "REPLICATE", _id(m)))
+        eventually(self._converged)
+
+    def url(self, **query: Any) -> str:
+        """Its URL, with options of the engine. It names two of the nodes."""
+        hosts = ",".join(f"127.0.0.1:{node.port}" for node in self.nodes[:2])
+        return f"redis+cluster://{hosts}?{urlencode(query)}"
+
+    def master_of(self, slot: int) -> Server:
+        """The node that serves a slot, as one that lives sees it."""
+        node = next(node for node in self.nodes if node.alive)
+        for first, last, (_host, port, *_), *_replicas in node.command("CLUSTER", "SLOTS"):
+            if first <= slot <= last:
+                return next(each for each in self.nodes if each.port == port)
+        raise LookupError(f"nobody serves slot {slot}")
+
+    def kill_master_of(self, slot: int) -> Server:
+        """Kills the node that serves a slot; returns the one that has taken over."""
+        old = self.master_of(slot)
+        old.kill()
+        eventually(lambda: self.master_of(slot) is not old)
+        return self.master_of(slot)
+
+    def failover(self, slot: int) -> Server:
+        """Has the replica of the node that serves a slot take over, losing nothing."""
+        old = self.master_of(slot)
+        replica = next(node for node in self.nodes if _master_port(node) == old.port)
+        replica.command("CLUSTER", "FAILOVER")
+        eventually(lambda: self.master_of(slot) is replica)
+        return replica
+
+    def migrate(self, slot: int) -> Server:
+        """Moves a slot with its keys to another master, step by step as ``redis-cli`` does."""
+        source = self.master_of(slot)
+        masters = (self.master_of(SLOTS * index // 3) for index in range(3))
+        target = next(node for node in masters if node is not source)
+        target.command("CLUSTER", "SETSLOT", slot, "IMPORTING", _id(source))
+        source.command("CLUSTER", "SETSLOT", slot, "MIGRATING", _id(target))
+        while names := source.command("CLUSTER", "GETKEYSINSLOT", slot, 10):
+            for name in names:
+                source.command("MIGRATE", "127.0.0.1", target.port, name, 0, 5000)
+        for node in (target, source):
+            node.command("CLUSTER", "SETSLOT", slot, "NODE", _id(target))
+        eventually(lambda: self.master_of(slot) is target)
+        return target
+
+    def _node(self, name: str | None) -> Server:
+        return self._stack.enter_context(
+            Server(
+                name,
+                cluster_enabled="yes",
+                cluster_node_timeout=500,
+                cluster_replica_validity_factor=0,
+                repl_diskless_sync_delay=0,
+            )
+        )
+
+    def _converged(self) -> bool:
+        return all(
+            node.client().cluster("info").get("cluster_state") == "ok" for node in self.nodes
+        ) and all(
+            node.client().info("replication").get("master_link_status") == "up"
+            for node in self.nodes[3:]
+        )
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def _id(node: Server) -> str:
+    identity: str = node.command("CLUSTER", "MYID")
+    return identity
+
+
+def _master_port(node: Server) -> int | None:
+    if not node.alive:
+        return None
+    port: int | None = node.client().info("replication").get("master_port")
+    return port

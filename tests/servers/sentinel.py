@@ -1,0 +1,108 @@
+"""A master, its replicas, and the Sentinels that watch them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, Self
+from urllib.parse import urlencode
+
+import redis
+
+from .single import PATIENCE, Server
+
+SERVICE = "mymaster"
+
+
+class SentinelDeployment:
+    """One master with two replicas, and three Sentinels that notice its end in half a second."""
+
+    def __init__(self, name: str | None = None) -> None:
+        self._stack = ExitStack()
+        first = self._stack.enter_context(Server(name, repl_diskless_sync_delay=0))
+        self.servers = [first]
+        for _ in range(2):
+            replica = Server(name, replicaof=("127.0.0.1", first.port), repl_diskless_sync_delay=0)
+            self.servers.append(self._stack.enter_context(replica))
+        self.sentinels = [self._sentinel(name, first) for _ in range(3)]
+        eventually(self._converged)
+
+    def url(self, **query: Any) -> str:
+        """Its URL, with options of the engine."""
+        hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
+        return f"redis+sentinel://{hosts}/{SERVICE}?{urlencode(query)}"
+
+    def master(self) -> Server:
+        """The server that the first Sentinel takes for the master."""
+        _host, port = self.sentinels[0].command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)
+        return next(server for server in self.servers if server.port == int(port))
+
+    def failover(self) -> Server:
+        """Has the Sentinels promote another; returns the new master when all agree."""
+        old = self.master()
+        self.sentinels[0].command("SENTINEL", "FAILOVER", SERVICE)
+        return self._new_master(old)
+
+    def kill_master(self) -> Server:
+        """Kills the master; returns the new one when there is one."""
+        old = self.master()
+        old.kill()
+        return self._new_master(old)
+
+    def _new_master(self, old: Server) -> Server:
+        eventually(lambda: self.master() is not old and _role(self.master()) == "master")
+        return self.master()
+
+    def _sentinel(self, name: str | None, master: Server) -> Server:
+        return self._stack.enter_context(
+            Server(
+                name,
+                sentinel=[
+                    f"monitor {SERVICE} 127.0.0.1 {master.port} 2",
+                    f"down-after-milliseconds {SERVICE} 500",
+                    f"failover-timeout {SERVICE} 3000",
+                ],
+            )
+        )
+
+    def _converged(self) -> bool:
+        links = [
+            server.client().info("replication").get("master_link_status")
+            for server in self.servers[1:]
+        ]
+        return links == ["up", "up"] and all(_knows_all(each) for each in self.sentinels)
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def eventually(happens: Callable[[], object]) -> None:
+    """Waits until something has happened."""
+    give_up_at = time.monotonic() + PATIENCE
+    while not _tried(happens):
+        assert time.monotonic() < give_up_at, "it has not happened"
+        time.sleep(0.02)
+
+
+def _tried(happens: Callable[[], object]) -> bool:
+    try:
+        return bool(happens())
+    except redis.RedisError:
+        return False
+
+
+def _role(server: Server) -> str:
+    role: str = server.command("ROLE")[0]
+    return role
+
+
+def _knows_all(sentinel: Server) -> bool:
+    facts = sentinel.command("SENTINEL", "MASTER", SERVICE)
+    return (int(facts["num-slaves"]), int(facts["num-other-sentinels"])) == (2, 2)

@@ -1,0 +1,154 @@
+"""One Redis or Valkey server, as a test holds it: started, stopped, killed, started again."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlencode
+
+import redis
+
+from .binaries import binary
+from .ports import free_port
+
+PATIENCE = 20.0
+"""Seconds after which a server that does not answer counts as broken."""
+
+_DIES_WITH_PARENT = 1
+_prctl = ctypes.CDLL(None).prctl if hasattr(ctypes.CDLL(None), "prctl") else None
+
+
+class Server:
+    """A server on a free port of loopback, with its data in a temporary folder.
+
+    ``config`` are lines of its configuration: ``{"appendonly": "yes"}``.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        port: int | None = None,
+        password: str | None = None,
+        replicaof: tuple[str, int] | None = None,
+        sentinel: Sequence[str] = (),
+        **config: str | int,
+    ) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="weblock-server-"))
+        self.port = port or free_port()
+        self.password = password
+        self._binary = binary(name)
+        self._sentinel = sentinel
+        self._replicaof = replicaof
+        self._config = {key.replace("_", "-"): str(value) for key, value in config.items()}
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    @property
+    def pid(self) -> int:
+        assert self._process
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def url(self, db: int = 0, *, user: str = "", **query: Any) -> str:
+        """Its URL, with options of the engine. ``user`` is a name and a password."""
+        user = user or (f":{self.password}" if self.password else "")
+        userinfo = f"{user}@" if user else ""
+        return f"redis://{userinfo}127.0.0.1:{self.port}/{db}?{urlencode(query)}"
+
+    def client(self, **options: Any) -> redis.Redis:
+        """A client for the test itself."""
+        options = {"password": self.password, "socket_timeout": PATIENCE, **options}
+        return redis.Redis(port=self.port, decode_responses=True, **options)
+
+    def command(self, *parts: str | int) -> Any:
+        """The reply to one command."""
+        with self.client() as client:
+            return client.execute_command(*parts)
+
+    def start(self) -> None:
+        """Starts it, and waits until it answers."""
+        config: dict[str, object] = {"port": self.port, "dir": self.folder, **self._config}
+        if not self._sentinel:
+            config.setdefault("save", "")
+        if self.password:
+            config["requirepass"] = self.password
+        lines = [f'{key} "{value}"' for key, value in config.items()]
+        lines += [f"sentinel {line}" for line in self._sentinel]
+        if self._replicaof:
+            lines.append("replicaof {} {}".format(*self._replicaof))
+        conf = self.folder / "server.conf"
+        conf.write_text("\n".join([*lines, ""]))
+        self._process = subprocess.Popen(
+            [self._binary, conf, *(["--sentinel"] if self._sentinel else [])],
+            stdout=subprocess.DEVNULL,
+            preexec_fn=_die_with_parent,  # noqa: PLW1509 - it starts no thread and takes no lock
+        )
+        self.wait_until_up()
+
+    def wait_until_up(self) -> None:
+        """Waits until it answers."""
+        give_up_at = time.monotonic() + PATIENCE
+        with self.client(socket_timeout=1) as client:
+            while True:
+                try:
+                    client.ping()
+                except (redis.ConnectionError, redis.TimeoutError):
+                    assert self._process
+                    assert self._process.poll() is None, "the server has ended"
+                    assert time.monotonic() < give_up_at, "the server does not answer"
+                    time.sleep(0.01)
+                else:
+                    return
+
+    def kill(self) -> None:
+        """Kills it: whatever it had not written down is gone."""
+        assert self._process
+        self._process.kill()
+        self._process.wait()
+
+    def restart(self, *, keep_data: bool) -> None:
+        """Kills it and starts it again, on the same port."""
+        self.kill()
+        if not keep_data:
+            for each in self.folder.iterdir():
+                shutil.rmtree(each) if each.is_dir() else each.unlink()
+        self.start()
+
+    def stop(self) -> None:
+        """Has it stand still, until ``cont``."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def cont(self) -> None:
+        """Has it go on."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        """Kills it, and removes its data."""
+        if self.alive:
+            self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def _die_with_parent() -> None:
+    """Nothing that a test starts outlives it, however it ends."""
+    if _prctl:
+        _prctl(_DIES_WITH_PARENT, signal.SIGKILL)
