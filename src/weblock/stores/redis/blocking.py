@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import redis
 from redis import exceptions
@@ -16,9 +15,6 @@ from .servers import Server, Unfit
 from .settings import Address
 from .wire import Introduce, Link
 
-FRESH: Final = 0.5
-"""Seconds after which a connection that lay idle is looked at before it is used again."""
-
 
 class BlockingLink:
     """One connection."""
@@ -28,24 +24,21 @@ class BlockingLink:
     def __init__(self, address: Address, connection: redis.Connection) -> None:
         self.address = address
         self._connection = connection
-        self._used_at = time.monotonic()
 
     async def exchange(self, commands: Sequence[bytes]) -> list[Any]:
         self._connection.send_packed_command([b"".join(commands)], check_health=False)
-        replies = [self._reply() for _ in commands]
-        self._used_at = time.monotonic()
-        return replies
+        return [self._reply() for _ in commands]
 
     def discard(self) -> None:
         self._connection.disconnect()
 
     @property
     def alive(self) -> bool:
-        """Whether it may be used again, as far as can be told without asking the server."""
-        if not self._connection.is_connected:
-            return False
-        if time.monotonic() - self._used_at < FRESH:
-            return True
+        """Whether nothing has gone wrong on it yet."""
+        return self._connection.is_connected
+
+    def usable(self) -> bool:
+        """Whether the server has left it open since, so that what is sent there can arrive."""
         try:
             stray = self._connection.can_read(0)
         except exceptions.RedisError:
@@ -122,7 +115,7 @@ class BlockingLinks:
                 link = idle.pop()
             except IndexError:
                 return None
-            if link.alive:
+            if link.usable():
                 return link
 
     async def _new_link(self, address: Address, introduce: Introduce) -> BlockingLink:

@@ -1,0 +1,198 @@
+"""Servers that lose leases: restarts, flushes, promotions. Whoever was forgotten is waited for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import pytest
+
+from tests.servers import Cluster, SentinelDeployment, Server, binaries, eventually
+from weblock import LeaseLost, Locks, LockTimeout
+
+T = TypeVar("T")
+
+TTL = 1.0
+"""Seconds of a lease, and of recovery."""
+
+
+@pytest.fixture(params=sorted(binaries()))
+def each_server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server of every version, which writes down what it is told before it answers."""
+    with Server(request.param, appendonly="yes", appendfsync="always") as server:
+        yield server
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """The same, of one version."""
+    with Server(appendonly="yes", appendfsync="always") as server:
+        yield server
+
+
+def locks_on(server: Server, **options: object) -> Locks:
+    """Locks that recover safely."""
+    return Locks.from_url(server.url(recovery=TTL), ttl=TTL, wait=10.0, **options)
+
+
+def waited(locks: Locks, key: str) -> float:
+    """Seconds that it took to get a key."""
+    started = time.monotonic()
+    locks.acquire(key).release()
+    return time.monotonic() - started
+
+
+def restart_empty(server: Server) -> None:
+    """Loses everything with the process."""
+    server.restart(keep_data=False)
+
+
+def flush(server: Server) -> None:
+    """Loses everything, and goes on."""
+    server.command("FLUSHALL")
+
+
+@pytest.mark.parametrize("lose", [restart_empty, flush])
+def test_nobody_gets_a_key_whose_holder_was_forgotten(
+    each_server: Server, lose: Callable[[Server], None]
+) -> None:
+    """After a loss, a key that is held is granted to another only when its holder has lost it.
+
+    The fence that is given then is above all that were given before.
+    """
+    with locks_on(each_server) as locks:
+        lease = locks.acquire("held")
+        lose(each_server)
+        later, was_held = in_a_thread(lambda: (locks.acquire("held"), lease.held))
+        assert not was_held
+        assert later.fence > lease.fence
+
+
+def test_a_lease_outlives_a_server_that_keeps_its_data(each_server: Server) -> None:
+    """Who holds a lease when the server restarts with its data goes on holding it."""
+    with locks_on(each_server) as locks, locks.hold("held") as lease:
+        each_server.restart(keep_data=True)
+        waited(locks, "another")
+        assert in_a_thread(lambda: locks.try_acquire("held")) is None
+        lease.check()
+
+
+def test_who_was_forgotten_is_told(server: Server) -> None:
+    """A holder whose lease was flushed away is told, and its release says so."""
+    with locks_on(server) as locks:
+        lease = locks.acquire("held")
+        server.command("FLUSHALL")
+        eventually(lambda: not lease.held)
+        with pytest.raises(LeaseLost):
+            lease.release()
+
+
+def test_who_asks_meanwhile_is_told_how_long(server: Server) -> None:
+    """During recovery a key counts as busy, and the error says when to come back."""
+    with locks_on(server) as locks:
+        waited(locks, "a")
+        server.command("FLUSHALL")
+        with pytest.raises(LockTimeout) as refused:
+            locks.acquire("a", wait=0)
+        assert 0 < refused.value.retry_after <= TTL
+
+
+def test_places_are_kept_over_a_recovery(server: Server) -> None:
+    """Who waits when the server restarts gets its turn without asking in vain."""
+    with locks_on(server) as locks:
+        waited(locks, "a")
+        server.restart(keep_data=True)
+        assert waited(locks, "a") < 10
+
+
+def test_a_server_that_has_been_up_for_long_costs_nobody_anything() -> None:
+    """The first use of a server that has been up for longer than a ttl is granted at once."""
+    with Server() as server:
+        eventually(lambda: int(server.client().info("server")["uptime_in_seconds"]) > TTL)
+        with locks_on(server) as locks:
+            assert locks.try_acquire("a")
+
+
+def test_recovery_can_be_turned_off(server: Server) -> None:
+    """With ``recovery=off`` a server that has just been flushed grants at once."""
+    with Locks.from_url(server.url(recovery="off"), ttl=TTL) as locks:
+        server.command("FLUSHALL")
+        lease = locks.try_acquire("a")
+        assert lease
+
+
+def test_a_longer_ttl_is_remembered() -> None:
+    """The recovery lasts as long as the longest lease that the server has granted."""
+    with (
+        Server(appendonly="yes", appendfsync="always") as server,
+        Locks.from_url(server.url(recovery=1), ttl=1, wait=20) as locks,
+    ):
+        waited(locks, "a")
+        lease = locks.acquire("long", ttl=30)
+        server.restart(keep_data=True)
+        with pytest.raises(LockTimeout) as refused:
+            locks.acquire("a", wait=0)
+        assert refused.value.retry_after > 20
+        lease.release()
+
+
+def test_a_promoted_replica_recovers() -> None:
+    """After a failover of Sentinels, the new master waits before it grants what may be held."""
+    with (
+        SentinelDeployment() as deployment,
+        Locks.from_url(deployment.url(recovery=TTL), ttl=TTL, wait=20) as locks,
+    ):
+        lease = locks.acquire("held")
+        deployment.kill_master()
+        later, was_held = in_a_thread(lambda: (locks.acquire("held"), lease.held))
+        assert not was_held
+        assert later.fence > lease.fence
+        deployment.failover()
+        assert in_a_thread(lambda: fence_of(locks, "another")) > later.fence
+
+
+def test_a_cluster_recovers_where_it_failed() -> None:
+    """After a failover in a cluster, its keys are granted again, with larger fences."""
+    with Cluster() as cluster, Locks.from_url(cluster.url(recovery=TTL), ttl=TTL, wait=20) as locks:
+        keys = [f"key {n}" for n in range(12)]
+        before = {key: fence_of(locks, key) for key in keys}
+        cluster.kill_master_of(0)
+        after = {key: fence_of(locks, key) for key in keys}
+        assert all(after[key] > before[key] for key in keys)
+        cluster.failover(9000)
+        assert all(fence_of(locks, key) > after[key] for key in keys)
+
+
+def test_a_slot_that_moves_takes_its_locks_along() -> None:
+    """A lease survives the move of its slot to another master, which then grants without delay."""
+    with Cluster() as cluster, Locks.from_url(cluster.url(recovery=3), ttl=60, wait=20) as locks:
+        fence_of(locks, "held")
+        lease = locks.acquire("held")
+        cluster.migrate(slot_of(cluster, "held"))
+        lease.extend(1)
+        assert in_a_thread(lambda: locks.try_acquire("held")) is None
+        lease.release()
+        assert locks.acquire("held", wait=0).fence > lease.fence
+
+
+def in_a_thread(call: Callable[[], T]) -> T:
+    """What ``call`` returns to another than us: who holds a key may not wait for it."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
+
+
+def fence_of(locks: Locks, key: str) -> int:
+    """A fence for a key, as new as can be."""
+    with locks.hold(key) as lease:
+        return lease.fence
+
+
+def slot_of(cluster: Cluster, key: str) -> int:
+    """The slot where a key's lease is."""
+    for node in cluster.nodes[:3]:
+        for name in node.client().scan_iter(f"*:lock:*{key}"):
+            slot: int = node.command("CLUSTER", "KEYSLOT", name)
+            return slot
+    raise LookupError(key)
