@@ -15,6 +15,8 @@ LEAST_VERSION: Final = (6, 2)
 NOT_RUNG: Final = "those who wait for locks cannot be rung, and look once a second instead: %s"
 
 
+FULL: Final = "its memory is full, and it takes no new leases: raise maxmemory"
+
 GRANT: Final = "grant it to the user; docs/redis.md has the least rights that do"
 
 
@@ -79,11 +81,16 @@ def explained(error: BaseException) -> str:  # noqa: PLR0911 - a list
         case exceptions.BusyLoadingError():
             return "it is loading its data"
         case exceptions.OutOfMemoryError():
-            return "its memory is full, and it takes no new leases: raise maxmemory"
+            return FULL
         case exceptions.TimeoutError():
             return f"it did not answer in time ({text})"
-    if "MISCONF" in text:
-        return f"it cannot write its data to disk, and refuses all writes: {text:.120}"
-    if "ACL failure" in text or "can't run this command" in text:
-        return f"{text}: {GRANT}"
-    return text[:300]
+    return next((said for mark, said in _SAID_OF if mark in text), "{text}").format(text=text[:300])
+
+
+_SAID_OF: Final = (
+    ("-OOM ", FULL),  # As Redis 6 says it of a script.
+    ("MISCONF", "it cannot write its data to disk, and refuses all writes: {text}"),
+    ("ACL failure", f"{{text}}: {GRANT}"),
+    ("user executing the script", f"{{text}}: {GRANT}"),
+)
+"""What error replies without a type of their own mean, by a part of their text."""

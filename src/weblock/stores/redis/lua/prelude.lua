@@ -30,6 +30,12 @@ local function counted(section, name)
   return tonumber(string.match(redis.call('INFO', section), name .. ':(%-?%d+)') or '0')
 end
 
+-- A server whose memory is full refuses a script's first write if it may need memory, and allows
+-- what comes after. What ends or renews a lease must work there, so this goes before it.
+local function despite_full_memory()
+  redis.call('PEXPIRE', LOCK, DAY)
+end
+
 -- Whether this server may ever have lost or replaced what it knew, other than by a restart.
 local function replaced()
   if counted('replication', 'second_repl_offset') > 0 then

@@ -6,6 +6,7 @@ for i = 5, #ARGV, 2 do
   longest = math.max(longest, tonumber(ARGV[i]))
 end
 
+despite_full_memory()
 local quarantine = quarantined_until(longest)
 local lock = read()
 settle(lock, quarantine)

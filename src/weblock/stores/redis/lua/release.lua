@@ -4,6 +4,7 @@
 local VOIDED = KEYS[4]
 local owner, void = ARGV[4], tonumber(ARGV[5])
 
+despite_full_memory()
 local quarantine = quarantined_until(0)
 local lock = read()
 local answer = 'gone'
