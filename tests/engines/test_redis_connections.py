@@ -1,0 +1,210 @@
+"""Connections: how many there are, what becomes of them, and what must not happen when one fails."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.servers import Server, eventually, fresh_url, shared
+from weblock import AsyncLocks, EngineUnavailable, Locks
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A server of the test's own, to be treated badly."""
+    with Server() as server:
+        yield server
+
+
+def connections(server: Server, name: str) -> int:
+    """How many connections call themselves ``name``."""
+    with server.client() as client:
+        return sum(each["name"] == name for each in client.client_list())
+
+
+def waiters(locks: Locks, key: str) -> int:
+    """How many wait for a key."""
+    info = locks.inspect(key)
+    return len(info.waiters) if info else 0
+
+
+async def test_five_hundred_tasks_wait_on_three_connections(server: Server) -> None:
+    """Tasks that wait hold no connection, and all of them are served in their turn."""
+    url = server.url(recovery="off", client_name="crowd")
+    served: list[int] = []
+    with Locks.from_url(server.url(recovery="off")) as locks:
+        lease = locks.acquire("a")
+        async with AsyncLocks.from_url(url, wait=60) as crowd:
+
+            async def one(number: int) -> None:
+                async with crowd.hold("a"):
+                    served.append(number)
+
+            tasks = [asyncio.ensure_future(one(number)) for number in range(500)]
+            await asyncio.to_thread(eventually, lambda: waiters(locks, "a") == 500)
+            # One of the loop's, one of the keeper's.
+            assert connections(server, "crowd") <= 3
+            lease.release()
+            await asyncio.gather(*tasks)
+    assert served == list(range(500))
+
+
+def test_a_hundred_threads_wait_on_a_pool_of_four(server: Server) -> None:
+    """Threads that wait hold no connection, so that the holder can go on with a full house."""
+    url = server.url(recovery="off", client_name="crowd", max_connections=4)
+    with Locks.from_url(url, wait=60) as locks, ThreadPoolExecutor(100) as pool:
+        lease = locks.acquire("a")
+
+        def one() -> int:
+            with locks.hold("a") as mine:
+                return mine.fence
+
+        calls = [pool.submit(one) for _ in range(100)]
+        eventually(lambda: waiters(locks, "a") == 100)
+        lease.extend(1)
+        # Four of the pool, one that hears the rings, and the keeper's.
+        assert connections(server, "crowd") <= 6
+        lease.release()
+        assert len({call.result() for call in calls}) == 100
+
+
+def test_heartbeats_of_many_waiters_go_in_one_command(server: Server) -> None:
+    """Fifty who wait cost the server about as many commands as one who waits."""
+    with Locks.from_url(server.url(recovery="off"), wait=60) as locks:
+        lease = locks.acquire("a")
+        with ThreadPoolExecutor(50) as pool:
+            calls = [pool.submit(lambda: locks.acquire("a").release()) for _ in range(50)]
+            eventually(lambda: waiters(locks, "a") == 50)
+            before, since = scripts_run(server), uptime(server)
+            eventually(lambda: uptime(server) >= since + 4)
+            heartbeats = scripts_run(server) - before
+            lease.release()
+            for call in calls:
+                call.result()
+    assert heartbeats < 50
+
+
+def scripts_run(server: Server) -> int:
+    """How many scripts the server has run."""
+    return int(server.client().info("commandstats")["cmdstat_evalsha"]["calls"])
+
+
+def uptime(server: Server) -> int:
+    """Seconds for which the server has run."""
+    return int(server.client().info("server")["uptime_in_seconds"])
+
+
+async def test_a_server_that_forgets_the_scripts_is_told_them_again(server: Server) -> None:
+    """SCRIPT FLUSH at any moment costs a round trip, and nothing else."""
+    url = server.url(recovery="off")
+    with Locks.from_url(url) as locks:
+        async with AsyncLocks.from_url(url) as others:
+            for _ in range(5):
+                server.command("SCRIPT", "FLUSH")
+                lease = locks.acquire("a")
+                server.command("SCRIPT", "FLUSH")
+                lease.extend(1)
+                assert await others.try_acquire("a") is None
+                server.command("SCRIPT", "FLUSH")
+                lease.release()
+                await (await others.acquire("a")).release()
+
+
+async def test_a_connection_that_was_closed_is_not_used_again(server: Server) -> None:
+    """Whatever closed the connections, the next to lock is served, without having to retry."""
+    url = server.url(recovery="off")
+    with Locks.from_url(url, wait=0) as locks:
+        async with AsyncLocks.from_url(url, wait=0) as others:
+            for _ in range(5):
+                locks.acquire("a").release()
+                await (await others.acquire("a")).release()
+                server.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+                await asyncio.sleep(0)  # The loop hears of it.
+                await asyncio.sleep(0.01)
+
+
+def test_who_waits_is_served_although_its_subscription_was_killed(server: Server) -> None:
+    """A ring that was lost with its connection costs a bounded delay, and no more."""
+    with Locks.from_url(server.url(recovery="off"), wait=60) as locks:
+        lease = locks.acquire("a")
+        with ThreadPoolExecutor(8) as pool:
+            calls = [pool.submit(lambda: locks.acquire("a").release()) for _ in range(8)]
+            eventually(lambda: waiters(locks, "a") == 8)
+            server.command("CLIENT", "KILL", "TYPE", "pubsub")
+            lease.release()
+            for call in calls:
+                call.result()
+
+
+async def test_replies_reach_those_who_asked_whoever_was_cancelled() -> None:
+    """On a shared connection, cancelled requests take no reply that is another's."""
+    dice = random.Random(7)
+    async with AsyncLocks.from_url(fresh_url(), wait=30) as locks:
+
+        async def one(number: int) -> None:
+            key = f"key {number % 20}"
+            async with locks.hold(key) as lease:
+                assert lease.key == key
+                await asyncio.sleep(0)
+                lease.check()
+
+        for _ in range(10):
+            tasks = [asyncio.ensure_future(one(number)) for number in range(100)]
+            for task in dice.sample(tasks, 50):
+                asyncio.get_running_loop().call_later(dice.random() / 50, task.cancel)
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            wrong = [each for each in results if isinstance(each, Exception)]
+            assert not wrong
+        with Locks.from_url(locks_url(locks)) as probe:
+            await asyncio.to_thread(eventually, lambda: not probe.list())
+
+
+async def test_what_a_stopped_server_does_later_leaves_nothing(server: Server) -> None:
+    """A request that is applied after its sender has given up grants nothing to anybody."""
+    url = server.url(recovery="off", timeout=0.3)
+    with Locks.from_url(url, wait=0, ttl=60) as locks:
+        async with AsyncLocks.from_url(url, wait=0, ttl=60) as others:
+            locks.acquire("a").release()
+            await (await others.acquire("b")).release()
+            server.stop()
+            with pytest.raises(EngineUnavailable, match="did not answer in time"):
+                locks.acquire("a")
+            with pytest.raises(EngineUnavailable, match="did not answer in time"):
+                await others.acquire("b")
+            server.cont()
+            for key in ("a", "b"):
+                await asyncio.to_thread(eventually, lambda key=key: free(locks, key))
+
+
+def free(locks: Locks, key: str) -> bool:
+    """Whether a key can be had at once."""
+    lease = locks.try_acquire(key)
+    if lease:
+        lease.release()
+    return lease is not None
+
+
+def test_closing_ends_every_connection_and_thread(server: Server) -> None:
+    """What is closed leaves neither connections nor threads."""
+    before = threading.active_count()
+    with Locks.from_url(server.url(recovery="off", client_name="gone"), wait=60) as locks:
+        with ThreadPoolExecutor(2) as pool:
+            lease = locks.acquire("a")
+            waiting = pool.submit(lambda: locks.acquire("a").release())
+            eventually(lambda: waiters(locks, "a") == 1)
+            lease.release()
+            waiting.result()
+        assert connections(server, "gone") > 0
+    eventually(lambda: connections(server, "gone") == 0)
+    eventually(lambda: threading.active_count() == before)
+
+
+def locks_url(locks: AsyncLocks) -> str:
+    """A URL for the same keys."""
+    prefix = locks._engine.settings.prefix  # type: ignore[attr-defined]
+    return shared().url(prefix=prefix, recovery="off")
