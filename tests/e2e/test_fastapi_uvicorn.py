@@ -1,4 +1,4 @@
-"""FastAPI on a real uvicorn in a process of its own, with the embedded engine and real clients."""
+"""FastAPI on a real uvicorn in a process of its own, with real engines and real clients."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ import httpx
 import pytest
 
 from tests.contract.conditions import eventually, queue_of
+from tests.servers import fresh_url
 from weblock import Locks
 
 TOP = Path(__file__).parents[2]
@@ -35,17 +36,18 @@ numbers = itertools.count()
 
 
 class Server:
-    """The application, its folder, and what the embedded engine knows of its keys."""
+    """The application, its folder, and what its engine knows of its keys."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, engine: str) -> None:
         self.folder = folder
-        command = [sys.executable, "-W", "error", "-m", "tests.e2e.uvicorn_app", str(folder)]
+        self.engine = engine
+        command = [sys.executable, "-W", "error", "-m", "tests.e2e.uvicorn_app", folder, engine]
         self.process = subprocess.Popen(command, cwd=TOP, stderr=subprocess.PIPE, text=True)
         eventually(lambda: self.noted("address") or self.process.poll() is not None)
         assert self.process.poll() is None, self.process.communicate()[1]
         self.address = ("127.0.0.1", int((folder / "address").read_text()))
         self.url = "http://{}:{}".format(*self.address)
-        self.probe = Locks.from_url(f"file://{folder / 'locks'}", wait=PATIENCE)
+        self.probe = Locks.from_url(engine, wait=PATIENCE)
 
     def noted(self, name: str) -> bool:
         return (self.folder / name).exists()
@@ -91,11 +93,14 @@ class Server:
         return self.process.communicate(timeout=PATIENCE)[1]
 
 
-@pytest.fixture(scope="module")
-def server():
-    """The application, for all tests that do not end it."""
+ENGINES = {"file": lambda folder: f"file://{folder}/locks", "redis": lambda folder: fresh_url()}
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def server(request):
+    """The application, for all tests that do not end it, on each engine of several processes."""
     with tempfile.TemporaryDirectory(prefix="wl-") as folder:
-        server = Server(Path(folder))
+        server = Server(Path(folder), ENGINES[request.param](folder))
         with server.process:
             try:
                 yield server
@@ -165,7 +170,7 @@ def test_many_wait_and_the_others_are_served(server, name):
         assert (await holder).json() == name
         return await crowd
 
-    with Locks.from_url(f"file://{server.folder / 'locks'}"):
+    with Locks.from_url(server.engine):
         told = asyncio.run(crowd())
     assert sum(told.values()) == 200
     assert told[200] == 200
@@ -276,7 +281,7 @@ def test_hostile_values_over_http(server, value):
 def test_shutting_down_waits_for_the_handler_and_leaves_nothing():
     """SIGTERM lets the handler end inside the lock; then no thread, file or socket is left."""
     with tempfile.TemporaryDirectory(prefix="wl-") as folder:
-        server = Server(Path(folder))
+        server = Server(Path(folder), ENGINES["file"](folder))
         with server.raw("/steered/key/handler") as client:
             eventually(lambda: server.noted("handler-began"))
             server.process.send_signal(signal.SIGTERM)

@@ -35,7 +35,7 @@ COMMITTING = 0.03
 FOLDER = Path(sys.argv[1]) if __name__ == "__main__" else Path()
 
 app = FastAPI()
-locks = install(app, f"file://{FOLDER / 'locks'}", wait=PATIENCE)
+locks = install(app, sys.argv[2] if __name__ == "__main__" else "noop://", wait=PATIENCE)
 
 
 def noted(name: str) -> bool:
