@@ -181,7 +181,7 @@ def _count(name: str, value: Any) -> int:
 def _label(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise ConfigurationError(f"{name}={value!r:.80} must be a string")
-    return value[:200]
+    return value[:200].encode(errors="replace").decode()  # No engine can carry lone surrogates.
 
 
 _CHECKS: Final = {

@@ -55,6 +55,19 @@ class TestInspecting:
         one.do(lease.release)
 
     @pytest.mark.promise("queue")
+    @pytest.mark.parametrize("label", ["", "two  words\nand a line", "ключ {x} 🔑", "lone \ud800"])
+    def test_any_text_will_do_for_a_label(self, locks, one, other, probe, label) -> None:
+        """A label is shown as it was given, of holders and waiters, but for what no text contains."""
+        lease = one.do(locks.acquire, "key", ttl=LONG, label=label)
+        wait = other.begin(locks.acquire, "key", wait=LONG, label=label)
+        eventually(lambda: labels(probe.inspect("key")))
+        info = probe.inspect("key")
+        shown = label.replace("\ud800", "?")
+        assert (info.holder, info.waiters) == (shown, (shown,))
+        one.do(lease.release)
+        other.do(wait.result(30).release)
+
+    @pytest.mark.promise("queue")
     def test_the_queue_is_shown_in_its_order(self, locks, one, other, queue) -> None:
         """Waiters are named first come, first; once one holds the key, it is no waiter."""
         lease = one.do(locks.acquire, "key", ttl=LONG, label="holder")

@@ -42,7 +42,7 @@ def adopt(client: object, **options: Any) -> RedisEngine | None:
 
     Only its settings are used: the connections are our own.
     """
-    if not type(client).__module__.startswith(("redis.", "valkey.")):
+    if not any(base.__module__.startswith("redis.") for base in type(client).__mro__):
         return None
     from .clients import settings_of
 
