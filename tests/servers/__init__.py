@@ -39,7 +39,7 @@ def shared(name: str | None = None) -> Server:
         return _shared[name]
 
 
-def fresh_url(name: str | None = None, **query: object) -> str:
+def fresh_url(name: str | None = None, **query: str) -> str:
     """An engine on a shared server that nobody has used, as the user with the least rights.
 
     The server has just been started, and nobody's leases were lost: there is nothing to wait for.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Self
 from urllib.parse import urlencode
 
@@ -25,7 +26,7 @@ class Cluster:
             slots = range(SLOTS * index // 3, SLOTS * (index + 1) // 3)
             node.command("CLUSTER", "ADDSLOTS", *slots)
         for master, replica in zip(masters, replicas, strict=True):
-            eventually(lambda m=master, r=replica: r.command("CLUSTER", "REPLICATE", _id(m)))
+            eventually(partial(replica.command, "CLUSTER", "REPLICATE", _id(master)))
         eventually(self._converged)
 
     def url(self, **query: Any) -> str:

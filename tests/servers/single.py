@@ -62,11 +62,11 @@ class Server:
         """Whether its process runs."""
         return self._process is not None and self._process.poll() is None
 
-    def url(self, db: int = 0, *, user: str = "", **query: Any) -> str:
+    def url(self, *, user: str = "", **query: Any) -> str:
         """Its URL, with options of the engine. ``user`` is a name and a password."""
         user = user or (f":{self.password}" if self.password else "")
         userinfo = f"{user}@" if user else ""
-        return f"redis://{userinfo}127.0.0.1:{self.port}/{db}?{urlencode(query)}"
+        return f"redis://{userinfo}127.0.0.1:{self.port}?{urlencode(query)}"
 
     def client(self, **options: Any) -> redis.Redis:
         """A client for the test itself."""

@@ -6,6 +6,7 @@ Written once, as the core is: on ``Links`` of the blocking world nothing here su
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final, Protocol
 
 from redis import exceptions
@@ -13,7 +14,7 @@ from redis import exceptions
 from ...errors import EngineUnavailable
 from .calls import Call, Layout, micros, packed
 from .nodes import Nodes
-from .scripts import PROBE
+from .scripts import ACQUIRE, PROBE, REFRESH
 from .servers import GRANT, Server, Unfit, examine, explained
 from .settings import Address, Settings
 
@@ -177,27 +178,27 @@ class Wire:
 
     async def _replies(self, link: Link, calls: Sequence[Call], *, asking: bool) -> list[Outcome]:
         run, longest, peers = link.server.run, self._longest, self._nodes.peers
-        outcomes = await self._sent(
-            link, [call.by_name(run, longest, peers) for call in calls], asking=asking
-        )
+        sent = partial(self._sent, link, asking=asking, binding=any(map(_binds, calls)))
+        outcomes = await sent([call.by_name(run, longest, peers) for call in calls])
         unknown = [
             index for index, reply in enumerate(outcomes) if type(reply) is exceptions.NoScriptError
         ]
         if unknown:
             whole = [calls[index].whole(run, longest, peers) for index in unknown]
-            again = await self._sent(link, whole, asking=asking)
-            for index, reply in zip(unknown, again, strict=True):
+            for index, reply in zip(unknown, await sent(whole), strict=True):
                 outcomes[index] = reply
         if any(type(reply) is exceptions.ReadOnlyError for reply in outcomes):
             link.discard()
         return outcomes
 
-    async def _sent(self, link: Link, commands: Sequence[bytes], *, asking: bool) -> list[Outcome]:
+    async def _sent(
+        self, link: Link, commands: Sequence[bytes], *, asking: bool, binding: bool
+    ) -> list[Outcome]:
         if asking:
             commands = [part for command in commands for part in (_ASKING, command)]
             return (await link.exchange(commands))[1::2]
         replicas = self._settings.min_replicas
-        if not replicas:
+        if not replicas or not binding:
             return await link.exchange(commands)
         # One wait covers all that was written on this connection before.
         patience = round(self._settings.timeout * 1000 / 2)
@@ -232,11 +233,15 @@ class Wire:
         link.server = examine(info, self._settings)
         if link.server.run in self._known:
             return
-        bucket = next(
-            bucket
-            for bucket in range(self._layout.buckets)
-            if self._layout.buckets == 1 or self._nodes.address_of(bucket) == link.address
-        )
+        await self._probe(link)
+
+    async def _probe(self, link: Link) -> None:
+        """Tries on a server that is new to us whether its user may do what we need."""
+        buckets = range(self._layout.buckets)
+        here = [each for each in buckets if self._nodes.address_of(each) == link.address]
+        if not here:  # It is just being handed its first.
+            return
+        bucket = here[0]
         channel = self._layout.channel("probe")
         probe = Call(PROBE, bucket, (self._layout.probe(bucket),), (channel,))
         (refused,) = await link.exchange([probe.whole("", "0", "")])
@@ -256,6 +261,11 @@ class Wire:
         unavailable = EngineUnavailable(self._name, explained(outcome))
         unavailable.__cause__ = None if isinstance(outcome, Unfit) else outcome
         return unavailable
+
+
+def _binds(call: Call) -> bool:
+    """Whether its answer may be a lease."""
+    return call.script in (ACQUIRE, REFRESH)
 
 
 def _moved(outcome: Outcome) -> bool:
