@@ -152,7 +152,7 @@ def _state(lease: Sequence[bytes | None], places: Sequence[Sequence[bytes]]) -> 
 
 
 def _place(owner: bytes, packed: bytes) -> Place:
-    until, ttl, process, label = _text(packed).split(" ", 3)
+    until, ttl, _ticket, process, label = _text(packed).split(" ", 4)
     return Place(Claim(_text(owner), process, int(ttl) / MICRO, label), int(until) / MICRO)
 
 

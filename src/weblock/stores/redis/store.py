@@ -28,7 +28,7 @@ class RedisStore:
     async def acquire(self, key: str, claim: Claim, *, room: int) -> Reply:
         bucket, keys = self._layout.of_key(key)
         names = (*keys, self._layout.voided(key, claim.owner))
-        args = (claim.owner, claim.process, claim.label, micros(claim.ttl), str(room))
+        args = (claim.owner, claim.process, claim.label, micros(claim.ttl), str(room), "0")
         reply = self._reply(await self._wire.run(Call(ACQUIRE, bucket, names, args)))
         if isinstance(reply.answer, Waiting):
             self._wire.links.listen()

@@ -3,7 +3,7 @@
 
 local VOIDED = KEYS[4]
 local owner, process, label = ARGV[4], ARGV[5], ARGV[6]
-local ttl, room = tonumber(ARGV[7]), tonumber(ARGV[8])
+local ttl, room, ticket = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 
 local quarantine = quarantined_until(ttl)
 local lock = read()
@@ -14,7 +14,7 @@ if redis.call('EXISTS', VOIDED) == 1 then
 end
 
 if lock.owner == '' and now >= quarantine then -- And nobody waits.
-  grant(lock, owner, process, label, ttl, true)
+  grant(lock, owner, ticket, process, label, ttl, true)
   return held(lock)
 end
 
@@ -31,8 +31,5 @@ if redis.call('ZCARD', QUEUE) >= room then
   end
 end
 
-redis.call('ZADD', QUEUE, redis.call('HINCRBY', LOCK, 'places', 1), owner)
-put_place(owner, { ttl = ttl, process = process, label = label })
-keep(LOCK, 0)
-keep(QUEUE, 0)
+queue(owner, { ttl = ttl, ticket = ticket, process = process, label = label })
 return waiting(lock, quarantine, owner)

@@ -2,12 +2,16 @@
 -- the pure function of the same name in _core/table.py.
 --
 -- LOCK   a hash: the last fence, the lease (owner, process, label, since, until, confirmed), the
---        number of the last place, and for each waiter "place:<owner>": "<until> <ttl> <process> <label>"
--- QUEUE  a sorted set: the waiters' owners, by the number of their place
+--        number of the last place, and for each waiter
+--        "place:<owner>": "<until> <ttl> <ticket> <process> <label>"
+-- QUEUE  a sorted set: the waiters' owners, by their ticket, or by the number of their place
 -- EPOCH  a hash: the server's run that grants here, since when, and the longest ttl seen
 --
 -- Times are microseconds of the server's clock, and relative times are given: no client's clock
 -- counts. A lease's end stands in its value; the keys themselves expire a day later, as garbage.
+--
+-- A ticket is what several servers agree by, of whom a majority grants: the microsecond at which the
+-- owner came, by its own clock. It orders the queue, and fences start above it. 0 is none.
 
 local LOCK, QUEUE, EPOCH = KEYS[1], KEYS[2], KEYS[3]
 local RUN, LONGEST, PEERS = ARGV[1], tonumber(ARGV[2]), ARGV[3]
@@ -88,8 +92,8 @@ local function read()
   }
 end
 
-local function grant(lock, owner, process, label, length, confirmed)
-  lock.fence = math.max(lock.fence + 1, now)
+local function grant(lock, owner, ticket, process, label, length, confirmed)
+  lock.fence = math.max(lock.fence + 1, ticket > 0 and ticket or now)
   lock.owner, lock.process, lock.ends, lock.confirmed = owner, process, now + length, confirmed
   redis.call('HSET', LOCK, 'fence', text(lock.fence), 'owner', owner, 'process', process,
     'label', label, 'since', text(now), 'until', text(lock.ends), 'confirmed', confirmed and '1' or '0')
@@ -108,14 +112,30 @@ local function place_of(owner)
   if not packed then
     return nil
   end
-  local ends, ttl, process, label = string.match(packed, '^(%d+) (%d+) (%S*) (.*)$')
-  return { ends = tonumber(ends), ttl = tonumber(ttl), process = process, label = label }
+  local ends, ttl, ticket, process, label = string.match(packed, '^(%d+) (%d+) (%d+) (%S*) (.*)$')
+  return {
+    ends = tonumber(ends),
+    ttl = tonumber(ttl),
+    ticket = tonumber(ticket),
+    process = process,
+    label = label,
+  }
 end
 
 local function put_place(owner, place)
   place.ends = now + PLACE
+  local numbers = { text(place.ends), text(place.ttl), text(place.ticket) }
   redis.call('HSET', LOCK, 'place:' .. owner,
-    text(place.ends) .. ' ' .. text(place.ttl) .. ' ' .. place.process .. ' ' .. place.label)
+    table.concat(numbers, ' ') .. ' ' .. place.process .. ' ' .. place.label)
+end
+
+-- Queues an owner that has no place yet.
+local function queue(owner, place)
+  local rank = place.ticket > 0 and text(place.ticket) or redis.call('HINCRBY', LOCK, 'places', 1)
+  redis.call('ZADD', QUEUE, rank, owner)
+  put_place(owner, place)
+  keep(LOCK, 0)
+  keep(QUEUE, 0)
 end
 
 local function drop_place(owner)
@@ -143,7 +163,8 @@ local function pass_on(lock)
     local place = place_of(owner)
     drop_place(owner)
     if place and now < place.ends then
-      grant(lock, owner, place.process, place.label, math.min(place.ttl, HANDOFF), false)
+      local length = math.min(place.ttl, HANDOFF)
+      grant(lock, owner, place.ticket, place.process, place.label, length, false)
       redis.call('PUBLISH', place.process,
         owner .. ' ' .. text(lock.fence) .. ' ' .. text(lock.ends))
       return
