@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from rich.console import Console
 from rich.table import Table
@@ -47,6 +47,8 @@ class Findings:
     title: str
     figures: Sequence[str]
     lines: Sequence[Line]
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """Sections per second by contender, for a plot."""
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """The heads of the columns, and the cells below them, row by row."""

@@ -69,6 +69,7 @@ class Crew:
 
     def __init__(self, contender: Contender, directory: Path, size: int) -> None:
         self.contender = contender
+        self.size = size
         self._counter = directory / "counter"
         self._counter.write_bytes(_COUNTER.pack(0))
         self._pipes: list[Connection] = []
@@ -93,9 +94,8 @@ class Crew:
     def run(self, jobs: list[Job]) -> list[Outcome]:
         """Gives each process its job, and waits for all. Raises if two sections overlapped."""
         before = self._count()
-        for pipe, job in zip(self._pipes, jobs, strict=True):
-            pipe.send(job)
-        outcomes: list[Outcome] = [pipe.recv() for pipe in self._pipes]
+        self.start(jobs)
+        outcomes = self.outcomes()
         visits = sorted(visit for outcome in outcomes for each in outcome.visits for visit in each)
         name = self.contender.name
         if self._count() - before != len(visits):
@@ -106,6 +106,15 @@ class Crew:
             if later.entered < earlier.left:
                 raise RuntimeError(f"{name} let two sections overlap: {earlier}, {later}")
         return outcomes
+
+    def start(self, jobs: list[Job]) -> None:
+        """Gives each process its job."""
+        for pipe, job in zip(self._pipes, jobs, strict=True):
+            pipe.send(job)
+
+    def outcomes(self) -> list[Outcome]:
+        """Waits for all processes."""
+        return [pipe.recv() for pipe in self._pipes]
 
     def _count(self) -> int:
         count: int = _COUNTER.unpack(self._counter.read_bytes())[0]
