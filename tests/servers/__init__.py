@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import threading
 import uuid
+from typing import Any
 
 from .binaries import a_redis, a_valkey, binaries, binary
 from .cluster import Cluster
@@ -39,7 +40,7 @@ def shared(name: str | None = None) -> Server:
         return _shared[name]
 
 
-def fresh_url(name: str | None = None, **query: str) -> str:
+def fresh_url(name: str | None = None, **query: Any) -> str:
     """An engine on a shared server that nobody has used, as the user with the least rights.
 
     The server has just been started, and nobody's leases were lost: there is nothing to wait for.

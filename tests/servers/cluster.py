@@ -57,11 +57,11 @@ class Cluster:
         eventually(lambda: self.master_of(slot) is replica)
         return replica
 
-    def migrate(self, slot: int) -> Server:
+    def migrate(self, slot: int, to: Server | None = None) -> Server:
         """Moves a slot with its keys to another master, step by step as ``redis-cli`` does."""
         source = self.master_of(slot)
         masters = (self.master_of(SLOTS * index // 3) for index in range(3))
-        target = next(node for node in masters if node is not source)
+        target = to or next(node for node in masters if node is not source)
         target.command("CLUSTER", "SETSLOT", slot, "IMPORTING", _id(source))
         source.command("CLUSTER", "SETSLOT", slot, "MIGRATING", _id(target))
         while names := source.command("CLUSTER", "GETKEYSINSLOT", slot, 10):

@@ -34,9 +34,8 @@ class SentinelDeployment:
         return f"redis+sentinel://{hosts}/{SERVICE}?{urlencode(query)}"
 
     def master(self) -> Server:
-        """The server that the first Sentinel takes for the master."""
-        _host, port = self.sentinels[0].command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)
-        return next(server for server in self.servers if server.port == int(port))
+        """The server that the first Sentinel that lives takes for the master."""
+        return self._named_by(next(each for each in self.sentinels if each.alive))
 
     def failover(self) -> Server:
         """Has the Sentinels promote another; returns the new master when all agree."""
@@ -52,8 +51,17 @@ class SentinelDeployment:
         return self._new_master(old)
 
     def _new_master(self, old: Server) -> Server:
-        eventually(lambda: self.master() is not old and _role(self.master()) == "master")
+        eventually(lambda: self._agreed() not in (None, old))
         return self.master()
+
+    def _agreed(self) -> Server | None:
+        """The master, if all Sentinels that live name it, and it knows that it is."""
+        named = {self._named_by(each) for each in self.sentinels if each.alive}
+        return named.pop() if len(named) == 1 and _role(*named) == "master" else None
+
+    def _named_by(self, sentinel: Server) -> Server:
+        _host, port = sentinel.command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)
+        return next(server for server in self.servers if server.port == int(port))
 
     def _sentinel(self, name: str | None, master: Server) -> Server:
         return self._stack.enter_context(

@@ -10,11 +10,14 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlencode
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from .binaries import binary
 from .ports import free_port
@@ -25,11 +28,19 @@ PATIENCE = 20.0
 _DIES_WITH_PARENT = 1
 _prctl = ctypes.CDLL(None).prctl if hasattr(ctypes.CDLL(None), "prctl") else None
 
+# What dies with its parent dies with the thread that started it, so one that lasts starts them all.
+_starter = ThreadPoolExecutor(1, thread_name_prefix="server-starter")
+
+
+class PortTaken(Exception):
+    """Somebody else listens on the port of a server that was to start."""
+
 
 class Server:
     """A server on a free port of loopback, with its data in a temporary folder.
 
-    ``config`` are lines of its configuration: ``{"appendonly": "yes"}``.
+    ``config`` are lines of its configuration: ``{"appendonly": "yes"}``. ``users`` are who may log
+    in, also after a restart: ``["joe on >secret ~* &* +@all"]``.
     """
 
     def __init__(
@@ -40,6 +51,7 @@ class Server:
         password: str | None = None,
         replicaof: tuple[str, int] | None = None,
         sentinel: Sequence[str] = (),
+        users: Sequence[str] = (),
         **config: str | int,
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="weblock-server-"))
@@ -48,9 +60,14 @@ class Server:
         self._binary = binary(name)
         self._sentinel = sentinel
         self._replicaof = replicaof
+        self._users = users
         self._config = {key.replace("_", "-"): str(value) for key, value in config.items()}
         self._process: subprocess.Popen[bytes] | None = None
-        self.start()
+        try:
+            self._start_where_free(given=port is not None)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def pid(self) -> int:
@@ -62,15 +79,24 @@ class Server:
         """Whether its process runs."""
         return self._process is not None and self._process.poll() is None
 
-    def url(self, *, user: str = "", **query: Any) -> str:
-        """Its URL, with options of the engine. ``user`` is a name and a password."""
+    def url(self, *, user: str = "", port: int | None = None, **query: Any) -> str:
+        """Its URL, with options of the engine. ``user`` is a name and a password.
+
+        ``port`` is that of something in front of it.
+        """
         user = user or (f":{self.password}" if self.password else "")
         userinfo = f"{user}@" if user else ""
-        return f"redis://{userinfo}127.0.0.1:{self.port}?{urlencode(query)}"
+        return f"redis://{userinfo}127.0.0.1:{port or self.port}?{urlencode(query)}"
 
     def client(self, **options: Any) -> redis.Redis:
-        """A client for the test itself."""
-        options = {"password": self.password, "socket_timeout": PATIENCE, **options}
+        """A client for the test itself, which says once what it says."""
+        once = Retry(NoBackoff(), 0)
+        options = {
+            "password": self.password,
+            "socket_timeout": PATIENCE,
+            "retry": once,
+            **options,
+        }
         return redis.Redis(port=self.port, decode_responses=True, **options)
 
     def command(self, *parts: str | int) -> Any:
@@ -79,39 +105,39 @@ class Server:
             return client.execute_command(*parts)
 
     def start(self) -> None:
-        """Starts it, and waits until it answers."""
-        config: dict[str, object] = {"port": self.port, "dir": self.folder, **self._config}
+        """Starts it, and waits until it answers. Raises ``PortTaken`` if it cannot listen."""
+        config: dict[str, object] = {
+            "port": self.port,
+            "bind": "127.0.0.1",
+            "dir": self.folder,
+            **self._config,
+        }
         if not self._sentinel:
             config.setdefault("save", "")
         if self.password:
             config["requirepass"] = self.password
         lines = [f'{key} "{value}"' for key, value in config.items()]
         lines += [f"sentinel {line}" for line in self._sentinel]
+        lines += [f"user {line}" for line in self._users]
         if self._replicaof:
             lines.append("replicaof {} {}".format(*self._replicaof))
         conf = self.folder / "server.conf"
         conf.write_text("\n".join([*lines, ""]))
-        self._process = subprocess.Popen(
-            [self._binary, conf, *(["--sentinel"] if self._sentinel else [])],
-            stdout=subprocess.DEVNULL,
-            preexec_fn=_die_with_parent,  # noqa: PLW1509 - it starts no thread and takes no lock
-        )
+        self._process = _starter.submit(self._spawn, conf).result()
         self.wait_until_up()
 
     def wait_until_up(self) -> None:
         """Waits until it answers."""
         give_up_at = time.monotonic() + PATIENCE
         with self.client(socket_timeout=1) as client:
-            while True:
-                try:
-                    client.ping()
-                except (redis.ConnectionError, redis.TimeoutError):
-                    assert self._process
-                    assert self._process.poll() is None, "the server has ended"
-                    assert time.monotonic() < give_up_at, "the server does not answer"
-                    time.sleep(0.01)
-                else:
-                    return
+            while not self._answers(client):
+                if not self.alive:
+                    log = self._log.read_text(errors="replace")
+                    if "Address already in use" in log:
+                        raise PortTaken(self.port)
+                    raise AssertionError(f"the server has ended:\n{log[-2000:]}")
+                assert time.monotonic() < give_up_at, "the server does not answer"
+                time.sleep(0.005)
 
     def kill(self) -> None:
         """Kills it: whatever it had not written down is gone."""
@@ -128,8 +154,9 @@ class Server:
         self.start()
 
     def stop(self) -> None:
-        """Has it stand still, until ``cont``."""
+        """Has it stand still, until ``cont``; returns when it does."""
         os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED)
 
     def cont(self) -> None:
         """Has it go on."""
@@ -140,6 +167,38 @@ class Server:
         if self.alive:
             self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def _log(self) -> Path:
+        """What it said since it was started."""
+        return self.folder / "server.log"
+
+    def _start_where_free(self, *, given: bool) -> None:
+        """Starts it; where nobody insists on the port, on another if somebody was quicker."""
+        for _ in range(10):
+            try:
+                return self.start()
+            except PortTaken:
+                if given:
+                    raise
+                self.port = free_port()
+        raise PortTaken(self.port)
+
+    def _spawn(self, conf: Path) -> subprocess.Popen[bytes]:
+        with self._log.open("wb") as log:
+            return subprocess.Popen(
+                [self._binary, conf, *(["--sentinel"] if self._sentinel else [])],
+                stdout=log,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - it starts no thread and takes no lock
+            )
+
+    def _answers(self, client: redis.Redis) -> bool:
+        """Whether it answers; somebody else on its port does not count."""
+        try:
+            pid: int = client.info("server")["process_id"]
+        except (redis.ConnectionError, redis.TimeoutError):
+            return False
+        return pid == self.pid
 
     def __enter__(self) -> Self:
         return self
