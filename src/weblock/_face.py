@@ -221,9 +221,12 @@ class Face:
         self._closed = False
 
     @classmethod
-    def from_url(cls, url: str | None = None, **options: Unpack[LocksOptions]) -> Self:
+    def from_url(
+        cls, url: str | Sequence[str] | None = None, **options: Unpack[LocksOptions]
+    ) -> Self:
         """Locks on the engine that ``url`` names; without one, on ``file://``.
 
+        A list of Redis URLs is a quorum: a lease counts while a majority of them agrees.
         All who name the same URL in one process share one engine. See ``LocksOptions`` for the
         options. Raises ``ConfigurationError`` for a URL or an option that cannot work.
         """

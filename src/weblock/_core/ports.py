@@ -6,11 +6,13 @@ runtime blocks, so that one ``send(None)`` drives a whole coroutine; the simulat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from ..errors import EngineUnavailable
 from .table import Answer, Claim, KeyState
+
+T = TypeVar("T")
 
 SCOPES: Final = ("none", "process", "host", "cluster")
 """How far an engine's leases reach, from nowhere to everywhere."""
@@ -116,6 +118,17 @@ class Runtime(Protocol):
     def bell(self) -> Bell: ...
 
     async def sleep(self, seconds: float) -> None: ...
+
+    async def side_by_side(
+        self,
+        works: Sequence[Coroutine[Any, Any, T]],
+        enough: Callable[[Sequence[T | None]], bool],
+    ) -> Sequence[T | None]:
+        """Does several things at once, none of which raises; what each of them came to.
+
+        Returns when all are done, or when what has come so far is ``enough``: then the others go
+        on in the background, and are ``None`` in the result.
+        """
 
 
 class Switchboard:

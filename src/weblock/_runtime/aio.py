@@ -5,9 +5,17 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 from .._core.ports import Bell, Message
 from . import clock
+
+T = TypeVar("T")
+
+_tasks: set[asyncio.Task[Any]] = set()
+"""What goes on in the background: a loop remembers its tasks but weakly."""
 
 
 class AsyncioRuntime:
@@ -23,6 +31,29 @@ class AsyncioRuntime:
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+    async def side_by_side(
+        self,
+        works: Sequence[Coroutine[Any, Any, T]],
+        enough: Callable[[Sequence[T | None]], bool],
+    ) -> Sequence[T | None]:
+        over = asyncio.get_running_loop().create_future()
+        outcomes: list[T | None] = [None] * len(works)
+
+        def done(index: int, task: asyncio.Task[T]) -> None:
+            _tasks.discard(task)
+            if not task.cancelled():
+                outcomes[index] = task.result()
+            if not over.done() and (None not in outcomes or enough(outcomes)):
+                over.set_result(None)
+
+        for index, work in enumerate(works):
+            task = asyncio.create_task(work)
+            task.add_done_callback(partial(done, index))
+            _tasks.add(task)
+        if works:
+            await over
+        return outcomes
 
 
 class AsyncioBell:

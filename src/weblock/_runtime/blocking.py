@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from .._core.ports import Bell, Message
@@ -43,6 +43,26 @@ class BlockingRuntime:
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+    async def side_by_side(
+        self,
+        works: Sequence[Coroutine[Any, Any, T]],
+        enough: Callable[[Sequence[T | None]], bool],
+    ) -> Sequence[T | None]:
+        outcomes: list[T | None] = [None] * len(works)
+        changed = threading.Condition()
+
+        def do(index: int, work: Coroutine[Any, Any, T]) -> None:
+            outcome = drive(work)
+            with changed:
+                outcomes[index] = outcome
+                changed.notify()
+
+        for each in enumerate(works):
+            threading.Thread(target=do, args=each, name="weblock-asking", daemon=True).start()
+        with changed:
+            changed.wait_for(lambda: None not in outcomes or enough(outcomes))
+            return tuple(outcomes)
 
 
 class BlockingBell:

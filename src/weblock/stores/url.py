@@ -7,7 +7,7 @@ import os
 import pkgutil
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 
 from .. import stores
@@ -34,16 +34,27 @@ _engines = _OpenEngines()
 os.register_at_fork(after_in_child=_engines.after_fork)
 
 
-def engine_for(url: str) -> Engine:
+def engine_for(url: str | Sequence[str]) -> Engine:
     """The engine that ``url`` names; everybody in this process who asks gets the same one.
+
+    Several URLs name a quorum.
 
     Raises ``ConfigurationError`` for a URL that no engine knows, or that its engine refuses.
     """
-    scheme = _scheme_of(url)
+    name = url if isinstance(url, str) else "\n".join(map(str, url))
     with _engines.guard:
-        if url not in _engines.by_url:
-            _engines.by_url[url] = _engine_module(scheme).open_engine(url)
-        return _engines.by_url[url]
+        if name not in _engines.by_url:
+            _engines.by_url[name] = _open(url)
+        return _engines.by_url[name]
+
+
+def _open(url: str | Sequence[str]) -> Engine:
+    engine: Engine
+    if isinstance(url, list | tuple):
+        engine = importlib.import_module(f"{stores.__name__}.quorum").open_quorum(url)
+    else:
+        engine = _engine_module(_scheme_of(url)).open_engine(url)
+    return engine
 
 
 def engine_of(client: object, **options: object) -> Engine:

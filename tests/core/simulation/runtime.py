@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from weblock._core.ports import Bell, Message
 
 from .process import Process, Signal
+
+T = TypeVar("T")
 
 
 class SimulatedRuntime:
@@ -36,6 +39,13 @@ class SimulatedRuntime:
 
     def bell(self) -> Bell:
         return SimulatedBell(self._process)
+
+    async def side_by_side(
+        self,
+        works: Sequence[Coroutine[Any, Any, T]],
+        enough: Callable[[Sequence[T | None]], bool],
+    ) -> Sequence[T | None]:
+        return [await work for work in works]
 
     async def sleep(self, seconds: float) -> None:
         signal = Signal()

@@ -26,15 +26,20 @@ def open_engine(url: str, **options: Any) -> RedisEngine:
 
     It connects when it is first used. Raises ``ConfigurationError``.
     """
+    check_driver(without_secrets(url))
+    return RedisEngine(parse(url, options))
+
+
+def check_driver(wanted: str) -> None:
+    """Raises ``ConfigurationError`` if what ``wanted`` names cannot be had for want of a driver."""
     try:
         import hiredis  # noqa: F401
         import redis  # noqa: F401
     except ImportError as error:
         raise ConfigurationError(
-            f"{without_secrets(url)} needs redis-py and hiredis, and {error.name} is not installed:"
+            f"{wanted} needs redis-py and hiredis, and {error.name} is not installed:"
             " pip install 'weblock[redis]'"
         ) from error
-    return RedisEngine(parse(url, options))
 
 
 def adopt(client: object, **options: Any) -> RedisEngine | None:

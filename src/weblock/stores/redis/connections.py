@@ -12,7 +12,7 @@ from redis.backoff import NoBackoff
 from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 
-from ..._core.ports import Store, Switchboard
+from ..._core.ports import Switchboard
 from .aio import AsyncioLinks, LoopLinks
 from .blocking import BlockingLinks
 from .calls import Layout
@@ -20,7 +20,7 @@ from .nodes import nodes_of
 from .receiver import Receiver
 from .settings import Address, Settings
 from .store import RedisStore
-from .wire import Links, Wire
+from .wire import Admit, Links, Wire
 
 _CLASSES: Final = {
     # By whether it is a socket's path, and TLS.
@@ -33,8 +33,11 @@ _CLASSES: Final = {
 class Connections:
     """Makes connections, and ends them all."""
 
-    def __init__(self, settings: Settings, switchboard: Switchboard) -> None:
+    def __init__(
+        self, settings: Settings, switchboard: Switchboard, *, admit: Admit = lambda _server: None
+    ) -> None:
         self._settings = settings
+        self._admit = admit
         self._switchboard = switchboard
         self._layout = Layout(settings.prefix, settings.buckets)
         self._nodes = nodes_of(settings, self._layout, self._blocking, self._sentinel)
@@ -45,7 +48,7 @@ class Connections:
         )
         self._links: list[Links] = []
 
-    def store(self, *, suspends: bool) -> Store:
+    def store(self, *, suspends: bool) -> RedisStore:
         """The engine for one world. Each has connections of its own."""
         links: Links
         if suspends:
@@ -59,9 +62,8 @@ class Connections:
                 patience=settings.timeout,
             )
         self._links.append(links)
-        name = self._settings.name
-        wire = Wire(name, self._settings, self._layout, self._nodes, links)
-        return RedisStore(name, self._layout, wire)
+        wire = Wire(self._settings, self._layout, self._nodes, links, admit=self._admit)
+        return RedisStore(self._settings.name, self._layout, wire)
 
     def close(self) -> None:
         self._receiver.close()

@@ -9,7 +9,7 @@ from ..._core.ports import Look, Pulse, Reply
 from ..._core.table import Claim, Waiting
 from ...errors import EngineUnavailable
 from .calls import Call, Layout, look_of, micros, reply_of
-from .scripts import ACQUIRE, FORCE_RELEASE, LOOK, REFRESH, RELEASE
+from .scripts import ACQUIRE, FORCE_RELEASE, LOOK, RAISE_FENCE, REFRESH, RELEASE, STAND_BACK
 from .wire import Wire
 
 
@@ -25,10 +25,10 @@ class RedisStore:
     def process(self) -> str:
         return self._wire.links.process
 
-    async def acquire(self, key: str, claim: Claim, *, room: int) -> Reply:
+    async def acquire(self, key: str, claim: Claim, *, room: int, ticket: int = 0) -> Reply:
         bucket, keys = self._layout.of_key(key)
         names = (*keys, self._layout.voided(key, claim.owner))
-        args = (claim.owner, claim.process, claim.label, micros(claim.ttl), str(room), "0")
+        args = (claim.owner, claim.process, claim.label, micros(claim.ttl), str(room), str(ticket))
         reply = self._reply(await self._wire.run(Call(ACQUIRE, bucket, names, args)))
         if isinstance(reply.answer, Waiting):
             self._wire.links.listen()
@@ -54,6 +54,19 @@ class RedisStore:
     async def force_release(self, key: str) -> Reply:
         bucket, keys = self._layout.of_key(key)
         return self._reply(await self._wire.run(Call(FORCE_RELEASE, bucket, keys)))
+
+    async def stand_back(self, key: str, claim: Claim, ticket: int) -> Reply:
+        """Gives the lease back if somebody waits with a smaller ticket, and waits behind them."""
+        bucket, keys = self._layout.of_key(key)
+        args = (claim.owner, claim.process, claim.label, micros(claim.ttl), str(ticket))
+        return self._reply(await self._wire.run(Call(STAND_BACK, bucket, keys, args)))
+
+    async def raise_fence(self, key: str, owner: str, fence: int) -> Reply:
+        """Has the owner's lease and all that come after it have at least this fence."""
+        bucket, keys = self._layout.of_key(key)
+        return self._reply(
+            await self._wire.run(Call(RAISE_FENCE, bucket, keys, (owner, str(fence))))
+        )
 
     async def look(self, key: str) -> Look:
         bucket, keys = self._layout.of_key(key)

@@ -70,12 +70,19 @@ class Introduce(Protocol):
     async def __call__(self, link: Link) -> None: ...
 
 
+Admit = Callable[[Server], None]
+"""Has the last word on a server that we have connected to. Raises ``Unfit``."""
+
+
 class Wire:
     """The way to the servers, for one world."""
 
-    def __init__(self, name: str, settings: Settings, layout: Layout, nodes: Nodes, links: Links):
+    def __init__(
+        self, settings: Settings, layout: Layout, nodes: Nodes, links: Links, *, admit: Admit
+    ) -> None:
         self.links = links
-        self._name = name
+        self._admit = admit
+        self._name = settings.name
         self._settings = settings
         self._layout = layout
         self._nodes = nodes
@@ -231,6 +238,7 @@ class Wire:
         if isinstance(info, Exception):
             raise info
         link.server = examine(info, self._settings)
+        self._admit(link.server)
         if link.server.run in self._known:
             return
         await self._probe(link)

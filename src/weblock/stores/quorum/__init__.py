@@ -1,0 +1,183 @@
+"""A list of Redis URLs: a lease counts while a majority of independent servers agrees (Redlock).
+
+https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/ has the algorithm. Here
+waiters queue on every server by tickets, so that all servers hand over to the same one; fences are
+the same on a majority; a server that lost its data waits before it votes again; and one that is down
+is not asked again by everybody.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from ..._core.ports import Ask, Message, Runtime, Store, Switchboard
+from ...errors import ConfigurationError, EngineUnavailable
+from ..redis import check_driver
+from ..redis.settings import SCHEMES as REDIS
+from ..redis.settings import Deployment, Settings, parse
+from ..url import shown
+
+if TYPE_CHECKING:
+    from ..redis.servers import Server
+    from .store import Candidate
+
+TIMEOUT: Final = 0.25
+"""Seconds that one of the servers has for an answer, unless its URL says otherwise."""
+
+AGAIN: Final = 1.0
+"""Seconds after a failure in which a server is taken to be down, and not asked."""
+
+
+def open_quorum(urls: Sequence[str]) -> QuorumEngine:
+    """The engine of several servers. Raises ``ConfigurationError`` for what is no quorum."""
+    check_driver("a quorum of Redis servers")
+    return QuorumEngine([_settings(url) for url in urls])
+
+
+def _settings(url: str) -> Settings:
+    if str(url).partition("://")[0].lower() not in REDIS:
+        raise ConfigurationError(f"a quorum is made of redis:// servers, not of {shown(url)}")
+    settings = parse(url)
+    if settings.deployment is not Deployment.SINGLE:
+        raise ConfigurationError(
+            f"a quorum is made of single servers, independent of one another: {settings.name} is a"
+            f" {settings.deployment.value}"
+        )
+    if "timeout=" not in url:
+        settings = replace(settings, timeout=TIMEOUT)
+    return settings if "connect_timeout=" in url else replace(settings, connect_timeout=TIMEOUT)
+
+
+def _check(settings: Sequence[Settings]) -> None:
+    addresses = [each.addresses[0] for each in settings]
+    if len(addresses) < 3 or len(addresses) % 2 == 0:
+        raise ConfigurationError(
+            f"a quorum takes 3, 5 or another odd number of servers, not {len(addresses)}: an even"
+            " one bears no more failures than one less"
+        )
+    for address in addresses:
+        if addresses.count(address) > 1:
+            raise ConfigurationError(
+                f"{address} is named more than once: a quorum takes servers that fail independently,"
+                " not several databases of one"
+            )
+
+
+class Health:
+    """Whether one of the servers answers. After a failure one caller tries it, each second."""
+
+    def __init__(self) -> None:
+        self._failure: EngineUnavailable | None = None
+        self._again_at = 0.0
+
+    def known_failure(self, now: float) -> EngineUnavailable | None:
+        """Why it is not worth asking now."""
+        if self._failure is None:
+            return None
+        if now < self._again_at:
+            return self._failure
+        self._again_at = now + AGAIN
+        return None
+
+    def failed(self, failure: EngineUnavailable, now: float) -> None:
+        self._failure, self._again_at = failure, now + AGAIN
+
+    def answered(self) -> None:
+        self._failure = None
+
+
+class QuorumEngine:
+    """The leases of a majority, as this process sees them."""
+
+    scope = "cluster"
+
+    def __init__(self, settings: Sequence[Settings]) -> None:
+        from ..redis.connections import Connections
+
+        _check(settings)
+        self.name = f"quorum of {', '.join(each.name for each in settings)}"
+        self.switchboard = Switchboard()
+        self.candidates: dict[str, Candidate] = {}
+        self.health = [Health() for _ in settings]
+        self._majority = len(settings) // 2 + 1
+        self._rung: dict[str, set[int]] = {}
+        self._runs: dict[int, str] = {}
+        self._connections = [
+            Connections(each, _Board(self, number), admit=partial(self._admit, number))
+            for number, each in enumerate(settings)
+        ]
+        _engines.add(self)
+
+    def connect(self, runtime: Runtime) -> Store:
+        from .store import QuorumStore
+
+        stores = [each.store(suspends=runtime.suspends) for each in self._connections]
+        return QuorumStore(self, runtime, stores)
+
+    def ring(self, server: int, owner: str) -> None:
+        """Hears that one server has handed over; when a majority has, the waiter is to ask."""
+        rung = self._rung.setdefault(owner, set())
+        rung.add(server)
+        if len(rung) >= self._majority:
+            self._rung.pop(owner, None)
+            self.switchboard.ring(owner, Ask())
+
+    def forget(self, owner: str) -> None:
+        """Drops what is known of an acquisition that is over."""
+        self.candidates.pop(owner, None)
+        self._rung.pop(owner, None)
+
+    def close(self) -> None:
+        """Ends all connections. Whoever still waits here is told."""
+        for each in self._connections:
+            each.close()
+        self.switchboard.ring_all(Ask())
+
+    def after_fork(self) -> None:
+        self.switchboard.clear()
+        self.candidates.clear()
+        self._rung.clear()
+        for each in self._connections:
+            each.abandon()
+
+    def _admit(self, number: int, server: Server) -> None:
+        """Refuses a server that is one of the others, under another name."""
+        from ..redis.servers import Unfit
+
+        self._runs[number] = server.run
+        if len(set(self._runs.values())) < len(self._runs):
+            raise Unfit(
+                "it is the same server as another of the quorum: name servers that fail"
+                " independently"
+            )
+
+
+class _Board(Switchboard):
+    """The switchboard that one of the servers rings."""
+
+    def __init__(self, engine: QuorumEngine, server: int) -> None:
+        super().__init__()
+        self._engine = engine
+        self._server = server
+
+    def ring(self, owner: str, message: Message) -> None:
+        self._engine.ring(self._server, owner)
+
+    def ring_all(self, message: Message) -> None:
+        self._engine.switchboard.ring_all(message)
+
+
+_engines: weakref.WeakSet[QuorumEngine] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for engine in _engines:
+        engine.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

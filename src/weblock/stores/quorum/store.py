@@ -1,0 +1,249 @@
+"""The lock protocol on a majority of independent servers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from ..._core.ports import Look, Pulse, Reply, Runtime
+from ..._core.table import Busy, Claim, Gone, Waiting
+from ...errors import EngineUnavailable
+from ..redis.store import RedisStore
+from .tally import Tally
+
+if TYPE_CHECKING:
+    from . import QuorumEngine
+
+T = TypeVar("T")
+
+PAUSES: Final = (0.002, 0.005, 0.01, 0.02)
+"""Seconds, at most, after which one that got some servers, but no majority, looks again."""
+
+LATEST: Final = 5.0
+"""Seconds by which a request may be late that its server has not answered, beyond two ttl."""
+
+Question = Callable[[RedisStore], Coroutine[Any, Any, T]]
+
+
+class Candidate:
+    """One acquisition: what it asks all servers for, and which of them may know of it."""
+
+    def __init__(self, claim: Claim) -> None:
+        self.claim = claim
+        self.ticket = int(time.time() * 1_000_000)
+        self.asked: set[int] = set()
+        self.in_doubt = False
+
+
+class QuorumStore:
+    """A store made of Redis stores: it asks all, and does what the majority says."""
+
+    process = ""
+
+    def __init__(
+        self, engine: QuorumEngine, runtime: Runtime, stores: Sequence[RedisStore]
+    ) -> None:
+        self._engine = engine
+        self._runtime = runtime
+        self._stores = stores
+
+    async def acquire(self, key: str, claim: Claim, *, room: int) -> Reply:
+        candidate = self._engine.candidates.setdefault(claim.owner, Candidate(claim))
+        for pause in (*PAUSES, 0.0):
+            tally = await self._nominate(key, candidate, room)
+            if tally.granted:
+                return await self._agreed(key, claim.owner, tally)
+            reply = self._known(tally.outcome(), tally)
+            if not isinstance(reply.answer, Waiting):
+                if isinstance(reply.answer, Busy):  # Which leaves nothing, on any server.
+                    await self._withdraw(key, candidate)
+                return reply
+            if not await self._holds_on(key, candidate, tally):
+                return reply
+            await self._runtime.sleep(pause * (0.5 + self._runtime.jitter() / 2))
+        return reply
+
+    async def refresh(self, pulses: Sequence[Pulse]) -> Sequence[Reply | EngineUnavailable]:
+        sent = self._runtime.now()
+
+        def tallies(replies: dict[int, Any]) -> list[Tally]:
+            of_pulse = [
+                {s: r if isinstance(r, EngineUnavailable) else r[i] for s, r in replies.items()}
+                for i in range(len(pulses))
+            ]
+            return [Tally(len(self._stores), sent, each) for each in of_pulse]
+
+        replies = await self._ask(
+            self._servers(),
+            lambda store: store.refresh(pulses),
+            enough=lambda replies: all(each.granted for each in tallies(replies)),
+        )
+        outcomes: list[Reply | EngineUnavailable] = []
+        for pulse, tally in zip(pulses, tallies(replies), strict=True):
+            if tally.granted and tally.forgetful:
+                await self._repair(pulse, tally)
+            outcomes.append(tally.heartbeat() or self._unavailable(tally))
+        return outcomes
+
+    async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
+        candidate = self._engine.candidates.get(owner)
+        servers = self._servers()
+        if candidate:
+            if candidate.in_doubt:
+                void = max(void, 2 * candidate.claim.ttl + LATEST)
+            servers = candidate.asked
+        tally = await self._tally(servers, lambda store: store.release(key, owner, void=void))
+        if tally.answered < len(servers):  # Whoever may still know of it is asked again later.
+            raise self._unavailable(tally)
+        self._engine.forget(owner)
+        # Servers that were never asked have nothing to release.
+        return tally.released() or Reply(Gone(), tally.sent)
+
+    async def force_release(self, key: str) -> Reply:
+        tally = await self._tally(self._servers(), lambda store: store.force_release(key))
+        return self._known(tally.released(), tally)
+
+    async def look(self, key: str) -> Look:
+        """As the server sees it that agrees with most others on who holds the key."""
+        looks = [each for each in await self._looks(key) if isinstance(each, Look)]
+        owners = [look.state.grant.claim.owner if look.state.grant else "" for look in looks]
+        return max(looks, key=lambda look: owners.count(owners[looks.index(look)]))
+
+    async def names(self, prefix: str, limit: int) -> Sequence[str]:
+        replies = await self._ask(self._servers(), lambda store: store.names(prefix, limit))
+        found = [names for names in replies.values() if not isinstance(names, EngineUnavailable)]
+        self._check(len(found), replies)
+        return sorted({name for names in found for name in names})[:limit]
+
+    async def _looks(self, key: str) -> Iterable[Look | EngineUnavailable]:
+        replies = await self._ask(self._servers(), lambda store: store.look(key))
+        self._check(sum(isinstance(each, Look) for each in replies.values()), replies)
+        return replies.values()
+
+    async def _nominate(self, key: str, candidate: Candidate, room: int) -> Tally:
+        servers = self._servers()
+        candidate.asked |= servers
+        claim, ticket = candidate.claim, candidate.ticket
+
+        def question(store: RedisStore) -> Coroutine[Any, Any, Reply]:
+            mine = claim._replace(process=store.process)
+            return store.acquire(key, mine, room=room, ticket=ticket)
+
+        tally = await self._tally(servers, question, enough=lambda tally: tally.granted)
+        candidate.in_doubt |= tally.answered < len(servers)
+        return tally
+
+    async def _agreed(self, key: str, owner: str, tally: Tally) -> Reply:
+        """Sees to it that a majority has the fence that the holder gets."""
+        fence, level = tally.fence, len(tally.holding) - len(tally.behind)
+        if level < tally.majority:
+            raised = await self._tally(
+                tally.behind, lambda store: store.raise_fence(key, owner, fence)
+            )
+            if level + len(raised.holding) < tally.majority:
+                raise self._unavailable(raised)
+        return self._known(tally.outcome(), tally)
+
+    async def _holds_on(self, key: str, candidate: Candidate, tally: Tally) -> bool:
+        """Gives back what others have a better claim to. Whether some servers are left to us."""
+        if not tally.holding:
+            return False
+        claim, ticket = candidate.claim, candidate.ticket
+        answers = await self._tally(
+            tally.holding,
+            lambda store: store.stand_back(key, claim._replace(process=store.process), ticket),
+        )
+        return bool(answers.holding)
+
+    async def _withdraw(self, key: str, candidate: Candidate) -> None:
+        try:
+            await self.release(key, candidate.claim.owner)
+        except EngineUnavailable:
+            candidate.in_doubt = True
+            raise
+
+    async def _repair(self, pulse: Pulse, tally: Tally) -> None:
+        """Gives a lease back to servers that have lost it, while a majority has it."""
+        candidate = self._engine.candidates.get(pulse.owner)
+        if candidate:
+            claim = candidate.claim._replace(ttl=pulse.ttl)
+            candidate.asked |= set(tally.forgetful)
+            await self._ask(
+                tally.forgetful,
+                lambda store: store.acquire(
+                    pulse.key,
+                    claim._replace(process=store.process),
+                    room=0,
+                    ticket=tally.fence,
+                ),
+            )
+
+    async def _tally(
+        self,
+        servers: Iterable[int],
+        question: Question[Reply],
+        *,
+        enough: Callable[[Tally], bool] = lambda _tally: False,
+    ) -> Tally:
+        sent = self._runtime.now()
+        count = len(self._stores)
+        replies = await self._ask(
+            servers, question, enough=lambda replies: enough(Tally(count, sent, replies))
+        )
+        return Tally(count, sent, replies)
+
+    async def _ask(
+        self,
+        servers: Iterable[int],
+        question: Question[T],
+        *,
+        enough: Callable[[dict[int, Any]], bool] = lambda _replies: False,
+    ) -> dict[int, T | EngineUnavailable]:
+        """What each server answered; those that are known to be down are not waited for."""
+        asked = sorted(servers)
+
+        def so_far(outcomes: Sequence[Any]) -> dict[int, Any]:
+            return {s: o for s, o in zip(asked, outcomes, strict=True) if o is not None}
+
+        outcomes = await self._runtime.side_by_side(
+            [self._one(server, question) for server in asked],
+            lambda outcomes: enough(so_far(outcomes)),
+        )
+        return so_far(outcomes)
+
+    async def _one(self, server: int, question: Question[T]) -> T | EngineUnavailable:
+        health = self._engine.health[server]
+        if failure := health.known_failure(self._runtime.now()):
+            return failure
+        try:
+            reply = await question(self._stores[server])
+        except EngineUnavailable as error:
+            health.failed(error, self._runtime.now())
+            return error
+        health.answered()
+        return reply
+
+    def _servers(self) -> set[int]:
+        return set(range(len(self._stores)))
+
+    def _known(self, reply: Reply | None, tally: Tally) -> Reply:
+        if reply is None:
+            raise self._unavailable(tally)
+        return reply
+
+    def _check(self, answered: int, replies: dict[int, Any]) -> None:
+        tally = Tally(len(self._stores), 0.0, replies)
+        if answered < tally.majority:
+            raise self._unavailable(tally)
+
+    def _unavailable(self, tally: Tally) -> EngineUnavailable:
+        failures = [each for each in tally.replies.values() if isinstance(each, EngineUnavailable)]
+        answered = len(self._stores) - len(failures)
+        unavailable = EngineUnavailable(
+            self._engine.name,
+            f"{answered} of {len(self._stores)} servers answered, and {tally.majority} must agree;"
+            + "".join(f" {failure}" for failure in failures[:1]),
+        )
+        unavailable.__cause__ = failures[0] if failures else None
+        return unavailable

@@ -1,0 +1,135 @@
+"""What a number of servers' answers come to: pure functions, after the Redlock algorithm.
+
+A server's clock counts for how long a lease has left there, and for nothing else. All times that
+come out are of the asker's own clock, counted from before the first request was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, TypeVar
+
+from ..._core.ports import Reply
+from ..._core.table import Answer, Busy, Gone, Held, Released, Waiting
+from ...errors import EngineUnavailable
+
+A = TypeVar("A", bound=Answer)
+
+Replies = Mapping[int, Reply | EngineUnavailable]
+"""What each server answered, by its number; one that was not asked is not in it."""
+
+
+class Tally(NamedTuple):
+    """The answers of ``servers`` servers to one question, which was sent at ``sent``."""
+
+    servers: int
+    sent: float
+    replies: Replies
+
+    @property
+    def majority(self) -> int:
+        return self.servers // 2 + 1
+
+    @property
+    def answered(self) -> int:
+        return sum(isinstance(reply, Reply) for reply in self.replies.values())
+
+    @property
+    def holding(self) -> list[int]:
+        """The servers that say that the asker holds the key."""
+        return self._that_say(Held)
+
+    @property
+    def granted(self) -> bool:
+        return len(self.holding) >= self.majority
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether no majority can grant any more, whatever the others answer."""
+        others = len(self.replies) - len(self.holding)
+        return others > self.servers - self.majority
+
+    @property
+    def fence(self) -> int:
+        """The largest fence that any of them gave."""
+        return max(self._held(server).fence for server in self.holding)
+
+    @property
+    def behind(self) -> list[int]:
+        """The servers whose fence for the asker is smaller."""
+        return [server for server in self.holding if self._held(server).fence < self.fence]
+
+    @property
+    def forgetful(self) -> list[int]:
+        """The servers that know nothing of the asker."""
+        return self._that_say(Gone)
+
+    def outcome(self) -> Reply | None:
+        """The majority's answer; ``None`` if there is none, because too few have answered."""
+        if self.granted:
+            # So long as this, a majority keeps it.
+            until = sorted(self._ends(Held), reverse=True)[self.majority - 1]
+            return Reply(Held(self.fence, until), self.sent)
+        if self.answered < self.majority:
+            return None
+        if self.forgetful:
+            return Reply(Gone(), self.sent)
+        if busy := self._answers(Busy):
+            return Reply(Busy(self._freed_at(), max(each.waiters for each in busy)), self.sent)
+        position = max(each.position for each in self._answers(Waiting))
+        return Reply(Waiting(position, self._freed_at(), ()), self.sent)
+
+    def heartbeat(self) -> Reply | None:
+        """The majority's answer to a heartbeat; ``None`` while it is not known.
+
+        ``Gone`` for a waiter that some servers have let in, and no majority: it should ask.
+        """
+        waiting = len(self._that_say(Waiting))
+        if self.granted or waiting >= self.majority:
+            return self.outcome()
+        unknown = self.servers - self.answered
+        if unknown and len(self.holding) + waiting + unknown >= self.majority:
+            return None
+        return Reply(Gone(), self.sent)
+
+    def released(self) -> Reply | None:
+        """The majority's answer to a release; ``None`` while it is not known."""
+        released = len(self._that_say(Released))
+        if released >= self.majority:
+            return Reply(Released(), self.sent)
+        unknown = self.servers - self.answered
+        return None if released + unknown >= self.majority else Reply(Gone(), self.sent)
+
+    def _freed_at(self) -> float:
+        """When enough of those that others hold may be free."""
+        ends = sorted([*self._ends(Waiting), *self._ends(Busy)])
+        wanted = self.majority - len(self.holding)
+        return ends[min(wanted, len(ends)) - 1]
+
+    def _ends(self, kind: type[Held | Waiting | Busy]) -> list[float]:
+        """The times at which they end, if the server's clock runs as ours does."""
+        return [
+            self.sent + reply.answer.until - reply.now
+            for reply in self.replies.values()
+            if isinstance(reply, Reply) and isinstance(reply.answer, kind)
+        ]
+
+    def _answers(self, kind: type[A]) -> list[A]:
+        return [
+            reply.answer
+            for reply in self.replies.values()
+            if isinstance(reply, Reply) and isinstance(reply.answer, kind)
+        ]
+
+    def _that_say(self, kind: type[Answer]) -> list[int]:
+        return [
+            server
+            for server, reply in self.replies.items()
+            if isinstance(reply, Reply) and isinstance(reply.answer, kind)
+        ]
+
+    def _held(self, server: int) -> Held:
+        reply = self.replies[server]
+        assert isinstance(reply, Reply)
+        assert isinstance(reply.answer, Held)
+        return reply.answer

@@ -1,0 +1,13 @@
+-- Raises the fence of a lease, so that none that is granted here later is below it.
+
+local owner, fence = ARGV[4], tonumber(ARGV[5])
+
+local lock = read()
+if lock.owner ~= owner or now >= lock.ends then
+  return { 'gone', now }
+end
+if fence > lock.fence then
+  lock.fence = fence
+  redis.call('HSET', LOCK, 'fence', text(fence))
+end
+return held(lock)
