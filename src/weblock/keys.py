@@ -37,7 +37,7 @@ def check_key(key: str) -> str:
             f"a lock key has at most {MAX_LENGTH} characters; {key[:40]!r}... has {len(key)}:"
             " lock a digest of it instead"
         )
-    if bad := _FORBIDDEN.search(key):
+    if not key.isprintable() and (bad := _FORBIDDEN.search(key)):  # All of those are unprintable.
         raise InvalidKey(
             f"lock key {key[:80]!r} has the control character {bad.group()!r} at position"
             f" {bad.start()}: strip or encode it first"
@@ -143,6 +143,9 @@ class KeyTemplate:
 
 def in_order(keys: Iterable[str]) -> tuple[str, ...]:
     """The keys, each once, in the one order in which everybody acquires them."""
+    keys = tuple(keys)
+    if len(keys) == 1:
+        return (check_key(keys[0]),)
     return tuple(sorted({check_key(key) for key in keys}))
 
 

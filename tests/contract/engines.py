@@ -10,14 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.servers import a_redis, a_valkey, fresh_url
+from tests.servers import a_redis, a_valkey, fresh_quorum, fresh_url
 
 
 @dataclass(frozen=True)
 class Promises:
     """How to get an engine that nobody has used before, and what it is held to."""
 
-    fresh_url: Callable[[Path], str]
+    fresh_url: Callable[[Path], str | list[str]]
     locks: bool = True
     """At most one holds a key."""
     fences: bool = True
@@ -38,4 +38,5 @@ ENGINES = {
     "file": Promises(lambda tmp: f"file://{tmp}/locks", death_noticed_at_once=True),
     "valkey": Promises(lambda tmp: fresh_url(a_valkey())),
     "redis": Promises(lambda tmp: fresh_url(a_redis())),
+    "redlock-3": Promises(lambda tmp: fresh_quorum(3)),
 }

@@ -19,9 +19,10 @@ TOP = Path(__file__).parents[2]
 class Worker:
     """A process that runs ``workers.py``, and the pipes to it."""
 
-    def __init__(self, role: str, *args: str) -> None:
+    def __init__(self, role: str, *args: str | list[str]) -> None:
+        words = [each if isinstance(each, str) else json.dumps(each) for each in args]
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "tests.contract.workers", role, *args],
+            [sys.executable, "-W", "error", "-m", "tests.contract.workers", role, *words],
             cwd=TOP,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -59,7 +60,7 @@ class Worker:
 class Puppet(Worker):
     """A process with one actor, which does what it is told."""
 
-    def __init__(self, face: str, url: str, options: dict[str, Any]) -> None:
+    def __init__(self, face: str, url: str | list[str], options: dict[str, Any]) -> None:
         super().__init__("puppet", face, url, json.dumps(options))
         assert self.hear() == "ready"
 

@@ -25,7 +25,8 @@ from .history import Counter, Journal
 def main() -> None:
     """Runs the role that is named."""
     role, *args = sys.argv[1:]
-    {"puppet": puppet, "sections": sections}[role](*args)
+    words = [json.loads(each) if each.startswith("[") else each for each in args]
+    {"puppet": puppet, "sections": sections}[role](*words)
 
 
 def say(value: Any) -> None:

@@ -9,12 +9,16 @@ from typing import Any
 
 from .binaries import a_redis, a_valkey, binaries, binary
 from .cluster import Cluster
+from .proxy import Fault, Proxy
 from .rights import USER, grant_least_rights
 from .sentinel import SentinelDeployment, eventually
-from .single import Server
+from .single import PortTaken, Server
 
 __all__ = [
     "Cluster",
+    "Fault",
+    "PortTaken",
+    "Proxy",
     "SentinelDeployment",
     "Server",
     "a_redis",
@@ -22,22 +26,26 @@ __all__ = [
     "binaries",
     "binary",
     "eventually",
+    "fresh_quorum",
     "fresh_url",
     "shared",
 ]
 
 _guard = threading.Lock()
-_shared: dict[str | None, Server] = {}
+_shared: dict[tuple[str | None, int], Server] = {}
 
 
-def shared(name: str | None = None) -> Server:
-    """A server that all tests of this process may use, each under a prefix of its own."""
+def shared(name: str | None = None, number: int = 0) -> Server:
+    """A server that all tests of this process may use, each under a prefix of its own.
+
+    ``number`` tells those of one name apart.
+    """
     with _guard:
-        if name not in _shared:
-            _shared[name] = server = Server(name)
+        if (name, number) not in _shared:
+            _shared[name, number] = server = Server(name)
             atexit.register(server.close)
             grant_least_rights(server)
-        return _shared[name]
+        return _shared[name, number]
 
 
 def fresh_url(name: str | None = None, **query: Any) -> str:
@@ -45,5 +53,16 @@ def fresh_url(name: str | None = None, **query: Any) -> str:
 
     The server has just been started, and nobody's leases were lost: there is nothing to wait for.
     """
+    return _url(shared(name), query)
+
+
+def fresh_quorum(count: int, **query: Any) -> list[str]:
+    """The same, of several servers."""
     prefix = f"weblock:{uuid.uuid4().hex}"
-    return shared(name).url(user=USER, **{"prefix": prefix, "recovery": "off", **query})
+    servers = [shared(number=number) for number in range(count)]
+    return [_url(server, {"prefix": prefix, **query}) for server in servers]
+
+
+def _url(server: Server, query: dict[str, Any]) -> str:
+    prefix = f"weblock:{uuid.uuid4().hex}"
+    return server.url(user=USER, **{"prefix": prefix, "recovery": "off", **query})

@@ -121,7 +121,7 @@ class Runtime(Protocol):
 
     async def side_by_side(
         self,
-        works: Sequence[Coroutine[Any, Any, T]],
+        works: Sequence[Callable[[], Coroutine[Any, Any, T]]],
         enough: Callable[[Sequence[T | None]], bool],
     ) -> Sequence[T | None]:
         """Does several things at once, none of which raises; what each of them came to.

@@ -34,7 +34,7 @@ class AsyncioRuntime:
 
     async def side_by_side(
         self,
-        works: Sequence[Coroutine[Any, Any, T]],
+        works: Sequence[Callable[[], Coroutine[Any, Any, T]]],
         enough: Callable[[Sequence[T | None]], bool],
     ) -> Sequence[T | None]:
         over = asyncio.get_running_loop().create_future()
@@ -48,7 +48,7 @@ class AsyncioRuntime:
                 over.set_result(None)
 
         for index, work in enumerate(works):
-            task = asyncio.create_task(work)
+            task = asyncio.create_task(work())
             task.add_done_callback(partial(done, index))
             _tasks.add(task)
         if works:

@@ -46,14 +46,14 @@ class BlockingRuntime:
 
     async def side_by_side(
         self,
-        works: Sequence[Coroutine[Any, Any, T]],
+        works: Sequence[Callable[[], Coroutine[Any, Any, T]]],
         enough: Callable[[Sequence[T | None]], bool],
     ) -> Sequence[T | None]:
         outcomes: list[T | None] = [None] * len(works)
         changed = threading.Condition()
 
-        def do(index: int, work: Coroutine[Any, Any, T]) -> None:
-            outcome = drive(work)
+        def do(index: int, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
+            outcome = drive(work())
             with changed:
                 outcomes[index] = outcome
                 changed.notify()

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
+import os
 import threading
 import time
-from collections.abc import Iterator
+from asyncio import _get_running_loop
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
+from typing import Final
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
-def now() -> float:
-    """Monotonic seconds since boot, the same in all processes of the machine.
+now: Final[Callable[[], float]] = partial(time.clock_gettime, _CLOCK)
+"""Monotonic seconds since boot, the same in all processes of the machine.
 
-    Unlike ``CLOCK_MONOTONIC``, Linux's ``CLOCK_BOOTTIME`` goes on while the machine is suspended,
-    as the clock of an engine elsewhere does. (Darwin's monotonic clock is used as it is.)
-    """
-    return time.clock_gettime(_CLOCK)
+Unlike ``CLOCK_MONOTONIC``, Linux's ``CLOCK_BOOTTIME`` goes on while the machine is suspended,
+as the clock of an engine elsewhere does. (Darwin's monotonic clock is used as it is.)
+"""
 
 
 def new_owner() -> str:
-    return secrets.token_hex(16)
+    return os.urandom(16).hex()
 
 
 def control() -> object:
@@ -62,10 +64,8 @@ _acts_for: ContextVar[object | None] = ContextVar("weblock_acts_for", default=No
 
 
 def _task_or_thread() -> object:
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:
-        task = None
+    loop = _get_running_loop()  # Unlike the public one, it costs no exception where none runs.
+    task = asyncio.current_task(loop) if loop else None
     return task or _this_thread.mark
 
 

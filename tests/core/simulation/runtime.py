@@ -42,10 +42,10 @@ class SimulatedRuntime:
 
     async def side_by_side(
         self,
-        works: Sequence[Coroutine[Any, Any, T]],
+        works: Sequence[Callable[[], Coroutine[Any, Any, T]]],
         enough: Callable[[Sequence[T | None]], bool],
     ) -> Sequence[T | None]:
-        return [await work for work in works]
+        return [await work() for work in works]
 
     async def sleep(self, seconds: float) -> None:
         signal = Signal()

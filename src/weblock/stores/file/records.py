@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import struct
 import threading
@@ -21,10 +20,11 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from ..._core.table import Claim, Grant, KeyState, Moment, Place, Step, Voided
+from ..._core.table import KeyState, Moment, Step
 from ...errors import ConfigurationError, EngineUnavailable
 from ..cells import Transition
 from .directory import Directory
+from .rows import line_of, name_in, state_in
 
 FILES: Final = 64
 
@@ -40,13 +40,6 @@ _MUTEX_PATIENCE: Final = 0.1
 
 _LATELY: Final = 0.1
 """Seconds for which nobody need wait in vain for what somebody else has just waited for in vain."""
-
-
-_START: Final = struct.Struct("<4sQ")
-"""The part of a header that tells which slot is the newest."""
-
-_to_json: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
-_from_json: Final = json.JSONDecoder().decode
 
 
 class _Slot(NamedTuple):
@@ -65,12 +58,15 @@ class _Header(NamedTuple):
 
 
 class _Record(NamedTuple):
-    """What a file says: the highest fence given, and the states of keys, still encoded."""
+    """What a file says: the highest fence given, and the lines of keys.
+
+    It stands in the slot of that number.
+    """
 
     sequence: int
-    slot: _Slot | None
+    slot: int | None
     fence: int
-    rows: dict[bytes, bytes]
+    lines: dict[bytes, bytes]
     length: int
 
 
@@ -103,6 +99,7 @@ class RecordFile:
         self._size = 0
         self._slots: tuple[_Slot, ...] = ()
         self._known = _EMPTY
+        self._headers: list[bytes] = []
         self._last = (b"", KeyState())
         self._closed = False
         self.waiting = 0
@@ -138,23 +135,26 @@ class RecordFile:
     def apply(self, changes: Changes, moment: Moment) -> list[Step]:
         """Replaces the states of keys; what stays the same is not written again."""
         record = self._read()
-        fence, rows, steps = record.fence, record.rows, []
+        self._known = _EMPTY  # Who fails on the way has everything read anew.
+        fence, lines, changed, steps = record.fence, record.lines, False, []
         for key, transition in changes:
             name = key.encode()
-            row = rows.get(name)
-            before = self._decoded(row) if row else KeyState(fence)
+            line = lines.get(name)
+            before = self._state_in(line) if line else KeyState(fence)
             step = transition(before, moment)
-            if step.state is not before:
-                rows = dict(rows) if rows is record.rows else rows
-                fence = max(fence, step.state.fence)
-                if step.state.blank:
-                    rows.pop(name, None)
-                else:
-                    rows[name] = row = _encoded(step.state)
-                    self._last = row, step.state
             steps.append(step)
-        if rows is not record.rows:
-            self._write(record, fence, rows, moment.now)
+            state = step.state
+            if state is not before:
+                changed = True
+                fence = max(fence, state.fence)
+                if state.blank:
+                    lines.pop(name, None)
+                else:
+                    lines[name] = line = line_of(name, state)
+                    self._last = line, state
+        if changed:
+            record = self._written(record, fence, moment.now)
+        self._known = record
         return steps
 
     @property
@@ -165,12 +165,12 @@ class RecordFile:
     def names(self, prefix: str) -> list[str]:
         """The keys in it that begin with ``prefix``."""
         start = prefix.encode()
-        return [name.decode() for name in self._read().rows if name.startswith(start)]
+        return [name.decode() for name in self._read().lines if name.startswith(start)]
 
-    def _decoded(self, row: bytes) -> KeyState:
+    def _state_in(self, line: bytes) -> KeyState:
         """A state; that which was written last comes back without being read."""
         last, state = self._last
-        return state if row is last else _decoded(row)
+        return state if line is last else state_in(line)
 
     def given_up(self, now: float) -> float:
         """How long somebody in this process has waited in vain for it just now."""
@@ -225,44 +225,53 @@ class RecordFile:
         self._inode = os.fstat(self._fd).st_ino
 
     def _read(self) -> _Record:
+        if self._known is _EMPTY or self._is_written_since():
+            self._known = self._read_anew()
+        return self._known
+
+    def _is_written_since(self) -> bool:
+        """Whether anybody has written since we last looked.
+
+        The first to do so has written to any slot but the one that was the newest.
+        """
+        newest = self._known.slot
+        for number, slot in enumerate(self._slots):
+            if number != newest and self._header_in(slot) != self._headers[number]:
+                return True
+        return False
+
+    def _header_in(self, slot: _Slot) -> bytes:
+        return os.pread(self._fd, _HEADER.size, slot.offset)
+
+    def _read_anew(self) -> _Record:
+        self._known = _EMPTY
         if not self._slots:
             self._reserve(0, 2 * _FIRST_SLOT)
-        starts = [
-            _START.unpack(os.pread(self._fd, _START.size, slot.offset)) for slot in self._slots
-        ]
-        sequences = [sequence if magic == _MAGIC else 0 for magic, sequence in starts]
+        self._headers = [self._header_in(slot) for slot in self._slots]
+        headers = [_Header(*_HEADER.unpack(header)) for header in self._headers]
+        sequences = [each.sequence if each.magic == _MAGIC else 0 for each in headers]
         highest = max(sequences)
-        known = self._known
-        if known.sequence == highest and known.slot == self._slots[sequences.index(highest)]:
-            return known
-        return self._read_anew(sequences)
-
-    def _read_anew(self, sequences: Sequence[int]) -> _Record:
-        headers: list[_Header] = []
-        newest_first = sorted(zip(sequences, self._slots, strict=True), reverse=True)
-        for _, slot in newest_first:
-            header = _Header(*_HEADER.unpack(os.pread(self._fd, _HEADER.size, slot.offset)))
-            if record := self._read_slot(header, slot, max(sequences)):
-                self._known = record
+        for number in sorted(range(len(headers)), key=sequences.__getitem__, reverse=True):
+            if record := self._read_slot(headers[number], number, highest):
                 return record
-            headers.append(header)
         self._refuse_to_start_anew(headers)
-        return _EMPTY._replace(sequence=max(sequences))
+        return _EMPTY._replace(sequence=highest, lines={})
 
-    def _read_slot(self, header: _Header, slot: _Slot, highest: int) -> _Record | None:
+    def _read_slot(self, header: _Header, number: int, highest: int) -> _Record | None:
         """The record in a slot, or ``None`` if its writer was killed while it wrote."""
         magic, sequence, length, checksum, boot = header
+        slot = self._slots[number]
         if magic != _MAGIC or not 0 < length <= slot.size - _HEADER.size:
             return None
         payload = os.pread(self._fd, length, slot.offset + _HEADER.size)
         if zlib.crc32(payload, sequence & 0xFFFFFFFF) != checksum:
             return None
-        fence, *lines = payload.split(b"\n")
-        rows = dict(line.split(b"\t", 1) for line in lines)
+        fence, *rows = payload.split(b"\n")
+        lines = {name_in(line): line for line in rows}
         if boot != self._boot:
             self._directory.check_machine()
-            rows = {}
-        return _Record(highest, slot, int(fence), rows, length)
+            lines = {}
+        return _Record(highest, number, int(fence), lines, length)
 
     def _refuse_to_start_anew(self, headers: list[_Header]) -> None:
         """Raises unless there is a reason why no slot can be read.
@@ -281,27 +290,33 @@ class RecordFile:
                 f"{self._path} is damaged: stop all processes that lock here, and remove it"
             )
 
-    def _write(self, record: _Record, fence: int, rows: dict[bytes, bytes], now: float) -> None:
-        payload = _payload(fence, rows)
-        slot = self._slot_for(len(payload), record)
-        if slot is None:
-            rows = {name: row for name, row in rows.items() if not _ended(_decoded(row), now)}
-            payload = _payload(fence, rows)
-            slot = self._slot_for(len(payload), record) or self._grow(len(payload), record)
+    def _written(self, record: _Record, fence: int, now: float) -> _Record:
+        """Writes the lines of a record, and returns it as it is now."""
+        lines = record.lines
+        payload = _payload(fence, lines)
+        number = self._slot_for(len(payload), record)
+        if number is None:
+            lines = {name: line for name, line in lines.items() if not _ended(state_in(line), now)}
+            payload = _payload(fence, lines)
+            number = self._slot_for(len(payload), record)
+        if number is None:
+            number = self._grow(len(payload), record)
         sequence = record.sequence + 1
         checksum = zlib.crc32(payload, sequence & 0xFFFFFFFF)
         header = _HEADER.pack(_MAGIC, sequence, len(payload), checksum, self._boot)
-        self._known = _EMPTY
-        _write_all(self._fd, header + payload, slot.offset)
-        self._known = _Record(sequence, slot, fence, rows, len(payload))
+        _write_all(self._fd, header + payload, self._slots[number].offset)
+        self._headers[number] = header
+        return _Record(sequence, number, fence, lines, len(payload))
 
-    def _slot_for(self, length: int, record: _Record) -> _Slot | None:
+    def _slot_for(self, length: int, record: _Record) -> int | None:
         """The smallest slot that is not in use and has room, and headroom for what may not fail."""
         needed = _HEADER.size + length + _HEADROOM
-        free = (slot for slot in self._slots if slot != record.slot)
-        return next((slot for slot in free if slot.size >= needed), None)
+        for number, slot in enumerate(self._slots):
+            if number != record.slot and slot.size >= needed:
+                return number
+        return None
 
-    def _grow(self, length: int, record: _Record) -> _Slot:
+    def _grow(self, length: int, record: _Record) -> int:
         last = self._slots[-1]
         size = 2 * last.size
         if size > _LARGEST_SLOT:
@@ -310,11 +325,13 @@ class RecordFile:
             self._reserve(last.offset + last.size, 2 * size)
         except EngineUnavailable:
             # The headroom is for those who add next to nothing, for they renew and release.
-            free = next(slot for slot in reversed(self._slots) if slot != record.slot)
-            if length <= record.length + _HEADROOM // 8 and free.size >= _HEADER.size + length:
+            free = max(set(range(len(self._slots))) - {record.slot})
+            room = self._slots[free].size - _HEADER.size
+            if length <= min(record.length + _HEADROOM // 8, room):
                 return free
             raise
-        return self._slot_for(length, record) or self._grow(length, record)
+        number = self._slot_for(length, record)
+        return self._grow(length, record) if number is None else number
 
     def _reserve(self, offset: int, size: int) -> None:
         try:
@@ -326,8 +343,11 @@ class RecordFile:
         self._resized(offset + size)
 
     def _resized(self, size: int) -> None:
+        """Takes note of a file's size. What was known of it may stand elsewhere now."""
         self._size = size
         self._slots = tuple(_slots_in(size))
+        self._headers += [b""] * (len(self._slots) - len(self._headers))
+        self._known = _EMPTY
 
 
 def _slots_in(file_size: int) -> Iterator[_Slot]:
@@ -339,8 +359,8 @@ def _slots_in(file_size: int) -> Iterator[_Slot]:
         size *= 2
 
 
-def _payload(fence: int, rows: dict[bytes, bytes]) -> bytes:
-    return b"\n".join([str(fence).encode(), *(b"\t".join(row) for row in rows.items())])
+def _payload(fence: int, lines: dict[bytes, bytes]) -> bytes:
+    return b"\n".join([b"%d" % fence, *lines.values()])
 
 
 def _ended(state: KeyState, now: float) -> bool:
@@ -349,20 +369,6 @@ def _ended(state: KeyState, now: float) -> bool:
     if state.grant:
         ends.append(state.grant.until)
     return max(ends, default=now) <= now
-
-
-def _encoded(state: KeyState) -> bytes:
-    return _to_json(state).encode()
-
-
-def _decoded(row: bytes) -> KeyState:
-    fence, grant, queue, voided = _from_json(row.decode())
-    return KeyState(
-        fence,
-        grant and Grant(Claim(*grant[0]), *grant[1:]),
-        tuple(Place(Claim(*claim), until) for claim, until in queue),
-        tuple(Voided(*each) for each in voided),
-    )
 
 
 def _allocate(fd: int, offset: int, size: int) -> None:
@@ -377,9 +383,9 @@ def _allocate(fd: int, offset: int, size: int) -> None:
 
 
 def _write_all(fd: int, data: bytes, offset: int) -> None:
-    while data:
-        written = os.pwrite(fd, data, offset)
-        data, offset = data[written:], offset + written
+    written = os.pwrite(fd, data, offset)
+    while written < len(data):
+        written += os.pwrite(fd, data[written:], offset + written)
 
 
 def _flock_holder(path: str) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ..._core.ports import Look, Pulse, Reply, Runtime
@@ -207,7 +208,7 @@ class QuorumStore:
             return {s: o for s, o in zip(asked, outcomes, strict=True) if o is not None}
 
         outcomes = await self._runtime.side_by_side(
-            [self._one(server, question) for server in asked],
+            [partial(self._one, server, question) for server in asked],
             lambda outcomes: enough(so_far(outcomes)),
         )
         return so_far(outcomes)
