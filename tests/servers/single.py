@@ -189,6 +189,7 @@ class Server:
             return subprocess.Popen(
                 [self._binary, conf, *(["--sentinel"] if self._sentinel else [])],
                 stdout=log,
+                stderr=subprocess.STDOUT,
                 preexec_fn=_die_with_parent,  # noqa: PLW1509 - it starts no thread and takes no lock
             )
 
