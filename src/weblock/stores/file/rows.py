@@ -1,0 +1,75 @@
+"""How the state of a key is written down: a line of cells, parted by tabs.
+
+First comes the key, then a cell for the lease, and one for each place in the queue. A cell is
+JSON, which has no tab and no line break in it. Those who wait mostly stay the same from one state
+to the next, so their cells are remembered. What changes with every renewal, a time, always has as
+many digits behind the point: a lease must not need more room to be renewed than it has.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Final
+
+from ..._core.table import Claim, Grant, KeyState, Place, Voided
+
+_REMEMBERED: Final = 4096
+"""Places, and texts such as labels, whose cells are at hand."""
+
+_text: Final = json.JSONEncoder().encode
+_from_json: Final = json.JSONDecoder().raw_decode
+
+
+def line_of(name: bytes, state: KeyState) -> bytes:
+    """The line of the key ``name``."""
+    cells = [name, _lease_cell(state)]
+    if state.queue:
+        cells += map(_place_cell, state.queue)
+    return b"\t".join(cells)
+
+
+def name_in(line: bytes) -> bytes:
+    """The key of a line."""
+    return line.partition(b"\t")[0]
+
+
+def state_in(line: bytes) -> KeyState:
+    """The state in a line."""
+    _, lease, *places = line.split(b"\t")
+    fence, grant, voided = _from_json(lease.decode())[0]
+    return KeyState(
+        fence,
+        grant and Grant(Claim(*grant[0]), *grant[1:]),
+        tuple(map(_place, places)),
+        tuple(Voided(*each) for each in voided),
+    )
+
+
+def _lease_cell(state: KeyState) -> bytes:
+    fence, grant, _, voided = state
+    if grant:
+        claim, of_grant, since, until, confirmed = grant
+        yes = "true" if confirmed else "false"
+        lease = f"[{_claim(claim)},{of_grant},{since:.6f},{until:.6f},{yes}]"
+    else:
+        lease = "null"
+    voids = ",".join(f"[{_text(owner)},{until:.6f}]" for owner, until in voided) if voided else ""
+    return f"[{fence},{lease},[{voids}]]".encode()
+
+
+@functools.lru_cache(_REMEMBERED)
+def _place_cell(place: Place) -> bytes:
+    claim, until = place
+    return f"[{_claim(claim)},{until:.6f}]".encode()
+
+
+@functools.lru_cache(_REMEMBERED)
+def _place(cell: bytes) -> Place:
+    claim, until = _from_json(cell.decode())[0]
+    return Place(Claim(*claim), until)
+
+
+def _claim(claim: Claim) -> str:
+    owner, process, ttl, label = claim
+    return f"[{_text(owner)},{_text(process)},{ttl},{_text(label)}]"
