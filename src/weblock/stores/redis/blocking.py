@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import select
+import socket
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
+import hiredis
 import redis
 from redis import exceptions
+from redis._parsers.base import BaseParser  # Not said to be public; a test holds us to it.
 
 from .nodes import Connect
 from .receiver import Receiver
@@ -15,43 +19,59 @@ from .servers import Server, Unfit
 from .settings import Address
 from .wire import Introduce, Link
 
+_INCOMPLETE: Final = object()
+
+_CHUNK: Final = 16384
+
 
 class BlockingLink:
-    """One connection."""
+    """One connection, from its handshake on, without the layers that redis-py has above its socket."""
 
     server: Server
 
     def __init__(self, address: Address, connection: redis.Connection) -> None:
         self.address = address
+        self.alive = True
+        """Whether nothing has gone wrong on it yet."""
         self._connection = connection
+        # redis-py has no public way to hand a connection over.
+        self._socket: socket.socket = connection._sock  # type: ignore[assignment]  # noqa: SLF001
+        self._reader = hiredis.Reader(replyError=BaseParser.parse_error, notEnoughData=_INCOMPLETE)
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
 
     async def exchange(self, commands: Sequence[bytes]) -> list[Any]:
-        self._connection.send_packed_command([b"".join(commands)], check_health=False)
-        return [self._reply() for _ in commands]
+        try:
+            self._socket.sendall(b"".join(commands))
+            return [self._reply() for _ in commands]
+        except TimeoutError:
+            self.discard()
+            patience = self._socket.gettimeout()
+            raise exceptions.TimeoutError(f"no answer for {patience:g} seconds") from None
+        except (OSError, hiredis.ProtocolError) as error:
+            self.discard()
+            raise exceptions.ConnectionError(f"the connection was lost: {error}") from error
+        except BaseException:  # A reply that was not waited for would be taken for another's.
+            self.discard()
+            raise
 
     def discard(self) -> None:
+        self.alive = False
         self._connection.disconnect()
-
-    @property
-    def alive(self) -> bool:
-        """Whether nothing has gone wrong on it yet."""
-        return self._connection.is_connected
 
     def usable(self) -> bool:
         """Whether the server has left it open since, so that what is sent there can arrive."""
-        try:
-            stray = self._connection.can_read(0)
-        except exceptions.RedisError:
-            stray = True
-        if stray:  # The end of the stream, for we have not asked for anything.
+        if self.alive and self._poll.poll(0):  # The end: we have not asked for anything.
             self.discard()
-        return not stray
+        return self.alive
 
     def _reply(self) -> Any:
-        try:
-            return self._connection.read_response(disable_decoding=True)
-        except exceptions.ResponseError as error:
-            return error
+        while (reply := self._reader.gets()) is _INCOMPLETE:
+            data = self._socket.recv(_CHUNK)
+            if not data:
+                raise ConnectionResetError("closed")
+            self._reader.feed(data)
+        return reply
 
 
 class BlockingLinks:

@@ -66,8 +66,8 @@ class Layout:
         """Where the waiters of a process are rung."""
         return f"{self.prefix}:process:{name}"
 
-    def voided(self, key: str, owner: str) -> str:
-        return f"{self.tag(self.bucket(key))}:voided:{owner}"
+    def voided(self, bucket: int, owner: str) -> str:
+        return f"{self.tag(bucket)}:voided:{owner}"
 
     def pattern(self, start: str) -> str:
         """What the names of locks whose keys begin with ``start`` match, and few others."""

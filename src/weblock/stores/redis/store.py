@@ -27,7 +27,7 @@ class RedisStore:
 
     async def acquire(self, key: str, claim: Claim, *, room: int, ticket: int = 0) -> Reply:
         bucket, keys = self._layout.of_key(key)
-        names = (*keys, self._layout.voided(key, claim.owner))
+        names = (*keys, self._layout.voided(bucket, claim.owner))
         args = (claim.owner, claim.process, claim.label, micros(claim.ttl), str(room), str(ticket))
         reply = self._reply(await self._wire.run(Call(ACQUIRE, bucket, names, args)))
         if isinstance(reply.answer, Waiting):
@@ -36,7 +36,7 @@ class RedisStore:
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
         bucket, keys = self._layout.of_key(key)
-        names = (*keys, self._layout.voided(key, owner))
+        names = (*keys, self._layout.voided(bucket, owner))
         return self._reply(
             await self._wire.run(Call(RELEASE, bucket, names, (owner, micros(void))))
         )

@@ -91,9 +91,12 @@ class Wire:
 
     async def run(self, call: Call) -> Outcome:
         """Runs one script. Raises ``EngineUnavailable``."""
-        (outcome,) = await self.run_all([call])
-        if isinstance(outcome, EngineUnavailable):
-            raise outcome
+        if self._settings.min_replicas or self._nodes.stale:
+            (outcome,) = await self.run_all([call])
+        else:
+            outcome = await self._run_plainly(call)
+        if isinstance(outcome, Exception):
+            raise self._judged(outcome)
         return outcome
 
     async def run_all(self, calls: Sequence[Call]) -> list[Outcome]:
@@ -110,6 +113,23 @@ class Wire:
                 break
             self._nodes.doubt()
         return [self._judged(outcome) for outcome in outcomes]
+
+    async def _run_plainly(self, call: Call) -> Outcome:
+        """What nearly every call needs. One that the server refuses is asked again, with all else."""
+        nodes = self._nodes
+        try:
+            link = await self.links.take(nodes.address_of(call.bucket), self._introduced)
+            try:
+                command = call.by_name(link.server.run, self._longest, nodes.peers)
+                (reply,) = await link.exchange([command])
+            finally:
+                self.links.give_back(link)
+        except (exceptions.RedisError, Unfit, OSError) as error:
+            nodes.doubt()
+            return error
+        if isinstance(reply, exceptions.ResponseError):
+            (reply,) = await self.run_all([call])
+        return reply
 
     async def scan(self, pattern: str) -> AsyncIterator[list[str]]:
         """The names of the keys that match, in parts, from all servers."""
