@@ -1,0 +1,221 @@
+"""A Redis server as far as the scripts go: it runs the Lua that is shipped, on dicts.
+
+The Lua is that of the servers, 5.1. Arguments and replies are converted as they do it: numbers are
+cut, nil is false to Lua, and the first nil ends an array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from lupa import lua51
+
+from weblock.stores.redis.scripts import Script
+
+Value = dict[str, str] | dict[str, float] | str
+
+
+class RedisModel:
+    """The keys of one server, and what it says of itself. ``now`` gives microseconds."""
+
+    def __init__(self, now: Callable[[], int], publish: Callable[[str, str], None]) -> None:
+        self.values: dict[str, Value] = {}
+        self.run = 1
+        self.replica_once = False
+        self.flushed = False
+        self._now = now
+        self.publish = publish
+        self._expires: dict[str, int] = {}
+        self._started_at = now()
+
+    def evaluate(self, script: Script, keys: Sequence[str], args: Sequence[str]) -> Any:
+        """What a script returns."""
+        _serving[0] = self
+        return _from_lua(_compiled(script.text)(_table(keys), _table(args)))
+
+    def flush(self) -> None:
+        self.values, self._expires, self.flushed = {}, {}, True
+
+    def restart(self, *, forget: bool) -> None:
+        self.run += 1
+        self._started_at = self._now()
+        self.flushed = self.replica_once = False
+        if forget:
+            self.values, self._expires = {}, {}
+
+    def promote(self) -> None:
+        """Another server takes over with the same keys: it was a replica until now."""
+        self.run += 1
+        self.replica_once, self.flushed = True, False
+
+    def snapshot(self) -> tuple[dict[str, Any], dict[str, int]]:
+        values = {
+            key: dict(value) if isinstance(value, dict) else value
+            for key, value in self.values.items()
+        }
+        return values, dict(self._expires)
+
+    def roll_back(self, snapshot: tuple[dict[str, Any], dict[str, int]]) -> None:
+        self.values, self._expires = snapshot
+
+    def call(self, command: str, *args: Any) -> Any:
+        words = [_word(each) for each in args]
+        if words and command != "PUBLISH":
+            self._expire(words[0])
+        return getattr(self, f"_{command.lower()}")(*words)
+
+    def _expire(self, key: str) -> None:
+        if self._expires.get(key, _NEVER) <= self._now():
+            self._del(key)
+
+    def _hash(self, key: str) -> dict[str, Any]:
+        value = self.values.get(key, {})
+        assert isinstance(value, dict), f"WRONGTYPE {key}"
+        return value
+
+    def _keep(self, key: str, value: dict[str, Any]) -> None:
+        if value:
+            self.values[key] = value
+        else:
+            self._del(key)
+
+    # The commands.
+
+    def _time(self) -> list[str]:
+        seconds, micros = divmod(self._now(), 1_000_000)
+        return [str(seconds), str(micros)]
+
+    def _info(self, section: str) -> str:
+        uptime = (self._now() - self._started_at) // 1_000_000
+        return {
+            "server": f"run_id:{self.run}\r\nuptime_in_seconds:{uptime}\r\n",
+            "replication": f"role:master\r\nsecond_repl_offset:{7 if self.replica_once else -1}\r\n",
+            "commandstats": "cmdstat_flushall:calls=1,usec=1\r\n" if self.flushed else "",
+        }[section]
+
+    def _del(self, key: str) -> int:
+        self._expires.pop(key, None)
+        return int(self.values.pop(key, None) is not None)
+
+    def _exists(self, key: str) -> int:
+        return int(key in self.values)
+
+    def _set(self, key: str, value: str, _px: str, millis: str) -> str:
+        self.values[key] = value
+        self._expires[key] = self._now() + int(millis) * 1000
+        return "OK"
+
+    def _pexpire(self, key: str, millis: str) -> int:
+        if key not in self.values:
+            return 0
+        self._expires[key] = self._now() + int(millis) * 1000
+        return 1
+
+    def _hget(self, key: str, field: str) -> str | None:
+        return self._hash(key).get(field)
+
+    def _hmget(self, key: str, *fields: str) -> list[str | None]:
+        value = self._hash(key)
+        return [value.get(field) for field in fields]
+
+    def _hset(self, key: str, *pairs: str) -> int:
+        value = self._hash(key)
+        before = len(value)
+        value.update(zip(pairs[::2], pairs[1::2], strict=True))
+        self._keep(key, value)
+        return len(value) - before
+
+    def _hdel(self, key: str, field: str) -> int:
+        value = self._hash(key)
+        gone = value.pop(field, None)
+        self._keep(key, value)
+        return int(gone is not None)
+
+    def _hincrby(self, key: str, field: str, by: str) -> int:
+        number = int(self._hash(key).get(field, "0")) + int(by)
+        self._hset(key, field, str(number))
+        return number
+
+    def _zadd(self, key: str, score: str, member: str) -> int:
+        value = self._hash(key)
+        new = member not in value
+        value[member] = float(score)
+        self._keep(key, value)
+        return int(new)
+
+    def _zrem(self, key: str, member: str) -> int:
+        return self._hdel(key, member)
+
+    def _zcard(self, key: str) -> int:
+        return len(self._hash(key))
+
+    def _zrange(self, key: str, first: str, last: str) -> list[str]:
+        ranked = self._ranked(key)
+        return ranked[int(first) : int(last) + 1 or None]
+
+    def _zrank(self, key: str, member: str) -> int | None:
+        ranked = self._ranked(key)
+        return ranked.index(member) if member in ranked else None
+
+    def _ranked(self, key: str) -> list[str]:
+        value = self._hash(key)
+        return sorted(value, key=lambda member: (value[member], member))
+
+    def _ping(self) -> str:
+        return "PONG"
+
+    def _publish(self, channel: str, payload: str) -> int:
+        self.publish(channel, payload)
+        return 1
+
+
+_NEVER = 1 << 62
+
+_serving: list[Any] = [None]
+"""The server whose script runs."""
+
+_lua = lua51.LuaRuntime(unpack_returned_tuples=False, register_eval=False)
+
+
+def _call(command: str, *args: Any) -> Any:
+    return _to_lua(_serving[0].call(command, *args))
+
+
+_lua.globals().redis = _lua.table_from({"call": _call})
+
+
+@cache
+def _compiled(text: str) -> Any:
+    return _lua.execute(f"return function(KEYS, ARGV)\n{text}\nend")
+
+
+def _table(items: Sequence[Any]) -> Any:
+    return _lua.table_from(list(items))
+
+
+def _word(argument: Any) -> str:
+    """As the server gets an argument: a number has 17 digits at most."""
+    return f"{argument:.17g}" if isinstance(argument, float) else str(argument)
+
+
+def _to_lua(reply: Any) -> Any:
+    if reply is None:
+        return False
+    return _table([_to_lua(each) for each in reply]) if isinstance(reply, list) else reply
+
+
+def _from_lua(value: Any) -> Any:
+    if isinstance(value, float):
+        return int(value)
+    if isinstance(value, str):
+        return value.encode()
+    if value is False:
+        return None
+    if lua51.lua_type(value) != "table":
+        return value
+    items: list[Any] = []
+    while (item := value[len(items) + 1]) is not None:
+        items.append(_from_lua(item))
+    return items
