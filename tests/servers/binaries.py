@@ -35,7 +35,7 @@ def binary(name: str | None = None) -> Path:
     """One of them; without a name, that of $WEBLOCK_TEST_SERVER, or a Valkey if there is one."""
     found = binaries()
     if name is None:
-        name = os.environ.get("WEBLOCK_TEST_SERVER") or max(found, default="redis")
+        name = os.environ.get("WEBLOCK_TEST_SERVER") or max(found, default="redis", key=_newest)
     if name not in found:
         raise LookupError(
             f"there is no server called {name!r}, only {', '.join(found) or 'none at all'}:"
@@ -46,12 +46,23 @@ def binary(name: str | None = None) -> Path:
 
 def a_redis() -> str:
     """The newest Redis that there is."""
-    return max(name for name in binaries() if name.startswith("redis"))
+    return _a("redis")
 
 
 def a_valkey() -> str:
     """The newest Valkey that there is."""
-    return max(name for name in binaries() if name.startswith("valkey"))
+    return _a("valkey")
+
+
+def _a(kind: str) -> str:
+    names = (name for name in binaries() if name.startswith(f"{kind}-"))
+    return max(names, default=kind, key=_newest)
+
+
+def _newest(name: str) -> tuple[str, list[int]]:
+    """A Valkey rather than a Redis, and 10.0 rather than 9.1."""
+    kind, _, version = name.partition("-")
+    return kind, [int(part) for part in version.split(".")]
 
 
 def _candidates() -> list[Path]:

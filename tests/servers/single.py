@@ -188,6 +188,7 @@ class Server:
         with self._log.open("wb") as log:
             return subprocess.Popen(
                 [self._binary, conf, *(["--sentinel"] if self._sentinel else [])],
+                stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 preexec_fn=_die_with_parent,  # noqa: PLW1509 - it starts no thread and takes no lock
