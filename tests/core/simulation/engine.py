@@ -92,9 +92,17 @@ class Observer(Protocol):
 
     def forgot(self) -> None: ...
 
+    def disturb(self, what: str, lasting: float) -> None: ...
+
 
 class EngineServer:
     """Serves one request at a time. Its clock goes on while it is stopped, or down."""
+
+    remembers = False
+    """Whether it keeps its promises over a loss of its memory, and only takes its time."""
+
+    recovery = 0.0
+    """Seconds for which it grants nothing after one."""
 
     def __init__(
         self,

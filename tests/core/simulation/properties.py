@@ -97,7 +97,7 @@ class Mutex(Property):
             other = holders.setdefault(belief.holding.key, belief)
             if other is belief:
                 continue
-            if other.epoch == belief.epoch:
+            if other.epoch == belief.epoch or self.engine.remembers:
                 self.fail(f"{other} and {belief} hold the same key")
             else:
                 self.truth.sometimes("holders overlapped since the engine forgot")
@@ -138,7 +138,8 @@ class NoForeignEffect(Property):
         if before.queue is not after.queue:
             self._places(change)
         for mark in before.voided:
-            if mark not in after.voided and change.now < mark.until:
+            kept = (each.owner == mark.owner and each.until >= mark.until for each in after.voided)
+            if not any(kept) and change.now < mark.until:
                 self.fail(f"{change.request} removed {mark}")
 
     def _leases(self, change: Change, had: Grant | None, has: Grant | None) -> None:

@@ -17,6 +17,10 @@ from weblock.stores.redis.scripts import Script
 Value = dict[str, str] | dict[str, float] | str
 
 
+LONG_AGO = 3_600_000_000
+"""Microseconds for which a new server has been up: it has forgotten nobody."""
+
+
 class RedisModel:
     """The keys of one server, and what it says of itself. ``now`` gives microseconds."""
 
@@ -28,11 +32,12 @@ class RedisModel:
         self._now = now
         self.publish = publish
         self._expires: dict[str, int] = {}
-        self._started_at = now()
+        self._started_at = now() - LONG_AGO
 
     def evaluate(self, script: Script, keys: Sequence[str], args: Sequence[str]) -> Any:
         """What a script returns."""
         _serving[0] = self
+        _limit()
         return _from_lua(_compiled(script.text)(_table(keys), _table(args)))
 
     def flush(self) -> None:
@@ -59,6 +64,15 @@ class RedisModel:
 
     def roll_back(self, snapshot: tuple[dict[str, Any], dict[str, int]]) -> None:
         self.values, self._expires = snapshot
+
+    def expiring(self, prefix: str) -> list[tuple[str, int]]:
+        """The keys that start so and have not expired, and when they will."""
+        now = self._now()
+        return [
+            (key, until)
+            for key, until in self._expires.items()
+            if until > now and key.startswith(prefix)
+        ]
 
     def call(self, command: str, *args: Any) -> Any:
         words = [_word(each) for each in args]
@@ -184,6 +198,11 @@ def _call(command: str, *args: Any) -> Any:
 
 
 _lua.globals().redis = _lua.table_from({"call": _call})
+
+
+_limit = _lua.eval(
+    "function() debug.sethook(function() error('it runs for ever') end, '', 200000) end"
+)
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -40,11 +41,16 @@ class Outcome:
 class Schedule:
     """Processes and their attempts, an engine, a network, faults; and the truth about them."""
 
-    def __init__(self, random: Random, swarm: Swarm | None = None) -> None:
+    def __init__(
+        self,
+        random: Random,
+        swarm: Swarm | None = None,
+        engine: Callable[..., EngineServer] = EngineServer,
+    ) -> None:
         self.swarm = swarm = swarm or Swarm.drawn(random)
         self.world = World(random)
         self.network = Network(self.world, swarm)
-        self.engine = EngineServer(
+        self.engine = engine(
             self.world,
             granularity=swarm.granularity,
             alive=self._alive,
@@ -140,7 +146,8 @@ class Schedule:
         """When all attempts must have ended: they hold the keys one after the other."""
         swarm = self.swarm
         each = 1.5 * swarm.section + HANDOFF + BEAT
-        return swarm.calm_at + swarm.latest + 4 * swarm.ttl + PLACE + swarm.attempts * each
+        recovered_at = swarm.calm_at + self.engine.recovery
+        return recovered_at + swarm.latest + 4 * swarm.ttl + PLACE + swarm.attempts * each
 
     def _time_to_forget(self) -> float:
         """How long the engine may remember those who cannot say goodbye."""

@@ -17,13 +17,14 @@ class Script(NamedTuple):
     sha: str
 
 
-def script(name: str, text: str | None = None) -> Script:
-    """The script of one operation; its own part may be given, for tests that break it."""
-    whole = "\n".join((_CONSTANTS, _read("prelude"), text or _read(name)))
+def script(name: str) -> Script:
+    """The script of one operation."""
+    whole = "\n".join((_CONSTANTS, source("prelude"), source(name)))
     return Script(name, whole, hashlib.sha1(whole.encode(), usedforsecurity=False).hexdigest())
 
 
-def _read(name: str) -> str:
+def source(name: str) -> str:
+    """The text of one file."""
     return (files(__package__) / "lua" / f"{name}.lua").read_text()
 
 
@@ -37,4 +38,4 @@ LOOK: Final = script("look")
 STAND_BACK: Final = script("stand_back")
 RAISE_FENCE: Final = script("raise_fence")
 BEGIN: Final = script("begin")
-PROBE: Final = Script("probe", _read("probe"), "")
+PROBE: Final = Script("probe", source("probe"), "")

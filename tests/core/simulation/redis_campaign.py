@@ -1,0 +1,136 @@
+"""Schedules on the Redis engine, and its scripts with one mistake at a time."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from random import Random
+from typing import Final
+
+from lupa import lua51
+
+from weblock.stores.redis import scripts
+from weblock.stores.redis.scripts import Script
+
+from .campaign import SHOWN, told
+from .redis_engine import RedisEngine
+from .schedule import Schedule
+from .swarm import Swarm
+from .world import Violation
+
+Scripted = Callable[[Script], Script]
+
+AS_SHIPPED: Final[Scripted] = lambda script: script  # noqa: E731 - it is a default
+
+SOMETIMES: Final = (
+    "engine recovers",
+    "engine forgot leases",
+    "renewal answered Gone",
+    "late claim refused by its mark",
+    "lease found by heartbeat after a lost ring",
+    "unconfirmed lease passed on",
+    "expired lease passed on",
+    "waiter skipped",
+    "queue was full",
+    "holder killed",
+)
+
+
+def redis_schedule(
+    seed: int, scripted: Scripted = AS_SHIPPED, recovery: float | None = None
+) -> Schedule:
+    """The schedule of a seed. The server recovers for twice the ttl, which no lease outlasts."""
+    random = Random(seed)
+    swarm = replace(Swarm.drawn(random), deaths_known=False)
+    recovery = 2 * swarm.ttl if recovery is None else recovery
+    engine = partial(RedisEngine, recovery=recovery, scripted=scripted)
+    schedule = Schedule(random, swarm, engine)
+    if random.random() < 0.15:
+        redis = schedule.engine
+        assert isinstance(redis, RedisEngine)
+        schedule.world.after(random.random() * swarm.calm_at, redis.flush)
+    return schedule
+
+
+def run_redis_seeds(seeds: Iterable[int]) -> tuple[Counter[str], list[str]]:
+    """What the schedules of some seeds met, and the stories of those that violated a property."""
+    counts: Counter[str] = Counter()
+    stories: list[str] = []
+    for seed in seeds:
+        schedule = redis_schedule(seed)
+        try:
+            schedule.run()
+        except Violation as violation:
+            stories.append(f"seed {seed}: {violation}\n{told(schedule, SHOWN)}")
+        counts.update(schedule.truth.counts)
+    return counts, stories
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One mistake in one of the files."""
+
+    name: str
+    original: str
+    mutated: str
+
+    def __call__(self, script: Script) -> Script:
+        return script._replace(text=script.text.replace(self.original, self.mutated))
+
+
+FILES: Final = ("prelude", "acquire", "refresh", "release", "force_release")
+
+FLIPS: Final = {
+    " < ": " <= ",
+    " <= ": " < ",
+    " > ": " >= ",
+    " >= ": " > ",
+    " == ": " ~= ",
+    " ~= ": " == ",
+    "math.max": "math.min",
+    "math.min": "math.max",
+    " true": " false",
+    " false": " true",
+    " and ": " or ",
+}
+
+_CALL = re.compile(r"^ *(?:redis\.call|keep|free|settle|pass_on|drop_places?|put_place|queue)\(")
+
+
+def mutants() -> list[Mutant]:
+    """The scripts with each call dropped, and each comparison flipped, where that still parses."""
+    found: list[Mutant] = []
+    for file in FILES:
+        text = scripts.source(file)
+        for name, mutated in _mutations(text):
+            if _parses(mutated):
+                found.append(Mutant(f"{file}: {name}", text, mutated))
+    return found
+
+
+def _mutations(text: str) -> Iterator[tuple[str, str]]:
+    lines = text.split("\n")
+    for number, line in enumerate(lines):
+        code = line.partition("--")[0]
+        if _CALL.match(line):
+            end = number + 1
+            while "\n".join(lines[number:end]).count("(") != "\n".join(lines[number:end]).count(
+                ")"
+            ):
+                end += 1
+            yield f"without {line.strip()}", "\n".join([*lines[:number], *lines[end:]])
+        for old, new in FLIPS.items():
+            for match in re.finditer(re.escape(old), code):
+                flipped = code[: match.start()] + new + code[match.end() :]
+                yield (
+                    f"{flipped.strip()}",
+                    "\n".join([*lines[:number], flipped, *lines[number + 1 :]]),
+                )
+
+
+def _parses(text: str) -> bool:
+    chunk = lua51.LuaRuntime().globals().loadstring(text)
+    return not isinstance(chunk, tuple)

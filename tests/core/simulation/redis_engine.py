@@ -1,0 +1,129 @@
+"""The engine of a schedule that runs the Lua which is shipped, in a model of a Redis server.
+
+It loses its data in the ways that Redis does, and recovers by itself: no two may hold a key however
+much it forgets, so that the properties make no allowance for it but time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from weblock._core.ports import Grasp, Pulse, Reply
+from weblock._core.table import KeyState, Step, Voided
+from weblock.stores.redis import scripts
+from weblock.stores.redis.calls import Layout, _state, micros, reply_of
+from weblock.stores.redis.scripts import Script
+
+from .engine import Acquire, Change, Changing, EngineServer, Release
+from .redis_model import RedisModel
+from .world import World
+
+KEPT = 1.0
+"""Seconds of writes that a server loses at most, which writes to its disk once a second."""
+
+LAYOUT = Layout("weblock", 1)
+
+
+class RedisEngine(EngineServer):
+    """A server that is Redis, and the replicas and disks behind it."""
+
+    remembers = True
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        granularity: float,
+        alive: Callable[[str], bool],
+        ring: Callable[[str, str, Grasp], None],
+        recovery: float,
+        scripted: Callable[[Script], Script] = lambda script: script,
+    ) -> None:
+        super().__init__(world, granularity=granularity, alive=alive, ring=ring)
+        self.recovery = recovery
+        self._scripted = scripted
+        self._model = RedisModel(lambda: round(self.now() * 1e6), self._published)
+        self._recovers = False
+        self._save()
+
+    def crash(self, *, forget: bool) -> None:
+        """Goes down, and comes back empty, or with another server's data, or without a second's."""
+        self.up = False
+        self._backlog = []
+        dice = self._world.random.random()
+        if forget:
+            self._model.restart(forget=True)
+        elif dice < 0.3:
+            self._model.roll_back(self._saved)
+            self._model.promote()
+        elif dice < 0.6:
+            self._model.roll_back(self._saved)
+            self._model.restart(forget=False)
+        else:
+            self._model.restart(forget=False)
+        self._saved = self._model.snapshot()
+        self._lost()
+
+    def flush(self) -> None:
+        """Forgets everything while it runs."""
+        self._model.flush()
+        self._saved = self._model.snapshot()
+        self._lost()
+
+    def state(self, key: str) -> KeyState:
+        _bucket, keys = LAYOUT.of_key(key)
+        _now, lease, places = self._evaluate(scripts.LOOK, keys)
+        return _state(lease, places)._replace(voided=self._voided(key))
+
+    def _lost(self) -> None:
+        """Whatever the schedule knew of the states is no longer so."""
+        self.states = {key: self.state(key) for key in self.states}
+        assert self.observer is not None
+        self.observer.forgot()
+        self._recovers = True
+
+    def _save(self) -> None:
+        self._saved = self._model.snapshot()
+        self._world.after(KEPT * self._world.random.random(), self._save)
+
+    def _serve(self, request: Changing, now: float) -> Reply:
+        if self._recovers and self.observer is not None:  # From the first who asks on.
+            self.observer.disturb("engine recovers", self.recovery)
+            self._recovers = False
+        before = self.state(request.key)
+        reply = reply_of(self._run(request))
+        after = self.states[request.key] = self.state(request.key)
+        if self.observer is not None:
+            owner = request.claim.owner if isinstance(request, Acquire) else request.owner
+            change = Change(request, owner, before, Step(after, reply.answer), now)
+            self.observer.applied(change)
+        return reply
+
+    def _run(self, request: Changing) -> Any:
+        _bucket, keys = LAYOUT.of_key(request.key)
+        if isinstance(request, Acquire):
+            claim = request.claim
+            words = (claim.process, claim.label, micros(claim.ttl), str(request.room), "0")
+            names = (*keys, LAYOUT.voided(request.key, claim.owner))
+            return self._evaluate(scripts.ACQUIRE, names, claim.owner, *words)
+        if isinstance(request, Pulse):
+            return self._evaluate(scripts.REFRESH, keys, request.owner, micros(request.ttl))[0]
+        assert isinstance(request, Release)
+        names = (*keys, LAYOUT.voided(request.key, request.owner))
+        return self._evaluate(scripts.RELEASE, names, request.owner, micros(request.void))
+
+    def _evaluate(self, script: Script, keys: tuple[str, ...], *words: str) -> Any:
+        args = (str(self._model.run), micros(self.recovery), "", *words)
+        return self._model.evaluate(self._scripted(script), keys, args)
+
+    def _published(self, channel: str, payload: str) -> None:
+        owner, fence, until = payload.split()
+        self._ring(channel, owner, Grasp(int(fence), int(until) / 1e6))
+
+    def _voided(self, key: str) -> tuple[Voided, ...]:
+        head = LAYOUT.voided(key, "")
+        return tuple(
+            Voided(name.removeprefix(head), until / 1e6)
+            for name, until in self._model.expiring(head)
+        )
