@@ -354,6 +354,11 @@ class BaseLease:
         return self._holdings[0].owner
 
     @property
+    def _control(self) -> object:
+        """The task or thread that acquired it."""
+        return self._holdings[0].control
+
+    @property
     def held(self) -> bool:
         """Whether the lease is still ours at this moment."""
         now = self._locker.runtime.now()
@@ -389,7 +394,7 @@ class BaseLease:
         return f"<{type(self).__name__} {', '.join(self.keys)} fence={self.fence} {state}>"
 
 
-L = TypeVar("L")
+L = TypeVar("L", bound=BaseLease)
 
 
 class Inside(Generic[L]):
@@ -398,20 +403,20 @@ class Inside(Generic[L]):
     __slots__ = ("_leases",)
 
     def __init__(self) -> None:
-        self._leases: dict[object, list[L]] = {}
+        self._leases: list[L] = []
 
     def enter(self, lease: L) -> L:
-        self._leases.setdefault(control(), []).append(lease)
+        self._leases.append(lease)
         return lease
 
     def leave(self) -> L:
-        who = control()
-        if who not in self._leases:  # It was entered by one task or thread, and left by another.
-            who = next(reversed(self._leases))
-        leases = self._leases[who]
-        lease = leases.pop()
-        if not leases:
-            del self._leases[who]
+        """The last lease of the task or thread that leaves; if another entered for it, the last."""
+        leases = tuple(self._leases)
+        lease = leases[-1]
+        if len(leases) > 1:
+            who = control()
+            lease = next((each for each in reversed(leases) if each._control is who), lease)  # noqa: SLF001
+        self._leases.remove(lease)
         return lease
 
 

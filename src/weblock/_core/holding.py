@@ -111,7 +111,7 @@ class Holding:
         self.control = control
         self.void = void
         self.hold_until = None if terms.max_hold is None else now + terms.max_hold
-        self.deadline = self._within_max_hold(deadline)
+        self.deadline = deadline if terms.max_hold is None else self._within_max_hold(deadline)
         self.status = Status.HELD
         self.at_risk = False
         self.reason = ""

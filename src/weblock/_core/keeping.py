@@ -86,14 +86,10 @@ class Keeper:
         self._bell = runtime.bell()
         self._wakes_at = float("inf")
         self._attended = False
-        self._over = False
+        self.over = False
+        """Whether it was closed: what is kept here from now on would not live."""
         self._ends = False
         self._running = False
-
-    @property
-    def over(self) -> bool:
-        """Whether it was closed: what is kept here from now on would not live."""
-        return self._over
 
     @property
     def idle(self) -> bool:
@@ -127,7 +123,7 @@ class Keeper:
 
     def close(self) -> None:
         """Ends the loop. Whoever still holds or waits is told, and what is owed is paid first."""
-        self._over = True
+        self.over = True
         now = self._runtime.now()
         for each in tuple(self._kept.values()):
             self.drop_holding(each) if isinstance(each, Holding) else self.drop(each)

@@ -134,7 +134,7 @@ def acquire(state: KeyState, moment: Moment, claim: Claim, *, room: int) -> Step
     now; one that is in the queue keeps its place.
     """
     state, woken = settle(state, moment)
-    if any(voided.owner == claim.owner for voided in state.voided):
+    if state.voided and any(voided.owner == claim.owner for voided in state.voided):
         return Step(state, Gone(), woken)
     if _holds(state, claim.owner) or _waits(state, claim.owner):
         return _refreshed(state, moment, claim.owner, claim.ttl, woken)
@@ -147,7 +147,7 @@ def acquire(state: KeyState, moment: Moment, claim: Claim, *, room: int) -> Step
     if len(queue) >= room:
         return Step(state, Busy(state.grant.until, len(queue)), woken)
     queue = (*queue, Place(claim, moment.now + PLACE))
-    state = state._replace(queue=queue)
+    state = KeyState(state.fence, state.grant, queue, state.voided)
     return Step(state, _waiting(state, len(queue) - 1), woken)
 
 
@@ -221,11 +221,12 @@ def settle(state: KeyState, moment: Moment) -> tuple[KeyState, Grant | None]:
     if grant is None and not state.queue:
         return state, None
     queue = _from_first_live(_behind(grant, state.queue), moment)
+    state = KeyState(state.fence, None, queue[1:], state.voided)
     if not queue:
-        return state._replace(grant=None, queue=()), None
+        return state, None
     claim = queue[0].claim
     length = min(claim.ttl, HANDOFF)
-    state = _granted(state._replace(queue=queue[1:]), moment, claim, length, confirmed=False)
+    state = _granted(state, moment, claim, length, confirmed=False)
     return state, state.grant
 
 
@@ -276,7 +277,7 @@ def _holds(state: KeyState, owner: str) -> bool:
 
 
 def _waits(state: KeyState, owner: str) -> bool:
-    return any(place.claim.owner == owner for place in state.queue)
+    return bool(state.queue) and any(place.claim.owner == owner for place in state.queue)
 
 
 def _held(state: KeyState) -> Held:
