@@ -31,6 +31,9 @@ AsyncioConnect = Callable[[Address], redis.asyncio.Connection]
 
 logger = logging.getLogger("weblock")
 
+BATCH: Final = 8
+"""Commands that are sent before the turn of the loop is over, so that the server need not wait."""
+
 _INCOMPLETE: Final = object()
 
 _inherited: list[Any] = []
@@ -120,6 +123,8 @@ class AsyncioLink(asyncio.Protocol):
         if not self._outgoing:
             self._loop.call_soon(self._flush)
         self._outgoing += commands
+        if len(self._outgoing) >= BATCH:
+            self._flush()
         if self._watch is None:
             self._watch = self._loop.call_at(exchange.due, self._look)
 
@@ -156,7 +161,7 @@ class AsyncioLink(asyncio.Protocol):
 
     def _flush(self) -> None:
         outgoing, self._outgoing = self._outgoing, []
-        if self._transport and not self.failure:
+        if outgoing and self._transport and not self.failure:
             self._transport.write(b"".join(outgoing))
 
     def _look(self) -> None:
@@ -277,6 +282,7 @@ class AsyncioLinks:
         self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopLinks] = (
             weakref.WeakKeyDictionary()
         )
+        self._latest: LoopLinks | None = None
 
     @property
     def process(self) -> str:
@@ -306,12 +312,16 @@ class AsyncioLinks:
         for links in tuple(self._by_loop.values()):
             links.abandon()
         self._by_loop = weakref.WeakKeyDictionary()
+        self._latest = None
 
     def _here(self) -> LoopLinks:
-        loop = asyncio.get_running_loop()
+        loop, latest = asyncio.get_running_loop(), self._latest
+        if latest and latest.loop is loop:  # As it is nearly always.
+            return latest
         if loop not in self._by_loop:
             self._by_loop[loop] = self._new()
-        return self._by_loop[loop]
+        self._latest = self._by_loop[loop]
+        return self._latest
 
 
 def _report_refusal(waiter: asyncio.Future[list[Any]]) -> None:
