@@ -300,6 +300,9 @@ class AsyncioLinks:
     def give_back(self, link: Link) -> None:
         """It is shared, and stays where it is."""
 
+    def tidy(self) -> None:
+        """There is one to each server, and no more."""
+
     def close(self) -> None:
         for links in tuple(self._by_loop.values()):
             if links.loop is _running():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -23,6 +24,9 @@ _INCOMPLETE: Final = object()
 
 _CHUNK: Final = 16384
 
+SPARE: Final = 2.0
+"""Seconds for which a connection stays open that nobody needs, if it is not the only one."""
+
 
 class BlockingLink:
     """One connection, from its handshake on, without the layers that redis-py has above its socket."""
@@ -31,6 +35,7 @@ class BlockingLink:
 
     def __init__(self, address: Address, connection: redis.Connection) -> None:
         self.address = address
+        self.used_at = time.monotonic()
         self.alive = True
         """Whether nothing has gone wrong on it yet."""
         self._connection = connection
@@ -113,8 +118,18 @@ class BlockingLinks:
         elif self._closed:
             link.discard()
         else:
+            link.used_at = time.monotonic()
             self._idle.setdefault(link.address, []).append(link)
         self._room.release()
+
+    def tidy(self) -> None:
+        for idle in tuple(self._idle.values()):
+            try:
+                # The last is taken first, so the first has lain idle for longest.
+                while len(idle) > 1 and time.monotonic() - idle[0].used_at > SPARE:
+                    idle.pop(0).discard()
+            except IndexError:
+                pass  # All have just been taken.
 
     def close(self) -> None:
         self._closed = True

@@ -44,7 +44,11 @@ class Connections:
         # Where replicas must have a lease, who is rung asks for it and waits for them.
         self._trusted = not settings.min_replicas
         self._receiver = Receiver(
-            self._new_channel(), switchboard, self._subscriber, trusted=self._trusted
+            self._new_channel(),
+            switchboard,
+            self._subscriber,
+            trusted=self._trusted,
+            on_quiet=self._tidy,
         )
         self._links: list[Links] = []
 
@@ -76,6 +80,10 @@ class Connections:
         self._receiver.abandon(self._new_channel())
         for links in self._links:
             links.abandon()
+
+    def _tidy(self) -> None:
+        for links in self._links:
+            links.tidy()
 
     def _new_channel(self) -> str:
         return self._layout.channel(uuid.uuid4().hex)

@@ -38,11 +38,13 @@ class Receiver:
         connect: Callable[[], redis.Connection],
         *,
         trusted: bool,
+        on_quiet: Callable[[], None],
     ) -> None:
         self.channel = channel
         self._switchboard = switchboard
         self._connect = connect
         self._trusted = trusted
+        self._on_quiet = on_quiet
         self._guard = threading.Lock()
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
@@ -112,6 +114,7 @@ class Receiver:
             elif asked:
                 raise exceptions.TimeoutError("the subscription is silent")
             else:
+                self._on_quiet()
                 connection.send_command("PING", check_health=False)
                 asked = True
 

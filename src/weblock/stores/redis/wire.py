@@ -58,6 +58,9 @@ class Links(Protocol):
     def aside(self, work: Callable[[], None]) -> Awaitable[None]:
         """Does something that blocks, without keeping others waiting."""
 
+    def tidy(self) -> None:
+        """Ends connections that were needed only for a rush. May be called from any thread."""
+
     def close(self) -> None: ...
 
     def abandon(self) -> None:
