@@ -222,3 +222,19 @@ def locks_url(locks: AsyncLocks) -> str:
     """A URL for the same keys."""
     prefix = locks._engine.settings.prefix  # type: ignore[attr-defined]
     return shared().url(prefix=prefix, recovery="off")
+
+
+def test_everything_that_is_left_expires(server: Server) -> None:
+    """A day after its last use nothing is left of a lock: every key has its time, but the epoch."""
+    with Locks.from_url(server.url(recovery="off"), wait=30) as locks:
+        locks.acquire("free").release()
+        lease = locks.acquire("held")
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(lambda: locks.acquire("held").release())
+            eventually(lambda: waiters(locks, "held") == 1)
+            with server.client() as client:
+                times = {name: client.ttl(name) for name in client.scan_iter("*")}
+            lease.release()
+            waiting.result()
+    for name, left in times.items():
+        assert name.endswith(":epoch") or 0 < left <= 2 * 86400, name

@@ -1,0 +1,202 @@
+"""The links of a simulated process: what the store that is shipped has for connections.
+
+Like a thread's, they are one for each caller at a time; or, like a loop's, one for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from redis import exceptions
+
+from weblock._core.ports import Ask, Switchboard
+from weblock.stores.redis.nodes import OneNode
+from weblock.stores.redis.servers import Server
+from weblock.stores.redis.settings import Address, Deployment, Settings
+from weblock.stores.redis.store import RedisStore
+from weblock.stores.redis.wire import Introduce, Wire
+
+from .network import Connection, Exchange, Network
+from .process import Process
+from .redis_engine import LAYOUT
+from .redis_server import RedisServer, Replies, parcel
+from .swarm import Swarm
+
+ADDRESS = Address("simulated", 1)
+
+NOTICED = 2.0
+"""Seconds at most until a subscription that has ended is noticed, and there is another."""
+
+
+class SimulatedLink:
+    """One connection to one life of the server."""
+
+    server: Server
+
+    def __init__(self, links: SimulatedLinks) -> None:
+        self.address = ADDRESS
+        self.alive = True
+        self.life = links.engine.life
+        self._links = links
+        self._connection = Connection()
+        self._under_way: list[Exchange] = []
+
+    async def exchange(self, commands: Sequence[bytes]) -> list[Any]:
+        links = self._links
+        if not self.alive:
+            raise exceptions.ConnectionError("the connection was given up")
+        exchange = Exchange(links.at, self._connection, parcel(commands, self.life))
+        self._under_way.append(exchange)
+        links.network.send(exchange)
+        links.at.after(links.op_timeout, exchange.signal.fire)
+        links.asking += 1
+        try:
+            await exchange.signal
+        except BaseException:
+            exchange.abandoned = True
+            if not links.multiplexed:
+                self.discard()
+            raise
+        finally:
+            links.asking -= 1
+            links.asked_at = links.at.world.now
+            self._under_way.remove(exchange)
+        return self._replies(exchange.replies)
+
+    def discard(self) -> None:
+        """All that is under way on it will get no answer; the server may serve it yet."""
+        self.alive = False
+        for exchange in self._under_way:
+            exchange.signal.fire()
+
+    def _replies(self, replies: Any) -> list[Any]:
+        if replies is None:
+            self.discard()
+            raise exceptions.TimeoutError("it did not answer")
+        assert isinstance(replies, Replies)
+        if isinstance(replies.raw[0], exceptions.ConnectionError):
+            self.discard()
+            self._links.log.sometimes("connection reset by a restart")
+            raise replies.raw[0]
+        return replies.raw
+
+
+class Subscription:
+    """What one process hears of the server's rings."""
+
+    def __init__(self, process: Process, switchboard: Switchboard, engine: RedisServer) -> None:
+        self._process = process
+        self._switchboard = switchboard
+        self._engine = engine
+        self._wanted = False
+
+    def listen(self) -> None:
+        if not self._wanted:
+            self._wanted = True
+            self._subscribe()
+
+    def _subscribe(self) -> None:
+        """Subscribes, or tries again soon, if the server is not there."""
+        random = self._process.world.random
+        if not self._engine.up:
+            self._process.after(NOTICED * random.random(), self._subscribe)
+            return
+        life = self._engine.life
+        self._engine.deaf.discard(self._process.name)
+        self._engine.listening[self._process.name] = life
+        self._process.after(0.0, lambda: self._switchboard.ring_all(Ask()))
+        self._watch(life)
+
+    def _watch(self, life: int) -> None:
+        """Notices some time after the server has gone."""
+        if self._engine.life != life:
+            self._subscribe()
+        else:
+            pause = NOTICED * (0.5 + self._process.world.random.random() / 2)
+            self._process.after(pause, lambda: self._watch(life))
+
+    def renew(self) -> None:
+        """It has been silent for too long."""
+        if self._wanted and self._engine.up:
+            self._subscribe_again()
+
+    def _subscribe_again(self) -> None:
+        self._engine.deaf.discard(self._process.name)
+        self._engine.listening[self._process.name] = self._engine.life
+        self._switchboard.ring_all(Ask())
+
+
+class SimulatedLinks:
+    """The links of one store."""
+
+    def __init__(
+        self,
+        process: Process,
+        network: Network,
+        engine: RedisServer,
+        swarm: Swarm,
+        subscription: Subscription,
+    ) -> None:
+        self.at = process
+        self.network = network
+        self.engine = engine
+        self.log = network._log
+        self.op_timeout = swarm.op_timeout
+        self.multiplexed = swarm.multiplexed
+        self.asking = 0
+        self.asked_at = 0.0
+        self.listen = subscription.listen
+        self._resets = swarm.resets
+        self._idle: list[SimulatedLink] = []
+
+    @property
+    def process(self) -> str:
+        return self.at.name
+
+    async def take(self, _address: Address, introduce: Introduce) -> SimulatedLink:
+        for link in tuple(self._idle):
+            if self._usable(link):
+                if not self.multiplexed:
+                    self._idle.remove(link)
+                return link
+            self._idle.remove(link)
+        link = SimulatedLink(self)
+        try:
+            await introduce(link)
+        except BaseException:
+            link.discard()
+            raise
+        if self.multiplexed:
+            self._idle.insert(0, link)
+        return link
+
+    def give_back(self, link: Any) -> None:
+        if link.alive and link not in self._idle:
+            self._idle.append(link)
+
+    def tidy(self) -> None:
+        """There is nothing to tidy."""
+
+    def _usable(self, link: SimulatedLink) -> bool:
+        """Whether the server has left it open, as far as that can be seen."""
+        gone = link.life != self.engine.life
+        return link.alive and not (gone and self.at.world.random.random() < self._resets)
+
+
+class WitnessedStore(RedisStore):
+    """The store that is shipped, of which one sees whether it waits for an answer."""
+
+    def __init__(self, links: SimulatedLinks, recovery: float) -> None:
+        settings = Settings(Deployment.SINGLE, (ADDRESS,), recovery=recovery)
+        wire = Wire(settings, LAYOUT, OneNode(ADDRESS), links, admit=lambda _server: None)  # type: ignore[arg-type]
+        super().__init__("simulated://", LAYOUT, wire)
+        self._links = links
+
+    @property
+    def asking(self) -> int:
+        return self._links.asking
+
+    @property
+    def asked_at(self) -> float:
+        return self._links.asked_at

@@ -1,0 +1,170 @@
+"""Schedules of the store that is shipped, which speaks bytes with a server that runs its Lua."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from random import Random
+from typing import Any, Final
+
+from .campaign import SHOWN, told
+from .client import Client
+from .engine import Request
+from .network import Network
+from .process import Process
+from .properties import Cancelled, WakeUp
+from .redis_campaign import AS_SHIPPED, Scripted
+from .redis_links import SimulatedLinks, Subscription, WitnessedStore
+from .redis_server import RedisServer
+from .schedule import Schedule
+from .swarm import Swarm
+from .truth import Truth
+from .world import Violation
+
+SOMETIMES: Final = (
+    "acquire in quarantine: Waiting",
+    "acquire in quarantine: Busy",
+    "acquire in quarantine: Held",
+    "acquire in quarantine: Gone",
+    "refresh in quarantine: Held",
+    "refresh in quarantine: Gone",
+    "refresh in quarantine: Waiting",
+    "release in quarantine: Released",
+    "release in quarantine: Gone",
+    "script was not known",
+    "connection reset by a restart",
+    "ring while nobody listened",
+    "ring on a dead subscription",
+    "lease found by heartbeat after a lost ring",
+    "late claim refused by its mark",
+    "request applied after its sender gave up",
+    "renewal answered Gone",
+    "engine forgot leases",
+    "engine recovers",
+    "everything was flushed",
+    "scripts were flushed",
+)
+
+
+class Log:
+    """What the truth hears of the network: not what the server did not run."""
+
+    def __init__(self, truth: Truth) -> None:
+        self._truth = truth
+        self.disturb = truth.disturb
+        self.sent = truth.sent
+        self.sometimes = truth.sometimes
+        self.ring_lost = truth.ring_lost
+
+    def reply_lost(self, request: Request, replies: Any) -> None:
+        if not replies.refused:
+            self._truth.reply_lost(request, replies)
+
+    def answered(self, request: Request, replies: Any) -> None:
+        if not replies.refused:
+            self._truth.answered(request, replies)
+
+
+class StoreClient(Client):
+    """A process with the store that is shipped."""
+
+    def __init__(
+        self, process: Process, network: Network, swarm: Swarm, truth: Truth, engine: RedisServer
+    ) -> None:
+        self._engine = engine
+        self._subscription: Subscription | None = None
+        super().__init__(process, network, swarm, truth)
+
+    def _store(self) -> Any:
+        if self._subscription is None:
+            self._subscription = Subscription(self.process, self.switchboard, self._engine)
+        links = SimulatedLinks(
+            self.process, self._network, self._engine, self._swarm, self._subscription
+        )
+        return WitnessedStore(links, self._engine.recovery)
+
+
+class StoreSchedule(Schedule):
+    """Adds to the faults those that only connections know."""
+
+    engine: RedisServer
+
+    def __init__(self, random: Random, swarm: Swarm, scripted: Scripted, recovery: float) -> None:
+        super().__init__(random, swarm, partial(RedisServer, recovery=recovery, scripted=scripted))
+        self.network.connect(self.engine, Log(self.truth))  # type: ignore[arg-type]
+        self._allow_for_connecting()
+        self._plan(0.15, self._flush)
+        self._plan(0.3, self._flush_scripts)
+        self._plan(0.3, self._deafen)
+
+    def _plan(self, share: float, fault: Any) -> None:
+        random = self.world.random
+        if not self.swarm.calm and random.random() < share:
+            self.world.after(random.random() * self.swarm.calm_at, fault)
+
+    def _allow_for_connecting(self) -> None:
+        """A call may need a connection first: what it says and asks takes three more round trips."""
+        more = 8 * self.swarm.delay * 1.2
+        for each in self.truth.properties:
+            each.round_trips += more
+            if isinstance(each, WakeUp):
+                each.heartbeat += more
+            if isinstance(each, Cancelled):
+                each.bound += more
+
+    def _flush(self) -> None:
+        self.truth.sometimes("everything was flushed")
+        self.engine.flush()
+
+    def _flush_scripts(self) -> None:
+        """As safe as nothing: no property makes any allowance."""
+        self.truth.sometimes("scripts were flushed")
+        self.world.note("SCRIPT FLUSH")
+        self.engine.loaded.clear()
+
+    def _deafen(self) -> None:
+        """A subscription dies, and nobody notices for a while."""
+        client = self.world.random.choice(self._slots)
+        self.world.note("is deaf", client.process.name)
+        self.engine.deaf.add(client.process.name)
+        lasting = 3 * self.world.random.random()
+        assert isinstance(client, StoreClient)
+        assert client._subscription is not None
+        self.world.after(lasting, client._subscription.renew, client.process)
+
+    def _new_client(self, slot: int) -> Client:
+        random, swarm = self.world.random, self.swarm
+        process = Process(
+            self.world,
+            f"p{slot}.{len(self.truth.clients)}",
+            rate=1 + swarm.drift * random.choice([-1.0, 1.0, random.uniform(-1, 1)]),
+            offset=random.uniform(0, 100),
+        )
+        client = StoreClient(process, self.network, swarm, self.truth, self.engine)
+        self.truth.clients.append(client)
+        return client
+
+
+def store_schedule(
+    seed: int, scripted: Scripted = AS_SHIPPED, recovery: float | None = None
+) -> StoreSchedule:
+    """The schedule of a seed."""
+    random = Random(seed)
+    swarm = replace(Swarm.drawn(random), deaths_known=False)
+    return StoreSchedule(random, swarm, scripted, 2 * swarm.ttl if recovery is None else recovery)
+
+
+def run_store_seeds(seeds: Iterable[int]) -> tuple[Counter[str], list[str]]:
+    """What the schedules of some seeds met, and the stories of those that violated a property."""
+    counts: Counter[str] = Counter()
+    stories: list[str] = []
+    for seed in seeds:
+        schedule = store_schedule(seed)
+        try:
+            schedule.run()
+        except Violation as violation:
+            stories.append(f"seed {seed}: {violation}\n{told(schedule, SHOWN)}")
+        counts.update(schedule.truth.counts)
+    return counts, stories
