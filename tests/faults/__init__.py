@@ -1,0 +1,1 @@
+"""Real faults on real servers, while sixteen workers in four processes want one key."""

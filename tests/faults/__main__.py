@@ -1,0 +1,85 @@
+"""The soak: faults at random for as long as one likes. ``scripts/soak --help`` says more."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections import Counter
+from contextlib import ExitStack
+
+from tests.servers import Cluster, SentinelDeployment, Server
+from tests.servers.proxy import Proxy
+
+from . import strikes
+from .rig import TTL, Workers
+
+
+def main() -> int:
+    """Soaks; 0 if nothing was wrong."""
+    parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long (10)")
+    parser.add_argument("--seed", type=int, default=0, help="decides the order of the faults (0)")
+    parser.add_argument("--engine", choices=["single", "sentinel", "cluster"], default="single")
+    asked = parser.parse_args()
+    with ExitStack() as stack:
+        workers, faults = _rig(asked.engine, stack)
+        return _soak(workers, faults, random.Random(asked.seed), asked.minutes * 60)
+
+
+def _rig(engine: str, stack: ExitStack) -> tuple[Workers, strikes.Strikes]:
+    if engine == "sentinel":
+        deployment = stack.enter_context(SentinelDeployment())
+        workers = stack.enter_context(Workers(deployment.url(recovery=TTL), wait=20.0))
+        return workers, {**strikes.on_workers(workers), **strikes.on_sentinels(deployment)}
+    if engine == "cluster":
+        cluster = stack.enter_context(Cluster())
+        workers = stack.enter_context(Workers(cluster.url(recovery=TTL), wait=20.0))
+        slot = strikes.slot_in_use(cluster)
+        return workers, {**strikes.on_workers(workers), **strikes.on_cluster(cluster, slot)}
+    server = stack.enter_context(Server(appendonly="yes", appendfsync="always"))
+    proxy = stack.enter_context(Proxy(server))
+    workers = stack.enter_context(Workers(proxy.url(recovery=TTL, timeout=0.5)))
+    return workers, {
+        **strikes.on_workers(workers),
+        **strikes.on_server(server),
+        **strikes.on_data(server),
+        **strikes.on_network(proxy),
+    }
+
+
+def _soak(workers: Workers, faults: strikes.Strikes, dice: random.Random, seconds: float) -> int:
+    until = time.monotonic() + seconds
+    struck: Counter[str] = Counter()
+    worst: dict[str, float] = {}
+    try:
+        while time.monotonic() < until:
+            name = dice.choice(sorted(faults))
+            _say(f"{name} ...")
+            faults[name]()
+            delay = workers.go_on()
+            struck[name] += 1
+            worst[name] = max(worst.get(name, 0.0), delay)
+            _say(f"    went on after {delay:.2f} s")
+        history = workers.check()
+    except AssertionError as failure:
+        _say(f"\nVIOLATED: {failure}")
+        return 1
+    _say(f"\n{'fault':45} times  longest until somebody went on")
+    for name, times in sorted(struck.items()):
+        _say(f"{name:45} {times:5}  {worst[name]:6.2f} s")
+    _say(f"\n{len(history.holds)} sections, {sum(history.errors.values())} errors told:")
+    for error, times in history.errors.most_common():
+        _say(f"  {error:30} {times}")
+    _say("\nNobody overlapped, every fence was above those before, and nothing was left behind.")
+    return 0
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

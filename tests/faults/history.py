@@ -1,0 +1,83 @@
+"""Whether what the workers saw can have been right: two checkers that must agree."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Hold(NamedTuple):
+    """A lease as its holder saw it: it surely had it from ``began`` until ``held_at``."""
+
+    began: int
+    held_at: int
+    fence: int
+
+
+class History(NamedTuple):
+    """All that was written down."""
+
+    holds: list[Hold]
+    fences: list[tuple[int, int]]
+    """When a lease was seen for the first time, and its fence."""
+    errors: Counter[str]
+
+
+def read(folder: Path) -> History:
+    """What all workers have written; of one that was killed the last line may be missing."""
+    holds: list[Hold] = []
+    fences: list[tuple[int, int]] = []
+    errors: Counter[str] = Counter()
+    for path in folder.glob("*.jsonl"):
+        for line in path.read_text().splitlines():
+            facts = _facts(line)
+            match facts.get("event"):
+                case "began":
+                    fences.append((facts["at"], facts["fence"]))
+                case "ended":
+                    holds.append(Hold(facts["began"], facts["held_at"], facts["fence"]))
+                case "error":
+                    errors[facts["error"]] += 1
+    return History(sorted(holds), sorted(fences), errors)
+
+
+def overlaps(holds: Sequence[Hold]) -> list[tuple[Hold, Hold]]:
+    """Pairs that surely held at the same time: a sweep over them in the order in which they began."""
+    found: list[tuple[Hold, Hold]] = []
+    latest: Hold | None = None
+    for hold in sorted(holds):
+        if latest is not None and hold.began <= latest.held_at:
+            found.append((latest, hold))
+        if latest is None or hold.held_at > latest.held_at:
+            latest = hold
+    return found
+
+
+def overlap_by_force(holds: Sequence[Hold]) -> bool:
+    """The same by comparing all with all, to check the checker."""
+    return any(
+        one.began <= other.held_at and other.began <= one.held_at
+        for index, one in enumerate(holds)
+        for other in holds[index + 1 :]
+    )
+
+
+def out_of_order(fences: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Fences that are not above all that were seen before."""
+    found, highest = [], 0
+    for at, fence in sorted(fences):
+        if fence <= highest:
+            found.append((at, fence))
+        highest = max(highest, fence)
+    return found
+
+
+def _facts(line: str) -> dict[str, Any]:
+    try:
+        facts: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return {}
+    return facts

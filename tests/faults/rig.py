@@ -1,0 +1,123 @@
+"""Workers, and what happens to them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from weblock import Locks
+
+from .history import History, out_of_order, overlaps, read
+from .worker import KEY
+
+TOP = Path(__file__).parents[2]
+TTL = 1.0
+PATIENCE = 60.0
+"""Seconds after which workers that get nothing count as stuck."""
+
+
+class Workers:
+    """Four processes of four workers each: threads in two of them, tasks in the others."""
+
+    def __init__(self, url: str | Sequence[str], **options: Any) -> None:
+        self._urls = [url] if isinstance(url, str) else list(url)
+        self._url = url
+        self._options = {"ttl": TTL, "wait": 5.0, **options}
+        self._folder = tempfile.TemporaryDirectory(prefix="weblock-faults-")
+        self._faces = itertools.cycle(["sync", "asyncio"])
+        self.processes = [self._new() for _ in range(4)]
+        self.worst = 0.0
+        self.go_on()
+
+    def history(self) -> History:
+        """What they have written so far."""
+        return read(Path(self._folder.name))
+
+    def go_on(self, sections: int = 20) -> float:
+        """Waits until there have been so many more sections; seconds until the first."""
+        started, before = time.monotonic(), self._sections()
+        first: float | None = None
+        while (now := self._sections()) < before + sections:
+            waited = time.monotonic() - started
+            assert waited < PATIENCE, (
+                f"nobody got the key for {PATIENCE:g} s: {self.history().errors}"
+            )
+            assert all(process.poll() is None for process in self.processes), "a worker has ended"
+            if now > before and first is None:
+                first = waited
+            time.sleep(0.02)
+        first = time.monotonic() - started if first is None else first
+        self.worst = max(self.worst, first)
+        return first
+
+    def kill_one(self) -> None:
+        """Kills a process, and starts another in its place."""
+        victim = self.processes.pop(0)
+        victim.kill()
+        self._reap(victim)
+        self.processes.append(self._new())
+
+    def stop_one(self, lasting: float) -> None:
+        """Has a process stand still for a while."""
+        victim = self.processes[0]
+        victim.send_signal(signal.SIGSTOP)
+        time.sleep(lasting)
+        victim.send_signal(signal.SIGCONT)
+
+    def check(self) -> History:
+        """Ends them. Nobody overlapped, every fence was higher, and nothing is left."""
+        self.go_on()
+        for process in self.processes:
+            assert process.stdin
+            process.stdin.close()
+        for process in self.processes:
+            assert process.wait(PATIENCE) == 0
+        history = self.history()
+        assert not overlaps(history.holds), f"they overlapped: {overlaps(history.holds)[:3]}"
+        assert not out_of_order(history.fences), f"fences: {out_of_order(history.fences)[:3]}"
+        with Locks.from_url(self._url) as locks:
+            give_up_at = time.monotonic() + PATIENCE
+            while locks.inspect(KEY) is not None:
+                assert time.monotonic() < give_up_at, f"left behind: {locks.inspect(KEY)}"
+                time.sleep(0.05)
+        return history
+
+    def _sections(self) -> int:
+        """Bytes would do as well, but for errors, which are written too."""
+        folder = Path(self._folder.name)
+        return sum(path.read_bytes().count(b'"began"') for path in folder.glob("*.jsonl"))
+
+    def _new(self) -> subprocess.Popen[bytes]:
+        words = [next(self._faces), self._folder.name, json.dumps(self._options), *self._urls]
+        return subprocess.Popen(
+            [sys.executable, "-W", "error", "-m", "tests.faults.worker", *words],
+            cwd=TOP,
+            stdin=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(TOP)},
+        )
+
+    def _reap(self, process: subprocess.Popen[bytes]) -> None:
+        process.wait()
+        if process.stdin:
+            process.stdin.close()
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            self._reap(process)
+        self._folder.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()

@@ -1,0 +1,83 @@
+"""One fault after the other while sixteen workers want one key; then the history is checked."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from tests.servers import Cluster, SentinelDeployment, Server, a_redis, a_valkey
+from tests.servers.proxy import Proxy
+
+from . import strikes
+from .history import Hold, out_of_order, overlap_by_force, overlaps
+from .rig import TTL, Workers
+
+
+def strike(workers: Workers, *kinds: strikes.Strikes) -> None:
+    """Has every fault strike, and waits each time until the workers go on."""
+    for kind in kinds:
+        for fault in kind.values():
+            fault()
+            workers.go_on()
+
+
+@pytest.mark.parametrize("server_of", [a_valkey, a_redis], ids=["valkey", "redis"])
+def test_faults_of_one_server(server_of: Callable[[], str]) -> None:
+    """Killed and stopped holders, a stopped, paused and forgetful server: nobody ever overlaps."""
+    with (
+        Server(server_of(), appendonly="yes", appendfsync="always") as server,
+        Workers(server.url(recovery=TTL)) as workers,
+    ):
+        on_server, on_data = strikes.on_server(server), strikes.on_data(server)
+        strike(workers, strikes.on_workers(workers), on_server, on_data)
+        workers.check()
+
+
+def test_faults_of_the_network() -> None:
+    """Late, lost and torn replies, half-open and reset connections: nobody ever overlaps."""
+    with (
+        Server() as server,
+        Proxy(server) as proxy,
+        Workers(proxy.url(recovery="off", timeout=0.5)) as workers,
+    ):
+        strike(workers, strikes.on_network(proxy))
+        workers.check()
+
+
+def test_failovers_of_sentinels() -> None:
+    """A master that is replaced, and one that is killed: nobody overlaps, and fences increase."""
+    with (
+        SentinelDeployment() as deployment,
+        Workers(deployment.url(recovery=TTL), wait=20.0) as workers,
+    ):
+        strike(workers, strikes.on_sentinels(deployment))
+        deployment.kill_master()
+        workers.go_on()
+        workers.check()
+
+
+def test_failovers_and_moves_of_a_cluster() -> None:
+    """A failover, a slot that moves, a master that is killed: nobody overlaps, fences increase."""
+    with Cluster() as cluster, Workers(cluster.url(recovery=TTL), wait=20.0) as workers:
+        slot = strikes.slot_in_use(cluster)
+        strike(workers, strikes.on_cluster(cluster, slot))
+        cluster.kill_master_of(slot)
+        workers.go_on()
+        workers.check()
+
+
+def test_the_checkers_find_what_is_planted() -> None:
+    """The sweep agrees with comparing all with all, and sees overlaps and fences out of order."""
+    dice = random.Random(3)
+    seen = {True: 0, False: 0}
+    for _ in range(2_000):
+        holds = []
+        for _ in range(dice.randint(2, 8)):
+            began = dice.randint(0, 60)
+            holds.append(Hold(began, began + dice.randint(0, 6), 1))
+        assert bool(overlaps(holds)) == overlap_by_force(holds)
+        seen[overlap_by_force(holds)] += 1
+    assert min(seen.values()) > 100
+    assert out_of_order([(1, 5), (2, 7), (3, 6), (4, 7), (5, 8)]) == [(3, 6), (4, 7)]

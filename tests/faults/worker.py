@@ -1,0 +1,133 @@
+"""One process of workers: each enters a section, looks whether it holds, and writes down what it saw.
+
+Times are those of one clock that all processes of the machine share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from weblock import AsyncLocks, Locks, WeblockError
+
+KEY = "contended"
+FLOWS = 4
+
+
+class Journal:
+    """A file of JSON lines, each of which is written in one go."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def write(self, **facts: Any) -> None:
+        os.write(self._file, json.dumps(facts).encode() + b"\n")
+
+
+def now() -> int:
+    """Nanoseconds."""
+    return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+class Watch:
+    """What one worker sees of one lease: since when it has it, and until when it surely did."""
+
+    def __init__(self, journal: Journal, lease: Any) -> None:
+        self._journal = journal
+        self._lease = lease
+        self.began = self.held_at = now()
+        # One that was stopped since it was granted may have lost it by now.
+        event = "began" if lease.held else "came late"
+        journal.write(event=event, fence=lease.fence, at=self.began)
+
+    def look(self) -> bool:
+        before = now()
+        if held := self._lease.held:
+            self.held_at = before
+        return held
+
+    def end(self) -> None:
+        facts = {"fence": self._lease.fence, "began": self.began, "held_at": self.held_at}
+        self._journal.write(event="ended", **facts)
+
+
+def looks() -> int:
+    """How often a worker looks, a millisecond apart."""
+    return random.choice([1, 3, 10, 30])
+
+
+def in_a_thread(locks: Locks, journal: Journal, stop: threading.Event) -> None:
+    """One section after the other."""
+    while not stop.is_set():
+        try:
+            with locks.hold(KEY) as lease:
+                watch = Watch(journal, lease)
+                for _ in range(looks()):
+                    if not watch.look():
+                        break
+                    time.sleep(0.001)
+                watch.look()
+                watch.end()
+        except WeblockError as error:
+            journal.write(
+                event="error", error=type(error).__name__, at=now(), said=str(error)[:200]
+            )
+            time.sleep(0.01)
+
+
+async def in_a_task(locks: AsyncLocks, journal: Journal, stop: threading.Event) -> None:
+    """The same in asyncio."""
+    while not stop.is_set():
+        try:
+            async with locks.hold(KEY) as lease:
+                watch = Watch(journal, lease)
+                for _ in range(looks()):
+                    if not watch.look():
+                        break
+                    await asyncio.sleep(0.001)
+                watch.look()
+                watch.end()
+        except WeblockError as error:
+            journal.write(
+                event="error", error=type(error).__name__, at=now(), said=str(error)[:200]
+            )
+            await asyncio.sleep(0.01)
+
+
+def main() -> None:
+    """Works until standard input is closed."""
+    face, folder, options, *urls = sys.argv[1:]
+    url = urls if len(urls) > 1 else urls[0]
+    stop = threading.Event()
+    journals = [Journal(Path(folder) / f"{os.getpid()}-{flow}.jsonl") for flow in range(FLOWS)]
+    threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
+    if face == "sync":
+        with Locks.from_url(url, **json.loads(options)) as locks:
+            threads = [
+                threading.Thread(target=in_a_thread, args=(locks, journal, stop))
+                for journal in journals
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    else:
+        asyncio.run(_tasks(url, json.loads(options), journals, stop))
+
+
+async def _tasks(
+    url: str | list[str], options: Any, journals: list[Journal], stop: threading.Event
+) -> None:
+    async with AsyncLocks.from_url(url, **options) as locks:
+        await asyncio.gather(*(in_a_task(locks, journal, stop) for journal in journals))
+
+
+if __name__ == "__main__":
+    main()
