@@ -341,6 +341,8 @@ class _Flow:
     async def _write(self, data: bytes) -> None:
         step = 1 if self._way.dripping else len(data)
         for at in range(0, len(data), step):
+            if self._silent:  # It was half-closed meanwhile.
+                return
             self._writer.write(data[at : at + step])
             await self._writer.drain()
             if step < len(data):
