@@ -17,13 +17,14 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from ..._core.ports import Ask, Grasp, Switchboard
 from .directory import Directory
 
 _MESSAGE: Final = struct.Struct("<32sQd")
+_MANY: Final = 4096
 _BACKLOG: Final = 4096
 _AGAIN_AFTER: Final = 0.001
 _ATTEMPTS: Final = 500
@@ -185,14 +186,21 @@ class Processes:
         """The thread: it passes grants on, and notices deaths."""
         attempts = 0
         while not self._closed:
-            # Only this thread closes lifelines.
+            # Only this thread closes lifelines; it is woken when there is another.
             lines = {line.fileno(): process for process, line in tuple(self._lifelines.items())}
+            bells = {bell.fileno(): bell for bell in tuple(self._bells)}
             poller = select.poll()
-            for fd in (*lines, *(each.fileno() for each in (self._wakened, *self._bells))):
+            for fd in (self._wakened.fileno(), *bells, *lines):
                 poller.register(fd, select.POLLIN)
-            ready = poller.poll(_AGAIN_AFTER * 1000 if self._unsent else None)
-            self._hang_up([lines[fd] for fd, _ in ready if fd in lines])
-            self._receive()
+            only_rung = True
+            while only_rung:
+                ready = [fd for fd, _ in poller.poll(_AGAIN_AFTER * 1000 if self._unsent else None)]
+                for fd in ready:
+                    if bell := bells.get(fd):
+                        self._receive(bell)
+                only_rung = not self._unsent and all(fd in bells for fd in ready)
+            self._hang_up([lines[fd] for fd in ready if fd in lines])
+            self._wake_up()
             attempts = attempts + 1 if self._unsent else 0
             self._send_again(give_up=attempts > _ATTEMPTS)
 
@@ -203,11 +211,19 @@ class Processes:
         if processes:
             self._switchboard.ring_all(Ask())
 
-    def _receive(self) -> None:
-        for message in _all_from(self._wakened, *self._bells):
+    def _receive(self, bell: socket.socket) -> None:
+        """Takes one message; for another, the bell is ready again. Waiters come in between."""
+        with contextlib.suppress(OSError):
+            message = bell.recv(_MESSAGE.size)
             if len(message) == _MESSAGE.size:
                 owner, fence, until = _MESSAGE.unpack(message)
                 self._switchboard.ring(owner.decode(), Grasp(fence, until))
+
+    def _wake_up(self) -> None:
+        """Takes note of all calls to wake up that there have been."""
+        with contextlib.suppress(BlockingIOError):
+            while self._wakened.recv(_MANY):
+                pass
 
     def _send_again(self, *, give_up: bool) -> None:
         for _ in range(len(self._unsent)):
@@ -283,14 +299,6 @@ def _unix_socket(kind: socket.SocketKind) -> socket.socket:
     made = socket.socket(socket.AF_UNIX, kind)
     made.settimeout(0)
     return made
-
-
-def _all_from(*sockets: socket.socket) -> Iterator[bytes]:
-    """What has arrived at sockets."""
-    for each in sockets:
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                yield each.recv(_MESSAGE.size)
 
 
 def _is_up(line: socket.socket) -> bool:
