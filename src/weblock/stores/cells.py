@@ -140,25 +140,24 @@ class CellStore:
     ) -> dict[str, Reply | EngineUnavailable]:
         if isinstance(outcome, EngineUnavailable):
             return dict.fromkeys((pulse.owner for pulse in heartbeats.pulses), outcome)
-        self._follow_up(outcome.step)
+        if outcome.step.woken:
+            self._ring(outcome.step.woken)
         for answer in heartbeats.answers.values():
-            self._watch_those_ahead(answer)
+            if isinstance(answer, Waiting):
+                self._bells.watch(answer.ahead)
         return {owner: Reply(answer, outcome.now) for owner, answer in heartbeats.answers.items()}
 
     async def _apply(self, key: str, transition: Transition) -> Reply:
-        step, now = await self._cells.update(key, transition, patience=self._patience)
-        self._follow_up(step)
-        self._watch_those_ahead(step.answer)
-        return Reply(step.answer, now)
-
-    def _follow_up(self, step: Step) -> None:
-        if step.woken:
-            claim, fence, _, until, _ = step.woken
-            self._bells.ring(claim.process, claim.owner, Grasp(fence, until))
-
-    def _watch_those_ahead(self, answer: Answer) -> None:
+        (_, answer, woken), now = await self._cells.update(key, transition, patience=self._patience)
+        if woken:
+            self._ring(woken)
         if isinstance(answer, Waiting):
             self._bells.watch(answer.ahead)
+        return Reply(answer, now)
+
+    def _ring(self, grant: Grant) -> None:
+        claim, fence, _, until, _ = grant
+        self._bells.ring(claim.process, claim.owner, Grasp(fence, until))
 
 
 class _Glance:

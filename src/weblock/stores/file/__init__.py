@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 from urllib.parse import unquote
 
 from ..._core.ports import Ask, Grasp, Runtime, Store, Switchboard
-from ..._core.table import Moment
+from ..._core.table import Moment, Step
 from ...errors import ConfigurationError, EngineUnavailable
 from ..cells import CellStore, Done, Transition
 from ..url import shown
@@ -197,8 +197,8 @@ class _RecordCells:
 
     async def update(self, key: str, transition: Transition, *, patience: float) -> Done:
         changes = ((key, transition),)
-        (done,) = await self._inside(file_of(key), partial(self._apply, changes), patience)
-        return done
+        steps, now = await self._inside(file_of(key), partial(_apply, changes), patience)
+        return Done(steps[0], now)
 
     async def update_many(
         self, changes: Mapping[str, Transition], *, patience: float
@@ -211,11 +211,11 @@ class _RecordCells:
         for file, of_file in by_file.items():
             keys = [key for key, _ in of_file]
             try:
-                done = await self._inside(file, partial(self._apply, of_file), patience)
+                steps, now = await self._inside(file, partial(_apply, of_file), patience)
             except EngineUnavailable as error:
                 outcomes |= dict.fromkeys(keys, error)
             else:
-                outcomes |= zip(keys, done, strict=True)
+                outcomes |= {key: Done(step, now) for key, step in zip(keys, steps, strict=True)}
         return outcomes
 
     async def names(self, prefix: str, *, patience: float) -> list[str]:
@@ -223,19 +223,25 @@ class _RecordCells:
         for file in range(FILES):
             home = self._engine.home_at(self._runtime.now())
             if home.records[file].exists:  # To look is no reason to make one.
-                names += await self._inside(file, partial(_names, prefix), patience)
+                found, _ = await self._inside(file, partial(_names, prefix), patience)
+                names += found
         return names
 
-    async def _inside(self, file: int, work: Callable[[Home, RecordFile], T], patience: float) -> T:
-        """Does something with a record file while nobody else is in it."""
+    async def _inside(
+        self, file: int, work: Callable[[RecordFile, Moment], T], patience: float
+    ) -> tuple[T, float]:
+        """Does something with a record file while nobody else is in it; also, at which time."""
+        clock = self._runtime.now
         while True:
-            home = self._engine.home_at(self._runtime.now())
+            home = self._engine.home_at(clock())
             record = home.records[file]
             try:
                 if not record.try_lock():
                     await self._wait_for(record, patience)
                 try:
-                    return work(home, record)
+                    now = clock()
+                    floor = int(time.time() * 1_000_000)
+                    return work(record, Moment(now, floor, home.processes.alive)), now
                 finally:
                     record.unlock()
             except DirectoryGone:
@@ -244,11 +250,6 @@ class _RecordCells:
                 raise
             except (ConfigurationError, OSError) as error:
                 raise EngineUnavailable(self._engine.name, str(error)) from error
-
-    def _apply(self, changes: Changes, home: Home, record: RecordFile) -> list[Done]:
-        now = self._runtime.now()
-        moment = Moment(now, int(time.time() * 1_000_000), home.processes.alive)
-        return [Done(step, now) for step in record.apply(changes, moment)]
 
     async def _wait_for(self, record: RecordFile, patience: float) -> None:
         """Locks a file that is busy. Of many who would wait for one that is stuck, one does."""
@@ -269,7 +270,11 @@ class _RecordCells:
             record.waiting -= 1
 
 
-def _names(prefix: str, _home: Home, record: RecordFile) -> list[str]:
+def _apply(changes: Changes, record: RecordFile, moment: Moment) -> list[Step]:
+    return record.apply(changes, moment)
+
+
+def _names(prefix: str, record: RecordFile, _moment: Moment) -> list[str]:
     return record.names(prefix)
 
 

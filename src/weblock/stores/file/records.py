@@ -235,19 +235,18 @@ class RecordFile:
         The first to do so has written to any slot but the one that was the newest.
         """
         newest = self._known.slot
-        for number, slot in enumerate(self._slots):
-            if number != newest and self._header_in(slot) != self._headers[number]:
-                return True
+        for number, (offset, _) in enumerate(self._slots):
+            if number != newest:
+                header = os.pread(self._fd, _HEADER.size, offset)
+                if header != self._headers[number]:
+                    return True
         return False
-
-    def _header_in(self, slot: _Slot) -> bytes:
-        return os.pread(self._fd, _HEADER.size, slot.offset)
 
     def _read_anew(self) -> _Record:
         self._known = _EMPTY
         if not self._slots:
             self._reserve(0, 2 * _FIRST_SLOT)
-        self._headers = [self._header_in(slot) for slot in self._slots]
+        self._headers = [os.pread(self._fd, _HEADER.size, slot.offset) for slot in self._slots]
         headers = [_Header(*_HEADER.unpack(header)) for header in self._headers]
         sequences = [each.sequence if each.magic == _MAGIC else 0 for each in headers]
         highest = max(sequences)

@@ -17,7 +17,7 @@ from ..._core.table import Claim, Grant, KeyState, Place, Voided
 _REMEMBERED: Final = 4096
 """Places, and texts such as labels, whose cells are at hand."""
 
-_text: Final = json.JSONEncoder().encode
+_text: Final = json.encoder.encode_basestring_ascii
 _from_json: Final = json.JSONDecoder().raw_decode
 
 
@@ -72,4 +72,10 @@ def _place(cell: bytes) -> Place:
 
 def _claim(claim: Claim) -> str:
     owner, process, ttl, label = claim
-    return f"[{_text(owner)},{_text(process)},{ttl},{_text(label)}]"
+    return f"[{_text(owner)},{_rest_of_claim(process, ttl, label)}]"
+
+
+@functools.lru_cache(_REMEMBERED)
+def _rest_of_claim(process: str, ttl: float, label: str) -> str:
+    """What the claims of one process mostly have in common."""
+    return f"{_text(process)},{ttl},{_text(label)}"
