@@ -68,7 +68,7 @@ class AsyncioBell:
 
     def ring(self, message: Message) -> None:
         self._messages.append(message)
-        if _runs_here(self._loop):
+        if clock.running_loop() is self._loop:
             self._wake()
             return
         try:
@@ -101,10 +101,3 @@ class AsyncioBell:
     def _wake(self) -> None:
         if self._listener and not self._listener.done():
             self._listener.set_result(None)
-
-
-def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
-    try:
-        return asyncio.get_running_loop() is loop
-    except RuntimeError:
-        return False

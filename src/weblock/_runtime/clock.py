@@ -23,6 +23,9 @@ Unlike ``CLOCK_MONOTONIC``, Linux's ``CLOCK_BOOTTIME`` goes on while the machine
 as the clock of an engine elsewhere does. (Darwin's monotonic clock is used as it is.)
 """
 
+running_loop: Final = _get_running_loop
+"""The event loop that runs in this thread, or ``None``: no exception, as the public one costs."""
+
 
 def new_owner() -> str:
     return os.urandom(16).hex()
@@ -64,7 +67,7 @@ _acts_for: ContextVar[object | None] = ContextVar("weblock_acts_for", default=No
 
 
 def _task_or_thread() -> object:
-    loop = _get_running_loop()  # Unlike the public one, it costs no exception where none runs.
+    loop = running_loop()
     task = asyncio.current_task(loop) if loop else None
     return task or _this_thread.mark
 
