@@ -1,7 +1,7 @@
 """At most three items: an application whose handler must not overlap itself.
 
 ``DEMO_LOCK=off`` takes the lock away, and nothing else. It runs by itself, too:
-``uvicorn demo.app:app --workers 4``.
+``uvicorn demo.app:app --workers 4``, on several machines with ``DEMO_ENGINE=redis://...``.
 """
 
 import os
@@ -19,7 +19,12 @@ DATABASE = os.environ.get("DEMO_DATABASE", "items.sqlite3")
 LOCKED = os.environ.get("DEMO_LOCK", "on") == "on"
 
 app = FastAPI()
-install(app, os.environ.get("DEMO_ENGINE", "file://"))
+install(
+    app,
+    os.environ.get("DEMO_ENGINE", "file://"),
+    namespace=os.environ.get("DEMO_NAMESPACE", "demo"),
+    ttl=float(os.environ.get("DEMO_TTL", "10")),
+)
 
 with closing(sqlite3.connect(DATABASE, timeout=30)) as database:
     database.execute("CREATE TABLE IF NOT EXISTS item (id INTEGER PRIMARY KEY)")

@@ -12,7 +12,8 @@ from typing import Final
 
 from rich.console import Console
 
-from demo.server import ServerError
+from demo.engine import EngineError
+from demo.process import ServerError
 from demo.story import tell
 
 INTERRUPTED: Final = 130
@@ -20,12 +21,12 @@ INTERRUPTED: Final = 130
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 DESCRIPTION: Final = """\
-A web application that may make at most 3 items breaks that bound in several worker processes, and
-keeps it with one line of weblock. Then a worker is killed while it holds the lock."""
+A web application that may make at most 3 items breaks that bound in several workers, and keeps it
+with one line of weblock. Then a worker is killed while it holds the lock."""
 
 EXIT_STATUS: Final = """\
 Exit status: 0 if the race was seen, the lock held, and a waiting request took over from the killed
-worker; 1 if not; 2 for bad arguments; 130 if interrupted."""
+worker; 1 if not; 2 for bad arguments, or if the engine cannot be used; 130 if interrupted."""
 
 
 def run() -> int:
@@ -33,12 +34,12 @@ def run() -> int:
     options = _arguments()
     plain = options.no_color or bool(os.environ.get("NO_COLOR"))
     console = Console(force_terminal=False if plain else None, highlight=False)
-    story = tell(console, requests=options.requests, workers=options.workers)
+    story = tell(console, engine=options.engine, requests=options.requests, workers=options.workers)
     try:
         return asyncio.run(_until_interrupted(story))
-    except ServerError as error:
+    except (EngineError, ServerError) as error:
         print(f"scripts/demo: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, EngineError) else 1
 
 
 async def _until_interrupted(story: Coroutine[None, None, int]) -> int:
@@ -76,10 +77,21 @@ def _arguments() -> argparse.Namespace:
         prog="scripts/demo", description=DESCRIPTION, epilog=EXIT_STATUS
     )
     parser.add_argument(
+        "--engine",
+        default="file://",
+        metavar="URL",
+        help="where the locks are: file:// (this machine, the default), redis://host:port or the like,"
+        " or just redis or valkey, which starts a server for the demo",
+    )
+    parser.add_argument(
         "--requests", type=_number(4, 500), default=12, metavar="N", help="sent at once (12)"
     )
     parser.add_argument(
-        "--workers", type=_number(2, 16), default=4, metavar="N", help="worker processes (4)"
+        "--workers",
+        type=_number(2, 16),
+        default=4,
+        metavar="N",
+        help="servers of the application (4)",
     )
     parser.add_argument(
         "--no-color", action="store_true", help="plain text; so does NO_COLOR, and a pipe"

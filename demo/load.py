@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 import httpx
 
 SPREAD: Final = 0.06
-"""Seconds over which the connections are opened, less than one request's work: a worker that is
-woken accepts all that have come, so if they came as one, one worker would have them all."""
+"""Seconds over which they come, less than one request's work: so they queue in about the order in
+which they are dealt to the workers, and the picture shows the lock go from one to the other."""
 
 
 class Answer(NamedTuple):
@@ -41,12 +41,10 @@ async def create_item(clients: httpx.AsyncClient, **params: float) -> Answer:
     return Answer(response.status_code, str(problem["detail"]), problem.get("code", ""))
 
 
-async def create_items(
-    clients: httpx.AsyncClient, requests: int, **params: float
-) -> list[asyncio.Task[Answer]]:
+async def create_items(clients: httpx.AsyncClient, requests: int) -> list[asyncio.Task[Answer]]:
     """Asks for many items: all at work at the same time, and none waited for here."""
     asked = []
     for _ in range(requests):
-        asked.append(asyncio.create_task(create_item(clients, **params)))
+        asked.append(asyncio.create_task(create_item(clients)))
         await asyncio.sleep(SPREAD / requests)
     return asked

@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from demo.engine import Engine
 from demo.load import Answer
 from demo.outcome import BOUND, Run, Takeover
 from demo.timeline import ASCII, UNICODE, Marks, draw, legend
@@ -18,14 +19,15 @@ LONGEST_LIST: Final = 20
 """With more requests than this, equal answers are counted instead of listed."""
 
 
-def introduce(console: Console, requests: int, workers: int) -> None:
+def introduce(console: Console, engine: Engine, requests: int, workers: int) -> None:
     """Says what is about to be shown."""
     console.print(
         f"An application may make at most [bold]{BOUND} items[/]. Its handler counts them, does"
-        f" some work (0.15 s), and adds one if there were fewer than {BOUND}. It runs under"
-        f" uvicorn in [bold]{workers} worker processes[/] that share one SQLite file;"
-        f" [bold]{requests} requests[/] come at once.\n"
+        f" some work (0.15 s), and adds one if there were fewer than {BOUND}. It runs in"
+        f" [bold]{workers} workers[/] behind one address, each a uvicorn server of its own; they"
+        f" share one SQLite file. [bold]{requests} requests[/] come at once.\n"
     )
+    console.print(Text.assemble("Engine of the lock: ", (engine.title, "bold"), "\n"))
 
 
 def compare(console: Console, without: Run, locked: Run) -> None:
@@ -43,7 +45,7 @@ def compare(console: Console, without: Run, locked: Run) -> None:
     console.print(table)
 
     marks = _marks(console)
-    console.print("\n[bold]Who was inside the handler when[/], by worker process:")
+    console.print("\n[bold]Who was inside the handler when[/], by worker:")
     console.print(_indented(legend(marks)))
     console.print("\n[bold]Without the lock[/]: they count before others have added.")
     console.print(draw(without.sections, without.workers, console.width, marks=marks))
@@ -75,8 +77,8 @@ def verdict(console: Console, without: Run, locked: Run, takeover: Takeover) -> 
     claims = {
         "without the lock no race was seen: try --requests 50": without.raced,
         "the lock did not hold": locked.held,
-        "one worker got all requests: try --requests 50": locked.across,
-        "no request took over from the killed worker at once": takeover.succeeded,
+        "only one worker had the lock: try --requests 50": locked.across,
+        "no request took over from the killed worker in time": takeover.succeeded,
     }
     failures = [failure for failure, shown in claims.items() if not shown]
     console.print()
@@ -103,8 +105,16 @@ def _told(takeover: Takeover) -> str:
         return "No request went on."
     return (
         f"{takeover.after:.2f} s after its death, worker {takeover.next.worker} was at work on the"
-        f" next request: {_text(takeover.first)}. uvicorn has started worker"
-        f" {takeover.replacement} in place of the dead one."
+        f" next request: {_text(takeover.first)}. {_why(takeover.engine)}"
+    )
+
+
+def _why(engine: Engine) -> str:
+    if engine.sees_deaths:
+        return "On one machine, the engine sees at once that a process is gone."
+    return (
+        "From afar, a dead holder looks like a slow one: what was left of its lease had to run"
+        f" out. That is {engine.ttl:g} s at most, the ttl that the demo has chosen."
     )
 
 

@@ -5,87 +5,91 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import tempfile
 import time
-from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from rich.console import Console
 
 from demo import report, trace
+from demo.engine import Engine, engine_for
 from demo.load import Answer, client, create_item, create_items
 from demo.outcome import Run, Takeover
-from demo.server import Server, ServerError, serving
+from demo.process import ServerError
+from demo.server import Application, serving
 from demo.timeline import Death
 
 ATTEMPTS: Final = 4
-"""How often a run may be repeated that shows nothing: the system gave one worker all requests."""
-
-WAITING: Final = 8
-"""Requests that wait for the worker that is killed: enough for some to be at other workers."""
+"""How often the race is looked for: on a busy machine, the requests may come one by one."""
 
 IN_VAIN: Final = 0.5
 """Seconds for which they wait in vain before it is killed."""
 
 
-async def tell(console: Console, *, requests: int, workers: int) -> int:
-    """The demo, from start to end. Returns the exit status."""
-    report.introduce(console, requests, workers)
-    with console.status("1 of 3: without the lock ..."):
-        async with serving(workers=workers, locked=False) as server:
-            without = await run_until(server, requests, lambda run: run.raced)
-    with console.status("2 of 3: with the lock ...") as status:
-        async with serving(workers=workers, locked=True) as server:
-            # It is repeated if only one worker took part, never if it went wrong.
-            locked = await run_until(server, requests, lambda run: run.across or not run.held)
-            report.compare(console, without, locked)
-            status.update("3 of 3: a worker dies while it holds the lock ...")
-            takeover = await kill_the_holder(server, workers)
-            report.show_takeover(console, takeover)
+async def tell(console: Console, *, engine: str, requests: int, workers: int) -> int:
+    """The demo, from start to end. Returns the exit status.
+
+    Raises ``EngineError``, or ``ServerError`` if the application does not run.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="weblock-demo-") as name,
+        console.status("waiting for the engine ...") as status,
+    ):
+        directory = Path(name)
+        async with engine_for(engine, directory) as opened:
+            report.introduce(console, opened, requests, workers)
+            status.update("1 of 3: without the lock ...")
+            async with serving(directory, opened, workers=workers, locked=False) as application:
+                without = await run_until_it_races(application, requests)
+            status.update("2 of 3: with the lock ...")
+            async with serving(directory, opened, workers=workers, locked=True) as application:
+                locked = await run(application, requests)
+                report.compare(console, without, locked)
+                status.update("3 of 3: a worker dies while it holds the lock ...")
+                takeover = await kill_the_holder(application, opened)
+                report.show_takeover(console, takeover)
     return report.verdict(console, without, locked, takeover)
 
 
-async def run_until(server: Server, requests: int, convincing: Callable[[Run], bool]) -> Run:
-    """The first run that is convincing, or the last that was tried."""
+async def run_until_it_races(application: Application, requests: int) -> Run:
+    """The first run that races, or the last that was tried."""
     for _ in range(ATTEMPTS):
-        run = await run_once(server, requests)
-        if convincing(run):
+        tried = await run(application, requests)
+        if tried.raced:
             break
-    return run
+    return tried
 
 
-async def run_once(server: Server, requests: int) -> Run:
+async def run(application: Application, requests: int) -> Run:
     """Many requests at once, to an application that has no items."""
-    server.start_anew()
-    async with client(server.url) as clients:
+    application.start_anew()
+    async with client(application.url) as clients:
         answers = await asyncio.gather(*await create_items(clients, requests))
-    return Run(answers, server.items(), trace.read(server.trace), server.workers)
+    return Run(answers, application.items(), trace.read(application.trace), application.workers)
 
 
-async def kill_the_holder(server: Server, workers: int) -> Takeover:
+async def kill_the_holder(application: Application, engine: Engine) -> Takeover:
     """Kills the worker that is inside the lock, while other requests wait for it."""
-    server.start_anew()
-    before = server.workers
-    async with client(server.url) as clients:
+    application.start_anew()
+    async with client(application.url) as clients:
         doomed = asyncio.create_task(create_item(clients, work=60))
-        holder = await _holder(server, doomed)
-        waiting = await create_items(clients, WAITING)
+        holder = await _holder(application, doomed)
+        # The next connections go to the other workers, one to each.
+        waiting = await create_items(clients, len(application.workers) - 1)
         await asyncio.wait(waiting, timeout=IN_VAIN)
         death = Death(holder, time.monotonic())
         os.kill(holder, signal.SIGKILL)
-        # Those that the dead worker had accepted get no answer.
-        answers = [answer for answer in await asyncio.gather(*waiting) if answer.status]
-        if not answers:
-            answers = [await create_item(clients)]
+        answers = await asyncio.gather(*waiting)
         await doomed
-    items, sections = server.items(), trace.read(server.trace)
-    await server.until_ready(workers + 1, deaths=1)
-    return Takeover(death, answers, items, sections, before, server.workers[-1])
+    items, sections = application.items(), trace.read(application.trace)
+    return Takeover(death, answers, items, sections, application.workers, engine)
 
 
-async def _holder(server: Server, doomed: asyncio.Task[Answer]) -> int:
+async def _holder(application: Application, doomed: asyncio.Task[Answer]) -> int:
     """The worker that is at work on the request."""
     while not doomed.done():
-        for section in trace.read(server.trace):
+        for section in trace.read(application.trace):
             return section.worker
         await asyncio.sleep(0.01)
     raise ServerError(f"the application did not take up its work: {await doomed}")

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from demo import engine
+
 TOP = Path(__file__).parents[2]
 
 
@@ -79,14 +81,16 @@ def demo(scratch: Path) -> Iterator[Callable[..., Demo]]:
 
 
 def servers_below(scratch: Path) -> list[int]:
-    """The processes that were started with their scratch files there."""
+    """The processes that were started with their scratch files there, or work there."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if f"DEMO_DATABASE={scratch}".encode() in (process / "environ").read_bytes():
-                found.append(int(process.name))
+            environment = (process / "environ").read_bytes()
+            folder = str((process / "cwd").readlink())
         except OSError:
             continue
+        if f"TMPDIR={scratch}\0".encode() in environment or folder.startswith(str(scratch)):
+            found.append(int(process.name))
     return found
 
 
@@ -95,18 +99,28 @@ def at_work(demo: Demo) -> bool:
     return any('"enter"' in trace for trace in demo.traces)
 
 
-def servers_starting(demo: Demo) -> bool:
+def engine_starting(demo: Demo) -> bool:
+    """Whether the server for the locks has begun to start."""
+    return bool(list(demo.scratch.glob("*/engine.log")))
+
+
+def workers_starting(demo: Demo) -> bool:
     """Whether some workers have begun to start."""
     return bool(list(demo.scratch.glob("*/items.sqlite3")))
 
 
-def test_it_shows_the_race_and_its_end(demo: Callable[..., Demo], scratch: Path) -> None:
-    """The demo sees the race without the lock, none with it, and a killed holder's lock freed."""
-    running = demo("--no-color")
+@pytest.mark.parametrize("name", ["file", "redis"])
+def test_it_shows_the_race_and_its_end(name: str, demo: Callable[..., Demo], scratch: Path) -> None:
+    """The demo sees the race without the lock, none with it, and a killed holder's lock freed.
+
+    On the machine's own engine, which is the default, as on a server that it starts.
+    """
+    running = demo("--no-color", *(() if name == "file" else ("--engine", name)))
     output, errors = running.end()
 
     assert running.process.returncode == 0, output + errors
     assert errors == ""
+    assert f"Engine of the lock: {name}://" in output
     assert "bound of 3 BROKEN" in output
     assert "3: bound of 3 kept" in output
     assert len(re.findall(r"422 limit reached: 3 items", output)) >= 9
@@ -118,12 +132,12 @@ def test_it_shows_the_race_and_its_end(demo: Callable[..., Demo], scratch: Path)
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="it looks for them in /proc")
-@pytest.mark.parametrize("moment", [servers_starting, at_work])
+@pytest.mark.parametrize("moment", [engine_starting, workers_starting, at_work])
 def test_it_is_clean_when_interrupted(
     moment: Callable[[Demo], bool], demo: Callable[..., Demo], scratch: Path
 ) -> None:
     """Ctrl-C, even if it is repeated, leaves no process and no file, and one line says so."""
-    running = demo()
+    running = demo("--engine", "redis")
     running.until(lambda: moment(running))
     while running.process.poll() is None:
         running.process.send_signal(signal.SIGINT)
@@ -153,6 +167,34 @@ def test_bad_arguments_are_named(
     assert arguments[0] in errors
     assert "Traceback" not in errors
     assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis://:s3cret@127.0.0.1:1", "redis://127.0.0.1:1?password=s3cret", "s3cret@", "noop://"],
+)
+def test_an_engine_that_cannot_be_used_is_named(
+    url: str, demo: Callable[..., Demo], scratch: Path
+) -> None:
+    """One sentence says what is wrong with the engine, without the password, and nothing is left."""
+    running = demo("--engine", url)
+    _, errors = running.end()
+
+    assert running.process.returncode == 2
+    assert len(errors.splitlines()) == 1
+    assert errors.startswith("scripts/demo: ")
+    assert "s3cret" not in errors
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_server_that_nobody_has_is_no_riddle(
+    monkeypatch: pytest.MonkeyPatch, scratch: Path
+) -> None:
+    """Without a server to start, the demo says what to install."""
+    monkeypatch.setenv("PATH", str(scratch))
+    monkeypatch.setattr(engine.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(engine.EngineError, match="install"):
+        engine._program("redis")
 
 
 def test_an_application_that_does_not_start_is_no_riddle(

