@@ -27,7 +27,7 @@ EQUIVALENT = {
     "prelude: without keep(LOCK, 0)": GARBAGE,
     "prelude: without keep(QUEUE, 0)": GARBAGE,
     "prelude: without redis.call('PEXPIRE', LOCK, DAY)": MEMORY,
-    "prelude: if counted('replication', 'second_repl_offset') >= 0 then": "it is -1, or at least 1",
+    "prelude: return counted('replication', 'second_repl_offset') >= 0": "it is -1, or at least 1",
     "prelude: if LONGEST == 0 or (run and string.find(PEERS, run, 1, false)) then": (
         "runs are hexadecimal, and no pattern"
     ),

@@ -19,6 +19,9 @@ from .engine import Acquire, Change, Changing, EngineServer, Release
 from .redis_model import RedisModel
 from .world import World
 
+SWITCH = 2.0
+"""Seconds more that a server waits which has taken another's place."""
+
 KEPT = 1.0
 """Seconds of writes that a server loses at most, which writes to its disk once a second."""
 
@@ -89,7 +92,7 @@ class RedisEngine(EngineServer):
 
     def _serve(self, request: Changing, now: float) -> Reply:
         if self._recovers and self.observer is not None:  # From the first who asks on.
-            self.observer.disturb("engine recovers", self.recovery)
+            self.observer.disturb("engine recovers", self.recovery + SWITCH)
             self._recovers = False
         before = self.state(request.key)
         reply = reply_of(self._run(request))

@@ -146,7 +146,7 @@ class Schedule:
         """When all attempts must have ended: they hold the keys one after the other."""
         swarm = self.swarm
         each = 1.5 * swarm.section + HANDOFF + BEAT
-        recovered_at = swarm.calm_at + self.engine.recovery
+        recovered_at = swarm.calm_at + 2 * self.engine.recovery + HANDOFF
         return recovered_at + swarm.latest + 4 * swarm.ttl + PLACE + swarm.attempts * each
 
     def _time_to_forget(self) -> float:

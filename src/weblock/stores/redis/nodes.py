@@ -6,9 +6,10 @@ Finding out blocks; asyncio does it in a thread.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import redis
 from redis import exceptions
@@ -20,6 +21,12 @@ from .servers import Unfit, examine
 from .settings import Address, Deployment, Settings
 
 Connect = Callable[[Address], redis.Connection]
+
+ASK_EVERY: Final = 0.5
+"""Seconds after which the Sentinels are asked again who is the master."""
+
+SILENT_FOR: Final = 10.0
+"""Seconds for which a Sentinel that did not answer is left alone."""
 
 
 class Nodes(Protocol):
@@ -78,42 +85,69 @@ class OneNode:
 
 
 class SentinelNodes:
-    """The master that the first Sentinel which answers names."""
+    """The master that the Sentinels name; of several, that of the latest failover.
+
+    A master that was replaced by hand goes on serving for seconds, until its Sentinels tell it. So
+    they are asked again and again, by one of those who want to lock; the new master waits for them
+    (``SWITCH`` in ``prelude.lua``).
+    """
 
     peers = ""
 
     def __init__(self, settings: Settings, ask: Connect) -> None:
         self._settings = settings
         self._ask = ask
+        self._guard = threading.Lock()
         self._master: Address | None = None
-        self.stale = True
+        self._ask_at = 0.0
+        self._silent_until: dict[Address, float] = {}
+
+    @property
+    def stale(self) -> bool:
+        return time.monotonic() >= self._ask_at
 
     def refresh(self) -> None:
-        failure: Exception | None = None
-        for sentinel in self._settings.addresses:
-            try:
-                with opened(self._ask(sentinel)) as connection:
-                    found = asked(
-                        connection, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._settings.service
-                    )
-            except exceptions.RedisError as error:
-                failure = error
-                continue
-            if found:
-                self._master, self.stale = Address(found[0].decode(), int(found[1])), False
+        with self._guard:
+            if not self.stale:
                 return
-            failure = Unfit(f"the Sentinel at {sentinel} knows no {self._settings.service!r}")
-        raise failure or Unfit("no Sentinel is named")
+            found = [each for each in map(self._named_by, self._settings.addresses) if each]
+            if found:
+                self._master = max(found)[1]
+            elif self._master is None:
+                self._silent_until.clear()
+                raise Unfit(
+                    f"no Sentinel of {self._settings.name} answers and knows a master called"
+                    f" {self._settings.service!r}"
+                )
+            self._ask_at = time.monotonic() + ASK_EVERY
 
     def address_of(self, bucket: int) -> Address:
         assert self._master is not None
         return self._master
 
     def doubt(self) -> None:
-        self.stale = True
+        self._ask_at = 0.0
 
     def abandon(self) -> None:
-        self.stale = True
+        self._guard = threading.Lock()
+        self._ask_at = 0.0
+
+    def _named_by(self, sentinel: Address) -> tuple[int, Address] | None:
+        """The master, and the number of the failover that made it one."""
+        if time.monotonic() < self._silent_until.get(sentinel, 0.0):
+            return None
+        try:
+            with opened(self._ask(sentinel)) as connection:
+                reply = asked(connection, "SENTINEL", "MASTER", self._settings.service)
+        except exceptions.ResponseError:
+            return None  # It knows no master of that name.
+        except exceptions.RedisError:
+            self._silent_until[sentinel] = time.monotonic() + SILENT_FOR
+            return None
+        facts = {
+            key.decode(): value.decode() for key, value in zip(reply[::2], reply[1::2], strict=True)
+        }
+        return int(facts["config-epoch"]), Address(facts["ip"], int(facts["port"]))
 
 
 class ClusterNodes:

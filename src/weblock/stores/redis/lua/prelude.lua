@@ -16,6 +16,7 @@
 local LOCK, QUEUE, EPOCH = KEYS[1], KEYS[2], KEYS[3]
 local RUN, LONGEST, PEERS = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local DAY = 86400000
+local SWITCH = 2000000 -- Until all who talk to a master have heard that it was replaced.
 
 -- Once, for the clock may move while a script runs.
 local clock = redis.call('TIME')
@@ -40,11 +41,13 @@ local function despite_full_memory()
   redis.call('PEXPIRE', LOCK, DAY)
 end
 
--- Whether this server may ever have lost or replaced what it knew, other than by a restart.
-local function replaced()
-  if counted('replication', 'second_repl_offset') > 0 then
-    return true -- It was a replica once, and its last master's last writes may be missing.
-  end
+-- Whether this server was a replica once: then its last master's last writes may be missing.
+local function promoted()
+  return counted('replication', 'second_repl_offset') > 0
+end
+
+-- Whether it may ever have been emptied, other than by a restart.
+local function emptied()
   local commands = redis.call('INFO', 'commandstats')
   for _, name in ipairs({ 'flushall', 'flushdb', 'swapdb', 'config|resetstat' }) do
     if string.find(commands, 'cmdstat_' .. name .. ':calls=[1-9]') then
@@ -60,7 +63,9 @@ local function begin_epoch(run, longest)
   local quarantine = math.max(0, longest - counted('server', 'uptime_in_seconds') * 1000000)
   if LONGEST == 0 or (run and string.find(PEERS, run, 1, true)) then
     quarantine = 0 -- Not wanted; or the keys have moved here from a master that lives.
-  elseif replaced() then
+  elseif promoted() then
+    quarantine = longest + SWITCH
+  elseif emptied() then
     quarantine = longest
   end
   redis.call('HSET', EPOCH, 'run', RUN, 'until', text(now + quarantine), 'longest', text(longest))
