@@ -138,16 +138,18 @@ def acquire(state: KeyState, moment: Moment, claim: Claim, *, room: int) -> Step
         return Step(state, Gone(), woken)
     if _holds(state, claim.owner) or _waits(state, claim.owner):
         return _refreshed(state, moment, claim.owner, claim.ttl, woken)
-    if state.grant is None:
+    grant = state.grant
+    if grant is None:
         granted = _granted(state, moment, claim, claim.ttl, confirmed=True)
         return Step(granted, _held(granted))
     queue = state.queue
     if len(queue) >= room:
         queue = tuple(place for place in queue if moment.now < place.until)
+        state = KeyState(state.fence, grant, queue, state.voided)
     if len(queue) >= room:
-        return Step(state, Busy(state.grant.until, len(queue)), woken)
+        return Step(state, Busy(grant.until, len(queue)), woken)
     queue = (*queue, Place(claim, moment.now + PLACE))
-    state = KeyState(state.fence, state.grant, queue, state.voided)
+    state = KeyState(state.fence, grant, queue, state.voided)
     return Step(state, _waiting(state, len(queue) - 1), woken)
 
 
