@@ -245,7 +245,9 @@ class FirstComeFirstServed(Property):
         waiting = {place.claim.owner: None for place in change.after.queue}
         if len(waiting) != len(change.after.queue):
             self.fail(f"{change.request} queued its owner twice")
-        order = [owner for owner in self._order.get(change.key, ()) if owner in waiting]
+        # Of a queue that an engine has kept though it forgot much, the order is what it kept.
+        known = self._order.get(change.key) or [each.claim.owner for each in change.before.queue]
+        order = [owner for owner in known if owner in waiting]
         place = _place_of(change.before, change.owner)
         if place is not None and not self._was_present(change, place):
             # One that comes back too late keeps its place if nobody has passed it, or queues again.

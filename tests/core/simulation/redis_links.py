@@ -5,28 +5,37 @@ Like a thread's, they are one for each caller at a time; or, like a loop's, one 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from redis import exceptions
 
-from weblock._core.ports import Ask, Switchboard
+from weblock._core.ports import Ask, Pulse, Reply, Switchboard
+from weblock._core.table import Claim
+from weblock.errors import EngineUnavailable
+from weblock.stores.redis.calls import micros
 from weblock.stores.redis.nodes import OneNode
 from weblock.stores.redis.servers import Server
 from weblock.stores.redis.settings import Address, Deployment, Settings
 from weblock.stores.redis.store import RedisStore
 from weblock.stores.redis.wire import Introduce, Wire
 
+from .engine import Acquire, Refresh, Release, Request
 from .network import Connection, Exchange, Network
 from .process import Process
 from .redis_engine import LAYOUT
 from .redis_server import RedisServer, Replies, parcel
 from .swarm import Swarm
 
+Sent = Callable[[Process, Request], None]
+
 ADDRESS = Address("simulated", 1)
 
 NOTICED = 2.0
 """Seconds at most until a subscription that has ended is noticed, and there is another."""
+
+SUBSCRIBING = 0.01
+"""Seconds at most until the server has heard of a subscription."""
 
 
 class SimulatedLink:
@@ -47,6 +56,7 @@ class SimulatedLink:
         if not self.alive:
             raise exceptions.ConnectionError("the connection was given up")
         exchange = Exchange(links.at, self._connection, parcel(commands, self.life))
+        links.compare(exchange.request)
         self._under_way.append(exchange)
         links.network.send(exchange)
         links.at.after(links.op_timeout, exchange.signal.fire)
@@ -96,32 +106,19 @@ class Subscription:
             self._wanted = True
             self._subscribe()
 
-    def _subscribe(self) -> None:
-        """Subscribes, or tries again soon, if the server is not there."""
-        random = self._process.world.random
-        if not self._engine.up:
-            self._process.after(NOTICED * random.random(), self._subscribe)
-            return
-        life = self._engine.life
-        self._engine.deaf.discard(self._process.name)
-        self._engine.listening[self._process.name] = life
-        self._process.after(0.0, lambda: self._switchboard.ring_all(Ask()))
-        self._watch(life)
-
-    def _watch(self, life: int) -> None:
-        """Notices some time after the server has gone."""
-        if self._engine.life != life:
-            self._subscribe()
-        else:
-            pause = NOTICED * (0.5 + self._process.world.random.random() / 2)
-            self._process.after(pause, lambda: self._watch(life))
-
     def renew(self) -> None:
-        """It has been silent for too long."""
+        """Notices that it has been dead for a while."""
         if self._wanted and self._engine.up:
-            self._subscribe_again()
+            self._listen()
 
-    def _subscribe_again(self) -> None:
+    def _subscribe(self) -> None:
+        """Subscribes, or tries again soon if the server is not there, and when it has gone."""
+        pause = NOTICED * (0.5 + self._process.world.random.random() / 2)
+        if self._engine.up and self._engine.listening.get(self._process.name) is None:
+            self._process.after(SUBSCRIBING * self._process.world.random.random(), self._listen)
+        self._process.after(pause, self._subscribe)
+
+    def _listen(self) -> None:
         self._engine.deaf.discard(self._process.name)
         self._engine.listening[self._process.name] = self._engine.life
         self._switchboard.ring_all(Ask())
@@ -146,6 +143,7 @@ class SimulatedLinks:
         self.multiplexed = swarm.multiplexed
         self.asking = 0
         self.asked_at = 0.0
+        self.asked: set[tuple[Any, ...]] = set()
         self.listen = subscription.listen
         self._resets = swarm.resets
         self._idle: list[SimulatedLink] = []
@@ -175,6 +173,11 @@ class SimulatedLinks:
         if link.alive and link not in self._idle:
             self._idle.append(link)
 
+    def compare(self, sent: Request) -> None:
+        """What is sent is what the store was asked."""
+        if strange := set(_parts(sent)) - self.asked:
+            self.at.world.fail("P11 honest", f"the store was not asked for {strange}")
+
     def tidy(self) -> None:
         """There is nothing to tidy."""
 
@@ -185,13 +188,26 @@ class SimulatedLinks:
 
 
 class WitnessedStore(RedisStore):
-    """The store that is shipped, of which one sees whether it waits for an answer."""
+    """The store that is shipped, of which one sees what it is asked, and whether it waits."""
 
-    def __init__(self, links: SimulatedLinks, recovery: float) -> None:
+    def __init__(self, links: SimulatedLinks, recovery: float, sent: Sent) -> None:
+        self._sent = sent
         settings = Settings(Deployment.SINGLE, (ADDRESS,), recovery=recovery)
         wire = Wire(settings, LAYOUT, OneNode(ADDRESS), links, admit=lambda _server: None)  # type: ignore[arg-type]
         super().__init__("simulated://", LAYOUT, wire)
         self._links = links
+
+    async def acquire(self, key: str, claim: Claim, *, room: int, ticket: int = 0) -> Reply:
+        self._note(Acquire(key, claim, room))
+        return await super().acquire(key, claim, room=room, ticket=ticket)
+
+    async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
+        self._note(Release(key, owner, void))
+        return await super().release(key, owner, void=void)
+
+    async def refresh(self, pulses: Sequence[Pulse]) -> Sequence[Reply | EngineUnavailable]:
+        self._note(Refresh(tuple(pulses)))
+        return await super().refresh(pulses)
 
     @property
     def asking(self) -> int:
@@ -200,3 +216,19 @@ class WitnessedStore(RedisStore):
     @property
     def asked_at(self) -> float:
         return self._links.asked_at
+
+    def _note(self, request: Request) -> None:
+        self._links.asked |= set(_parts(request))
+        self._sent(self._links.at, request)
+
+
+def _parts(request: Any) -> list[tuple[Any, ...]]:
+    """What a request says, in whole microseconds."""
+    if isinstance(request, Acquire):
+        owner, process, ttl, label = request.claim
+        return [(request.key, owner, process, micros(ttl), label, request.room)]
+    if isinstance(request, Release):
+        return [(request.key, request.owner, micros(request.void))]
+    if isinstance(request, Refresh):
+        return [(pulse.key, pulse.owner, micros(pulse.ttl)) for pulse in request.pulses]
+    return []

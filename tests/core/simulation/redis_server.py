@@ -7,7 +7,7 @@ shipped: a request is what that store has packed, and the truth learns what it m
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from weblock.stores.redis.scripts import Script
 
 from .engine import Acquire, Change, Changing, Refresh, Release
 from .redis_engine import LAYOUT, RedisEngine
-from .redis_model import Value, _call, _lua
+from .redis_model import _call, _lua
 
 _lua.globals().redis["pcall"] = _call  # Nothing that a probe tries is refused here.
 
@@ -32,7 +32,8 @@ SCRIPTS = {
     for each in (scripts.ACQUIRE, scripts.REFRESH, scripts.RELEASE, scripts.LOOK, scripts.BEGIN)
 }
 
-Snapshot = tuple[dict[str, Value], dict[str, int]]
+MORE = 2.0
+"""Seconds for which a server that has taken another's place may recover beyond the longest ttl."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class RedisServer(RedisEngine):
         states.append(self.state(key))
         self.states[key] = states[-1]
         replies = [reply_of(each) for each in (raw if isinstance(asked, Refresh) else [raw])]
-        self._count_quarantine(asked, replies)
+        self._in_quarantine(asked, replies)
         for number, (pulse, reply) in enumerate(zip(pulses, replies, strict=True)):
             owner = pulse.claim.owner if isinstance(pulse, Acquire) else pulse.owner
             step = Step(states[number + 1], reply.answer)
@@ -202,13 +203,18 @@ class RedisServer(RedisEngine):
             Voided(owner, until / MICRO) for owner, until in marks if self._key_of[owner] == key
         )
 
-    def _count_quarantine(self, asked: Changing | Refresh, replies: list[Reply]) -> None:
+    def _in_quarantine(self, asked: Changing | Refresh, replies: list[Reply]) -> None:
+        """A server that recovers says until when: that excuses a delay, within reason."""
         epoch = self._model.values.get(f"{LAYOUT.tag(0)}:epoch")
-        if not isinstance(epoch, dict) or int(epoch["until"]) <= round(self.now() * MICRO):
-            return
-        what = type(asked).__name__.removesuffix("Parcel").lower()
-        for reply in replies:
-            self._sometimes(f"{what} in quarantine: {type(reply.answer).__name__}")
+        left = int(epoch["until"]) / MICRO - self.now() if isinstance(epoch, dict) else 0.0
+        if self._recovers:  # From the first who asks on.
+            self._recovers = False
+            lasting = min(left, self.recovery + MORE)
+            self.observer.disturb("engine recovers", lasting)  # type: ignore[union-attr]
+        if left > 0:
+            what = type(asked).__name__.lower()
+            for reply in replies:
+                self._sometimes(f"{what} in quarantine: {type(reply.answer).__name__}")
 
     def _sometimes(self, what: str) -> None:
         self.observer.sometimes(what)  # type: ignore[union-attr]
@@ -247,6 +253,3 @@ def _meaning(script: Script, keys: list[str], args: list[str]) -> Acquire | Rele
         return Release(key, args[3], int(args[4]) / MICRO)
     beats = zip(args[3::2], args[4::2], strict=True)
     return Refresh(tuple(Pulse(key, owner, int(ttl) / MICRO) for owner, ttl in beats))
-
-
-Make = Callable[..., RedisServer]

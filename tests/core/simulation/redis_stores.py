@@ -49,14 +49,18 @@ SOMETIMES: Final = (
 
 
 class Log:
-    """What the truth hears of the network: not what the server did not run."""
+    """What the truth hears of the network: not what the server did not run.
+
+    And not what was sent: a store may first have to connect, so it hears that from the store.
+    """
 
     def __init__(self, truth: Truth) -> None:
         self._truth = truth
         self.disturb = truth.disturb
-        self.sent = truth.sent
         self.sometimes = truth.sometimes
         self.ring_lost = truth.ring_lost
+
+    def sent(self, process: Process, request: Request) -> None: ...
 
     def reply_lost(self, request: Request, replies: Any) -> None:
         if not replies.refused:
@@ -74,6 +78,7 @@ class StoreClient(Client):
         self, process: Process, network: Network, swarm: Swarm, truth: Truth, engine: RedisServer
     ) -> None:
         self._engine = engine
+        self._truth = truth
         self._subscription: Subscription | None = None
         super().__init__(process, network, swarm, truth)
 
@@ -83,7 +88,7 @@ class StoreClient(Client):
         links = SimulatedLinks(
             self.process, self._network, self._engine, self._swarm, self._subscription
         )
-        return WitnessedStore(links, self._engine.recovery)
+        return WitnessedStore(links, self._engine.recovery, self._truth.sent)
 
 
 class StoreSchedule(Schedule):
@@ -153,6 +158,8 @@ def store_schedule(
     """The schedule of a seed."""
     random = Random(seed)
     swarm = replace(Swarm.drawn(random), deaths_known=False)
+    # Else a connection may take longer to make than a short max_hold lasts.
+    swarm = replace(swarm, delay=min(swarm.delay, 0.005))
     return StoreSchedule(random, swarm, scripted, 2 * swarm.ttl if recovery is None else recovery)
 
 

@@ -1,0 +1,119 @@
+"""The store that is shipped, under the simulator: it speaks bytes with a server that runs its Lua.
+
+Beside what test_redis_simulation.py does, this runs ``RedisStore``, ``Wire``, the packing of calls
+and the reading of answers, over connections that end with the server's run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from weblock.stores.redis import calls, store, wire
+
+from .simulation import redis_links
+from .simulation.campaign import on_all_processors
+from .simulation.redis_stores import SOMETIMES, run_store_seeds, store_schedule
+from .simulation.world import Violation
+
+SCHEDULES = 1_000
+CHUNK = 50
+LIMIT = 600
+
+Mistake = tuple[Any, str, Callable[..., Any]]
+
+
+@pytest.mark.timeout(900)
+def test_no_schedule_violates_a_property() -> None:
+    """P1 to P11 hold for the store, over resets, lost data, flushes, and dead subscriptions."""
+    chunks = [range(first, first + CHUNK) for first in range(0, SCHEDULES, CHUNK)]
+    counts: Counter[str] = Counter()
+    stories: list[str] = []
+    for met, failed in on_all_processors(run_store_seeds, chunks):
+        counts.update(met)
+        stories += failed
+    assert not stories, f"{len(stories)} failures:\n\n{stories[0]}"
+    never = [what for what in SOMETIMES if not counts[what]]
+    assert not never, "the schedules never met these states, so they prove nothing of them"
+
+
+def test_the_same_seed_is_the_same_schedule() -> None:
+    """A schedule that failed can be looked at again."""
+    for seed in range(10):
+        first, again = store_schedule(seed), store_schedule(seed)
+        first.run()
+        again.run()
+        assert first.outcome() == again.outcome()
+
+
+def _introduced_once(right: Callable[..., Any]) -> Callable[..., Any]:
+    async def introduced(self: Any, link: Any) -> None:
+        if not hasattr(self, "first"):
+            await right(self, link)
+            self.first = link.server
+        link.server = self.first
+
+    return introduced
+
+
+MISTAKES: dict[str, Mistake] = {
+    "a release leaves no mark": (
+        store.RedisStore,
+        "release",
+        lambda right: lambda self, key, owner, **_void: right(self, key, owner),
+    ),
+    "nobody listens": (redis_links.Subscription, "listen", lambda _right: lambda _self: None),
+    "the room is not told": (
+        store.RedisStore,
+        "acquire",
+        lambda right: (
+            lambda self, key, claim, *, room, **rest: right(self, key, claim, room=room + 1, **rest)
+        ),
+    ),
+    "only the first heartbeat is sent": (
+        store.RedisStore,
+        "_heartbeats",
+        lambda right: lambda self, key, pulses: right(self, key, pulses[:1]),
+    ),
+    "the server's run is not told": (
+        calls.Call,
+        "by_name",
+        lambda right: lambda self, _run, longest, peers: right(self, "run", longest, peers),
+    ),
+    "recovery is not asked for": (
+        calls.Call,
+        "by_name",
+        lambda right: lambda self, run, _longest, peers: right(self, run, "0", peers),
+    ),
+    "a script is never sent whole": (
+        calls.Call,
+        "whole",
+        lambda _right: lambda self, *words: self.by_name(*words),
+    ),
+    "a connection is not introduced again": (
+        wire.Wire,
+        "_introduced",
+        _introduced_once,
+    ),
+    "who has subscribed does not ask": (
+        redis_links.Switchboard,
+        "ring_all",
+        lambda _right: lambda _self, _message: None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each mistake that a store could make violates a property within some hundred schedules."""
+    where, what, wrong = MISTAKES[name]
+    monkeypatch.setattr(where, what, wrong(vars(where)[what]))
+    for seed in range(LIMIT):
+        try:
+            store_schedule(seed).run()
+        except (Violation, ValueError):
+            return
+    pytest.fail(f"it was not noticed in {LIMIT} schedules")
