@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import hiredis
 import redis
@@ -15,10 +15,12 @@ from redis import exceptions
 from redis._parsers.base import BaseParser  # Not said to be public; a test holds us to it.
 
 from .nodes import Connect
-from .receiver import Receiver
 from .servers import Server, Unfit
 from .settings import Address
 from .wire import Introduce, Link
+
+if TYPE_CHECKING:
+    from .receiver import Receiver
 
 _INCOMPLETE: Final = object()
 
@@ -49,16 +51,30 @@ class BlockingLink:
         try:
             self._socket.sendall(b"".join(commands))
             return [self._reply() for _ in commands]
-        except TimeoutError:
+        except BaseException as error:  # A reply that is left here would be taken for another's.
             self.discard()
-            patience = self._socket.gettimeout()
-            raise exceptions.TimeoutError(f"no answer for {patience:g} seconds") from None
+            raise self._explained(error) from error
+
+    def send(self, command: bytes) -> None:
+        """Sends what is answered sooner or later, if at all: see ``heard``."""
+        try:
+            self._socket.sendall(command)
+        except OSError as error:
+            self.discard()
+            raise self._explained(error) from error
+
+    def heard(self, timeout: float) -> list[Any]:
+        """What has come unasked, after waiting at most so many seconds for something to come."""
+        try:
+            if not self._poll.poll(1000 * timeout):
+                return []
+            heard = [self._reply()]
+            while (reply := self._reader.gets()) is not _INCOMPLETE:
+                heard.append(reply)
         except (OSError, hiredis.ProtocolError) as error:
             self.discard()
-            raise exceptions.ConnectionError(f"the connection was lost: {error}") from error
-        except BaseException:  # A reply that was not waited for would be taken for another's.
-            self.discard()
-            raise
+            raise self._explained(error) from error
+        return heard
 
     def discard(self) -> None:
         self.alive = False
@@ -70,6 +86,14 @@ class BlockingLink:
             self.discard()
         return self.alive
 
+    def _explained(self, error: BaseException) -> BaseException:
+        match error:
+            case TimeoutError():
+                return exceptions.TimeoutError(f"no answer for {self._socket.gettimeout():g} s")
+            case OSError() | hiredis.ProtocolError():
+                return exceptions.ConnectionError(f"the connection was lost: {error}")
+        return error
+
     def _reply(self) -> Any:
         while (reply := self._reader.gets()) is _INCOMPLETE:
             data = self._socket.recv(_CHUNK)
@@ -77,6 +101,12 @@ class BlockingLink:
                 raise ConnectionResetError("closed")
             self._reader.feed(data)
         return reply
+
+
+def connected(address: Address, connection: redis.Connection) -> BlockingLink:
+    """Has redis-py connect and say who we are, and takes the connection over."""
+    connection.connect()
+    return BlockingLink(address, connection)
 
 
 class BlockingLinks:
@@ -156,9 +186,7 @@ class BlockingLinks:
     async def _new_link(self, address: Address, introduce: Introduce) -> BlockingLink:
         if self._closed:
             raise Unfit("it was closed")
-        connection = self._connect(address)
-        connection.connect()
-        link = BlockingLink(address, connection)
+        link = connected(address, self._connect(address))
         try:
             await introduce(link)
         except BaseException:

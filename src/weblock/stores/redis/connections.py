@@ -14,7 +14,7 @@ from redis.retry import Retry
 
 from ..._core.ports import Switchboard
 from .aio import AsyncioLinks, LoopLinks
-from .blocking import BlockingLinks
+from .blocking import BlockingLink, BlockingLinks, connected
 from .calls import Layout
 from .nodes import nodes_of
 from .receiver import Receiver
@@ -130,10 +130,11 @@ class Connections:
         )
         return made
 
-    def _subscriber(self) -> redis.Connection:
+    def _subscriber(self) -> BlockingLink:
         if self._nodes.stale:
             self._nodes.refresh()
-        return self._blocking(self._nodes.address_of(0))
+        address = self._nodes.address_of(0)
+        return connected(address, self._blocking(address))
 
     def _arguments(self, address: Address) -> dict[str, Any]:
         where: dict[str, Any] = (

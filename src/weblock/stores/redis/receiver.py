@@ -8,10 +8,11 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-import redis
 from redis import exceptions
 
 from ..._core.ports import Ask, Switchboard
+from .blocking import BlockingLink
+from .calls import packed
 from .rings import ring_of, ring_waiter
 from .servers import NOT_RUNG, explained
 
@@ -19,6 +20,8 @@ logger = logging.getLogger("weblock")
 
 LISTENED_IN: Final = 5.0
 """Seconds of silence after which a subscription is asked whether it lives."""
+
+_PING: Final = packed("PING")
 
 LONGEST_PAUSE: Final = 2.0
 
@@ -35,7 +38,7 @@ class Receiver:
         self,
         channel: str,
         switchboard: Switchboard,
-        connect: Callable[[], redis.Connection],
+        connect: Callable[[], BlockingLink],
         *,
         trusted: bool,
         on_quiet: Callable[[], None],
@@ -48,7 +51,7 @@ class Receiver:
         self._guard = threading.Lock()
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
-        self._connection: redis.Connection | None = None
+        self._link: BlockingLink | None = None
 
     def listen(self) -> None:
         """Starts listening, if that has not been done."""
@@ -63,8 +66,8 @@ class Receiver:
         self._ended.set()
         with self._guard:
             thread = self._thread
-        if connection := self._connection:
-            connection.disconnect()
+        if link := self._link:
+            link.discard()
         if thread and thread is not threading.current_thread():
             thread.join(timeout)
 
@@ -73,9 +76,9 @@ class Receiver:
         self.channel = channel
         self._guard = threading.Lock()
         self._thread = None
-        connection, self._connection = self._connection, None
-        if connection:
-            connection.disconnect()
+        link, self._link = self._link, None
+        if link:
+            link.discard()
 
     def _run(self) -> None:
         pause = 0.05
@@ -93,32 +96,34 @@ class Receiver:
                 if not self._ended.is_set():  # Else it was closed under our hands.
                     logger.exception("the weblock receiver failed, and goes on")
             finally:
-                if self._connection:
-                    self._connection.disconnect()
+                if self._link:
+                    self._link.discard()
             self._ended.wait(pause * (0.5 + random.random() / 2))
             pause = min(max(LONGEST_PAUSE, pause), 2 * pause)
 
     def _subscribe(self) -> None:
-        self._connection = connection = self._connect()
-        connection.connect()
-        if self._ended.is_set():  # It was closed before there was anything to disconnect.
+        self._link = link = self._connect()
+        if self._ended.is_set():  # It was closed before there was anything to discard.
             return
-        connection.send_command("SUBSCRIBE", self.channel, check_health=False)
+        link.send(packed("SUBSCRIBE", self.channel))
 
     def _hear(self) -> None:
-        connection, asked = self._connection, False
-        while connection is not None and not self._ended.is_set():
-            if connection.can_read(LISTENED_IN):
-                self._heard(connection.read_response(disable_decoding=True))
+        link, asked = self._link, False
+        while link is not None and not self._ended.is_set():
+            if messages := link.heard(LISTENED_IN):
                 asked = False
+                for message in messages:
+                    self._heard(message)
             elif asked:
                 raise exceptions.TimeoutError("the subscription is silent")
             else:
                 self._on_quiet()
-                connection.send_command("PING", check_health=False)
+                link.send(_PING)
                 asked = True
 
     def _heard(self, message: Any) -> None:
+        if isinstance(message, Exception):
+            raise message
         match message:
             case [b"message", _, payload]:
                 ring_waiter(self._switchboard, ring_of(payload), trusted=self._trusted)
