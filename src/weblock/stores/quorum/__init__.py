@@ -149,12 +149,13 @@ class QuorumEngine:
         """Refuses a server that is one of the others, under another name."""
         from ..redis.servers import Unfit
 
-        self._runs[number] = server.run
-        if len(set(self._runs.values())) < len(self._runs):
+        others = [run for each, run in self._runs.items() if each != number]
+        if server.run in others:
             raise Unfit(
                 "it is the same server as another of the quorum: name servers that fail"
                 " independently"
             )
+        self._runs[number] = server.run
 
 
 class _Board(Switchboard):

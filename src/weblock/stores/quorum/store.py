@@ -36,6 +36,11 @@ class Candidate:
         self.asked: set[int] = set()
         self.in_doubt = False
 
+    @property
+    def void(self) -> float:
+        """Seconds for which a late request of it is to be refused."""
+        return 2 * self.claim.ttl + LATEST
+
 
 class QuorumStore:
     """A store made of Redis stores: it asks all, and does what the majority says."""
@@ -57,7 +62,7 @@ class QuorumStore:
                 return await self._agreed(key, claim.owner, tally)
             reply = self._known(tally.outcome(), tally)
             if not isinstance(reply.answer, Waiting):
-                if isinstance(reply.answer, Busy):  # Which leaves nothing, on any server.
+                if isinstance(reply.answer, Busy):
                     await self._withdraw(key, candidate)
                 return reply
             if not await self._holds_on(key, candidate, tally):
@@ -89,11 +94,9 @@ class QuorumStore:
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
         candidate = self._engine.candidates.get(owner)
-        servers = self._servers()
-        if candidate:
-            if candidate.in_doubt:
-                void = max(void, 2 * candidate.claim.ttl + LATEST)
-            servers = candidate.asked
+        servers = candidate.asked if candidate else self._servers()
+        if candidate and candidate.in_doubt:
+            void = max(void, candidate.void)
         tally = await self._tally(servers, lambda store: store.release(key, owner, void=void))
         if tally.answered < len(servers):  # Whoever may still know of it is asked again later.
             raise self._unavailable(tally)
@@ -123,16 +126,15 @@ class QuorumStore:
         return replies.values()
 
     async def _nominate(self, key: str, candidate: Candidate, room: int) -> Tally:
-        servers = self._servers()
-        candidate.asked |= servers
         claim, ticket = candidate.claim, candidate.ticket
 
         def question(store: RedisStore) -> Coroutine[Any, Any, Reply]:
+            candidate.asked.add(self._stores.index(store))
             mine = claim._replace(process=store.process)
             return store.acquire(key, mine, room=room, ticket=ticket)
 
-        tally = await self._tally(servers, question, enough=lambda tally: tally.granted)
-        candidate.in_doubt |= tally.answered < len(servers)
+        tally = await self._tally(self._servers(), question, enough=lambda tally: tally.granted)
+        candidate.in_doubt |= tally.answered < len(candidate.asked)
         return tally
 
     async def _agreed(self, key: str, owner: str, tally: Tally) -> Reply:
@@ -158,11 +160,14 @@ class QuorumStore:
         return bool(answers.holding)
 
     async def _withdraw(self, key: str, candidate: Candidate) -> None:
-        try:
-            await self.release(key, candidate.claim.owner)
-        except EngineUnavailable:
-            candidate.in_doubt = True
-            raise
+        """Leaves nothing behind where others are busy.
+
+        A server that has just failed to answer may come to have a place or a lease of ours for its
+        length: that of a minority, which is in nobody's way.
+        """
+        owner, void = candidate.claim.owner, candidate.void if candidate.in_doubt else 0.0
+        await self._tally(candidate.asked, lambda store: store.release(key, owner, void=void))
+        self._engine.forget(owner)
 
     async def _repair(self, pulse: Pulse, tally: Tally) -> None:
         """Gives a lease back to servers that have lost it, while a majority has it."""

@@ -1,0 +1,175 @@
+"""A majority of independent servers: what it takes, what it bears, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from tests.servers import Server, eventually
+from weblock import AsyncLocks, ConfigurationError, EngineUnavailable, LeaseLost, Locks, LockTimeout
+from weblock._core.ports import Reply
+from weblock._core.table import Busy, Gone, Held, Released, Waiting
+from weblock.stores.quorum.tally import Tally
+
+TTL = 2.0
+DOWN = EngineUnavailable("redis://x", "it is down")
+
+
+@pytest.fixture
+def servers() -> Iterator[list[Server]]:
+    """Three servers that know nothing of one another."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(Server()) for _ in range(3)]
+
+
+def urls(servers: list[Server], **options: object) -> list[str]:
+    """The URLs of a quorum."""
+    return [server.url(**{"recovery": "off", **options}) for server in servers]
+
+
+class TestTally:
+    """The pure function that counts votes. Times are the asker's: it asked at 100."""
+
+    def tally(self, *replies: Reply | EngineUnavailable) -> Tally:
+        return Tally(3, 100.0, dict(enumerate(replies)))
+
+    def held(self, fence: int, left: float = 10.0) -> Reply:
+        return Reply(Held(fence, 5000.0 + left), 5000.0)
+
+    def test_a_majority_grants(self) -> None:
+        """Two of three hold: until the earlier of both ends, with the larger fence."""
+        outcome = self.tally(self.held(7, 10.0), self.held(9, 4.0), DOWN).outcome()
+        assert outcome == Reply(Held(9, 104.0), 100.0)
+
+    def test_a_third_vote_prolongs_it(self) -> None:
+        """Of three that hold, the two that last longest make the majority."""
+        outcome = self.tally(self.held(7, 10.0), self.held(7, 1.0), self.held(7, 4.0)).outcome()
+        assert outcome == Reply(Held(7, 104.0), 100.0)
+
+    def test_a_minority_grants_nothing(self) -> None:
+        """One that holds and one that is waited for are no lease."""
+        waiting = Reply(Waiting(2, 5003.0, ()), 5000.0)
+        outcome = self.tally(self.held(7), waiting, DOWN).outcome()
+        assert outcome == Reply(Waiting(2, 103.0, ()), 100.0)
+
+    def test_too_few_answers_are_none(self) -> None:
+        """What one of three says is nobody's answer."""
+        assert self.tally(self.held(7), DOWN, DOWN).outcome() is None
+        assert self.tally(self.held(7), DOWN).outcome() is None
+
+    def test_busy_and_gone(self) -> None:
+        """Who was refused by one is refused; who has given up is gone."""
+        busy = Reply(Busy(5002.0, 4), 5000.0)
+        assert self.tally(busy, busy, DOWN).outcome() == Reply(Busy(102.0, 4), 100.0)
+        gone = Reply(Gone(), 5000.0)
+        assert self.tally(busy, gone, DOWN).outcome() == Reply(Gone(), 100.0)
+
+    def test_a_heartbeat_is_lost_only_when_a_majority_cannot_have_it(self) -> None:
+        """Unknown while those who are silent may have it still, lost when they cannot."""
+        gone = Reply(Gone(), 5000.0)
+        assert self.tally(self.held(7), gone, DOWN).heartbeat() is None
+        assert self.tally(gone, gone, DOWN).heartbeat() == Reply(Gone(), 100.0)
+        assert self.tally(self.held(7), gone, gone).heartbeat() == Reply(Gone(), 100.0)
+        assert isinstance(self.tally(self.held(7), gone, self.held(7)).heartbeat(), Reply)
+
+    def test_a_release(self) -> None:
+        """Ours until then if a majority says so; not ours if none can."""
+        released, gone = Reply(Released(), 5000.0), Reply(Gone(), 5000.0)
+        assert self.tally(released, released, DOWN).released() == Reply(Released(), 100.0)
+        assert self.tally(released, gone, gone).released() == Reply(Gone(), 100.0)
+        assert self.tally(released, gone, DOWN).released() is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (["redis://a"], "odd number of servers, not 1"),
+        (["redis://a", "redis://b"], "not 2"),
+        (["redis://a", "redis://b", "redis://c", "redis://d"], "not 4"),
+        (["redis://a", "redis://b", "redis://a/1"], "a:6379 is named more than once"),
+        (["redis://a", "redis://b", "redis+cluster://c"], "is a cluster"),
+        (["redis://a", "redis://b", "file:///tmp/c"], "made of redis:// servers"),
+    ],
+)
+def test_what_is_no_quorum_is_refused(wrong: list[str], told: str) -> None:
+    """Too few, an even number, the same one twice, and what is no single server."""
+    with pytest.raises(ConfigurationError, match=told):
+        Locks.from_url(wrong)
+
+
+def test_one_server_under_two_names_is_found_out(servers: list[Server]) -> None:
+    """A server that is named twice in different ways does not count twice."""
+    first, second, _ = urls(servers)
+    twice = first.replace("127.0.0.1", "localhost")
+    with Locks.from_url([first, second, twice], wait=0) as locks:
+        locks.acquire("a").release()
+        servers[1].kill()
+        with pytest.raises(EngineUnavailable, match="1 of 3 servers answered"):
+            locks.acquire("b")
+
+
+async def test_any_minority_may_be_down(servers: list[Server]) -> None:
+    """With one of three down, hung or empty, everybody goes on; both faces exclude each other."""
+    with Locks.from_url(urls(servers), ttl=TTL, wait=20) as locks:
+        async with AsyncLocks.from_url(urls(servers), ttl=TTL, wait=20) as others:
+            fences = []
+            for trouble in (servers[0].kill, servers[0].start, servers[1].stop, servers[1].cont):
+                trouble()
+                with locks.hold("a") as lease:
+                    fences.append(lease.fence)
+                    assert await others.try_acquire("a") is None
+                async with others.hold("a") as lease:
+                    fences.append(lease.fence)
+            assert fences == sorted(set(fences))
+
+
+def test_with_a_majority_down_it_is_said(servers: list[Server]) -> None:
+    """Two of three down is an engine that is unavailable, not a key that is busy; nothing hangs."""
+    with Locks.from_url(urls(servers), ttl=TTL, wait=1) as locks:
+        lease = locks.acquire("a")
+        servers[0].kill()
+        servers[1].kill()
+        with pytest.raises(EngineUnavailable, match="1 of 3 servers answered, and 2 must agree"):
+            locks.acquire("b")
+        eventually(lambda: not lease.held)
+        with pytest.raises(LeaseLost):
+            lease.check()
+
+
+def test_a_server_that_lost_a_lease_is_given_it_back(servers: list[Server]) -> None:
+    """A lease outlives the loss of one server, and then of another, for it is repaired meanwhile."""
+    with Locks.from_url(urls(servers), ttl=TTL, wait=20) as locks, locks.hold("a") as lease:
+        for server in servers:
+            server.restart(keep_data=False)
+            eventually(lambda server=server: server.command("KEYS", "*:lock:*a"))
+        lease.check()
+        with ThreadPoolExecutor(1) as pool, pytest.raises(LockTimeout):
+            pool.submit(lambda: locks.acquire("a", wait=0)).result()
+
+
+async def test_many_contenders_go_on(servers: list[Server]) -> None:
+    """Forty tasks and eight threads on one key are all served, each with a fence of its own."""
+    fences: list[int] = []
+    with Locks.from_url(urls(servers), wait=60) as locks:
+        async with AsyncLocks.from_url(urls(servers), wait=60) as others:
+
+            def in_a_thread() -> None:
+                for _ in range(5):
+                    with locks.hold("a") as lease:
+                        fences.append(lease.fence)
+
+            async def in_a_task() -> None:
+                async with others.hold("a") as lease:
+                    fences.append(lease.fence)
+
+            with ThreadPoolExecutor(8) as pool:
+                calls = [pool.submit(in_a_thread) for _ in range(8)]
+                await asyncio.gather(*(in_a_task() for _ in range(40)))
+                await asyncio.gather(*map(asyncio.wrap_future, calls))
+            assert len(fences) == 80
+            assert fences == sorted(set(fences))
+            await asyncio.to_thread(eventually, lambda: not locks.list())
