@@ -147,7 +147,7 @@ CANARY = "S3cretCanary"
         ("file:///path#part", "three slashes"),
         (7, "no scheme"),
         (b"memory://", "no scheme"),
-        ([], "no scheme"),
+        ([], "odd number of servers, not 0"),
         ({}, "no scheme"),
     ],
 )

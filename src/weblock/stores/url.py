@@ -41,7 +41,7 @@ def engine_for(url: str | Sequence[str]) -> Engine:
 
     Raises ``ConfigurationError`` for a URL that no engine knows, or that its engine refuses.
     """
-    name = url if isinstance(url, str) else "\n".join(map(str, url))
+    name = "\n".join(map(str, url)) if isinstance(url, list | tuple) else str(url)
     with _engines.guard:
         if name not in _engines.by_url:
             _engines.by_url[name] = _open(url)
