@@ -97,12 +97,17 @@ FLIPS: Final = {
     " and ": " or ",
 }
 
-_CALL = re.compile(r"^ *(?:redis\.call|keep|free|settle|pass_on|drop_places?|put_place|queue)\(")
+_NUMBER = re.compile(r"(?<![\w'%$.])\d+(?![\w'])")
+
+_CALL = re.compile(
+    r"^ *(?:local [\w, ]+ = redis\.call|redis\.call|keep|free|settle|pass_on|drop_places?|put_place|queue)\("
+)
 
 
 def mutants() -> list[Mutant]:
-    """The scripts with each call dropped, and each comparison flipped, where that still parses."""
-    found: list[Mutant] = []
+    """The scripts with each call dropped, each comparison flipped, and each number doubled."""
+    constants = scripts._CONSTANTS
+    found = [Mutant(f"constants: {mutated}", constants, mutated) for mutated in _changed(constants)]
     for file in FILES:
         text = scripts.source(file)
         for name, mutated in _mutations(text):
@@ -129,6 +134,17 @@ def _mutations(text: str) -> Iterator[tuple[str, str]]:
                     f"{flipped.strip()}",
                     "\n".join([*lines[:number], flipped, *lines[number + 1 :]]),
                 )
+
+        for changed in _changed(code):
+            yield changed.strip(), "\n".join([*lines[:number], changed, *lines[number + 1 :]])
+
+
+def _changed(code: str) -> Iterator[str]:
+    """A line with one of its numbers doubled; 0 and 1 are no constants of ours."""
+    for match in _NUMBER.finditer(code):
+        in_a_string = code[: match.start()].count("'") % 2
+        if int(match[0]) > 1 and not in_a_string:
+            yield f"{code[: match.start()]}{2 * int(match[0])}{code[match.end() :]}"
 
 
 def _parses(text: str) -> bool:

@@ -31,5 +31,5 @@ if redis.call('ZCARD', QUEUE) >= room then
   end
 end
 
-queue(owner, { ttl = ttl, ticket = ticket, process = process, label = label })
-return waiting(lock, quarantine, owner)
+queue(lock, owner, { ttl = ttl, ticket = ticket, process = process, label = label })
+return waiting(lock, quarantine, position_of(owner))

@@ -27,8 +27,9 @@ local function text(number)
   return string.format('%.0f', number)
 end
 
-local function keep(key, beyond)
-  redis.call('PEXPIRE', key, text(DAY + beyond / 1000))
+-- Has a key expire a day after what it says has ended.
+local function keep(key, ends)
+  redis.call('PEXPIRE', key, text(DAY + math.max(0, ends - now) / 1000))
 end
 
 local function counted(section, name)
@@ -36,9 +37,10 @@ local function counted(section, name)
 end
 
 -- A server whose memory is full refuses a script's first write if it may need memory, and allows
--- what comes after. What ends or renews a lease must work there, so this goes before it.
+-- what comes after. What ends or renews a lease must work there, so this goes before it: a write
+-- that needs none, and changes nothing.
 local function despite_full_memory()
-  redis.call('PEXPIRE', LOCK, DAY)
+  redis.call('HDEL', LOCK, '')
 end
 
 -- Whether this server was a replica once: then its last master's last writes may be missing.
@@ -102,7 +104,7 @@ local function grant(lock, owner, ticket, process, label, length, confirmed)
   lock.owner, lock.process, lock.ends, lock.confirmed = owner, process, now + length, confirmed
   redis.call('HSET', LOCK, 'fence', text(lock.fence), 'owner', owner, 'process', process,
     'label', label, 'since', text(now), 'until', text(lock.ends), 'confirmed', confirmed and '1' or '0')
-  keep(LOCK, length)
+  keep(LOCK, lock.ends)
 end
 
 local function free(lock)
@@ -127,6 +129,11 @@ local function place_of(owner)
   }
 end
 
+-- How many come before an owner that waits.
+local function position_of(owner)
+  return redis.call('ZRANK', QUEUE, owner)
+end
+
 local function put_place(owner, place)
   place.ends = now + PLACE
   local numbers = { text(place.ends), text(place.ttl), text(place.ticket) }
@@ -135,12 +142,12 @@ local function put_place(owner, place)
 end
 
 -- Queues an owner that has no place yet.
-local function queue(owner, place)
+local function queue(lock, owner, place)
   local rank = place.ticket > 0 and text(place.ticket) or redis.call('HINCRBY', LOCK, 'places', 1)
   redis.call('ZADD', QUEUE, rank, owner)
   put_place(owner, place)
-  keep(LOCK, 0)
-  keep(QUEUE, 0)
+  keep(LOCK, lock.ends)
+  keep(QUEUE, now)
 end
 
 local function drop_place(owner)
@@ -206,8 +213,8 @@ local function busy_until(lock, quarantine)
   return math.max(quarantine, lock.owner ~= '' and lock.ends or now)
 end
 
-local function waiting(lock, quarantine, owner)
-  return { 'waiting', now, redis.call('ZRANK', QUEUE, owner), busy_until(lock, quarantine) }
+local function waiting(lock, quarantine, position)
+  return { 'waiting', now, position, busy_until(lock, quarantine) }
 end
 
 -- The heartbeat of one owner: renews its lease, or keeps its place.
@@ -215,15 +222,17 @@ local function refresh(lock, quarantine, owner, ttl)
   if holds(lock, owner) then
     lock.ends, lock.confirmed = math.max(lock.ends, now + ttl), true
     redis.call('HSET', LOCK, 'until', text(lock.ends), 'confirmed', '1')
-    keep(LOCK, ttl)
+    keep(LOCK, lock.ends)
     return held(lock)
   end
-  local place = place_of(owner)
+  -- A place that nobody has kept for a day may have outlived the queue.
+  local position = position_of(owner)
+  local place = position and place_of(owner)
   if place then
     put_place(owner, place)
-    keep(LOCK, 0)
-    keep(QUEUE, 0)
-    return waiting(lock, quarantine, owner)
+    keep(LOCK, lock.ends)
+    keep(QUEUE, now)
+    return waiting(lock, quarantine, position)
   end
   return { 'gone', now }
 end

@@ -16,6 +16,6 @@ local first = redis.call('ZRANGE', QUEUE, 0, 0)[1]
 if not first or ticket <= place_of(first).ticket then
   return held(lock)
 end
-queue(owner, { ttl = ttl, ticket = ticket, process = process, label = label })
+queue(lock, owner, { ttl = ttl, ticket = ticket, process = process, label = label })
 pass_on(lock)
-return waiting(lock, quarantine, owner)
+return waiting(lock, quarantine, position_of(owner))
