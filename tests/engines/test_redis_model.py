@@ -1,0 +1,211 @@
+"""The simulator's model of a server, beside real ones: the same answers, keys, expiries and rings.
+
+Beyond what the pure functions say: quarantines, tickets, other runs, and what servers say of
+themselves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+import redis
+
+from tests.core.simulation.redis_model import RedisModel
+from tests.servers import Server, binaries
+from weblock.stores.redis import scripts
+from weblock.stores.redis.calls import Layout
+from weblock.stores.redis.scripts import Script
+
+from .test_redis_conformance import Clock
+
+LAYOUT = Layout("model", 1)
+OWNERS = ("a", "b", "c", "d")
+SECTIONS = ("server", "replication", "commandstats")
+SEQUENCES, STEPS = 12, 60
+LONG = "10000000000"
+"""Microseconds, longer than any sequence: real time does not pass as the test's does."""
+
+
+@pytest.fixture(scope="module", params=sorted(binaries()))
+def client(request: pytest.FixtureRequest) -> Iterator[redis.Redis]:
+    """A client of a server of every version."""
+    with Server(request.param) as server, redis.Redis(port=server.port) as client:
+        yield client
+
+
+class Both:
+    """The model and a real server, which see the same time and the same of themselves."""
+
+    def __init__(self, client: redis.Redis, name: str, said: dict[str, str]) -> None:
+        self.clock = Clock()
+        self._said = said
+        self._client = client
+        self._rings: list[tuple[str, str]] = []
+        self._model = RedisModel(lambda: self.clock.now, self._ring)
+        self._model._info = lambda section: said[section]  # type: ignore[method-assign]
+        _bucket, self.keys = LAYOUT.of_key(name)
+        self._listener = client.pubsub()
+        self._listener.subscribe("p", "q")
+        for _ in range(2):
+            self._listener.get_message(timeout=5)
+
+    def run(self, script: Script, *words: str) -> None:
+        """Has both do it, and compares."""
+        keys = (*self.keys, LAYOUT.voided(0, words[3] if len(words) > 3 else ""))
+        before = dict(self._model._expires)
+        expected = self._model.evaluate(script, keys, words)
+        assert self._on_the_server(script, keys, words) == expected
+        self._compare_keys(keys, before)
+
+    def rings(self) -> None:
+        """Compares what has been published since."""
+        rings, self._rings = self._rings, []
+        for channel, payload in rings:
+            message = self._listener.get_message(ignore_subscribe_messages=True, timeout=5)
+            assert message
+            assert (message["channel"], message["data"]) == (channel.encode(), payload.encode())
+        assert self._listener.get_message(timeout=0) is None
+
+    def close(self) -> None:
+        self._listener.close()
+        self._client.flushdb()
+
+    def _on_the_server(self, script: Script, keys: tuple[str, ...], words: Any) -> Any:
+        text = script.text.replace("redis.call('TIME')", "redis.call('HMGET', 'said', 's', 'us')")
+        text = text.replace("redis.call('INFO', ", "redis.call('HGET', 'said', ")
+        seconds, micros = divmod(self.clock.now, 1_000_000)
+        self._client.hset("said", mapping={**self._said, "s": seconds, "us": micros})
+        return self._client.eval(text, len(keys), *keys, *words)
+
+    def _compare_keys(self, keys: tuple[str, ...], before: dict[str, int]) -> None:
+        for key in keys:
+            kept = self._model.values.get(key)
+            assert self._value(key) == (None if kept is None else _bytes(kept)), key
+            expires = self._model._expires.get(key)
+            if kept is None:
+                continue
+            left = self._client.pttl(key)
+            assert (left == -1) == (expires is None), key
+            if expires is not None and expires != before.get(key):
+                assert abs((expires - self.clock.now) / 1000 - left) < 5000, key
+
+    def _value(self, key: str) -> Any:
+        match self._client.type(key):
+            case b"hash":
+                return self._client.hgetall(key)
+            case b"zset":
+                return dict(self._client.zrange(key, 0, -1, withscores=True))
+            case b"string":
+                return self._client.get(key)
+        return None
+
+    def _ring(self, channel: str, payload: str) -> None:
+        self._rings.append((channel, payload))
+
+
+def _bytes(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode()
+    return {
+        key.encode(): each.encode() if isinstance(each, str) else each
+        for key, each in value.items()
+    }
+
+
+def said_by(client: redis.Redis) -> dict[str, str]:
+    """What the server says of itself, word for word."""
+    info = "return redis.call('INFO', ARGV[1])"
+    return {section: client.eval(info, 0, section).decode() for section in SECTIONS}
+
+
+def drawn(dice: Random) -> tuple[Script, tuple[str, ...]]:
+    """A random script, and its arguments."""
+    owner, ttl = dice.choice(OWNERS), dice.choice(["100000", "1000000", "30000000"])
+    here = (
+        dice.choice(["run1", "run1", "run1", "run2"]),
+        dice.choice(["0", "2000000", "2000000", "20000000"]),
+        dice.choice(["", "", "run1,run2"]),
+    )
+    who = (owner, "pq"[owner in "bd"], f"label of {owner}")
+    ticket = dice.choice(["0", "0", f"17{dice.randrange(10**14):014d}"])
+    fence = f"{1_790_000_000_000_000 + dice.randrange(10**10)}"
+    script, words = dice.choice(
+        [
+            (scripts.ACQUIRE, (*who, ttl, dice.choice(["0", "1", "9"]), ticket)),
+            (scripts.ACQUIRE, (*who, ttl, "9", ticket)),
+            (scripts.REFRESH, (owner, ttl, dice.choice(OWNERS), ttl)),
+            (scripts.RELEASE, (owner, dice.choice(["0", "0", "0", LONG]))),
+            (scripts.FORCE_RELEASE, ()),
+            (scripts.LOOK, ()),
+            (scripts.BEGIN, ()),
+            (scripts.STAND_BACK, (*who, ttl, ticket)),
+            (scripts.RAISE_FENCE, (owner, fence)),
+        ]
+    )
+    return script, (*here, *words)
+
+
+def test_the_model_does_what_a_server_does(client: redis.Redis) -> None:
+    """Random scripts answer, keep, expire and ring the same, whatever a server says of itself."""
+    for seed in range(SEQUENCES):
+        dice = Random(seed)
+        client.flushall() if seed % 2 else client.config_resetstat()
+        said = said_by(client)
+        said["commandstats"] = dice.choice([said["commandstats"], ""])
+        replaced = dice.choice(["-1", "-1", "1234"])
+        pattern = r"second_repl_offset:-?\d+"
+        said["replication"] = re.sub(pattern, f"second_repl_offset:{replaced}", said["replication"])
+        uptime = f"uptime_in_seconds:{dice.choice([0, 1, 5, 1000])}"
+        said["server"] = re.sub(r"uptime_in_seconds:\d+", uptime, said["server"])
+        both = Both(client, f"key {seed}", said)
+        for _ in range(STEPS):
+            script, words = drawn(dice)
+            both.run(script, *words)
+            both.clock.pass_by(dice)
+        both.rings()
+        both.close()
+
+
+def test_the_model_says_of_itself_what_a_server_says(client: redis.Redis) -> None:
+    """Every line that the model gives to INFO is one of a real server, in the same form."""
+    client.flushall()
+    model = RedisModel(lambda: 10**15, lambda *_ring: None)
+    model.flush()
+    said = said_by(client)
+    for section in SECTIONS:
+        real = dict(line.split(":", 1) for line in said[section].splitlines() if ":" in line)
+        for line in model.call("INFO", section).splitlines():
+            name, value = line.split(":", 1)
+            if name == "run_id":  # The model counts its runs.
+                assert re.fullmatch(r"[0-9a-f]{40}", real[name])
+            elif section == "commandstats":
+                assert real[name].startswith("calls=")
+            else:
+                shape = re.sub(r"\d+", "N", value).removeprefix("-")
+                assert re.sub(r"\d+", "N", real[name]).removeprefix("-") == shape
+
+
+def test_a_lease_of_days_outlives_those_who_ask(client: redis.Redis) -> None:
+    """On a server, a lease's key is kept until a day after its end, whoever comes and goes."""
+    _bucket, keys = LAYOUT.of_key("days")
+    names = (*keys, LAYOUT.voided(0, "any"))
+    days = 10 * 24 * 3600 * 1_000_000
+
+    def run(script: Script, *words: str) -> Any:
+        return client.eval(script.text, len(names), *names, "run", "0", "", *words)
+
+    held = run(scripts.ACQUIRE, "holder", "p", "", str(days), "0", "0")
+    assert held[0] == b"held"
+    run(scripts.ACQUIRE, "waiter", "q", "", "1000000", "9", "0")
+    for script, *words in (
+        (scripts.REFRESH, "waiter", "1000000"),
+        (scripts.RELEASE, "waiter", "0"),
+        (scripts.ACQUIRE, "another", "q", "", "1000000", "0", "0"),
+    ):
+        run(script, *words)
+        left = client.pttl(names[0]) * 1000
+        assert left > days
