@@ -322,7 +322,8 @@ def _hot_goals(peer: Peer, waiters: int, work: float, contests: dict[Peer, _Cont
 
 def _idle_line(peer: Peer, server: Server, seconds: float) -> Line:
     with machine.scratch() as directory, ThreadPoolExecutor(1) as pool:
-        crew = Crew(peer.at(Target(server.port)), directory, 1 + PROCESSES)
+        # Not every peer renews, and none is to lose its lease meanwhile.
+        crew = Crew(peer.at(Target(server.port, ttl=60)), directory, 1 + PROCESSES)
         with crew.working():
             start = time.monotonic() + 0.2
             held = Job(1, start, start, work=3.0 + seconds, limit=1)
