@@ -18,12 +18,13 @@ TTL = 1.0
 @pytest.mark.promise("locks")
 def test_a_busy_holder_keeps_its_lease(locks, one, probe) -> None:
     """A holder that blocks its thread or its event loop for three ttl holds on, all the while."""
-    lease = one.do(locks.acquire, "key", ttl=TTL)
-    until = now() + 3 * TTL
-    blocked = one.begin(time.sleep, 3 * TTL)
+    ttl = 2 * TTL  # A third of it must do for a renewal, also where all processors are busy.
+    lease = one.do(locks.acquire, "key", ttl=ttl)
+    until = now() + 3 * ttl
+    blocked = one.begin(time.sleep, 3 * ttl)
     while now() < until:
         assert probe.try_acquire("key") is None
-        time.sleep(TTL / 20)
+        time.sleep(ttl / 20)
     blocked.result(30)
     lease.check()
     one.do(lease.release)
