@@ -1,4 +1,4 @@
-"""Redis and Valkey servers for the tests: real ones, on free ports, that end with the tests."""
+"""Servers for the tests: real ones, on free ports, that end with the tests."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from .binaries import a_redis, a_valkey, binaries, binary
 from .cluster import Cluster
+from .postgres import Postgres
 from .proxy import Fault, Proxy
 from .rights import USER, grant_least_rights
 from .sentinel import SentinelDeployment, eventually
@@ -18,6 +19,7 @@ __all__ = [
     "Cluster",
     "Fault",
     "PortTaken",
+    "Postgres",
     "Proxy",
     "SentinelDeployment",
     "Server",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import signal
@@ -10,7 +9,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlencode
@@ -21,15 +19,10 @@ from redis.retry import Retry
 
 from .binaries import binary
 from .ports import free_port
+from .process import spawn
 
 PATIENCE = 20.0
 """Seconds after which a server that does not answer counts as broken."""
-
-_DIES_WITH_PARENT = 1
-_prctl = ctypes.CDLL(None).prctl if hasattr(ctypes.CDLL(None), "prctl") else None
-
-# What dies with its parent dies with the thread that started it, so one that lasts starts them all.
-_starter = ThreadPoolExecutor(1, thread_name_prefix="server-starter")
 
 
 class PortTaken(Exception):
@@ -123,7 +116,8 @@ class Server:
             lines.append("replicaof {} {}".format(*self._replicaof))
         conf = self.folder / "server.conf"
         conf.write_text("\n".join([*lines, ""]))
-        self._process = _starter.submit(self._spawn, conf).result()
+        sentinel = ["--sentinel"] if self._sentinel else []
+        self._process = spawn([self._binary, conf, *sentinel], log=self._log)
         self.wait_until_up()
 
     def wait_until_up(self) -> None:
@@ -184,16 +178,6 @@ class Server:
                 self.port = free_port()
         raise PortTaken(self.port)
 
-    def _spawn(self, conf: Path) -> subprocess.Popen[bytes]:
-        with self._log.open("wb") as log:
-            return subprocess.Popen(
-                [self._binary, conf, *(["--sentinel"] if self._sentinel else [])],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - it starts no thread and takes no lock
-            )
-
     def _answers(self, client: redis.Redis) -> bool:
         """Whether it answers; somebody else on its port does not count."""
         try:
@@ -207,9 +191,3 @@ class Server:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-
-def _die_with_parent() -> None:
-    """Nothing that a test starts outlives it, however it ends."""
-    if _prctl:
-        _prctl(_DIES_WITH_PARENT, signal.SIGKILL)
