@@ -11,15 +11,15 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Final, Generic, Self, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Final, Generic, Literal, Self, TypedDict, TypeVar, Unpack, cast
 
 from ._core.acquiring import Locker
-from ._core.holding import Holding, Terms
+from ._core.holding import Holding, Terms, Unprotected
 from ._core.ports import SCOPES, Engine, Runtime
 from ._core.table import Released
 from ._runtime.clock import control
 from ._runtime.keeper import keeper_of, leave_keeper
-from .errors import ConfigurationError
+from .errors import ConfigurationError, EngineUnavailable
 from .inspection import KeyInfo, KeyInfos, info_of
 from .keys import check_namespace, check_prefix, in_order, qualified, unqualified
 from .stores import url as urls
@@ -44,6 +44,7 @@ class HoldOptions(TypedDict, total=False):
     renew: bool
     max_waiters: int
     label: str
+    on_unavailable: Literal["raise", "open"]
 
 
 class LocksOptions(HoldOptions, total=False):
@@ -55,6 +56,8 @@ class LocksOptions(HoldOptions, total=False):
     - ``renew``: whether leases are renewed in the background (True).
     - ``max_waiters``: how many may wait for one key before others are refused at once (1000).
     - ``label``: what others see of the holder (host and process id).
+    - ``on_unavailable``: ``"open"`` has a section run **without a lease** when the engine does not
+      answer; by default, ``"raise"``, that is ``EngineUnavailable``.
     - ``namespace``: keeps the keys of different applications apart (``"default"``).
     - ``require_scope``: ``"host"`` or ``"cluster"``; an engine of less reach is refused.
     """
@@ -70,6 +73,7 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "renew": True,
     "max_waiters": 1000,
     "label": "",
+    "on_unavailable": "raise",
 }
 
 
@@ -131,7 +135,8 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def _terms(options: dict[str, Any]) -> Terms:
     names = ("ttl", "max_hold", "renew", "max_waiters", "label")
-    return Terms(*(options[name] for name in names))
+    terms = Terms(*(options[name] for name in names))
+    return terms._replace(fail_open=options["on_unavailable"] == "open")
 
 
 def seconds(name: str, value: Any, *, least: float = 0.0) -> float:
@@ -184,6 +189,15 @@ def _label(name: str, value: Any) -> str:
     return value[:200].encode(errors="replace").decode()  # No engine can carry lone surrogates.
 
 
+def _on_unavailable(name: str, value: Any) -> str:
+    if value not in ("raise", "open"):
+        raise ConfigurationError(
+            f"{name}={value!r:.80} must be 'raise', or 'open' to run without a lock when the"
+            " engine does not answer"
+        )
+    return str(value)
+
+
 _CHECKS: Final = {
     "ttl": _ttl,
     "wait": _wait,
@@ -191,6 +205,7 @@ _CHECKS: Final = {
     "renew": _flag,
     "max_waiters": _count,
     "label": _label,
+    "on_unavailable": _on_unavailable,
 }
 
 
@@ -219,6 +234,8 @@ class Face:
             engine=engine.name,
         )
         self._closed = False
+        self._fail_opens = 0
+        self._counting = threading.Lock()
 
     @classmethod
     def from_url(
@@ -265,6 +282,11 @@ class Face:
         """What others see of a holder, unless a call says otherwise."""
         return self._options.label
 
+    @property
+    def fail_opens(self) -> int:
+        """How many sections ran without a lease so far (``on_unavailable="open"``)."""
+        return self._fail_opens
+
     def __repr__(self) -> str:
         namespace = self._options.namespace
         return f"<{type(self).__name__} {self._engine.name} namespace={namespace!r}>"
@@ -274,6 +296,26 @@ class Face:
         if not keys:
             raise TypeError("name at least one key to lock")
         return tuple(qualified(self._options.namespace, key) for key in in_order(keys))
+
+    async def _acquire(
+        self, keys: tuple[str, ...], options: HoldOptions
+    ) -> Sequence[Holding | Unprotected]:
+        terms, wait = self._options.of_call(options)
+        names = self._keys(keys)
+        try:
+            return await self._locker.acquire(names, terms, wait)
+        except EngineUnavailable as failure:
+            if not terms.fail_open:
+                raise
+            return self._fail_open(names, failure)
+
+    def _fail_open(self, names: Sequence[str], failure: EngineUnavailable) -> list[Unprotected]:
+        with self._counting:
+            self._fail_opens += 1
+        keys = ", ".join(map(unqualified, names))
+        logger.warning("a section runs without the lock of %.200r (fail-open): %s", keys, failure)
+        runs = self._locker.runtime.control()
+        return [Unprotected(name, control=runs) for name in names]
 
     async def _inspect(self, key: str) -> KeyInfo | None:
         (name,) = self._keys((key,))
@@ -316,7 +358,7 @@ class BaseLease:
 
     __slots__ = ("_holdings", "_locker")
 
-    def __init__(self, locker: Locker, holdings: Sequence[Holding]) -> None:
+    def __init__(self, locker: Locker, holdings: Sequence[Holding | Unprotected]) -> None:
         self._locker = locker
         self._holdings = holdings
 
@@ -336,15 +378,16 @@ class BaseLease:
         return tuple(unqualified(holding.key) for holding in self._holdings)
 
     @property
-    def fence(self) -> int:
+    def fence(self) -> int | None:
         """The fencing token: larger than those of all leases of the key before.
 
-        Of several keys, that of the first; see ``fences``.
+        Of several keys, that of the first; see ``fences``. ``None`` only where there is no lease,
+        for the engine did not answer and ``on_unavailable="open"`` lets the section run.
         """
         return self._holdings[0].fence
 
     @property
-    def fences(self) -> dict[str, int]:
+    def fences(self) -> dict[str, int | None]:
         """The fencing token of each key."""
         return {unqualified(holding.key): holding.fence for holding in self._holdings}
 
@@ -354,13 +397,17 @@ class BaseLease:
         return self._holdings[0].owner
 
     @property
+    def _leased(self) -> Sequence[Holding]:
+        return [each for each in self._holdings if isinstance(each, Holding)]
+
+    @property
     def _control(self) -> object:
         """The task or thread that acquired it."""
         return self._holdings[0].control
 
     @property
     def held(self) -> bool:
-        """Whether the lease is still ours at this moment."""
+        """Whether the lease is still ours at this moment; never, where there is none."""
         now = self._locker.runtime.now()
         return all(holding.held(now) for holding in self._holdings)
 
@@ -370,7 +417,10 @@ class BaseLease:
         return min(holding.remaining(now) for holding in self._holdings)
 
     def check(self) -> None:
-        """Raises ``LeaseLost`` if the lease is not ours any more. Costs no I/O."""
+        """Raises ``LeaseLost`` if the lease is not ours any more. Costs no I/O.
+
+        Where the section was let run without a lease, there is none to lose, and it passes.
+        """
         now = self._locker.runtime.now()
         for holding in self._holdings:
             holding.check(now)

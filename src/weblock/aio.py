@@ -39,8 +39,7 @@ class AsyncLocks(Face):
 
     async def acquire(self, *keys: str, **options: Unpack[HoldOptions]) -> AsyncLease:
         """Holds the keys until ``release`` is called on the lease. Raises as ``hold`` does."""
-        terms, wait = self._options.of_call(options)
-        return AsyncLease(self._locker, await self._locker.acquire(self._keys(keys), terms, wait))
+        return AsyncLease(self._locker, await self._acquire(keys, options))
 
     async def try_acquire(self, *keys: str, **options: Unpack[HoldOptions]) -> AsyncLease | None:
         """The lease if the keys are free at this moment, else ``None``. Never waits."""
@@ -128,7 +127,7 @@ class AsyncLease(BaseLease):
 
         Raises ``LeaseLost`` (a lease that is lost stays lost) or ``EngineUnavailable``.
         """
-        for holding in self._holdings:
+        for holding in self._leased:
             await self._locker.extend(holding, seconds("by", by))
 
     async def release(self) -> None:
@@ -136,7 +135,7 @@ class AsyncLease(BaseLease):
 
         A second time it does nothing. Raises ``LeaseLost`` if the lease had ended before.
         """
-        await self._locker.release(self._holdings)
+        await self._locker.release(self._leased)
 
     def on_lost(self, callback: Callable[[], None]) -> None:
         """Calls ``callback`` once, in the running event loop, when the lease is lost."""

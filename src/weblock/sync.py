@@ -38,9 +38,7 @@ class Locks(Face):
 
     def acquire(self, *keys: str, **options: Unpack[HoldOptions]) -> Lease:
         """Holds the keys until ``release`` is called on the lease. Raises as ``hold`` does."""
-        terms, wait = self._options.of_call(options)
-        acquiring = self._locker.acquire(self._keys(keys), terms, wait)
-        return Lease(self._locker, drive(acquiring))
+        return Lease(self._locker, drive(self._acquire(keys, options)))
 
     def try_acquire(self, *keys: str, **options: Unpack[HoldOptions]) -> Lease | None:
         """The lease if the keys are free at this moment, else ``None``. Never waits."""
@@ -128,7 +126,7 @@ class Lease(BaseLease):
 
         Raises ``LeaseLost`` (a lease that is lost stays lost) or ``EngineUnavailable``.
         """
-        for holding in self._holdings:
+        for holding in self._leased:
             drive(self._locker.extend(holding, seconds("by", by)))
 
     def release(self) -> None:
@@ -136,7 +134,7 @@ class Lease(BaseLease):
 
         Raises ``LeaseLost`` if the lease had ended before.
         """
-        drive(self._locker.release(self._holdings))
+        drive(self._locker.release(self._leased))
 
     def on_lost(self, callback: Callable[[], None]) -> None:
         """Calls ``callback`` once, from a background thread, when the lease is lost."""

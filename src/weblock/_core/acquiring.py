@@ -16,6 +16,8 @@ from ..errors import AlreadyHeld, EngineUnavailable, LockTimeout
 from ..keys import unqualified
 from .holding import Anchor, Holding, Status, Terms
 from .keeping import Debt, Keeper
+from .outage import LONGEST as OUTAGE
+from .outage import Outage
 from .ports import Ask, Grasp, Pulse, Reply, Runtime, Store, Switchboard
 from .table import PLACE, Answer, Busy, Claim, Gone, Held, Waiting
 
@@ -28,9 +30,6 @@ GRACE: Final = 0.01
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 1.0
 """Seconds between attempts to reach an engine that does not answer."""
-
-OUTAGE: Final = 5.0
-"""Seconds without an answer after which an acquisition gives up, or its ttl if that is longer."""
 
 LATEST: Final = 5.0
 """Seconds by which a request that was given up may still reach the engine, beyond two ttl."""
@@ -55,6 +54,7 @@ class Locker:
         self.runtime = runtime
         self.keeper = keeper
         self.switchboard = switchboard
+        self.outage = Outage()
 
     async def acquire(
         self, keys: Sequence[str], terms: Terms, wait: float | None
@@ -251,7 +251,7 @@ class Acquisition:
             except EngineUnavailable:
                 self._in_doubt = True
                 failing_since = sent if failing_since is None else failing_since
-                failing_for = self._runtime.now() - failing_since
+                failing_for = self._failing_for(sent, failing_since)
                 if pause >= min(self._patience(), max(self._terms.ttl, OUTAGE) - failing_for):
                     raise
             except BaseException:
@@ -259,10 +259,20 @@ class Acquisition:
                 raise
             else:
                 self._anchor = Anchor(reply.now, sent)
+                self._locker.outage.answered()
                 return reply
             # Whatever the bell has to say, the engine says it again to the next question.
             await self._bell.heard(pause * (0.5 + self._runtime.jitter() / 2))
             pause = min(LONGEST_PAUSE, 2 * pause)
+
+    def _failing_for(self, sent: float, since: float) -> float:
+        """Seconds that count against the engine.
+
+        A section that runs in any case does not wait anew for what others have found to be down.
+        """
+        now = self._runtime.now()
+        known = self._locker.outage.failed(sent, now)
+        return max(known, now - since) if self._terms.fail_open else now - since
 
     async def _turn(self) -> Grasp | Ask:
         patience = self._patience()

@@ -55,6 +55,7 @@ class Terms(NamedTuple):
     renew: bool
     max_waiters: int
     label: str
+    fail_open: bool = False
 
     @property
     def first_ttl(self) -> float:
@@ -226,3 +227,31 @@ class Holding:
 
     def _within_max_hold(self, deadline: float) -> float:
         return deadline if self.hold_until is None else min(deadline, self.hold_until)
+
+
+class Unprotected:
+    """What stands for the lease of a section that runs without one, where it may (``fail_open``).
+
+    It is never held, and it cannot be lost.
+    """
+
+    __slots__ = ("control", "key")
+
+    owner = ""
+    fence = None
+
+    def __init__(self, key: str, *, control: object) -> None:
+        self.key = key
+        self.control = control
+
+    def held(self, now: float) -> bool:  # noqa: ARG002 - as a Holding has it
+        return False
+
+    def remaining(self, now: float) -> float:  # noqa: ARG002
+        return 0.0
+
+    def check(self, now: float) -> None:
+        """Passes: there is nothing to lose."""
+
+    def on_lost(self, callback: LostCallback) -> None:
+        """Never calls ``callback``."""
