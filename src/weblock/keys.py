@@ -18,6 +18,7 @@ _NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_-]*)?")
 _UNRESERVED: Final = "-._~"
+_KINDS: Final = ("path", "query", "header")
 
 CallKey = Callable[[tuple[object, ...], dict[str, object]], str]
 
@@ -57,6 +58,14 @@ def check_namespace(namespace: object) -> str:
             f"namespace {namespace!r:.80} must be 1 to 64 letters, digits, '.', '_' or '-'"
         )
     return namespace
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a request has a value: ``kind`` is ``path``, ``query`` or ``header``."""
+
+    kind: str
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +115,23 @@ class KeyTemplate:
             parts.append(self._encode(str(values[name])))
             parts.append(literal)
         return check_key("".join(parts))
+
+    def in_request(self) -> dict[str, Source]:
+        """Where a request has what is filled in, by the name in the template.
+
+        ``{x}`` and ``{path.x}`` are path parameters, ``{query.x}`` and ``{header.x}`` what they say.
+        Raises ``ConfigurationError`` for another prefix.
+        """
+        return {name: self._source(name) for name in self.names}
+
+    def _source(self, name: str) -> Source:
+        kind, dot, rest = name.rpartition(".")
+        if dot and kind not in _KINDS:
+            raise ConfigurationError(
+                f"key template {self.text!r} has {{{name}}}: before the dot of a request's key"
+                f" stands one of {', '.join(_KINDS)}"
+            )
+        return Source(kind or "path", rest.lower() if kind == "header" else rest)
 
     def for_call_of(self, function: Callable[..., object]) -> CallKey:
         """A function from the arguments of a call of ``function`` to its key.

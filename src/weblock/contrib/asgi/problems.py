@@ -102,7 +102,8 @@ def problem_of(error: BaseException | None) -> Problem | None:
                 HTTPStatus.BAD_REQUEST,
                 "invalid_key",
                 "The request names something that cannot be locked",
-                "A part of the URL is empty, too long, or has characters that are not allowed.",
+                "A part of the URL or a header that names it is missing, empty, too long, there twice,"
+                " or has characters that are not allowed.",
             )
         case _:
             return None

@@ -1,0 +1,65 @@
+"""What keys are filled in from: path, query and headers of a request."""
+
+import pytest
+
+from weblock import ConfigurationError, InvalidKey
+from weblock.contrib.request_values import request_values
+from weblock.keys import KeyTemplate
+
+HEADERS = {"x-tenant": ["acme"], "x-twice": ["1", "2"], "x-empty": [""]}
+
+
+def key(text, *, path=(), query=""):
+    """The key that a request makes of a template."""
+    template = KeyTemplate.parse(text)
+    values = request_values(
+        template, path=dict(path), query=query, headers=lambda name: HEADERS.get(name, [])
+    )
+    return template.fill(values)
+
+
+@pytest.mark.parametrize(
+    ("text", "filled"),
+    [
+        ("item:{id}", "item:7"),
+        ("item:{path.id}", "item:7"),
+        ("{query.q}", "a%20b%3Ac"),
+        ("{header.X-Tenant}:{path.id}:{query.q}", "acme:7:a%20b%3Ac"),
+        ("all", "all"),
+    ],
+)
+def test_each_prefix_names_a_source(text, filled):
+    """Path parameters need no prefix; a header's name is told in any case, and all is encoded."""
+    assert key(text, path={"id": 7}, query="q=a+b%3Ac&r=1") == filled
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{id}", "wants 'id'"),
+        ("{query.q}", "wants 'query.q'"),
+        ("{query.blank}", "empty value"),
+        ("{query.Q}", "wants 'query.Q'"),
+        ("{header.x-none}", "wants 'header.x-none'"),
+        ("{header.x-empty}", "empty value"),
+        ("{query.twice}", "wants one query value of 'twice', and the request has 2"),
+        ("{header.x-twice}", "wants one header value"),
+    ],
+)
+def test_what_a_request_lacks_is_the_requesters_fault(text, problem):
+    """A value that is missing, empty, or there twice, makes no key."""
+    with pytest.raises(InvalidKey, match=problem):
+        key(text, path={"id": None}, query="blank=&twice=1&twice=1")
+
+
+def test_another_prefix_is_refused():
+    """A prefix that no request has is said when the template is looked at."""
+    with pytest.raises(ConfigurationError, match="one of path, query, header"):
+        KeyTemplate.parse("{cookie.session}").in_request()
+    with pytest.raises(ConfigurationError, match="one of path, query, header"):
+        KeyTemplate.parse("{body.id}").in_request()
+
+
+def test_what_is_no_utf_8_still_makes_one_key():
+    """A query that cannot be decoded is no error of the server's."""
+    assert key("{query.q}", query="q=%ff%fe") == "%EF%BF%BD%EF%BF%BD"
