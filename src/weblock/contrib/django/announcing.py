@@ -1,0 +1,121 @@
+"""Locks and leases that send Django's signals."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+from django.db import connections
+
+from ..._face import BaseLease, HoldOptions
+from ...aio import AsyncLease, AsyncLocks
+from ...errors import LockTimeout
+from ...sync import Lease, Locks
+from . import signals
+
+
+class AnnouncingLocks(Locks):
+    """The locks of one alias, for threads."""
+
+    alias = ""
+
+    def acquire(self, *keys: str, **options: Unpack[HoldOptions]) -> Lease:
+        """As ``Locks.acquire``, and says how it ended."""
+        began = time.monotonic()
+        try:
+            lease = AnnouncedLease(self.alias, super().acquire(*keys, **options))
+        except LockTimeout as error:
+            signals.timed_out.send_robust(type(self), alias=self.alias, keys=keys, error=error)
+            raise
+        if facts := lease.begin(began):
+            signals.acquired.send_robust(type(self), **facts)
+        return lease
+
+
+class AnnouncingAsyncLocks(AsyncLocks):
+    """The locks of one alias, for tasks."""
+
+    alias = ""
+
+    async def acquire(self, *keys: str, **options: Unpack[HoldOptions]) -> AsyncLease:
+        """As ``AsyncLocks.acquire``, and says how it ended."""
+        began = time.monotonic()
+        try:
+            lease = AnnouncedAsyncLease(self.alias, await super().acquire(*keys, **options))
+        except LockTimeout as error:
+            facts = {"alias": self.alias, "keys": keys, "error": error}
+            await signals.timed_out.asend_robust(type(self), **facts)
+            raise
+        try:
+            if facts := lease.begin(began):
+                await signals.acquired.asend_robust(type(self), **facts)
+        except BaseException:  # Whoever was cancelled meanwhile gets no lease.
+            await lease.release()
+            raise
+        return lease
+
+
+class _Announced(BaseLease):
+    """What the leases of both faces say."""
+
+    __slots__ = ("_alias", "_since")
+
+    def __init__(self, alias: str, lease: BaseLease) -> None:
+        super().__init__(lease._locker, lease._holdings)  # noqa: SLF001 - it takes the other's place
+        self._alias = alias
+        self._since: float | None = None
+
+    def begin(self, began: float) -> dict[str, Any]:
+        """What there is to say of an acquisition: nothing, where the section runs without lease."""
+        if self.fence is None:
+            return {}
+        self._since = time.monotonic()
+        self._on_lost(self._tell_loss)
+        return {"alias": self._alias, "lease": self, "waited": self._since - began}
+
+    def _end(self) -> dict[str, Any]:
+        """What there is to say of a release: nothing, the second time."""
+        since, self._since = self._since, None
+        if since is None:
+            return {}
+        return {"alias": self._alias, "lease": self, "held_for": time.monotonic() - since}
+
+    def _tell_loss(self) -> None:
+        """Without holding up who noticed: the keeper, which has others' leases to renew."""
+        if signals.lost.receivers:
+            facts = {"alias": self._alias, "lease": self}
+            threading.Thread(target=_send_lost, args=(facts,), name="weblock-lost").start()
+
+
+def _send_lost(facts: Mapping[str, Any]) -> None:
+    try:
+        sender = AnnouncingLocks if isinstance(facts["lease"], Lease) else AnnouncingAsyncLocks
+        signals.lost.send_robust(sender, **facts)
+    finally:
+        connections.close_all()
+
+
+class AnnouncedLease(_Announced, Lease):
+    """A lease of threads."""
+
+    __slots__ = ()
+
+    def release(self) -> None:
+        """As ``Lease.release``, and says so."""
+        super().release()
+        if facts := self._end():
+            signals.released.send_robust(AnnouncingLocks, **facts)
+
+
+class AnnouncedAsyncLease(_Announced, AsyncLease):
+    """A lease of tasks."""
+
+    __slots__ = ()
+
+    async def release(self) -> None:
+        """As ``AsyncLease.release``, and says so."""
+        await super().release()
+        if facts := self._end():
+            await signals.released.asend_robust(AnnouncingAsyncLocks, **facts)

@@ -1,0 +1,66 @@
+"""The locks by alias: ``locks["default"]`` for threads, ``async_locks["default"]`` for tasks."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Generic, TypeVar, cast
+
+from ...errors import ConfigurationError
+from . import settings
+from .announcing import AnnouncingAsyncLocks, AnnouncingLocks
+
+L = TypeVar("L", bound=AnnouncingLocks | AnnouncingAsyncLocks)
+
+
+class LocksByAlias(Mapping[str, L], Generic[L]):
+    """The locks of each alias in ``WEBLOCK``, made when they are first asked for.
+
+    Equal settings give the same object, in a test that overrides them too. Those of settings that
+    are gone are not closed: somebody may be inside.
+    """
+
+    def __init__(self, face: type[L]) -> None:
+        self._face: type[L] = face
+        self._made: dict[str, L] = {}
+        self._current: tuple[settings.Source | None, dict[str, L]] = (None, {})
+        self._after_fork()
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def __getitem__(self, alias: str) -> L:
+        """Raises ``ConfigurationError`` for an alias that there is not, or that cannot work."""
+        seen, current = self._current
+        if seen is None or not seen.is_current():
+            seen, current = self._current = settings.Source(), {}
+        if alias not in current:
+            current[alias] = self._locks_for(settings.of_alias(alias))
+        return current[alias]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(settings.aliases())
+
+    def __len__(self) -> int:
+        return len(settings.aliases())
+
+    def _locks_for(self, given: settings.AliasSettings) -> L:
+        identity = repr((given.alias, given.url, sorted(given.options.items())))
+        with self._guard:
+            if identity not in self._made:
+                self._made[identity] = self._make(given)
+            return self._made[identity]
+
+    def _make(self, given: settings.AliasSettings) -> L:
+        try:
+            made = self._face.from_url(given.url, **given.options)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"WEBLOCK[{given.alias!r}]: {error}") from error
+        made.alias = given.alias
+        return cast("L", made)
+
+    def _after_fork(self) -> None:
+        self._guard = threading.Lock()
+
+
+locks = LocksByAlias(AnnouncingLocks)
+async_locks = LocksByAlias(AnnouncingAsyncLocks)

@@ -1,0 +1,136 @@
+"""The setting ``WEBLOCK``: one dict for each alias, as ``CACHES`` has it.
+
+It is read when it is needed, so that it may be overridden, and it may be missing altogether:
+``default`` then is the embedded engine, which serves one machine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote, urlsplit
+
+from django.conf import settings as django_settings
+from django.utils.module_loading import import_string
+
+from ..._face import LocksOptions
+from ...errors import ConfigurationError
+
+DEFAULT: Final = "default"
+
+OPTIONS: Final = tuple(name.upper() for name in LocksOptions.__annotations__)
+"""What ``LocksOptions`` lists, in the upper case of settings."""
+
+OTHERS: Final = ("URL", "CACHE", "ON_BUSY")
+
+
+@dataclass(frozen=True)
+class AliasSettings:
+    """What is set for one alias.
+
+    ``url`` may be several, a quorum, or ``None`` for the embedded engine. ``on_busy`` is a function
+    of the request and the ``LockTimeout`` that makes the response, if it is not to be ours.
+    """
+
+    alias: str
+    url: str | Sequence[str] | None
+    options: LocksOptions
+    on_busy: Any
+
+
+class Source:
+    """What the settings were read from: the values themselves, for an override brings others."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self) -> None:
+        self._values = _values()
+
+    def is_current(self) -> bool:
+        """Whether nobody has overridden them since."""
+        return all(now is then for now, then in zip(_values(), self._values, strict=True))
+
+
+def _values() -> tuple[object, object]:
+    return getattr(django_settings, "WEBLOCK", None), django_settings.CACHES
+
+
+def aliases() -> tuple[str, ...]:
+    """The aliases that there are, ``default`` among them."""
+    return tuple({DEFAULT: None, **_setting()})
+
+
+def of_alias(alias: str) -> AliasSettings:
+    """The settings of an alias. Raises ``ConfigurationError`` if there are none, or wrong ones."""
+    setting = _setting()
+    if alias not in setting and (alias != DEFAULT or setting):
+        raise ConfigurationError(
+            f"WEBLOCK has no alias {alias!r:.80}; there is: {', '.join(map(repr, setting)) or 'none'}"
+        )
+    given = setting.get(alias, {})
+    _refuse_unknown(alias, given)
+    on_busy = given.get("ON_BUSY")
+    options: Any = {name.lower(): given[name] for name in OPTIONS if name in given}
+    return AliasSettings(
+        alias=alias,
+        url=_url(alias, given),
+        options=options,
+        on_busy=import_string(on_busy) if isinstance(on_busy, str) else on_busy,
+    )
+
+
+def _setting() -> Mapping[str, Mapping[str, Any]]:
+    setting = getattr(django_settings, "WEBLOCK", {})
+    wrong = [setting] if not isinstance(setting, Mapping) else []
+    wrong += [] if wrong else [each for each in setting.values() if not isinstance(each, Mapping)]
+    if wrong:
+        raise ConfigurationError(
+            "WEBLOCK is a dict of aliases, each with a dict of its own, as in"
+            f' {{"default": {{"URL": "redis://localhost"}}}}: found a {type(wrong[0]).__name__}'
+        )
+    found: Mapping[str, Mapping[str, Any]] = setting
+    return found
+
+
+def _refuse_unknown(alias: str, given: Mapping[str, Any]) -> None:
+    known = (*OTHERS, *OPTIONS)
+    if unknown := [name for name in given if name not in known]:
+        raise ConfigurationError(
+            f"WEBLOCK[{alias!r}] has {unknown[0]!r:.80}; there are {', '.join(known)}"
+        )
+    if "URL" in given and "CACHE" in given:
+        raise ConfigurationError(f"WEBLOCK[{alias!r}] has both URL and CACHE: give one of them")
+
+
+def _url(alias: str, given: Mapping[str, Any]) -> str | Sequence[str] | None:
+    if "CACHE" in given:
+        return _url_of_cache(alias, given["CACHE"])
+    url: str | Sequence[str] | None = given.get("URL")
+    return url
+
+
+def _url_of_cache(alias: str, name: object) -> str:
+    """The server that a cache of Django's, or of django-redis, writes to."""
+    cache = django_settings.CACHES.get(name)
+    location = cache and cache.get("LOCATION")
+    if isinstance(location, str):
+        location = re.split("[;,]", location)
+    first = location[0] if location else None
+    if not isinstance(first, str) or not re.match(r"(rediss?|unix)://", first):
+        raise ConfigurationError(
+            f"WEBLOCK[{alias!r}] names the cache {name!r:.80}, which has no redis://, rediss:// or"
+            " unix:// in LOCATION"
+        )
+    options = {key.lower(): value for key, value in cache.get("OPTIONS", {}).items()}
+    return _with_password(first, options.get("username") or "", options.get("password"))
+
+
+def _with_password(url: str, username: str, password: str | None) -> str:
+    """``url`` with the password that the cache has among its options instead."""
+    parts = urlsplit(url)
+    if not password or parts.password:
+        return url
+    user = f"{quote(username, safe='')}:{quote(password, safe='')}"
+    return parts._replace(netloc=f"{user}@{parts.netloc.rpartition('@')[2]}").geturl()

@@ -1,0 +1,84 @@
+"""The setting WEBLOCK, and the locks by alias."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import override_settings
+
+from weblock import ConfigurationError, LockTimeout
+from weblock.contrib.django import async_locks, locks
+from weblock.contrib.django.settings import aliases, of_alias
+
+
+def test_locks_are_held_by_alias(url: str) -> None:
+    """Each alias has locks of its own: a key of one is free in another."""
+    with override_settings(WEBLOCK={"default": {"URL": url}, "b": {"URL": url, "NAMESPACE": "b"}}):
+        with locks["default"].hold("key"), locks["b"].hold("key", wait=0):
+            assert locks["default"].try_acquire("key") is None
+        assert set(locks) == {"default", "b"}
+
+
+async def test_both_faces_share_an_engine(url: str) -> None:
+    """A key that a thread holds is taken for tasks too."""
+    with override_settings(WEBLOCK={"default": {"URL": url}}), locks["default"].hold("key"):
+        assert await async_locks["default"].try_acquire("key") is None
+
+
+def test_without_a_setting_there_is_the_embedded_engine(settings: Any) -> None:
+    """A project that sets nothing gets the engine of one machine."""
+    del settings.WEBLOCK
+    assert locks["default"].engine.startswith("file://")
+    assert aliases() == ("default",)
+
+
+def test_settings_are_read_when_they_are_needed(url: str) -> None:
+    """What a test overrides holds at once, and what was before comes back."""
+    before = locks["default"]
+    with override_settings(WEBLOCK={"default": {"URL": url, "WAIT": 0}}):
+        inside = locks["default"]
+        with inside.hold("key"), pytest.raises(LockTimeout):
+            inside.acquire("key")
+    assert inside is not before
+    assert locks["default"] is before
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("redis://localhost", "dict of aliases"),
+        ({"URL": "redis://localhost"}, "dict of aliases"),
+        ({"default": {"TIMEOUT": 5}}, "'TIMEOUT'"),
+        ({"default": {"TTL": "soon"}}, r"WEBLOCK\['default'\]: ttl='soon'"),
+        ({"default": {"URL": "nosuch://"}}, r"WEBLOCK\['default'\]: no engine"),
+        ({"default": {"URL": "memory://", "CACHE": "default"}}, "both URL and CACHE"),
+        ({"default": {"CACHE": "nosuch"}}, "names the cache 'nosuch'"),
+        ({"other": {}}, "no alias 'default'"),
+    ],
+)
+def test_wrong_settings_are_refused(setting: object, message: str) -> None:
+    """What cannot work is refused with a message that names it."""
+    with override_settings(WEBLOCK=setting), pytest.raises(ConfigurationError, match=message):
+        locks["default"]
+
+
+@pytest.mark.parametrize(
+    ("location", "options", "url"),
+    [
+        ("redis://cache:6379/1", {}, "redis://cache:6379/1"),
+        (["redis://one/1", "redis://two/1"], {}, "redis://one/1"),
+        ("redis://one/1;redis://two/1", {}, "redis://one/1"),
+        ("redis://cache/1", {"PASSWORD": "p/w"}, "redis://:p%2Fw@cache/1"),
+        ("redis://me:own@cache/1", {"PASSWORD": "other"}, "redis://me:own@cache/1"),
+        ("rediss://cache/1", {"username": "u", "password": "p"}, "rediss://u:p@cache/1"),
+        ("unix:///run/redis.sock?db=1", {}, "unix:///run/redis.sock?db=1"),
+    ],
+)
+def test_the_server_of_a_cache_serves_locks_too(
+    location: object, options: object, url: str
+) -> None:
+    """CACHE takes the server that Django's or django-redis's cache writes to."""
+    caches = {"default": {"BACKEND": "b", "LOCATION": location, "OPTIONS": options}}
+    with override_settings(CACHES=caches, WEBLOCK={"default": {"CACHE": "default"}}):
+        assert of_alias("default").url == url
