@@ -6,7 +6,7 @@ runtime blocks, so that one ``send(None)`` drives a whole coroutine; the simulat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from ..errors import EngineUnavailable
@@ -92,6 +92,23 @@ class Bell(Protocol):
 
     async def heard(self, timeout: float | None) -> Message | None:
         """Waits for the next message, at most ``timeout`` seconds; ``None`` if none came."""
+
+
+class Readable:
+    """Suspends a work of ``side_by_side`` in the blocking world, where nothing else suspends.
+
+    It goes on when the file descriptor has something to be read, or after ``timeout`` seconds;
+    awaiting it tells which.
+    """
+
+    __slots__ = ("fd", "timeout")
+
+    def __init__(self, fd: int, timeout: float | None) -> None:
+        self.fd = fd
+        self.timeout = timeout
+
+    def __await__(self) -> Generator[Readable, bool, bool]:
+        return (yield self)
 
 
 class Runtime(Protocol):

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from .._core.ports import Bell, Message
 from . import clock
+from .crowd import Crowd
 
 T = TypeVar("T")
 
@@ -49,20 +50,22 @@ class BlockingRuntime:
         works: Sequence[Callable[[], Coroutine[Any, Any, T]]],
         enough: Callable[[Sequence[T | None]], bool],
     ) -> Sequence[T | None]:
-        outcomes: list[T | None] = [None] * len(works)
-        changed = threading.Condition()
+        began = clock.now()
+        crowd = Crowd(works)
+        crowd.run(enough)
+        outcomes = tuple(crowd.outcomes)
+        if not crowd.over:
+            # Most are nearly done. For the others, their caller does not wait.
+            crowd.run(_never, until=2 * clock.now() - began)
+        if not crowd.over:
+            rest = threading.Thread(target=crowd.run, args=(_never,), daemon=True)
+            rest.name = "weblock-late-answers"
+            rest.start()
+        return outcomes
 
-        def do(index: int, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
-            outcome = drive(work())
-            with changed:
-                outcomes[index] = outcome
-                changed.notify()
 
-        for each in enumerate(works):
-            threading.Thread(target=do, args=each, name="weblock-asking", daemon=True).start()
-        with changed:
-            changed.wait_for(lambda: None not in outcomes or enough(outcomes))
-            return tuple(outcomes)
+def _never(_outcomes: Sequence[object]) -> bool:
+    return False
 
 
 class BlockingBell:

@@ -116,7 +116,8 @@ class QuorumEngine:
     def connect(self, runtime: Runtime) -> Store:
         from .store import QuorumStore
 
-        stores = [each.store(suspends=runtime.suspends) for each in self._connections]
+        suspends = runtime.suspends
+        stores = [each.store(suspends=suspends, takes_turns=True) for each in self._connections]
         return QuorumStore(self, runtime, stores)
 
     def ring(self, server: int, owner: str) -> None:

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import hiredis
@@ -14,6 +15,7 @@ import redis
 from redis import exceptions
 from redis._parsers.base import BaseParser  # Not said to be public; a test holds us to it.
 
+from ..._core.ports import Readable
 from .nodes import Connect
 from .servers import Server, Unfit
 from .settings import Address
@@ -35,8 +37,11 @@ class BlockingLink:
 
     server: Server
 
-    def __init__(self, address: Address, connection: redis.Connection) -> None:
+    def __init__(
+        self, address: Address, connection: redis.Connection, *, takes_turns: bool = False
+    ) -> None:
         self.address = address
+        self._takes_turns = takes_turns
         self.used_at = time.monotonic()
         self.alive = True
         """Whether nothing has gone wrong on it yet."""
@@ -50,6 +55,8 @@ class BlockingLink:
     async def exchange(self, commands: Sequence[bytes]) -> list[Any]:
         try:
             self._socket.sendall(b"".join(commands))
+            if self._takes_turns:
+                return [await self._reply_in_turn() for _ in commands]
             return [self._reply() for _ in commands]
         except BaseException as error:  # A reply that is left here would be taken for another's.
             self.discard()
@@ -96,24 +103,48 @@ class BlockingLink:
 
     def _reply(self) -> Any:
         while (reply := self._reader.gets()) is _INCOMPLETE:
-            data = self._socket.recv(_CHUNK)
-            if not data:
-                raise ConnectionResetError("closed")
-            self._reader.feed(data)
+            self._receive()
         return reply
 
+    async def _reply_in_turn(self) -> Any:
+        while (reply := self._reader.gets()) is _INCOMPLETE:
+            if not await Readable(self._socket.fileno(), self._socket.gettimeout()):
+                raise TimeoutError
+            self._receive()
+        return reply
 
-def connected(address: Address, connection: redis.Connection) -> BlockingLink:
+    def _receive(self) -> None:
+        data = self._socket.recv(_CHUNK)
+        if not data:
+            raise ConnectionResetError("closed")
+        self._reader.feed(data)
+
+
+def connected(
+    address: Address, connection: redis.Connection, *, takes_turns: bool = False
+) -> BlockingLink:
     """Has redis-py connect and say who we are, and takes the connection over."""
     connection.connect()
-    return BlockingLink(address, connection)
+    return BlockingLink(address, connection, takes_turns=takes_turns)
 
 
 class BlockingLinks:
-    """As many connections as threads talk to a server at the same time, and no more than ``room``."""
+    """As many connections as threads talk to a server at the same time, and no more than ``room``.
 
-    def __init__(self, connect: Connect, receiver: Receiver, *, room: int, patience: float) -> None:
+    Where they take turns, a thread talks to several servers at the same time (``side_by_side``).
+    """
+
+    def __init__(
+        self,
+        connect: Connect,
+        receiver: Receiver,
+        *,
+        room: int,
+        patience: float,
+        takes_turns: bool = False,
+    ) -> None:
         self._connect = connect
+        self._takes_turns = takes_turns
         self._receiver = receiver
         self._patience = patience
         self._size = room
@@ -186,10 +217,35 @@ class BlockingLinks:
     async def _new_link(self, address: Address, introduce: Introduce) -> BlockingLink:
         if self._closed:
             raise Unfit("it was closed")
-        link = connected(address, self._connect(address))
+        connection = self._connect(address)
+        if self._takes_turns:
+            link = await _aside(partial(connected, address, connection, takes_turns=True))
+        else:
+            link = connected(address, connection)
         try:
             await introduce(link)
         except BaseException:
             link.discard()
             raise
         return link
+
+
+async def _aside(work: Callable[[], BlockingLink]) -> BlockingLink:
+    """What ``work`` returns, which a thread of its own does, so that others need not wait."""
+    ours, theirs = socket.socketpair()
+    outcome: list[BlockingLink | BaseException] = []
+
+    def do() -> None:
+        with theirs:
+            try:
+                outcome.append(work())
+            except BaseException as error:  # noqa: BLE001 - raised to the one who waits
+                outcome.append(error)
+
+    threading.Thread(target=do, name="weblock-connecting", daemon=True).start()
+    with ours:
+        await Readable(ours.fileno(), None)
+    (made,) = outcome
+    if isinstance(made, BaseException):
+        raise made
+    return made

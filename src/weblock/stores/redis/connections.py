@@ -52,8 +52,11 @@ class Connections:
         )
         self._links: list[Links] = []
 
-    def store(self, *, suspends: bool) -> RedisStore:
-        """The engine for one world. Each has connections of its own."""
+    def store(self, *, suspends: bool, takes_turns: bool = False) -> RedisStore:
+        """The engine for one world. Each has connections of its own.
+
+        One of several that a thread asks side by side takes turns.
+        """
         links: Links
         if suspends:
             links = AsyncioLinks(self._loop_links)
@@ -64,6 +67,7 @@ class Connections:
                 self._receiver,
                 room=settings.max_connections,
                 patience=settings.timeout,
+                takes_turns=takes_turns,
             )
         self._links.append(links)
         wire = Wire(self._settings, self._layout, self._nodes, links, admit=self._admit)
