@@ -1,0 +1,89 @@
+"""What the errors of weblock are over HTTP: problem details, as RFC 9457 has them.
+
+They tell a client what to do, and nothing of owners, engines or hosts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Final
+
+from ..errors import EngineUnavailable, InvalidKey, LeaseLost, LockTimeout
+
+ENGINE_RETRY_AFTER: Final = 5
+"""Seconds after which to ask again when the engine is down."""
+
+LONGEST_RETRY_AFTER: Final = 60
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem response.
+
+    ``code`` is stable, for programs; ``title`` and ``detail`` are for people.
+    """
+
+    status: int
+    code: str
+    title: str
+    detail: str
+    headers: dict[str, str] = field(default_factory=dict)
+
+    media_type = "application/problem+json"
+
+    @property
+    def body(self) -> bytes:
+        """The problem as JSON."""
+        content = {
+            "type": f"urn:weblock:{self.code}",
+            "title": self.title,
+            "status": self.status,
+            "detail": self.detail,
+            "code": self.code,
+        }
+        return json.dumps(content).encode()
+
+
+def problem_of(error: BaseException | None) -> Problem | None:
+    """The problem that an error of weblock is to a client; ``None`` for one that is no such."""
+    match error:
+        case LockTimeout():
+            return Problem(
+                HTTPStatus.CONFLICT,
+                "lock_timeout",
+                "The resource is busy",
+                "Another request is at work that this one must not overlap. Try again shortly.",
+                {"Retry-After": _retry_after(error.retry_after)},
+            )
+        case EngineUnavailable():
+            return Problem(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "engine_unavailable",
+                "The lock service is unavailable",
+                "It is not known whether the resource is free. Try again later.",
+                {"Retry-After": str(ENGINE_RETRY_AFTER)},
+            )
+        case LeaseLost():
+            return Problem(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "lease_lost",
+                "The lock was lost while the request was served",
+                "It is not certain what was done. Look before you try again.",
+            )
+        case InvalidKey():
+            return Problem(
+                HTTPStatus.BAD_REQUEST,
+                "invalid_key",
+                "The request names something that cannot be locked",
+                "A part of the URL or a header that names it is missing, empty, too long, there twice,"
+                " or has characters that are not allowed.",
+            )
+        case _:
+            return None
+
+
+def _retry_after(seconds: float | None) -> str:
+    return str(min(LONGEST_RETRY_AFTER, max(1, math.ceil(seconds or 0))))
