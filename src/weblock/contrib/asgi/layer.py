@@ -34,7 +34,8 @@ class RequestLayer:
     that it is sent, and what follows it, background tasks say, still runs inside the lock.
 
     With ``reopen``, which makes locks like ``locks``, these are closed when the application shuts
-    down, and made again if it starts again.
+    down, and made again if it starts again. ``before_start`` is called before the first request is
+    served: what it raises is why the application does not start.
     """
 
     def __init__(
@@ -44,15 +45,19 @@ class RequestLayer:
         *,
         hold_back: Duration = HOLD_BACK,
         reopen: Callable[[], AsyncLocks] | None = None,
+        before_start: Callable[[], None] | None = None,
     ) -> None:
         self._app = app
         self._locks = locks
         self._hold_back = seconds("hold_back", hold_back)
         self._reopen = reopen
+        self._before_start = before_start
         self._shut_down = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request, or passes on what is none."""
+        if self._before_start:
+            await self._start(self._before_start, scope, receive, send)
         if scope["type"] in ("http", "websocket") and not self._is_inside_another(scope):
             exchange = _Exchange(self._locks, self._hold_back, scope, receive, send)
             await exchange.run(self._app)
@@ -65,6 +70,18 @@ class RequestLayer:
         """Whether a layer on the same locks, farther out, has this request already."""
         outer = scope.get(SCOPE_KEY)
         return isinstance(outer, RequestLocks) and outer.locks is self._locks and not outer.over
+
+    async def _start(
+        self, before_start: Callable[[], None], scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        try:
+            before_start()
+        except Exception as error:
+            if scope["type"] == "lifespan":  # Else the server would take us to know no lifespan.
+                await receive()
+                await send({"type": "lifespan.startup.failed", "message": str(error)})
+            raise
+        self._before_start = None
 
     async def _live(
         self, reopen: Callable[[], AsyncLocks], scope: Scope, receive: Receive, send: Send

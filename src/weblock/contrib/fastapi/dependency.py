@@ -4,10 +4,12 @@ Annotations are evaluated here, not postponed: FastAPI cannot resolve those of a
 method from their text.
 """
 
+import inspect
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Unpack
+from typing import Annotated, Any, Unpack
 
-from fastapi import BackgroundTasks
+from fastapi import BackgroundTasks, Depends
 from fastapi.requests import HTTPConnection
 
 from ..._face import HoldOptions, Options
@@ -15,7 +17,10 @@ from ...aio import AsyncLease
 from ...errors import ConfigurationError
 from ...keys import KeyTemplate
 from ..asgi import request_locks
-from .path_values import path_values
+from .values import values_for
+
+KeyFunction = Callable[..., Any]
+"""A dependency that returns a key, or several: with parameters of its own, ``def`` or async."""
 
 
 @dataclass(frozen=True)
@@ -26,33 +31,50 @@ class Lock:
     the ``AsyncLease``. The layer that ``install`` adds releases, when the request's work is done.
     """
 
-    templates: tuple[KeyTemplate, ...]
+    keys: tuple[KeyTemplate | KeyFunction, ...]
     options: tuple[tuple[str, object], ...]
 
-    async def __call__(self, connection: HTTPConnection, background: BackgroundTasks) -> AsyncLease:
+    def __post_init__(self) -> None:
+        # FastAPI sees key functions as what this depends on, and solves them before.
+        functions = [key for key in self.keys if not isinstance(key, KeyTemplate)]
+        signature = inspect.signature(self._hold)
+        parameters = list(signature.parameters.values())[:-1] + [
+            inspect.Parameter(
+                f"key_{number}",
+                inspect.Parameter.KEYWORD_ONLY,
+                annotation=Annotated[object, Depends(function)],
+            )
+            for number, function in enumerate(functions)
+        ]
+        object.__setattr__(self, "__signature__", signature.replace(parameters=parameters))
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> AsyncLease:
         """The lease, when it is this request's turn."""
+        return await self._hold(*args, **kwargs)
+
+    async def _hold(
+        self, connection: HTTPConnection, background: BackgroundTasks, **made: object
+    ) -> AsyncLease:
         locks = request_locks(connection.scope)
         locks.background = lambda: bool(background.tasks)
         locks.hold_back()
-        keys = [self._fill(template, connection) for template in self.templates]
+        of_functions = iter(made.values())
+        keys: list[str] = []
+        for key in self.keys:
+            if isinstance(key, KeyTemplate):
+                keys.append(key.fill(values_for(key, connection)))
+            else:
+                keys += _keys_of(key, next(of_functions))
         return await locks.acquire(*keys, **dict(self.options))  # type: ignore[arg-type]
 
-    def _fill(self, template: KeyTemplate, connection: HTTPConnection) -> str:
-        values = path_values(connection, template.names)
-        if missing := [name for name in template.names if name not in values]:
-            there = ", ".join(map(repr, connection.path_params)) or "none"
-            raise ConfigurationError(
-                f"lock({template.text!r}) wants the path parameter {missing[0]!r}, but the path has"
-                f" {there}: {connection.scope['path']!r:.100}"
-            )
-        return template.fill(values)
 
-
-def lock(*keys: str, **options: Unpack[HoldOptions]) -> Lock:
+def lock(*keys: str | KeyFunction, **options: Unpack[HoldOptions]) -> Lock:
     """The dependency that holds ``keys`` while a request is served: ``Depends(lock("cart"))``.
 
-    Path parameters are filled in: ``lock("cart:{cart_id}")``. Several keys are held together, all
-    or none. ``options`` go before those of ``install``: ``ttl``, ``wait`` and so on, in seconds.
+    Templates are filled in from the request: ``lock("cart:{cart_id}")`` and ``{path.cart_id}`` from
+    path parameters, ``{query.x}`` and ``{header.x}`` from what they say. A function is a
+    dependency that returns a key, or several. All keys are held together, all or none. ``options``
+    go before those of ``install``: ``ttl``, ``wait`` and so on, in seconds.
 
     A request that does not get the lock in time is answered with 409, one whose engine is down or
     whose lease was lost with 503, as problem details. Raises ``ConfigurationError`` for a key
@@ -61,5 +83,22 @@ def lock(*keys: str, **options: Unpack[HoldOptions]) -> Lock:
     if not keys:
         raise TypeError("name at least one key: lock('create_item')")
     Options().of_call(options)  # What cannot work is refused here, not at the first request.
-    templates = tuple(KeyTemplate.parse(key) for key in keys)
-    return Lock(templates, tuple(sorted(options.items())))
+    return Lock(tuple(map(_parsed, keys)), tuple(sorted(options.items())))
+
+
+def _parsed(key: str | KeyFunction) -> KeyTemplate | KeyFunction:
+    if callable(key):
+        return key
+    template = KeyTemplate.parse(key)
+    template.in_request()
+    return template
+
+
+def _keys_of(function: KeyFunction, made: Any) -> list[str]:
+    keys = [made] if isinstance(made, str) or not isinstance(made, Iterable) else list(made)
+    if not keys or not all(isinstance(key, str) for key in keys):
+        raise ConfigurationError(
+            f"key function {getattr(function, '__qualname__', function)!s} gave {made!r:.80}: a key"
+            " is a string; several are a list of strings"
+        )
+    return keys

@@ -17,6 +17,7 @@ from ...errors import (
     WeblockError,
 )
 from ..asgi import Problem, RequestLayer, problem_of
+from .routes import check_keys
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -54,7 +55,13 @@ def install(
     else:
         reopen = functools.partial(AsyncLocks.from_url, locks, **options)
         locks = reopen()
-    app.add_middleware(RequestLayer, locks=locks, hold_back=hold_back, reopen=reopen)
+    app.add_middleware(
+        RequestLayer,
+        locks=locks,
+        hold_back=hold_back,
+        reopen=reopen,
+        before_start=functools.partial(check_keys, app.routes),
+    )
     handlers: MutableMapping[Any, Any] = app.exception_handlers
     for error in (LockTimeout, EngineUnavailable, LeaseLost, InvalidKey):
         handlers.setdefault(error, _answer)

@@ -1,0 +1,72 @@
+"""Which routes lock what, as far as it is known before a request comes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import routing
+
+from ...errors import ConfigurationError
+from ...keys import KeyTemplate
+from .dependency import Lock
+from .values import refuse_unknown_path_parameters
+
+
+@dataclass(frozen=True)
+class LockingRoute:
+    """A route that locks, where it is mounted, and what its path has parameters for."""
+
+    route: Any
+    prefix: str
+    parameters: dict[str, object]
+    locks: Sequence[Lock]
+
+    def __str__(self) -> str:
+        methods = ", ".join(sorted(getattr(self.route, "methods", None) or ["websocket"]))
+        return f"{methods} {self.prefix}{self.route.path_format}"
+
+
+def check_keys(routes: Sequence[Any]) -> None:
+    """Raises ``ConfigurationError`` for a key that a route can never fill in, naming both."""
+    for found in locking_routes(routes):
+        for template in _templates(found.locks):
+            try:
+                refuse_unknown_path_parameters(template, found.parameters)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{found}: {error}") from None
+
+
+def locking_routes(
+    routes: Sequence[Any], within: Sequence[Any] = (), prefix: str = "", known: Iterable[str] = ()
+) -> Iterator[LockingRoute]:
+    """Those that lock, of these routes and of the applications that are mounted among them."""
+    if any(routes is each for each in within):  # An application may be mounted in itself.
+        return
+    for route in _each(routes):
+        parameters = {**dict.fromkeys(known), **getattr(route, "param_convertors", {})}
+        if dependant := getattr(route, "dependant", None):
+            locks = [each.call for each in _flat(dependant) if isinstance(each.call, Lock)]
+            if locks:
+                yield LockingRoute(route, prefix, parameters, locks)
+        elif inner := getattr(route, "routes", None):
+            path = prefix + (getattr(route, "path", None) or "")
+            yield from locking_routes(inner, [*within, routes], path, parameters)
+
+
+def _each(routes: Iterable[Any]) -> Iterator[Any]:
+    """FastAPI 0.137 made a tree of them, and a function that walks it."""
+    walk = getattr(routing, "iter_route_contexts", None)
+    return walk(routes) if walk else iter(routes)
+
+
+def _flat(dependant: Any) -> Iterator[Any]:
+    for each in dependant.dependencies:
+        yield each
+        yield from _flat(each)
+
+
+def _templates(locks: Iterable[Lock]) -> Iterator[KeyTemplate]:
+    for each in locks:
+        yield from (key for key in each.keys if isinstance(key, KeyTemplate))

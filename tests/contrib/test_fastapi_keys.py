@@ -1,0 +1,321 @@
+"""What a request's key is made of: path, query and headers, or a dependency of the user's."""
+
+from typing import Annotated
+
+import httpx
+import pytest
+from fastapi import APIRouter, Body, Depends, FastAPI, Header, HTTPException, WebSocket
+from pydantic import BaseModel
+
+from weblock import AsyncLease, AsyncLocks, ConfigurationError
+from weblock.contrib.fastapi import install, lock
+
+from .wire import Exchange
+
+
+class Cart(BaseModel):
+    id: int
+    items: list[int] = []
+
+
+def client_of(app: FastAPI) -> httpx.AsyncClient:
+    """A client inside this process."""
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop", timeout=60)
+
+
+@pytest.fixture
+def app(locks: AsyncLocks) -> FastAPI:
+    """An application with locks."""
+    app = FastAPI()
+    install(app, locks)
+    return app
+
+
+def no_lock_is_taken(locks, monkeypatch) -> None:
+    """From now on, a request that acquires fails the test."""
+
+    async def fail(*keys, **options):
+        pytest.fail(f"acquired {keys}")
+
+    monkeypatch.setattr(locks, "acquire", fail)
+
+
+class TestTemplates:
+    async def test_each_prefix_names_a_source(self, app):
+        """Path parameters, query parameters and headers fill a key in, in any mixture."""
+        key = "{path.shop}/{query.item}/{header.X-Tenant}"
+
+        @app.post("/{shop}")
+        async def change(lease: Annotated[AsyncLease, Depends(lock(key))]) -> str:
+            return lease.key
+
+        async with client_of(app) as client:
+            answer = await client.post("/a%20b?item=7&x=1", headers={"x-tenant": "c/d"})
+        assert answer.json() == "a%20b/7/c%2Fd"
+
+    async def test_values_that_are_one_to_the_endpoint_are_one_key(self, app):
+        """A declared type converts, and a declared default stands in, for the key as for the endpoint."""
+
+        @app.post("/items")
+        async def change(
+            lease: Annotated[AsyncLease, Depends(lock("{query.page}:{header.x-shop}"))],
+            page: int = 1,
+            x_shop: Annotated[int, Header()] = 9,
+        ) -> tuple[str, int, int]:
+            return lease.key, page, x_shop
+
+        async with client_of(app) as client:
+            one = (await client.post("/items?page=07", headers={"x-shop": "08"})).json()
+            other = (await client.post("/items")).json()
+            wrong = await client.post("/items?page=x")
+        assert (one, other) == (["7:8", 7, 8], ["1:9", 1, 9])
+        assert wrong.status_code == 422
+        assert wrong.json()["detail"][0]["loc"] == ["query", "page"]
+
+    @pytest.mark.parametrize("query", ["", "?x=", "?x=1&x=2", f"?x={'y' * 600}"])
+    async def test_what_a_request_lacks_is_its_own_fault(self, app, query):
+        """Missing, empty, there twice, or too long: 400, and the handler does not run."""
+
+        @app.post("/items", dependencies=[Depends(lock("{query.x}"))])
+        async def change() -> None:
+            pytest.fail("the handler ran")
+
+        async with client_of(app) as client:
+            answer = await client.post(f"/items{query}")
+        assert (answer.status_code, answer.json()["code"]) == (400, "invalid_key")
+
+    async def test_a_declared_parameter_that_is_missing_is_answered_as_ever(self, app):
+        """What the endpoint requires it answers with 422, with or without a lock before it."""
+
+        @app.post("/items", dependencies=[Depends(lock("{query.x}"))])
+        async def change(x: int) -> None:
+            pytest.fail("the handler ran")
+
+        async with client_of(app) as client:
+            answer = await client.post("/items")
+        assert answer.status_code == 422
+        assert answer.json()["detail"][0] == {
+            "type": "missing",
+            "loc": ["query", "x"],
+            "msg": "Field required",
+            "input": None,
+        }
+
+    def test_another_prefix_is_refused_where_it_is_written(self):
+        """``{body.x}`` is no template: a function reads bodies."""
+        with pytest.raises(ConfigurationError, match="one of path, query, header"):
+            lock("{body.x}")
+
+    async def test_a_websocket_has_keys_too(self, app):
+        """Path and query fill in the key of a websocket."""
+        keys = []
+
+        @app.websocket("/{shop}")
+        async def talk(
+            socket: WebSocket, lease: Annotated[AsyncLease, Depends(lock("{shop}:{query.x}"))]
+        ) -> None:
+            keys.append(lease.key)
+            await socket.close()
+
+        exchange = Exchange(kind="websocket", path="/a")
+        exchange.scope["query_string"] = b"x=1"
+        exchange.says({"type": "websocket.connect"})
+        await exchange.served_by(app)
+        assert keys == ["a:1"]
+
+
+class TestFunctions:
+    async def test_a_function_reads_the_body_that_the_endpoint_reads(self, app):
+        """A key function is a dependency: the same body, with the same name, is both theirs."""
+
+        async def cart_key(cart: Cart) -> str:
+            return f"cart:{cart.id}"
+
+        @app.post("/carts")
+        async def change(
+            cart: Cart, lease: Annotated[AsyncLease, Depends(lock(cart_key))]
+        ) -> list[str]:
+            return [lease.key, str(cart.items)]
+
+        async with client_of(app) as client:
+            answer = await client.post("/carts", json={"id": "7", "items": [1]})
+        assert answer.json() == ["cart:7", "[1]"]
+
+    @pytest.mark.parametrize("body", [{"id": "seven"}, {}, b"{", None])
+    async def test_a_bad_body_takes_no_lock(self, app, locks, monkeypatch, body):
+        """A body that its key function cannot read is a 422 before anything is acquired."""
+
+        def cart_key(cart: Cart) -> str:
+            return f"cart:{cart.id}"
+
+        @app.post("/carts", dependencies=[Depends(lock(cart_key))])
+        async def change(cart: Cart) -> None:
+            pytest.fail("the handler ran")
+
+        no_lock_is_taken(locks, monkeypatch)
+        content = {"content": body} if isinstance(body, bytes) else {"json": body}
+        async with client_of(app) as client:
+            answer = await client.post(
+                "/carts", **content, headers={"content-type": "application/json"}
+            )
+        assert answer.status_code == 422
+
+    async def test_a_function_depends_on_others(self, app, locks, monkeypatch):
+        """``Depends`` works in it, with overrides; an error in what it depends on takes no lock."""
+
+        def user(x_user: Annotated[str | None, Header()] = None) -> str:
+            if x_user is None:
+                raise HTTPException(401)
+            return x_user
+
+        class UserKey:
+            def __call__(self, user: Annotated[str, Depends(user)], kind: str = "cart") -> str:
+                return f"{kind}:{user}"
+
+        user_key = UserKey()
+
+        @app.post("/")
+        async def change(lease: Annotated[AsyncLease, Depends(lock(user_key))]) -> str:
+            return lease.key
+
+        async with client_of(app) as client:
+            answer = await client.post("/?kind=list", headers={"x-user": "ann"})
+            assert answer.json() == "list:ann"
+            app.dependency_overrides[user] = lambda: "bob"
+            assert (await client.post("/")).json() == "cart:bob"
+            app.dependency_overrides.clear()
+            no_lock_is_taken(locks, monkeypatch)
+            assert (await client.post("/")).status_code == 401
+
+    async def test_several_keys_of_several_sources_are_one_lease(self, app, locks):
+        """Templates and functions mix, and a function may give several keys: all or none."""
+
+        def accounts(source: Annotated[int, Body()], target: Annotated[int, Body()]) -> list[str]:
+            return [f"account:{source}", f"account:{target}"]
+
+        def nothing_more() -> tuple[str, ...]:
+            return ("audit",)
+
+        @app.post("/{bank}")
+        async def transfer(
+            lease: Annotated[AsyncLease, Depends(lock("bank:{bank}", accounts, nothing_more))],
+        ) -> tuple[str, ...]:
+            return lease.keys
+
+        async with client_of(app) as client:
+            answer = await client.post("/b", json={"source": 2, "target": 1})
+            assert answer.json() == ["account:1", "account:2", "audit", "bank:b"]
+            async with locks.hold("account:2"):
+                app.dependency_overrides[accounts] = lambda: "account:1"
+                assert (await client.post("/b", json={"source": 2, "target": 1})).status_code == 200
+
+    @pytest.mark.parametrize("made", [None, 7, [], ["a", 7], b"key"])
+    async def test_what_is_no_key_is_an_error_of_the_application(self, app, made):
+        """A function that gives no string raises, naming itself and what it gave."""
+
+        def cart_key():
+            return made
+
+        @app.post("/items", dependencies=[Depends(lock(cart_key))])
+        async def change() -> None:
+            pytest.fail("the handler ran")
+
+        with pytest.raises(ConfigurationError, match=r"cart_key gave .*: a key is a string"):
+            await Exchange().served_by(app)
+
+    async def test_an_empty_string_is_a_problem_of_the_client(self, app):
+        """A function makes its key of what it is sent, so one that cannot be locked is a 400."""
+
+        def name(name: str) -> str:
+            return name
+
+        @app.post("/items", dependencies=[Depends(lock(name))])
+        async def change() -> None:
+            pytest.fail("the handler ran")
+
+        async with client_of(app) as client:
+            assert (await client.post("/items?name=")).status_code == 400
+
+    def test_equal_functions_make_equal_locks(self):
+        """So that ``dependency_overrides`` finds them, and several levels share one lease."""
+
+        def one() -> str: ...
+
+        def other() -> str: ...
+
+        assert lock(one, "a") == lock(one, "a")
+        assert len({lock(one), lock(one), lock(other)}) == 2
+
+
+async def started(app: FastAPI) -> Exchange:
+    """What the server is told of the application's start."""
+    lifespan = Exchange(kind="lifespan")
+    lifespan.says({"type": "lifespan.startup"})
+    lifespan.says({"type": "lifespan.shutdown"})
+    await lifespan.served_by(app)
+    return lifespan
+
+
+def inner(kind: str, sub: FastAPI, router: APIRouter):
+    """Where a route is put: in the application, a router, or an application that is mounted."""
+    return {"app": sub, "router": router}[kind]
+
+
+class TestAtTheStart:
+    @pytest.mark.parametrize(
+        ("where", "path"),
+        [
+            ("app", "POST /items/{item_id}"),
+            ("router", "POST /shops/{shop}/items/{item_id}"),
+            ("mounted", "POST /sub/{tenant}/items/{item_id}"),
+            ("mounted router", "POST /sub/{tenant}/shops/{shop}/items/{item_id}"),
+        ],
+    )
+    async def test_a_key_that_no_request_can_fill_in_is_an_error(self, app, where, path):
+        """The application does not start, and is told route, template and what there is."""
+        sub, router = FastAPI(), APIRouter(prefix="/shops/{shop}")
+        target = router if "router" in where else sub if where == "mounted" else app
+
+        @target.post("/items/{item_id}", dependencies=[Depends(lock("a", "item:{id}"))])
+        async def change() -> None:
+            pytest.fail("the handler ran")
+
+        (sub if "mounted" in where else app).include_router(router)
+        app.mount("/sub/{tenant}", sub)
+        lifespan = Exchange(kind="lifespan")
+        lifespan.says({"type": "lifespan.startup"})
+        with pytest.raises(ConfigurationError, match=r"'id', but the path has .*'item_id'"):
+            await lifespan.served_by(app)
+        assert lifespan.last == "lifespan.startup.failed"
+        assert lifespan.sent[0]["message"].startswith(f"{path}: lock('item:{{id}}')")
+
+    async def test_keys_that_can_be_filled_in_start(self, app):
+        """Parameters of mounts and prefixes count, and what only a request shows is left to it."""
+        sub = FastAPI()
+        router = APIRouter(prefix="/{shop}", dependencies=[Depends(lock("{tenant}:{shop}"))])
+
+        @router.post("/{item}", dependencies=[Depends(lock("{item}", "{query.x}", lambda: "k"))])
+        async def change() -> None: ...
+
+        @router.websocket("/talk")
+        async def talk(socket: WebSocket) -> None: ...
+
+        @app.get("/")
+        async def look() -> None: ...
+
+        sub.include_router(router)
+        app.mount("/sub/{tenant}", sub)
+        assert (await started(app)).last == "lifespan.shutdown.complete"
+        async with client_of(app) as client:
+            assert (await client.post("/sub/t/s/i?x=1")).status_code == 200
+
+    async def test_a_server_without_lifespan_is_told_by_the_first_request(self, app):
+        """Then every request raises until the key is mended, not just those of the route."""
+
+        @app.websocket("/items/{item_id}")
+        async def change(socket: WebSocket, _: Annotated[None, Depends(lock("item:{id}"))]) -> None:
+            pytest.fail("the handler ran")
+
+        for _ in range(2):
+            with pytest.raises(ConfigurationError, match=r"websocket /items/\{item_id\}"):
+                await Exchange("GET", "/docs").served_by(app)
