@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import os
@@ -9,7 +10,7 @@ import socket
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, Generic, Literal, Self, TypedDict, TypeVar, Unpack, cast
 
@@ -209,6 +210,31 @@ _CHECKS: Final = {
 }
 
 
+OnBusy = Literal["wait", "skip"]
+"""What a piece of work does that finds its key busy."""
+
+
+def skips_where_busy(on_busy: OnBusy, options: HoldOptions) -> bool:
+    """Whether busy keys are skipped; without waiting, where the ``options`` do not say."""
+    if on_busy not in ("wait", "skip"):
+        raise ConfigurationError(f"on_busy={on_busy!r:.80} must be 'wait' or 'skip'")
+    if on_busy == "skip":
+        options.setdefault("wait", 0)
+    return on_busy == "skip"
+
+
+def refuse_coroutine(work: object) -> None:
+    """Raises for a coroutine where something to call is wanted, and sees to it that it is closed."""
+    if inspect.iscoroutine(work):
+        work.close()
+        raise TypeError(f"give {work.__qualname__} itself and its arguments, not its coroutine")
+
+
+def in_turn(options: HoldOptions) -> HoldOptions:
+    """How a step is held that must be done by somebody: it is waited for, and never fails open."""
+    return {"wait": None, **options, "on_unavailable": "raise"}
+
+
 class Face:
     """What ``Locks`` and ``AsyncLocks`` have in common."""
 
@@ -316,6 +342,27 @@ class Face:
         logger.warning("a section runs without the lock of %.200r (fail-open): %s", keys, failure)
         runs = self._locker.runtime.control()
         return [Unprotected(name, control=runs) for name in names]
+
+    async def _is_done(self, key: str) -> bool:
+        (name,) = self._keys((key,))
+        return await self._locker.store.marked(name)
+
+    async def _unless_done(
+        self, lease: BaseLease, step: Callable[[], Awaitable[object]], expiry: Duration | None
+    ) -> bool:
+        """Does a step and notes it, if nobody has since we looked; whether it did."""
+        (name,) = self._keys((lease.key,))
+        if await self._locker.store.marked(name):
+            return False
+        await step()
+        for holding in lease._leased:  # noqa: SLF001
+            await self._locker.extend(holding, 0)  # The engine says whether it is ours still.
+        await self._locker.store.mark(name, None if expiry is None else seconds("expiry", expiry))
+        return True
+
+    async def _forget(self, key: str) -> None:
+        (name,) = self._keys((key,))
+        await self._locker.store.mark(name, 0)
 
     async def _inspect(self, key: str) -> KeyInfo | None:
         (name,) = self._keys((key,))

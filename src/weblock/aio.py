@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import ParamSpec, Self, TypeVar, Unpack
+from typing import Any, Literal, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
-from ._face import BaseLease, Duration, Face, HoldOptions, Inside, seconds
+from ._face import (
+    BaseLease,
+    Duration,
+    Face,
+    HoldOptions,
+    Inside,
+    OnBusy,
+    in_turn,
+    refuse_coroutine,
+    seconds,
+    skips_where_busy,
+)
 from ._runtime.aio import AsyncioRuntime
 from .errors import LeaseLost, LockTimeout
 from .inspection import KeyInfo, KeyInfos
@@ -17,6 +29,7 @@ from .keys import KeyTemplate
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
 
 
 class AsyncLocks(Face):
@@ -72,6 +85,87 @@ class AsyncLocks(Face):
             return serialized
 
         return decorate
+
+    @overload
+    async def run(
+        self,
+        key: str,
+        work: Callable[[*Ts], Awaitable[R]],
+        *args: *Ts,
+        on_busy: Literal["wait"] = ...,
+        **options: Unpack[HoldOptions],
+    ) -> R: ...
+
+    @overload
+    async def run(
+        self,
+        key: str,
+        work: Callable[[*Ts], Awaitable[R]],
+        *args: *Ts,
+        on_busy: Literal["skip"],
+        **options: Unpack[HoldOptions],
+    ) -> R | None: ...
+
+    async def run(
+        self,
+        key: str,
+        work: Callable[[*Ts], Awaitable[R]],
+        *args: *Ts,
+        on_busy: OnBusy = "wait",
+        **options: Unpack[HoldOptions],
+    ) -> R | None:
+        """Runs ``work(*args)`` while it holds the key, and returns what it returns.
+
+        The lease is renewed for as long as the work takes. If it is
+        lost nevertheless, the work is cancelled, and ``LeaseLost`` raised.
+
+        ``on_busy="skip"`` gives up at once where the key is busy (or after ``wait`` seconds, if
+        that is given), does not call ``work``, and returns ``None``. Keyword arguments are the
+        options of ``hold``; for those of the work there is ``functools.partial``. Raises what the
+        work raises, and as ``hold`` does.
+        """
+        refuse_coroutine(work)
+        skips = skips_where_busy(on_busy, options)
+        try:
+            lease = await self.acquire(key, **options)
+        except LockTimeout:
+            if skips:
+                return None
+            raise
+        async with lease, CancelledWhenLost(lease):
+            return await call(work, args)
+
+    async def once(
+        self,
+        key: str,
+        step: Callable[[*Ts], Awaitable[object]],
+        *args: *Ts,
+        expiry: Duration | None = None,
+        **options: Unpack[HoldOptions],
+    ) -> bool:
+        """Runs a step once for all processes, for good or for ``expiry`` seconds; whether it ran here.
+
+        ``False`` says that another has done it, to the end. While another is at it we wait, without
+        end unless ``wait`` is given. When the process that runs the step dies, the next one takes
+        over; a step that raises, or that loses its lease, is not noted as done, and the next one
+        runs it again. So it runs at least once, and never again while the engine remembers it:
+        ``memory://`` and ``noop://`` do for as long as their process lives.
+
+        Raises what the step raises, and as ``hold`` does; ``EngineUnavailable`` also if the step
+        ran and could not be noted. It never fails open.
+        """
+        refuse_coroutine(step)
+        if await self._is_done(key):
+            return False
+        async with self.hold(key, **in_turn(options)) as lease, CancelledWhenLost(lease):
+            return await self._unless_done(lease, lambda: call(step, args), expiry)
+
+    async def forget(self, key: str) -> None:
+        """Takes back that the step of ``once`` has been done: the next one to come runs it again.
+
+        One that is running meanwhile notes it anew at its end. Raises ``EngineUnavailable``.
+        """
+        await self._forget(key)
 
     async def inspect(self, key: str) -> KeyInfo | None:
         """Who holds the key and who waits for it; ``None`` if nobody does either.
@@ -137,6 +231,23 @@ class AsyncLease(BaseLease):
         """
         await self._locker.release(self._leased)
 
+    async def __aenter__(self) -> Self:
+        """For a block at whose end it is released."""
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            await self.release()
+        except LeaseLost as loss:
+            if error is None:
+                raise
+            error.add_note(f"meanwhile, the {loss}")
+
     def on_lost(self, callback: Callable[[], None]) -> None:
         """Calls ``callback`` once, in the running event loop, when the lease is lost."""
         loop = asyncio.get_running_loop()
@@ -168,9 +279,59 @@ class AsyncHold:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        try:
-            await self._inside.leave().release()
-        except LeaseLost as loss:
-            if error is None:
-                raise
-            error.add_note(f"meanwhile, the {loss}")
+        await self._inside.leave().__aexit__(exc_type, error, traceback)
+
+
+class CancelledWhenLost:
+    """An ``async with`` block that is cancelled when a lease is lost, and raises ``LeaseLost``."""
+
+    __slots__ = ("_cancelled_before", "_cancels", "_lease", "_task", "_timer")
+
+    def __init__(self, lease: AsyncLease) -> None:
+        self._lease = lease
+        self._task: asyncio.Task[Any] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._cancels = False
+
+    async def __aenter__(self) -> None:
+        self._task = asyncio.current_task()
+        self._cancelled_before = self._task.cancelling() if self._task else 0
+        self._lease.on_lost(self._cancel)
+        self._look()
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        task, self._task = self._task, None
+        if self._timer:
+            self._timer.cancel()
+        if not (task and self._cancels):
+            return
+        others_cancel_too = task.uncancel() > self._cancelled_before
+        if isinstance(error, asyncio.CancelledError) and not others_cancel_too:
+            self._lease.check()
+
+    def _look(self) -> None:
+        """Has the loss noticed in time, also while the keeper waits for an engine that is silent."""
+        if self._lease.held:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._lease.remaining(), self._look)
+        else:
+            with contextlib.suppress(LeaseLost):
+                self._lease.check()
+
+    def _cancel(self) -> None:
+        if self._task:
+            self._cancels = True
+            self._task.cancel()
+
+
+async def call(work: Callable[[*Ts], Awaitable[R]], args: tuple[*Ts]) -> R:
+    """Calls what should be a coroutine function."""
+    coming = work(*args)
+    if not inspect.isawaitable(coming):
+        raise TypeError(f"{work!r:.200} is not a coroutine function: give it to Locks")
+    return await coming

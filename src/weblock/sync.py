@@ -6,9 +6,20 @@ import functools
 import inspect
 from collections.abc import Callable
 from types import TracebackType
-from typing import ParamSpec, Self, TypeVar, Unpack
+from typing import Literal, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
-from ._face import BaseLease, Duration, Face, HoldOptions, Inside, seconds
+from ._face import (
+    BaseLease,
+    Duration,
+    Face,
+    HoldOptions,
+    Inside,
+    OnBusy,
+    in_turn,
+    refuse_coroutine,
+    seconds,
+    skips_where_busy,
+)
 from ._runtime.blocking import BlockingRuntime, drive
 from .errors import LeaseLost, LockTimeout
 from .inspection import KeyInfo, KeyInfos
@@ -16,6 +27,7 @@ from .keys import KeyTemplate
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
 
 
 class Locks(Face):
@@ -72,6 +84,91 @@ class Locks(Face):
 
         return decorate
 
+    @overload
+    def run(
+        self,
+        key: str,
+        work: Callable[[*Ts], R],
+        *args: *Ts,
+        on_busy: Literal["wait"] = ...,
+        **options: Unpack[HoldOptions],
+    ) -> R: ...
+
+    @overload
+    def run(
+        self,
+        key: str,
+        work: Callable[[*Ts], R],
+        *args: *Ts,
+        on_busy: Literal["skip"],
+        **options: Unpack[HoldOptions],
+    ) -> R | None: ...
+
+    def run(
+        self,
+        key: str,
+        work: Callable[[*Ts], R],
+        *args: *Ts,
+        on_busy: OnBusy = "wait",
+        **options: Unpack[HoldOptions],
+    ) -> R | None:
+        """Runs ``work(*args)`` while it holds the key, and returns what it returns.
+
+        The lease is renewed for as long as the work takes. If it is
+        lost nevertheless, ``LeaseLost`` is raised when the work has ended.
+
+        ``on_busy="skip"`` gives up at once where the key is busy (or after ``wait`` seconds, if
+        that is given), does not call ``work``, and returns ``None``. Keyword arguments are the
+        options of ``hold``; for those of the work there is ``functools.partial``. Raises what the
+        work raises, and as ``hold`` does.
+        """
+        refuse_async(work)
+        skips = skips_where_busy(on_busy, options)
+        try:
+            lease = self.acquire(key, **options)
+        except LockTimeout:
+            if skips:
+                return None
+            raise
+        with lease:
+            return work(*args)
+
+    def once(
+        self,
+        key: str,
+        step: Callable[[*Ts], object],
+        *args: *Ts,
+        expiry: Duration | None = None,
+        **options: Unpack[HoldOptions],
+    ) -> bool:
+        """Runs a step once for all processes, for good or for ``expiry`` seconds; whether it ran here.
+
+        ``False`` says that another has done it, to the end. While another is at it we wait, without
+        end unless ``wait`` is given. When the process that runs the step dies, the next one takes
+        over; a step that raises, or that loses its lease, is not noted as done, and the next one
+        runs it again. So it runs at least once, and never again while the engine remembers it:
+        ``memory://`` and ``noop://`` do for as long as their process lives.
+
+        Raises what the step raises, and as ``hold`` does; ``EngineUnavailable`` also if the step
+        ran and could not be noted. It never fails open.
+        """
+        refuse_async(step)
+
+        async def the_step() -> None:
+            step(*args)
+
+        if drive(self._is_done(key)):
+            return False
+        with self.hold(key, **in_turn(options)) as lease:
+            return drive(self._unless_done(lease, the_step, expiry))
+
+    def forget(self, key: str) -> None:
+        """Takes back that the step of ``once`` has been done: the next one to come runs it again.
+
+        One that is running meanwhile notes it anew at its end. Raises ``EngineUnavailable``.
+        """
+        drive(self._forget(key))
+
     def inspect(self, key: str) -> KeyInfo | None:
         """Who holds the key and who waits for it; ``None`` if nobody does either.
 
@@ -116,6 +213,13 @@ class Locks(Face):
         self.close()
 
 
+def refuse_async(work: object) -> None:
+    """Raises for work that only asyncio can do."""
+    refuse_coroutine(work)
+    if inspect.iscoroutinefunction(work):
+        raise TypeError(f"{work!r:.200} is async: give it to AsyncLocks")
+
+
 class Lease(BaseLease):
     """Possession of one or several keys, until it is released or lost."""
 
@@ -135,6 +239,23 @@ class Lease(BaseLease):
         Raises ``LeaseLost`` if the lease had ended before.
         """
         drive(self._locker.release(self._leased))
+
+    def __enter__(self) -> Self:
+        """For a block at whose end it is released."""
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.release()
+        except LeaseLost as loss:
+            if error is None:
+                raise
+            error.add_note(f"meanwhile, the {loss}")
 
     def on_lost(self, callback: Callable[[], None]) -> None:
         """Calls ``callback`` once, from a background thread, when the lease is lost."""
@@ -161,9 +282,4 @@ class Hold:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        try:
-            self._inside.leave().release()
-        except LeaseLost as loss:
-            if error is None:
-                raise
-            error.add_note(f"meanwhile, the {loss}")
+        self._inside.leave().__exit__(exc_type, error, traceback)

@@ -26,14 +26,22 @@ class Promises:
     """First come, first served."""
     processes: bool = True
     """Processes exclude one another."""
+    remembers: bool = True
+    """What has been done stays so when all processes that lock are gone."""
     death_noticed_at_once: bool = False
     """A killed holder or waiter delays nobody; otherwise a holder does, by its ttl."""
 
 
 ENGINES = {
-    "memory": Promises(lambda tmp: f"memory://{uuid.uuid4().hex}", processes=False),
+    "memory": Promises(
+        lambda tmp: f"memory://{uuid.uuid4().hex}", processes=False, remembers=False
+    ),
     "noop": Promises(
-        lambda tmp: f"noop://{uuid.uuid4().hex}", locks=False, queue=False, processes=False
+        lambda tmp: f"noop://{uuid.uuid4().hex}",
+        locks=False,
+        queue=False,
+        processes=False,
+        remembers=False,
     ),
     "file": Promises(lambda tmp: f"file://{tmp}/locks", death_noticed_at_once=True),
     "valkey": Promises(lambda tmp: fresh_url(a_valkey())),

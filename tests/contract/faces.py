@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from weblock import AsyncLocks, Locks
+from weblock._runtime.clock import now
 
 PATIENCE = 60.0
 """Seconds after which something that should have happened counts as failed."""
@@ -132,6 +133,19 @@ class BlockingFace(Face):
     def serialize(self, locks: Locks, key: str, function: Callable[..., Any]) -> Any:
         return locks.serialized(key)(function)
 
+    def work(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function as this face takes it."""
+        return function
+
+    def after(self, gate: threading.Event, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same, which goes on when ``gate`` is set, and keeps no other actor from running."""
+
+        def gated(*args: Any) -> Any:
+            assert gate.wait(PATIENCE)
+            return function(*args)
+
+        return gated
+
     def _new_actor(self) -> Actor:
         return ThreadActor()
 
@@ -159,11 +173,24 @@ class AsyncioFace(Face):
             return body(lease)
 
     def serialize(self, locks: AsyncLocks, key: str, function: Callable[..., Any]) -> Any:
+        return locks.serialized(key)(self.work(function))
+
+    def work(self, function: Callable[..., Any]) -> Callable[..., Any]:
         async def awaited(*args: Any, **kwargs: Any) -> Any:
             return function(*args, **kwargs)
 
         awaited.__signature__ = inspect.signature(function)
-        return locks.serialized(key)(awaited)
+        return awaited
+
+    def after(self, gate: threading.Event, function: Callable[..., Any]) -> Callable[..., Any]:
+        async def gated(*args: Any) -> Any:
+            until = now() + PATIENCE
+            while not gate.is_set():
+                assert now() < until
+                await asyncio.sleep(0.002)
+            return function(*args)
+
+        return gated
 
     def tasks(self) -> set[asyncio.Task[Any]]:
         return asyncio.all_tasks(self.loop)

@@ -18,7 +18,7 @@ from typing import Any
 from weblock import AsyncLocks, Locks, WeblockError
 from weblock._runtime.clock import now
 
-from .faces import FACES
+from .faces import FACES, PATIENCE
 from .history import Counter, Journal
 
 
@@ -69,6 +69,18 @@ class Strings:
     def check(self) -> dict[str, Any]:
         self.lease.check()
         return {"at": now()}
+
+    def once(self, key: str, journal: str, *, hang: bool = False, **options: Any) -> dict[str, Any]:
+        """Runs a step that notes that it ran, and perhaps never ends."""
+
+        def step() -> None:
+            with Path(journal).open("a") as lines:
+                lines.write(f"{os.getpid()}\n")
+            if hang:
+                say("running")
+                time.sleep(PATIENCE)
+
+        return {"ran": self.actor.do(self.locks.once, key, self.face.work(step), **options)}
 
     def work_until_lost(self) -> dict[str, Any]:
         """Works on while the lease holds; says when it last was sure of it, and how it ended."""

@@ -109,6 +109,31 @@ def decorators(locks: Locks, async_locks: AsyncLocks) -> None:
     fetch("7")  # pyright: ignore[reportArgumentType]
 
 
+def _length(text: str, more: int = 0) -> int:
+    return len(text) + more
+
+
+async def _async_length(text: str) -> int:
+    return len(text)
+
+
+async def work(locks: Locks, async_locks: AsyncLocks) -> None:
+    """What runs work has the result of that work, or what says that it was skipped."""
+    assert_type(locks.run("key", _length, "text", wait=1), int)
+    assert_type(locks.run("key", _length, "text", on_busy="skip"), int | None)
+    assert_type(locks.once("init:v42", _length, "text", expiry=timedelta(days=1)), bool)
+    assert_type(locks.forget("init:v42"), None)
+    locks.run("key", _length, 7)  # pyright: ignore[reportArgumentType]
+    locks.run("key", _length, "text", on_busy="no")  # pyright: ignore[reportCallIssue, reportArgumentType]
+    assert_type(await async_locks.run("key", _async_length, "text"), int)
+    assert_type(await async_locks.run("key", _async_length, "text", on_busy="skip"), int | None)
+    assert_type(await async_locks.once("init:v42", _async_length, "text"), bool)
+    await async_locks.run("key", _length, "text")  # pyright: ignore[reportArgumentType]
+    if lease := locks.try_acquire("key"):
+        with lease as entered:
+            assert_type(entered, Lease)
+
+
 def mistakes(locks: Locks, async_locks: AsyncLocks) -> None:
     """What cannot work is found before it runs."""
     locks.hold(7)  # pyright: ignore[reportArgumentType]

@@ -70,6 +70,18 @@ class Store(Protocol):
         A key that was in use all the while is among them, unless there were more than ``limit``.
         """
 
+    async def mark(self, key: str, keep: float | None) -> None:
+        """Notes for ``keep`` seconds, or for good with ``None``, that something has been done.
+
+        A later note replaces an earlier one, and 0 takes it away. It is no lease, has nothing to
+        do with that of the same key, and belongs to nobody: it stays when its process is gone. For
+        good is as long as the engine keeps what it was given to keep; ``noop`` and ``memory``
+        forget it with their process.
+        """
+
+    async def marked(self, key: str) -> bool:
+        """Whether there is such a note. Where ``mark`` has returned, it is so for all who ask."""
+
 
 class Grasp(NamedTuple):
     """The message that a waiter has been given its lease, in the engine's time."""

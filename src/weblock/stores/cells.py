@@ -43,6 +43,12 @@ class Cells(Protocol):
         Raises ``EngineUnavailable`` if that cannot be told of all of them.
         """
 
+    async def mark(self, key: str, keep: float | None) -> None:
+        """As ``Store.mark``."""
+
+    async def marked(self, key: str) -> bool:
+        """As ``Store.marked``."""
+
 
 class Bells(Protocol):
     """The way to the other processes that lock here."""
@@ -125,6 +131,12 @@ class CellStore:
                 break
             found += await self._in_use(names[start : start + _PORTION])
         return found[:limit]
+
+    async def mark(self, key: str, keep: float | None) -> None:
+        await self._cells.mark(key, keep)
+
+    async def marked(self, key: str) -> bool:
+        return await self._cells.marked(key)
 
     async def _in_use(self, keys: Sequence[str]) -> list[str]:
         """Those that somebody holds or waits for; others are remembered for a while only."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from .._core.ports import Runtime, Store, Switchboard
 from .._core.table import KeyState, Moment
 from .cells import CellStore, Done, LocalBells, Transition
+from .marks import MarksInProcess
 from .url import without_secrets
 
 SCHEMES = ("memory",)
@@ -35,8 +36,9 @@ class MemoryEngine:
         """Nothing is open."""
 
     def reset(self) -> None:
-        """Forgets all leases."""
+        """Forgets all leases, and all that was done."""
         self.states: dict[str, KeyState] = {}
+        self.marks = MarksInProcess()
         self.last_fence = 0
         self.mutex = threading.Lock()
 
@@ -67,6 +69,12 @@ class _MemoryCells:
     async def names(self, prefix: str, *, patience: float) -> list[str]:
         with self._engine.mutex:
             return [key for key in self._engine.states if key.startswith(prefix)]
+
+    async def mark(self, key: str, keep: float | None) -> None:
+        self._engine.marks.put(key, keep)
+
+    async def marked(self, key: str) -> bool:
+        return self._engine.marks.has(key)
 
 
 def open_engine(url: str) -> MemoryEngine:

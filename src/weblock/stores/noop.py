@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from .._core.ports import Look, Pulse, Reply, Runtime, Store, Switchboard
 from .._core.table import Claim, Gone, Grant, Held, KeyState, Released
+from .marks import MarksInProcess
 from .url import without_secrets
 
 SCHEMES = ("noop",)
@@ -23,6 +24,7 @@ class NoopEngine:
         self.switchboard = Switchboard()
         self.fences = itertools.count(int(time.time() * 1_000_000))
         self.held: dict[str, _Lease] = {}
+        self.marks = MarksInProcess()
 
     def connect(self, runtime: Runtime) -> Store:
         return _NoopStore(self, runtime)
@@ -80,6 +82,12 @@ class _NoopStore:
         now = self._runtime.now()
         keys = {lease.key for lease in self._leases(now) if lease.key.startswith(prefix)}
         return sorted(keys)[:limit]
+
+    async def mark(self, key: str, keep: float | None) -> None:
+        self._engine.marks.put(key, keep)
+
+    async def marked(self, key: str) -> bool:
+        return self._engine.marks.has(key)
 
     def _refreshed(self, pulse: Pulse, now: float) -> Held | Gone:
         lease = self._engine.held.get(pulse.owner)

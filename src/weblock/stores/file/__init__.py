@@ -22,6 +22,7 @@ from ..._core.table import Moment, Step
 from ...errors import ConfigurationError, EngineUnavailable
 from ..cells import CellStore, Done, Transition
 from ..url import shown
+from . import marks
 from .directory import Directory
 from .processes import Processes, new_process
 from .records import FILES, Changes, DirectoryGone, RecordFile, file_of
@@ -226,6 +227,23 @@ class _RecordCells:
                 found, _ = await self._inside(file, partial(_names, prefix), patience)
                 names += found
         return names
+
+    async def mark(self, key: str, keep: float | None) -> None:
+        self._in_directory(lambda directory: marks.put(directory, key, keep))
+
+    async def marked(self, key: str) -> bool:
+        return self._in_directory(lambda directory: marks.has(directory, key))
+
+    def _in_directory(self, work: Callable[[Directory], T]) -> T:
+        """Does something with a directory that is still there."""
+        while True:
+            home = self._engine.home_at(self._runtime.now())
+            try:
+                if not home.directory.deleted:
+                    return work(home.directory)
+            except (ConfigurationError, OSError, ValueError) as error:
+                raise EngineUnavailable(self._engine.name, str(error)) from error
+            self._engine.leave(home)
 
     async def _inside(
         self, file: int, work: Callable[[RecordFile, Moment], T], patience: float

@@ -63,6 +63,42 @@ class Directory:
             os.fchmod(fd, 0o600)
         return fd
 
+    def replace(self, name: str, data: bytes, *, durably: bool) -> None:
+        """Writes a file of ours, so that nobody ever reads half of it.
+
+        ``durably``: not even after a crash of the machine. Raises ``EngineUnavailable``.
+        """
+        fresh = f"{name}.{os.urandom(8).hex()}"
+        fd = self.open_file(fresh)
+        try:
+            with open(fd, "wb") as file:
+                file.write(data)
+                if durably:
+                    file.flush()
+                    os.fsync(fd)
+            os.rename(fresh, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+            if durably:
+                os.fsync(self.fd)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(fresh, dir_fd=self.fd)
+            raise self.unavailable(f"{self.path}/{name}: {error.strerror}") from error
+
+    def read(self, name: str) -> bytes | None:
+        """A file of ours as it was last written by ``replace``; ``None`` if there is none."""
+        try:
+            fd = self._open(name, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        with open(fd, "rb") as file:
+            return file.read()
+
+    def remove(self, name: str) -> None:
+        """Removes a file of ours, if it is there, for good."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self.fd)
+            os.fsync(self.fd)
+
     def check_machine(self) -> None:
         """Raises ``EngineUnavailable`` if another machine is at work here too.
 
@@ -145,17 +181,7 @@ class Directory:
         return boot.strip()
 
     def _write_marker(self, boot: str) -> None:
-        """Replaces the marker, so that nobody ever reads half of one."""
-        name = f"{MARKER}.{os.urandom(8).hex()}"
-        fd = self.open_file(name)
-        try:
-            with open(fd, "wb") as marker:
-                marker.write(f"{FORMAT}\n{boot}\n".encode())
-            os.rename(name, MARKER, src_dir_fd=self.fd, dst_dir_fd=self.fd)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                os.unlink(name, dir_fd=self.fd)
-            raise self.unavailable(f"{self.path}/{MARKER}: {error.strerror}") from error
+        self.replace(MARKER, f"{FORMAT}\n{boot}\n".encode(), durably=False)
 
     def _open(self, name: str, flags: int) -> int:
         return os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=self.fd)

@@ -120,6 +120,21 @@ class QuorumStore:
         self._check(len(found), replies)
         return sorted({name for names in found for name in names})[:limit]
 
+    async def mark(self, key: str, keep: float | None) -> None:
+        """On a majority, at least, so that whoever asks another majority hears of it."""
+
+        async def noted(store: RedisStore) -> bool:
+            await store.mark(key, keep)
+            return True
+
+        replies = await self._ask(self._servers(), noted)
+        self._check(sum(each is True for each in replies.values()), replies)
+
+    async def marked(self, key: str) -> bool:
+        replies = await self._ask(self._servers(), lambda store: store.marked(key))
+        self._check(sum(isinstance(each, bool) for each in replies.values()), replies)
+        return True in replies.values()
+
     async def _looks(self, key: str) -> Iterable[Look | EngineUnavailable]:
         replies = await self._ask(self._servers(), lambda store: store.look(key))
         self._check(sum(isinstance(each, Look) for each in replies.values()), replies)

@@ -69,6 +69,10 @@ class Layout:
     def voided(self, bucket: int, owner: str) -> str:
         return f"{self.tag(bucket)}:voided:{owner}"
 
+    def mark(self, bucket: int, key: str) -> str:
+        """The key that says that something has been done."""
+        return f"{self.tag(bucket)}:done:{key}"
+
     def pattern(self, start: str) -> str:
         """What the names of locks whose keys begin with ``start`` match, and few others."""
         return f"{self.prefix}:{{*}}:lock:{_SPECIAL.sub(_QUOTED, start)}*"

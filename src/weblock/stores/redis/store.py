@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,17 @@ from ..._core.ports import Look, Pulse, Reply
 from ..._core.table import Claim, Waiting
 from ...errors import EngineUnavailable
 from .calls import Call, Layout, look_of, micros, reply_of
-from .scripts import ACQUIRE, FORCE_RELEASE, LOOK, RAISE_FENCE, REFRESH, RELEASE, STAND_BACK
+from .scripts import (
+    ACQUIRE,
+    FORCE_RELEASE,
+    LOOK,
+    MARK,
+    MARKED,
+    RAISE_FENCE,
+    REFRESH,
+    RELEASE,
+    STAND_BACK,
+)
 from .wire import Wire
 
 
@@ -71,6 +82,17 @@ class RedisStore:
     async def look(self, key: str) -> Look:
         bucket, keys = self._layout.of_key(key)
         return look_of(await self._wire.run(Call(LOOK, bucket, keys)))
+
+    async def mark(self, key: str, keep: float | None) -> None:
+        bucket, keys = self._layout.of_key(key)
+        names = (*keys, self._layout.mark(bucket, key))
+        millis = "for good" if keep is None else f"{math.ceil(keep * 1000)}"
+        await self._wire.run(Call(MARK, bucket, names, (millis,)))
+
+    async def marked(self, key: str) -> bool:
+        bucket, keys = self._layout.of_key(key)
+        names = (*keys, self._layout.mark(bucket, key))
+        return bool(await self._wire.run(Call(MARKED, bucket, names)))
 
     async def names(self, prefix: str, limit: int) -> Sequence[str]:
         found: dict[str, None] = {}  # A scan may tell of a key twice.

@@ -14,7 +14,7 @@ from redis import exceptions
 from ...errors import EngineUnavailable
 from .calls import Call, Layout, micros, packed
 from .nodes import Nodes
-from .scripts import ACQUIRE, PROBE, REFRESH
+from .scripts import ACQUIRE, MARK, PROBE, REFRESH
 from .servers import GRANT, Server, Unfit, examine, explained
 from .settings import Address, Settings
 
@@ -295,8 +295,8 @@ class Wire:
 
 
 def _binds(call: Call) -> bool:
-    """Whether its answer may be a lease."""
-    return call.script in (ACQUIRE, REFRESH)
+    """Whether its answer may be a lease, or that something is done for good."""
+    return call.script in (ACQUIRE, REFRESH, MARK)
 
 
 def _moved(outcome: Outcome) -> bool:
