@@ -1,0 +1,211 @@
+"""Paths in Starlette's syntax, and compiled regular expressions: what they match, and how fast.
+
+A template matches what Starlette's router matches, a newline at the end included, and takes time
+in proportion to the length of the path, whatever the path is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from ...errors import ConfigurationError, InvalidKey
+from .converters import CONVERTERS, Converter
+
+_PLACEHOLDER: Final = re.compile(r"\{([a-zA-Z_][a-zA-Z0-9_]*)(?::([a-zA-Z_][a-zA-Z0-9_]*))?\}")
+
+_SAMPLES: Final = 4096
+"""Paths that are tried, at most, to see whether one template matches all that another does."""
+
+
+class Path(Protocol):
+    """Which paths a rule is about."""
+
+    @property
+    def text(self) -> str:
+        """How messages call it."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of its parameters."""
+
+    def match(self, path: str) -> Mapping[str, str | None] | None:
+        """The parameters as they stand in ``path``; ``None`` if it does not match."""
+
+    def convert(self, name: str, value: str) -> object:
+        """The value that the endpoint sees. Raises ``InvalidKey`` where it can see none."""
+
+    def below_mounts(self) -> Iterable[Path]:
+        """What a router that is mounted somewhere on the way may have of it."""
+
+    def covers(self, other: Path) -> bool:
+        """Whether it certainly matches all that ``other`` does."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathTemplate:
+    """A path in Starlette's syntax: ``/shops/{shop}/items/{item_id:int}``."""
+
+    text: str
+    converters: Mapping[str, Converter]
+    regex: re.Pattern[str]
+
+    @classmethod
+    def parse(cls, text: str) -> PathTemplate:
+        """Reads a template. Raises ``ConfigurationError`` where it cannot be matched quickly."""
+        if not text.startswith("/"):
+            raise ConfigurationError(f'path {text!r} must start with "/"')
+        segments = [_Segment.parse(text, segment) for segment in text.split("/")]
+        placeholders = [each for segment in segments for each in segment.placeholders]
+        _check(text, placeholders)
+        pattern = "/".join(segment.pattern for segment in segments)
+        return cls(text, dict(placeholders), re.compile(f"^{pattern}$"))
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self.converters)
+
+    def match(self, path: str) -> Mapping[str, str | None] | None:
+        found = self.regex.match(path)  # Neither fullmatch nor \Z: as Starlette has it.
+        return None if found is None else found.groupdict()
+
+    def convert(self, name: str, value: str) -> object:
+        try:
+            return self.converters[name].convert(value)
+        except ValueError as error:  # Python reads no number of more than 4300 digits.
+            raise InvalidKey(f"path {self.text!r} was given {value[:40]!r} as {name!r}") from error
+
+    def below_mounts(self) -> Iterable[Path]:
+        starts = [each.start() for each in re.finditer("/", self.text)]
+        return [PathTemplate.parse(self.text[start:]) for start in starts[1:]]
+
+    def covers(self, other: Path) -> bool:
+        if not isinstance(other, PathTemplate):
+            return False
+        return all(self.match(path) is not None for path in other.samples())
+
+    def samples(self) -> Iterator[str]:
+        """Paths that it matches, with every kind of value."""
+        literals = _PLACEHOLDER.split(self.text)[::3]
+        samples = (converter.samples for converter in self.converters.values())
+        for values in itertools.islice(itertools.product(*samples), _SAMPLES):
+            pairs = itertools.zip_longest(literals, values, fillvalue="")
+            yield "".join(itertools.chain(*pairs))
+
+
+@dataclass(frozen=True, slots=True)
+class PathRegex:
+    """A compiled regular expression, which has to match the whole path."""
+
+    regex: re.Pattern[str]
+
+    @property
+    def text(self) -> str:
+        return f"re.compile({self.regex.pattern!r})"
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self.regex.groupindex)
+
+    def match(self, path: str) -> Mapping[str, str | None] | None:
+        found = self.regex.fullmatch(path)
+        if found is None and path.endswith("\n"):
+            # Routers that end their patterns with "$", as Starlette and Django do, do not see it.
+            found = self.regex.fullmatch(path[:-1])
+        return None if found is None else found.groupdict()
+
+    def convert(self, name: str, value: str) -> object:  # noqa: ARG002
+        return value
+
+    def below_mounts(self) -> Iterable[Path]:
+        return ()
+
+    def covers(self, other: Path) -> bool:
+        if isinstance(other, PathTemplate) and not other.names:
+            return self.match(other.text) is not None
+        return isinstance(other, PathRegex) and other.regex == self.regex
+
+
+def path_of(path: str | re.Pattern[str]) -> Path:
+    """What a rule was given as its path. Raises ``ConfigurationError``."""
+    if isinstance(path, str):
+        return PathTemplate.parse(path)
+    if isinstance(getattr(path, "pattern", None), str):
+        return PathRegex(path)
+    raise ConfigurationError(
+        f"path {path!r:.80} must be a string in Starlette's syntax, such as '/items/{{item_id}}',"
+        " or a compiled regular expression of a string"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    placeholders: list[tuple[str, Converter]]
+    pattern: str
+
+    @classmethod
+    def parse(cls, path: str, text: str) -> _Segment:
+        literals, names, kinds = (_PLACEHOLDER.split(text)[start::3] for start in range(3))
+        for literal in literals:
+            if "{" in literal or "}" in literal:
+                raise ConfigurationError(
+                    f"path {path!r} has {text!r}: a placeholder is {{name}} or {{name:int}}"
+                )
+        converters = [_converter(path, kind or "str") for kind in kinds]
+        _check_speed(path, text, literals, converters)
+        places = list(zip(names, converters, strict=True))
+        pieces = [re.escape(literals[0])]
+        for (name, converter), literal in zip(places, literals[1:], strict=True):
+            pieces.append(f"(?P<{name}>{converter.pattern}){re.escape(literal)}")
+        pattern = "".join(pieces)
+        if len(places) > 1:
+            # It ends where the segment does, and nothing after it can make it split otherwise.
+            pattern = f"(?>{pattern}(?=/|$))"
+        return cls(places, pattern)
+
+
+def _converter(path: str, kind: str) -> Converter:
+    if kind not in CONVERTERS:
+        raise ConfigurationError(
+            f"path {path!r} has the converter {kind!r}; there is {', '.join(CONVERTERS)}."
+            " For one of your own, give a compiled regular expression as the path"
+        )
+    return CONVERTERS[kind]
+
+
+def _check(path: str, placeholders: list[tuple[str, Converter]]) -> None:
+    names = [name for name, _ in placeholders]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ConfigurationError(f"path {path!r} has {', '.join(sorted(twice))} twice")
+    if sum(converter is CONVERTERS["path"] for _, converter in placeholders) > 1:
+        raise ConfigurationError(
+            f"path {path!r} has two placeholders of kind 'path', which takes long to match; have"
+            " one, or give a compiled regular expression"
+        )
+
+
+def _check_speed(path: str, text: str, literals: list[str], converters: list[Converter]) -> None:
+    """Refuses a segment that could be split at many places, where each were tried in turn.
+
+    Placeholders are told apart by the character between them. Only the last may come after one
+    that can have that character itself: it takes what is left, so the first split that is tried
+    is right, or what it takes ends before the next, so that no character is looked at twice.
+    """
+    separators = literals[1:-1]
+    for number, separator in enumerate(separators):
+        before, after = converters[number : number + 2]
+        told_apart = separator and not before.may_have(separator[0])
+        is_last = number == len(separators) - 1 and not literals[-1]
+        takes_the_rest = after is CONVERTERS["str"]
+        stops = separator and not after.may_have(separator[0])
+        is_path = CONVERTERS["path"] in (before, after)
+        if is_path or not (told_apart or (is_last and separator and (takes_the_rest or stops))):
+            raise ConfigurationError(
+                f"path {path!r} has {text!r}, which takes long to match: between two placeholders"
+                " stands a character that the first cannot have, as in"
+                " '{year:int}-{month:int}', unless they are the last of their segment, as in"
+                " '{name}.{ext}'. Or give a compiled regular expression"
+            )

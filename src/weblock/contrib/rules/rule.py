@@ -1,0 +1,148 @@
+"""One rule: the requests that it is about, and what they lock."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Unpack
+
+from ..._face import HoldOptions, Options
+from ...errors import ConfigurationError
+from ...keys import KeyTemplate
+from ..request_values import Headers, request_values
+from .paths import Path, path_of
+
+WEBSOCKET: Final = "WEBSOCKET"
+"""What stands for websockets among the methods of a rule."""
+
+METHODS: Final = frozenset(
+    {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "QUERY"}
+    | {"COPY", "LOCK", "MKCOL", "MOVE", "PROPFIND", "PROPPATCH", "PURGE", "REPORT", "SEARCH"}
+    | {"UNLOCK", WEBSOCKET}
+)
+"""Those that a rule may name."""
+
+
+class Rule:
+    """Requests to ``path`` hold ``key`` while they are served.
+
+    ``path`` is in Starlette's syntax, ``/shops/{shop}/items/{item_id:int}``, or a compiled regular
+    expression, which has to match the whole path. ``key`` is a template, or several, of path
+    parameters, ``{query.x}`` and ``{header.x}``. ``methods`` are all but ``WEBSOCKET`` unless they
+    are named; ``GET`` includes ``HEAD``. ``exempt=True``, instead of a key, lets requests through
+    that later rules would lock. ``options`` are those of ``HoldOptions``, in seconds.
+
+    Raises ``ConfigurationError`` for what cannot work.
+    """
+
+    __slots__ = ("exempt", "keys", "methods", "options", "path")
+
+    path: Path
+    keys: tuple[KeyTemplate, ...]
+    methods: frozenset[str] | None
+    exempt: bool
+    options: HoldOptions
+
+    def __init__(
+        self,
+        path: str | re.Pattern[str],
+        *,
+        key: str | Sequence[str] = (),
+        methods: Iterable[str] | None = None,
+        exempt: bool = False,
+        **options: Unpack[HoldOptions],
+    ) -> None:
+        self.path = path_of(path)
+        self.keys = _keys(key)
+        self.methods = None if methods is None else _methods(methods)
+        self.exempt = _flag(exempt)
+        self.options = options
+        self._check()
+
+    def _check(self) -> None:
+        if self.exempt and (self.keys or self.options):
+            raise ConfigurationError(
+                f"{self!r} is exempt and locks nothing: give it no key or option"
+            )
+        if not self.exempt and not self.keys:
+            raise ConfigurationError(f"{self!r} has no key: name what it locks, or exempt=True")
+        Options().of_call(self.options)
+        for template in self.keys:
+            for source in template.in_request().values():
+                if source.kind == "path" and source.name not in self.path.names:
+                    raise ConfigurationError(
+                        f"key {template.text!r} wants the path parameter {source.name!r}, but"
+                        f" {self.path.text} has {', '.join(sorted(self.path.names)) or 'none'}"
+                    )
+
+    def takes(self, method: str) -> bool:
+        """Whether it is about requests of this method, which is in capitals."""
+        return method != WEBSOCKET if self.methods is None else method in self.methods
+
+    def hides(self, other: Rule) -> bool:
+        """Whether it certainly matches all that ``other`` does."""
+        if self.methods is None:
+            methods = other.methods is None or WEBSOCKET not in other.methods
+        else:
+            methods = other.methods is not None and other.methods <= self.methods
+        return methods and self.path.covers(other.path)
+
+    def __repr__(self) -> str:
+        methods = "" if self.methods is None else f", methods={sorted(self.methods)}"
+        return f"Rule({self.path.text!r}{methods})"
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A request that a rule is about, with the path's parameters as they stand there."""
+
+    rule: Rule
+    parameters: Mapping[str, str | None]
+
+    def keys(self, *, query: str, headers: Headers) -> list[str]:
+        """What the request locks; ``InvalidKey`` where it lacks what a key is made of."""
+        return [
+            template.fill(
+                request_values(template, path=self._path(template), query=query, headers=headers)
+            )
+            for template in self.rule.keys
+        ]
+
+    def _path(self, template: KeyTemplate) -> Mapping[str, object]:
+        names = (each.name for each in template.in_request().values() if each.kind == "path")
+        values = ((name, self.parameters.get(name)) for name in names)
+        convert = self.rule.path.convert
+        return {name: convert(name, value) for name, value in values if value is not None}
+
+
+def _keys(given: object) -> tuple[KeyTemplate, ...]:
+    texts = given if isinstance(given, list | tuple) else [given]
+    return tuple(map(KeyTemplate.parse, texts))
+
+
+def _methods(given: Iterable[str]) -> frozenset[str]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ConfigurationError(f"methods={given!r:.80} must be a list, such as [{'POST'!r}]")
+    methods = frozenset(map(_method, given))
+    if not methods:
+        raise ConfigurationError(
+            "methods has none, so nothing would be locked: leave it out for all"
+        )
+    return methods | {"HEAD"} if "GET" in methods else methods
+
+
+def _method(given: object) -> str:
+    method = given.upper() if isinstance(given, str) else given
+    if method not in METHODS:
+        raise ConfigurationError(
+            f"method {given!r:.80} is unknown; there is {', '.join(sorted(METHODS))}, and a rule"
+            " without methods is for all but WEBSOCKET"
+        )
+    return str(method)
+
+
+def _flag(exempt: object) -> bool:
+    if not isinstance(exempt, bool):
+        raise ConfigurationError(f"exempt={exempt!r:.80} must be True or False")
+    return exempt

@@ -1,0 +1,103 @@
+"""The rules of an application, in their order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from ...errors import ConfigurationError
+from .mapping import named_rules
+from .rule import METHODS, Match, Rule
+
+_SLASHES: Final = re.compile("/{2,}")
+
+
+class RuleSet:
+    """Rules, of which the first that matches a request counts."""
+
+    __slots__ = ("_by_method", "_for_other_methods", "_rules")
+
+    def __init__(self, rules: object = (), *, name: str = "rules") -> None:
+        """``rules`` are ``Rule`` objects, or mappings of what ``Rule`` takes.
+
+        They stand in a list, in a mapping by their names, or in JSON. ``name`` is what errors call
+        the whole. Raises ``ConfigurationError``, which names the rule that cannot work, also where
+        one stands behind another that matches all its requests.
+        """
+        named = list(named_rules(rules, name))
+        _refuse_hidden(named)
+        self._rules = tuple(rule for _, rule in named)
+        self._by_method = {method: self._for(method) for method in METHODS}
+        self._for_other_methods = self._for("")
+
+    def _for(self, method: str) -> tuple[Rule, ...]:
+        return tuple(rule for rule in self._rules if rule.takes(method))
+
+    def __iter__(self) -> Iterator[Rule]:
+        return iter(self._rules)
+
+    def __len__(self) -> int:
+        return len(self._rules)
+
+    def find(self, method: str, path: str, *, root_path: str = "") -> Match | None:
+        """What a request locks; ``None`` if nothing.
+
+        ``path`` and ``root_path`` are as ASGI has them, decoded; ``method`` is ``WEBSOCKET`` for
+        a websocket.
+        """
+        rules = self._by_method.get(method.upper(), self._for_other_methods)
+        for reading in _readings(path, root_path) if rules else ():
+            for rule in rules:
+                if (parameters := rule.path.match(reading)) is not None:
+                    return None if rule.exempt else Match(rule, parameters)
+        return _below_a_mount(rules, path) if path.endswith("\n") else None
+
+
+def _below_a_mount(rules: Iterable[Rule], path: str) -> Match | None:
+    """What matches where a mount of Starlette's has not taken its own part off the path.
+
+    So it is if the path ends with a newline: ``POST /shops/items%0A`` comes to the route
+    ``/{shop}/items`` that is mounted at ``/shops``, with "shops" for its shop.
+    """
+    for rule in rules:
+        for below in () if rule.exempt else rule.path.below_mounts():
+            if (parameters := below.match(path)) is not None:
+                return Match(rule, parameters)
+    return None
+
+
+def _readings(path: str, root_path: str) -> Iterator[str]:
+    """The path as Starlette's router reads it; if no rule matches it, as more lenient ones do.
+
+    Those take several slashes for one, and do not mind one at the end.
+    """
+    routed = _routed(path, root_path)
+    yield routed
+    if routed != path:
+        yield path
+    single = _SLASHES.sub("/", routed)
+    bare = single.rstrip("/")
+    for lenient in (bare, f"{bare}/"):
+        if lenient not in (routed, ""):
+            yield lenient
+
+
+def _routed(path: str, root_path: str) -> str:
+    """The path below ``root_path``, as Starlette has it."""
+    if not root_path or not path.startswith(root_path):
+        return path
+    rest = path[len(root_path) :]
+    return rest if rest[:1] in ("", "/") else path
+
+
+def _refuse_hidden(named: Iterable[tuple[str, Rule]]) -> None:
+    earlier: list[tuple[str, Rule]] = []
+    for name, rule in named:
+        for before, other in earlier:
+            if other.hides(rule):
+                raise ConfigurationError(
+                    f"{name}, {rule!r}, can never match: {before}, {other!r}, stands before it and"
+                    " matches all its requests. Put the narrower one first"
+                )
+        earlier.append((name, rule))

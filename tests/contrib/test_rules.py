@@ -1,0 +1,389 @@
+"""Rules by URL: which requests they are about, what these lock, and which rules are refused."""
+
+import json
+import math
+import re
+import time
+import tomllib
+
+import pytest
+
+from weblock import ConfigurationError, InvalidKey
+from weblock.contrib.rules import Rule, RuleSet
+
+
+def locked(rules, method, path, *, root_path="", query="", headers=()):
+    """The keys that a request locks."""
+    found = RuleSet(rules).find(method, path, root_path=root_path)
+    named = dict(headers)
+    if found is None:
+        return None
+    return found.keys(query=query, headers=lambda name: [named[name]] if name in named else [])
+
+
+ITEMS = [Rule("/items", key="items")]
+SHOP = [Rule("/shops/{shop}/items/{item:int}", key="{shop}:{item}")]
+
+
+class TestMatching:
+    @pytest.mark.parametrize(
+        ("path", "keys"),
+        [
+            ("/items", ["items"]),
+            ("/items\n", ["items"]),
+            ("/items-archive", None),
+            ("/items/7", None),
+            ("/Items", None),
+            ("/old/items", None),
+            ("/items\nx", None),
+            ("/items\n\n", None),
+            ("", None),
+            ("/items/", ["items"]),
+            ("//items//", ["items"]),
+        ],
+    )
+    def test_a_path_is_matched_as_routers_match_it(self, path, keys):
+        """Neither more than the path is locked, nor less, by what a router takes for the same."""
+        assert locked(ITEMS, "POST", path) == keys
+
+    @pytest.mark.parametrize("path", ["/items", "/items\n", "/items-archive"])
+    def test_naive_matching_is_wrong(self, path):
+        """``re.match`` locks too much, ``fullmatch`` and ``==`` too little: here it is seen."""
+        right = locked(ITEMS, "POST", path) is not None
+        naive = [re.match("/items", path), re.fullmatch("/items", path), path == "/items"]
+        wrong = [bool(each) != right for each in naive]
+        assert (
+            wrong
+            == {
+                "/items": [False, False, False],
+                "/items\n": [False, True, True],
+                "/items-archive": [True, False, False],
+            }[path]
+        )
+
+    @pytest.mark.parametrize(
+        ("path", "root_path", "keys"),
+        [
+            ("/api/items", "/api", ["items"]),
+            ("/items", "/api", ["items"]),
+            ("/apiitems", "/api", None),
+            ("/api/items", "", None),
+            ("/api/api/items", "/api", None),
+        ],
+    )
+    def test_what_is_before_the_application_is_no_part_of_the_path(self, path, root_path, keys):
+        """Where a server or a mount has put the application makes no difference to its rules."""
+        assert locked(ITEMS, "POST", path, root_path=root_path) == keys
+
+    def test_a_rule_may_name_the_root_path_too(self):
+        """A path that is written in full is locked as well."""
+        rules = [Rule("/api/items", key="items")]
+        assert locked(rules, "POST", "/api/items", root_path="/api") == ["items"]
+
+    def test_a_rule_with_a_slash_at_the_end_is_the_lenient_routers_too(self):
+        """A router that does not mind slashes has one endpoint for both paths: so has the rule."""
+        assert locked([Rule("/items/", key="items")], "POST", "/items") == ["items"]
+
+    def test_the_exact_path_goes_before_the_lenient_one(self):
+        """What a router tells apart is told apart."""
+        rules = [Rule("/items", key="one"), Rule("/items/", key="two")]
+        assert locked(rules, "GET", "/items") == ["one"]
+        assert locked(rules, "GET", "/items/") == ["two"]
+
+    def test_a_mounted_route_is_locked_whose_mount_was_confused(self):
+        """Starlette's mounts leave their own part in a path that ends with a newline."""
+        rules = [Rule("/shops/{shop}/items", key="shop:{shop}")]
+        assert locked(rules, "POST", "/shops/items\n") == ["shop:shops"]
+        rules = [Rule("/{tenant}/{shop}/items", key="{tenant}:{shop}")]
+        with pytest.raises(InvalidKey):
+            locked(rules, "POST", "/shops/items\n")
+
+    @pytest.mark.parametrize(
+        ("methods", "method", "matches"),
+        [
+            (None, "POST", True),
+            (None, "BREW", True),
+            (None, "WEBSOCKET", False),
+            (["POST"], "POST", True),
+            (["post"], "POST", True),
+            (["POST"], "post", True),
+            (["POST"], "GET", False),
+            (["GET"], "HEAD", True),
+            (["HEAD"], "GET", False),
+            (["POST"], "BREW", False),
+            (["WEBSOCKET"], "WEBSOCKET", True),
+            (["WEBSOCKET"], "GET", False),
+        ],
+    )
+    def test_methods(self, methods, method, matches):
+        """All but websockets unless they are named; HEAD comes with GET, in any case."""
+        rules = [Rule("/items", key="items", methods=methods)]
+        assert (locked(rules, method, "/items") is not None) is matches
+
+    def test_the_first_match_wins(self):
+        """The order of the rules is theirs to say; an exempt one ends the search."""
+        rules = [
+            Rule("/items/health", exempt=True),
+            Rule("/items/{item:int}", key="item:{item}"),
+            Rule("/items/{name}", key="name:{name}"),
+        ]
+        assert locked(rules, "GET", "/items/health") is None
+        assert locked(rules, "GET", "/items/7") == ["item:7"]
+        assert locked(rules, "GET", "/items/x") == ["name:x"]
+
+    def test_a_regular_expression_has_to_match_the_whole_path(self):
+        """As with templates, neither a longer path slips in nor a newline past."""
+        rules = [Rule(re.compile(r"/items/(?P<item>\d+)(?:\.(?P<form>\w+))?"), key="item:{item}")]
+        assert locked(rules, "GET", "/items/7") == ["item:7"]
+        assert locked(rules, "GET", "/items/7\n") == ["item:7"]
+        assert locked(rules, "GET", "/items/7.json") == ["item:7"]
+        assert locked(rules, "GET", "/items/7/archive") is None
+        assert locked(rules, "GET", "/old/items/7") is None
+
+
+class TestKeys:
+    def test_a_key_is_of_the_value_that_the_endpoint_sees(self):
+        """``/items/7`` and ``/items/007`` are one item to an endpoint that takes an ``int``."""
+        assert locked(SHOP, "GET", "/shops/a/items/007") == ["a:7"]
+        rules = [Rule("/{id:uuid}", key="{id}")]
+        uuid = "0123abcd-0123-0123-0123-0123456789ab"
+        assert locked(rules, "GET", f"/{uuid.replace('-', '').upper()}") == [uuid]
+        assert locked([Rule("/{x:float}", key="{x}")], "GET", "/1.50") == ["1.5"]
+
+    def test_values_of_query_and_headers(self):
+        """A key is made of any of a request's parts, and may be several."""
+        rules = [Rule("/{shop}", key=["{shop}:{query.item}", "user:{header.X-User}"])]
+        keys = locked(rules, "GET", "/a", query="item=b%20c", headers={"x-user": "me"})
+        assert keys == ["a:b%20c", "user:me"]
+
+    @pytest.mark.parametrize(
+        "path", ["/shops/" + 600 * "x" + "/items/7", "/shops/a/items/" + 5000 * "7"]
+    )
+    def test_keys_of_hostile_paths_are_bounded(self, path):
+        """What makes a key too long, or a number that Python does not read, is the client's error."""
+        with pytest.raises(InvalidKey):
+            locked(SHOP, "GET", path)
+
+    def test_a_group_that_took_no_part_makes_no_key(self):
+        """A key that cannot be filled in is an error, never a key of less."""
+        rules = [Rule(re.compile("/items(?:/(?P<item>[^/]+))?"), key="item:{item}")]
+        with pytest.raises(InvalidKey):
+            locked(rules, "GET", "/items")
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("path", "problem"),
+        [
+            ("items", 'must start with "/"'),
+            ("", 'must start with "/"'),
+            (b"/b", "must be a string"),
+            (None, "must be a string"),
+            (re.compile(b"/items"), "must be a string"),
+            ("/{item", "a placeholder is"),
+            ("/{item-id}", "a placeholder is"),
+            ("/{item:slug}", "converter 'slug'.*regular expression"),
+            ("/{a}/{a}", "has a twice"),
+            ("/{a}{b}", "takes long"),
+            ("/{a}-{b}-{c}", "takes long"),
+            ("/{a}-{b}.json", "takes long"),
+            ("/{a:float}.{b}x", "takes long"),
+            ("/{p:path}-{b}", "takes long"),
+            ("/{a}-{p:path}", "takes long"),
+            ("/{p:path}/x/{q:path}", "two placeholders of kind 'path'"),
+        ],
+    )
+    def test_paths(self, path, problem):
+        """What is no path, or would take long to match, is refused with what is wrong with it."""
+        with pytest.raises(ConfigurationError, match=problem):
+            Rule(path, key="x")
+
+    @pytest.mark.parametrize(
+        ("fields", "problem"),
+        [
+            ({}, "has no key"),
+            ({"key": []}, "has no key"),
+            ({"key": "x", "exempt": True}, "exempt and locks nothing"),
+            ({"ttl": 5, "exempt": True}, "exempt and locks nothing"),
+            ({"exempt": "yes"}, "must be True or False"),
+            ({"key": "{shop}"}, "wants the path parameter 'shop', but /items/{item} has item"),
+            ({"key": "{path.shop}"}, "wants the path parameter 'shop'"),
+            ({"key": "{cookie.shop}"}, "one of path, query, header"),
+            ({"key": "{item"}, "unmatched brace"),
+            ({"key": 7}, "a lock key is a string"),
+            ({"key": "x", "methods": "POST"}, "must be a list"),
+            ({"key": "x", "methods": 7}, "must be a list"),
+            ({"key": "x", "methods": []}, "has none"),
+            ({"key": "x", "methods": ["PSOT"]}, "method 'PSOT' is unknown"),
+            ({"key": "x", "methods": [None]}, "method None is unknown"),
+            ({"key": "x", "ttl": 0}, "ttl=0"),
+            ({"key": "x", "wait": "5"}, "wait='5' is not a duration"),
+            ({"key": "x", "max_waiters": -1}, "max_waiters=-1"),
+        ],
+    )
+    def test_fields(self, fields, problem):
+        """What cannot work is said when the rule is made."""
+        with pytest.raises(ConfigurationError, match=problem):
+            Rule("/items/{item}", **fields)
+
+    @pytest.mark.parametrize(
+        ("first", "second"),
+        [
+            (Rule("/items", key="a"), Rule("/items", key="b")),
+            (Rule("/items/{a}", key="a"), Rule("/items/new", key="b")),
+            (Rule("/items/{a}", key="a"), Rule("/items/{b}", key="b")),
+            (Rule("/items/{a}", key="a"), Rule("/items/{b:int}", key="b")),
+            (Rule("/items/{a}", key="a"), Rule("/items/{b:uuid}", key="b")),
+            (Rule("/items/{a:float}", key="a"), Rule("/items/{b:int}", key="b")),
+            (Rule("/items/{a}", key="a"), Rule("/items/{b}.{c}", key="b")),
+            (Rule("/{p:path}", key="a"), Rule("/items/{b}/c", key="b")),
+            (Rule("/{p:path}", exempt=True), Rule("/items", key="b")),
+            (Rule("/items", key="a"), Rule("/items", exempt=True, methods=["GET"])),
+            (
+                Rule("/items", key="a", methods=["GET", "PUT"]),
+                Rule("/items", key="b", methods=["HEAD"]),
+            ),
+            (Rule(re.compile("/items.*"), key="a"), Rule("/items", key="b")),
+            (Rule(re.compile("/items.*"), key="a"), Rule(re.compile("/items.*"), key="b")),
+        ],
+    )
+    def test_a_rule_that_another_hides(self, first, second):
+        """A rule that can never match is refused, with the names of both."""
+        with pytest.raises(ConfigurationError, match=r"rules\[1\], .* never match: rules\[0\]"):
+            RuleSet([first, second])
+
+    @pytest.mark.parametrize(
+        ("first", "second"),
+        [
+            (Rule("/items/new", key="a"), Rule("/items/{a}", key="b")),
+            (Rule("/items/{a:int}", key="a"), Rule("/items/{a}", key="b")),
+            (Rule("/items/{a:uuid}", key="a"), Rule("/items/{a:int}", key="b")),
+            (Rule("/items/{a:int}", key="a"), Rule("/items/{a:float}", key="b")),
+            (Rule("/items/{a}", key="a"), Rule("/items/{p:path}", key="b")),
+            (Rule("/items/{a}.{b}", key="a"), Rule("/items/{a}", key="b")),
+            (Rule("/{p:path}/x", key="a"), Rule("/{p:path}", key="b")),
+            (Rule("/items", key="a", methods=["GET"]), Rule("/items", key="b")),
+            (Rule("/items", key="a"), Rule("/items", key="b", methods=["WEBSOCKET"])),
+            (Rule("/items", key="a"), Rule("/items/", key="b")),
+            (Rule(re.compile("/items/(?!7$).*"), key="a"), Rule("/items/{a}", key="b")),
+            (Rule("/items/{a}", key="a"), Rule(re.compile("/items/7"), key="b")),
+        ],
+    )
+    def test_a_rule_that_none_hides(self, first, second):
+        """Rules that only overlap stand side by side."""
+        assert len(RuleSet([first, second])) == 2
+
+
+class TestPlainData:
+    ENTRIES = (
+        {"path": "/shops/{shop}/items", "methods": ["POST"], "key": "shop:{shop}", "ttl": 5},
+        {"regex": "/old/(?P<item>[0-9]+)", "key": ["item:{item}", "all"], "wait": 0.5},
+        {"path": "/health", "exempt": True},
+    )
+
+    def test_from_a_list(self):
+        """Settings hold plain mappings, among rules or instead of them."""
+        rules = RuleSet([*self.ENTRIES, Rule("/x", key="x")])
+        assert [rule.options for rule in rules] == [{"ttl": 5}, {"wait": 0.5}, {}, {}]
+        assert locked([*self.ENTRIES], "POST", "/shops/a/items") == ["shop:a"]
+        assert locked([*self.ENTRIES], "GET", "/old/7") == ["item:7", "all"]
+
+    def test_from_the_environment(self):
+        """A variable holds them as JSON, where null waits without end."""
+        (rule,) = RuleSet('[{"path": "/x", "key": "x", "wait": null}]')
+        assert rule.options == {"wait": None}
+        assert len(RuleSet(json.dumps(self.ENTRIES))) == 3
+
+    def test_from_toml(self):
+        """A table of tables keeps its order; TOML's infinity waits without end."""
+        table = tomllib.loads("""
+            [rules.new]
+            path = "/items/new"
+            key = "new"
+            wait = inf
+            [rules.items]
+            path = "/items/{item}"
+            methods = ["PUT", "DELETE"]
+            key = "item:{item}"
+        """)
+        new, items = RuleSet(table["rules"])
+        assert new.options == {"wait": None}
+        assert items.methods == {"PUT", "DELETE"}
+
+    @pytest.mark.parametrize(
+        ("rules", "problem"),
+        [
+            ("[{", "^rules is no JSON"),
+            (7, "^rules is 7: a list"),
+            ("8", "^rules is 8: a list"),
+            ([7], r"^rules\[0\] is 7: a Rule is wanted"),
+            ({"new": "/items"}, r"^rules\.new is '/items': a Rule is wanted"),
+            ([{"path": "/x", "key": "x", "metods": []}], r"^rules\[0\] has 'metods'.*methods"),
+            ({"new": {"key": "x"}}, r"^rules\.new: either path or regex"),
+            ([{"path": "/x", "regex": "/x", "key": "x"}], r"^rules\[0\]: either path or regex"),
+            ([{"regex": "(", "key": "x"}], r"^rules\[0\]: regex cannot be read: missing \)"),
+            ([{"regex": 7, "key": "x"}], r"^rules\[0\]: regex cannot be read"),
+            ([{"path": 7, "key": "x"}], r"^rules\[0\]: path 7 must be a string"),
+            ([{"path": "/x", "key": "x", "ttl": "5"}], r"^rules\[0\]: ttl='5'"),
+            ([{"path": "/x", "key": "{y}"}], r"^rules\[0\]: key '{y}' wants"),
+            ([{"path": "/x", "key": "x", "ttl": math.inf}], r"^rules\[0\]: ttl=inf"),
+            (
+                {"a": {"path": "/{x}", "key": "x"}, "b": {"path": "/y", "key": "y"}},
+                r"^rules\.b, .* never match: rules\.a,",
+            ),
+        ],
+    )
+    def test_an_error_names_the_entry(self, rules, problem):
+        """Whoever has written it finds what is wrong where it is."""
+        with pytest.raises(ConfigurationError, match=problem):
+            RuleSet(rules)
+
+    def test_the_whole_has_the_name_that_its_user_knows(self):
+        """Django's settings are called by their name."""
+        with pytest.raises(ConfigurationError, match=r"^WEBLOCK\['RULES'\]\[0\] is 7"):
+            RuleSet([7], name="WEBLOCK['RULES']")
+
+
+TEMPLATES = [
+    "/{a}x/{b}.json",
+    "/{a}.{b}",
+    "/{a}-{n:int}",
+    "/{n:int}-{a}.{b}",
+    "/{n:float}-{m:float}-{a}",
+    "/{p:path}/{a}.{b}/x",
+    "/{p:path}.json",
+]
+HOSTILE = ["-", ".", "/", "x/", ".json", ".json/", "1-", "1.1-", "a-b.", "7", "/a.b"]
+
+
+def seconds_for(pattern, path):
+    """The CPU time of one match, at its best."""
+    took = []
+    for _ in range(3):
+        start = time.process_time()
+        pattern.match(path)
+        took.append(time.process_time() - start)
+    return min(took)
+
+
+def slowest_growth(pattern, size):
+    """How much longer a path of four times ``size`` takes, of those that take measurable time."""
+    growth = 0.0
+    for piece in HOSTILE:
+        for end in ("", "/", "\n/x"):
+            short, long = ("/" + piece * (n // len(piece)) + end for n in (size, 4 * size))
+            took = seconds_for(pattern, long)
+            if took > 0.004:
+                growth = max(growth, took / max(seconds_for(pattern, short), 1e-6))
+    return growth
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_matching_takes_time_in_proportion_to_the_length(template):
+    """No URL keeps the event loop: four times the length takes four times as long, not sixteen."""
+    assert slowest_growth(Rule(template, key="x").path.regex, 4000) < 9
+
+
+def test_a_naive_regular_expression_takes_the_square_of_the_length():
+    """What Starlette itself makes of such a template: here it is seen to be slow."""
+    assert slowest_growth(re.compile("^/(?P<a>[^/]+)-(?P<b>[^/]+).json$"), 300) > 9
