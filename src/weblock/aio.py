@@ -212,7 +212,11 @@ class AsyncLocks(Face):
 
 
 class AsyncLease(BaseLease):
-    """Possession of one or several keys, until it is released or lost."""
+    """Possession of one or several keys, until it is released or lost.
+
+    ``async with lease:`` releases at the end of the block, and raises ``LeaseLost`` there as
+    ``hold`` does.
+    """
 
     __slots__ = ()
 

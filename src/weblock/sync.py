@@ -221,7 +221,10 @@ def refuse_async(work: object) -> None:
 
 
 class Lease(BaseLease):
-    """Possession of one or several keys, until it is released or lost."""
+    """Possession of one or several keys, until it is released or lost.
+
+    ``with lease:`` releases at the end of the block, and raises ``LeaseLost`` there as ``hold`` does.
+    """
 
     __slots__ = ()
 

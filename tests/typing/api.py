@@ -44,6 +44,8 @@ def blocking(item_id: int) -> None:
         assert_type(lease.release(), None)
         assert_type(lease.on_lost(lambda: None), None)
     assert_type(locks.try_acquire("create_item"), Lease | None)
+    with locks.acquire("create_item") as acquired:
+        assert_type(acquired, Lease)
     assert_type(locks.acquire(f"item:{item_id}", wait=1), Lease)
     with locks.hold("account:1", "account:2", ttl=timedelta(minutes=1), wait=None) as lease:
         assert_type(lease, Lease)
