@@ -36,7 +36,13 @@ def test_a_loss_is_told_at_the_end_of_the_block() -> None:
     with Locks.from_url(f"memory://{uuid.uuid4().hex}") as locks:
         with pytest.raises(LeaseLost), locks.acquire("job"):
             locks.force_release("job")
-        with pytest.raises(ValueError, match="mine") as failure, locks.acquire("job"):
-            locks.force_release("job")
-            raise ValueError("mine")
-        assert "was lost" in failure.value.__notes__[0]
+        failure = ValueError("mine")
+
+        def fail() -> None:
+            with locks.acquire("job"):
+                locks.force_release("job")
+                raise failure
+
+        with pytest.raises(ValueError, match="mine"):
+            fail()
+        assert "was lost" in failure.__notes__[0]
