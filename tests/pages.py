@@ -1,0 +1,63 @@
+"""Runs the Python of a page of the docs: ``python -m tests.pages docs/asgi.md``.
+
+Its blocks run from top to bottom, as one program that may ``await`` at its top level. What a reader
+need not see stands in comments that begin with a line ``<!-- test``: what a block takes for granted
+before it, and what it claims behind it. There, ``shown`` has the texts of all blocks so far, by
+their language.
+"""
+
+import ast
+import asyncio
+import inspect
+import re
+import sys
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+_BLOCK = re.compile(
+    r"^```(?P<language>\w+)\n(?P<shown>.*?)^```$|^<!-- test\n(?P<hidden>.*?)^-->$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+class Block(NamedTuple):
+    """A fenced block, or a hidden one; ``line`` is where its text begins."""
+
+    language: str
+    text: str
+    line: int
+
+
+def blocks_of(page: str) -> Iterator[Block]:
+    """The blocks of a page, in their order."""
+    for found in _BLOCK.finditer(page):
+        language = found["language"] or "hidden"
+        group = "shown" if found["language"] else "hidden"
+        yield Block(language, found[group], page.count("\n", 0, found.start(group)))
+
+
+async def run(blocks: Iterable[Block], page: str) -> None:
+    """Runs a page. An error's traceback names the page and its line."""
+    shown = defaultdict(list)
+    names = {"__name__": "__page__", "shown": shown}
+    for block in blocks:
+        if block.language in ("python", "hidden"):
+            await _run(block, page, names)
+        shown[block.language].append(block.text)
+
+
+async def _run(block: Block, page: str, names: dict[str, object]) -> None:
+    source = "\n" * block.line + block.text
+    code = compile(source, page, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    result = eval(code, names)
+    if inspect.isawaitable(result):
+        await result
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    path = sys.argv[1]
+    asyncio.run(run(blocks_of(Path(path).read_text()), path))

@@ -1,0 +1,56 @@
+"""Every page of the docs: what it shows is run."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .pages import blocks_of
+
+TOP = Path(__file__).parents[1]
+PAGES = sorted(
+    path
+    for path in TOP.glob("docs/*.md")
+    if any(block.language == "python" for block in blocks_of(path.read_text()))
+)
+
+
+def run(page, folder):
+    """Runs a page in a process and a folder of its own, since a page may change both."""
+    return subprocess.run(
+        [sys.executable, "-m", "tests.pages", page],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(TOP)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
+def test_the_code_of_a_page_runs(page, tmp_path):
+    """Whoever copies the blocks of a page, from top to bottom, has a program that works."""
+    ran = run(page, tmp_path)
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("# Title\n\n```python\nfine = 1\n1 / 0\n```\n", 5),
+        ("```python\nx = 1\n```\n\n<!-- test\nassert x == 1\nassert x == 2\n-->\n", 7),
+        ("```python\nimport asyncio\nawait asyncio.sleep(0)\n\nraise KeyError\n```\n", 5),
+        ("```toml\na = 1\n```\n<!-- test\nassert shown == {'toml': ['a = 2']}\n-->\n", 5),
+        ("```python\nimport warnings\nwarnings.warn('old')\n```\n", 3),
+    ],
+    ids=["error", "claim", "await", "shown", "warning"],
+)
+def test_a_wrong_page_is_found_out(text, line, tmp_path):
+    """A block that fails, or a claim that is not true, fails at its line."""
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    ran = run(page, tmp_path)
+    assert ran.returncode
+    assert f'page.md", line {line}, in' in ran.stderr
