@@ -9,6 +9,7 @@ from typing import Any
 
 from .binaries import a_redis, a_valkey, binaries, binary
 from .cluster import Cluster
+from .memcached import Memcached
 from .postgres import Postgres
 from .proxy import Fault, Proxy
 from .rights import USER, grant_least_rights
@@ -18,6 +19,7 @@ from .single import PortTaken, Server
 __all__ = [
     "Cluster",
     "Fault",
+    "Memcached",
     "PortTaken",
     "Postgres",
     "Proxy",
@@ -28,6 +30,7 @@ __all__ = [
     "binaries",
     "binary",
     "eventually",
+    "fresh_memcached",
     "fresh_quorum",
     "fresh_url",
     "shared",
@@ -35,6 +38,7 @@ __all__ = [
 
 _guard = threading.Lock()
 _shared: dict[tuple[str | None, int], Server] = {}
+_memcached: list[Memcached] = []
 
 
 def shared(name: str | None = None, number: int = 0) -> Server:
@@ -63,6 +67,15 @@ def fresh_quorum(count: int, **query: Any) -> list[str]:
     prefix = f"weblock:{uuid.uuid4().hex}"
     servers = [shared(number=number) for number in range(count)]
     return [_url(server, {"prefix": prefix, **query}) for server in servers]
+
+
+def fresh_memcached() -> str:
+    """An engine on a shared memcached that nobody has used."""
+    with _guard:
+        if not _memcached:
+            _memcached.append(Memcached("-M"))
+            atexit.register(_memcached[0].close)
+    return f"{_memcached[0].url}?prefix={uuid.uuid4().hex}&recovery=off"
 
 
 def _url(server: Server, query: dict[str, Any]) -> str:

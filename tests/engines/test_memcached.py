@@ -1,0 +1,314 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from typing import Any
+
+import pytest
+
+from tests.contract.conditions import eventually
+from tests.servers import Memcached, fresh_memcached
+from weblock import AsyncLocks, ConfigurationError, EngineUnavailable, LeaseLost, Locks
+from weblock._core.table import Claim, Held, Waiting
+from weblock._runtime.blocking import BlockingRuntime, drive
+from weblock.stores.memcached import LONGEST_LOOK, MemcachedEngine, _Sightings, open_engine
+
+LONG = 60.0
+
+
+class Machine:
+    """A process on a machine whose clock is set by hand."""
+
+    def __init__(self, url: str, clock: float) -> None:
+        self.engine = open_engine(url)
+        runtime = BlockingRuntime()
+        runtime.now = lambda: self.clock
+        self.clock = clock
+        self.store = self.engine.connect(runtime)
+
+    def acquire(self, owner: str, ttl: float = 10) -> Any:
+        claim = Claim(owner, self.store.process, ttl, owner)
+        return drive(self.store.acquire("key", claim, room=9)).answer
+
+    def release(self, owner: str) -> Any:
+        return drive(self.store.release("key", owner)).answer
+
+
+@pytest.fixture
+def machine() -> Iterator[Callable[[float], Machine]]:
+    """Machines that lock on one server, each with a clock of its own."""
+    url = fresh_memcached()
+    started: list[Machine] = []
+
+    def start(clock: float) -> Machine:
+        started.append(Machine(url, clock))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.engine.close()
+
+
+class TestClocks:
+    """No two machines agree on the time."""
+
+    @pytest.mark.parametrize("theirs", [0.0, 1e6])
+    def test_clocks_need_not_agree(self, machine, theirs: float) -> None:
+        """A lease lasts as long as it was granted for, whether a waiter's clock is behind or ahead."""
+        holder, waiter = machine(5000.0), machine(theirs)
+        assert isinstance(holder.acquire("holder"), Held)
+        assert isinstance(waiter.acquire("waiter"), Waiting)
+        waiter.clock += 3
+        assert isinstance(waiter.acquire("waiter"), Waiting)
+        waiter.clock += 6.9
+        assert isinstance(waiter.acquire("waiter"), Waiting)
+        waiter.clock += 0.2
+        assert isinstance(waiter.acquire("waiter"), Held)
+        assert isinstance(holder.acquire("holder"), Waiting)
+
+    def test_naive_clocks_do(self, machine, monkeypatch) -> None:
+        """An engine that believes the times that others wrote lets two hold at once."""
+        monkeypatch.setattr(
+            _Sightings,
+            "first",
+            lambda self, item, stamps, now: {each: each.written for each in stamps},
+        )
+        holder, waiter = machine(5000.0), machine(1e6)
+        holder.acquire("holder")
+        assert isinstance(waiter.acquire("waiter"), Held)
+
+    def test_what_others_write_starts_no_lease_anew(self, machine) -> None:
+        """Waiters who come and go and look do not make the lease in front of them last longer."""
+        holder, first, second = machine(5000.0), machine(0.0), machine(1e6)
+        holder.acquire("holder")
+        for _ in range(7):
+            assert isinstance(first.acquire("first"), Waiting)
+            assert isinstance(second.acquire("second"), Waiting)
+            first.clock += 1.5
+            second.clock += 1.5
+        assert isinstance(first.acquire("first"), Held)
+
+    def test_a_renewal_is_counted_from_when_it_is_seen(self, machine) -> None:
+        """A holder that renews is not taken for dead by those who count."""
+        holder, waiter = machine(5000.0), machine(0.0)
+        fence = holder.acquire("holder").fence
+        for _ in range(5):
+            assert isinstance(waiter.acquire("waiter"), Waiting)
+            holder.clock += 4
+            waiter.clock += 4
+            assert holder.acquire("holder").fence == fence
+        assert isinstance(waiter.acquire("waiter"), Waiting)
+
+    def test_a_lease_learned_of_late(self, machine) -> None:
+        """A waiter that looks too late for the lease it was handed does not believe that it holds."""
+        holder, late, other = machine(5000.0), machine(0.0), machine(1e6)
+        holder.acquire("holder")
+        late.acquire("late")
+        other.acquire("other")
+        holder.release("holder")
+        assert isinstance(other.acquire("other"), Waiting)
+        other.clock += 1.6
+        assert isinstance(other.acquire("other"), Held)
+        assert not isinstance(late.acquire("late"), Held)
+
+    def test_fences_go_on_where_the_wall_clock_went_back(self, machine, monkeypatch) -> None:
+        """The next fence is larger also on a machine whose date is years behind."""
+        one, other = machine(5000.0), machine(0.0)
+        fence = one.acquire("one").fence
+        one.release("one")
+        monkeypatch.setattr(time, "time", lambda: 1.0)
+        assert other.acquire("other").fence > fence
+
+
+def test_those_who_wait_do_not_poll_busily() -> None:
+    """Looks at a key that is held for long come to a few a second, however many wait in a process."""
+    with Memcached("-M") as server:
+        url = f"{server.url}?recovery=off"
+        elsewhere = MemcachedEngine(open_engine(url).settings)
+        with Locks(elsewhere) as holder, Locks.from_url(url) as waiters:
+            lease = holder.acquire("key", ttl=LONG)
+            tasks = [
+                _in_thread(lambda: waiters.acquire("key", wait=None).release()) for _ in range(20)
+            ]
+            eventually(lambda: len(holder.inspect("key").waiters) == 20)
+            eventually(
+                lambda: waiters._engine.lookout._watches["default:key"].pause >= LONGEST_LOOK
+            )
+            before, started = _gets(server), time.monotonic()
+            eventually(lambda: time.monotonic() > started + 1.5)
+            looks = (_gets(server) - before) / 3  # The item, and the two that tell of the server.
+            elapsed = time.monotonic() - started
+            beats = 1.4 * 2 * elapsed + 2  # Those who lost to another heartbeat look again.
+            assert looks <= elapsed / (0.75 * LONGEST_LOOK) + beats + 2
+            lease.release()
+            for each in tasks:
+                each.join(LONG)
+            assert not any(each.is_alive() for each in tasks)
+
+
+def _in_thread(work: Callable[[], Any]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def _gets(server: Memcached) -> int:
+    with socket.create_connection(("127.0.0.1", server.port)) as sock:
+        sock.sendall(b"stats\r\n")
+        with sock.makefile("rb") as lines:
+            for line in lines:
+                if line.startswith(b"STAT cmd_get "):
+                    return int(line.split()[2])
+    raise AssertionError
+
+
+class TestServers:
+    def test_one_that_evicts_is_refused(self) -> None:
+        """A server that may throw leases away is no place for them, unless that is asked for."""
+        with Memcached() as server:
+            refused = pytest.raises(EngineUnavailable, match=r"-M.*allow_eviction")
+            with Locks.from_url(server.url) as locks, refused:
+                locks.acquire("key", wait=0)
+            with Locks.from_url(f"{server.url}?allow_eviction=true&recovery=off") as locks:
+                locks.acquire("key", wait=0).release()
+
+    def test_one_without_cas_is_refused(self) -> None:
+        """Without cas nothing can be replaced safely."""
+        refused = pytest.raises(EngineUnavailable, match="-C")
+        with Memcached("-M", "-C") as server, Locks.from_url(server.url) as locks, refused:
+            locks.acquire("key", wait=0)
+
+    @pytest.mark.parametrize("how", ["flush", "restart"])
+    def test_one_that_has_forgotten_grants_nothing_for_a_while(self, how: str) -> None:
+        """After a restart or a flush nobody gets a key before its former holder is told, and fences go on."""
+        with Memcached("-M") as server:
+            url = f"{server.url}?recovery=3"
+            with Locks.from_url(url, ttl=2) as holder, Locks(open_engine(url)) as other:
+                lease = _as_soon_as_it_grants(holder)
+                if how == "flush":
+                    assert server.ask(b"flush_all") == b"OK"
+                else:
+                    server.kill()
+                    server.start()
+                refused = 0
+                while lease.held:
+                    try:
+                        assert other.try_acquire("key") is None
+                    except EngineUnavailable:
+                        refused += 1
+                assert refused
+                with pytest.raises(LeaseLost):
+                    lease.check()
+                theirs = _as_soon_as_it_grants(other)
+                assert theirs.fence > lease.fence
+                theirs.release()
+
+    def test_without_recovery_two_may_hold(self) -> None:
+        """What ``recovery=off`` gives up: a server that forgets grants at once."""
+        with Memcached("-M") as server:
+            url = f"{server.url}?recovery=off"
+            with Locks.from_url(url, renew=False) as holder, Locks(open_engine(url)) as other:
+                lease = holder.acquire("key")
+                server.ask(b"flush_all")
+                theirs = other.try_acquire("key")
+                assert theirs
+                assert lease.held
+                assert theirs.fence > lease.fence
+
+    def test_a_restart_costs_no_idle_connection_an_error(self) -> None:
+        """A connection that ended while nobody used it is not used again."""
+        with Memcached("-M") as server, Locks.from_url(f"{server.url}?recovery=off") as locks:
+            locks.acquire("key", wait=0).release()
+            server.kill()
+            server.start()
+            locks.acquire("key", wait=0).release()
+
+    def test_one_that_stands_still_does_not_stop_the_loop(self) -> None:
+        """A server that does not answer is an error after ``timeout``, and the event loop goes on."""
+
+        async def main() -> int:
+            async with AsyncLocks.from_url(f"{server.url}?recovery=off&timeout=0.3") as locks:
+                lease = await locks.acquire("key")
+                await lease.release()
+                server.stop()
+                asked = asyncio.create_task(locks.acquire("key", wait=0))
+                turns = 0
+                while not asked.done():
+                    await asyncio.sleep(0.01)
+                    turns += 1
+                with pytest.raises(EngineUnavailable, match="in time"):
+                    await asked
+                server.cont()
+                return turns
+
+        with Memcached("-M") as server:
+            assert asyncio.run(main()) > 3
+
+    def test_a_long_list_among_strangers(self) -> None:
+        """Hundreds of keys are listed in full, out of a cache in which others have their own items."""
+        with Memcached("-M") as server:
+            server.ask(b"set stranger 0 0 2\r\nhi")
+            with Locks.from_url(f"{server.url}?recovery=off") as locks:
+                for number in range(600):
+                    locks.acquire(f"item:{number:03}", ttl=LONG, wait=0)
+                listed = [info.key for info in locks.list("item:")]
+                assert listed == [f"item:{number:03}" for number in range(600)]
+
+    def test_what_is_not_ours_is_not_overwritten(self) -> None:
+        """An item that another version wrote is an error that says what to do."""
+        with Memcached("-M") as server, Locks.from_url(f"{server.url}?recovery=off") as locks:
+            locks.acquire("key", ttl=LONG)
+            name = f"weblock:{sha256(b'default:key').hexdigest()}".encode()
+            server.ask(b"set " + name + b" 0 0 5\r\n[99]\n")
+            with pytest.raises(EngineUnavailable, match="this version of weblock"):
+                locks.inspect("key")
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("memcached://", "names no server"),
+        ("memcached://h:0", "names no server"),
+        ("memcached://h:99999", "names no server"),
+        ("memcached://h/path", "names no server"),
+        ("memcached://joe:secret@h", "no such login"),
+        ("memcached://a,b", "several servers"),
+        ("memcached://h?ttl=3", "no memcached option 'ttl'"),
+        ("memcached://h?timeout=0", "timeout='0' must be seconds"),
+        ("memcached://h?recovery=never", "recovery='never' must be seconds"),
+        ("memcached://h?allow_eviction=perhaps", "must be true or false"),
+        ("memcached://h?prefix=a%20b", "prefix='a b' must be"),
+    ],
+)
+def test_a_url_that_cannot_work(url: str, told: str) -> None:
+    """Each is refused at once, with what is wrong, and without its password."""
+    with pytest.raises(ConfigurationError, match=told) as refused:
+        Locks.from_url(url)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("memcached://h", "memcached://h:11211"),
+        ("MEMCACHED://h:7/", "memcached://h:7"),
+        ("memcached://[::1]:7?prefix=shop", "memcached://[::1]:7"),
+    ],
+)
+def test_a_url_says_where_the_server_is(url: str, name: str) -> None:
+    """Host and port are taken from the URL, the port may be left out."""
+    assert open_engine(url).name == name
+
+
+def _as_soon_as_it_grants(locks: Locks) -> Any:
+    until = time.monotonic() + LONG
+    while True:
+        try:
+            return locks.acquire("key", wait=0)
+        except EngineUnavailable:
+            assert time.monotonic() < until
+            time.sleep(0.02)
