@@ -1,10 +1,22 @@
 """The request layer: it owns the leases of an HTTP request, whatever the framework.
 
 Frameworks' adapters acquire through it, from inside (``request_locks``); it releases, from outside.
+``LockMiddleware`` acquires by itself, what its rules say.
 """
 
+from ..rules import Rule, RuleSet
 from .layer import RequestLayer
+from .middleware import LockMiddleware
 from .problems import Problem, problem_of
 from .request import RequestLocks, request_locks
 
-__all__ = ["Problem", "RequestLayer", "RequestLocks", "problem_of", "request_locks"]
+__all__ = [
+    "LockMiddleware",
+    "Problem",
+    "RequestLayer",
+    "RequestLocks",
+    "Rule",
+    "RuleSet",
+    "problem_of",
+    "request_locks",
+]

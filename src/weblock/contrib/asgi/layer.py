@@ -58,13 +58,20 @@ class RequestLayer:
         """Serves one request, or passes on what is none."""
         if self._before_start:
             await self._start(self._before_start, scope, receive, send)
-        if scope["type"] in ("http", "websocket") and not self._is_inside_another(scope):
-            exchange = _Exchange(self._locks, self._hold_back, scope, receive, send)
-            await exchange.run(self._app)
+        if scope["type"] in ("http", "websocket"):
+            await self.serve(self._app, scope, receive, send)
         elif scope["type"] == "lifespan" and self._reopen:
             await self._live(self._reopen, scope, receive, send)
         else:
             await self._app(scope, receive, send)
+
+    async def serve(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
+        """Has ``app`` serve one request or websocket, and releases what it has acquired."""
+        if self._is_inside_another(scope):
+            await app(scope, receive, send)
+        else:
+            exchange = _Exchange(self._locks, self._hold_back, scope, receive, send)
+            await exchange.run(app)
 
     def _is_inside_another(self, scope: Scope) -> bool:
         """Whether a layer on the same locks, farther out, has this request already."""

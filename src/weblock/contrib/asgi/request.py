@@ -188,12 +188,14 @@ class RequestLocks:
 def request_locks(scope: Scope) -> RequestLocks:
     """The locks of the request whose scope this is.
 
-    Raises ``ConfigurationError`` where the request layer was not installed.
+    Raises ``ConfigurationError`` where there is no request layer around the application, or no
+    rule of a ``LockMiddleware`` matches.
     """
     found = scope.get(SCOPE_KEY)
     if not isinstance(found, RequestLocks):
         raise ConfigurationError(
             "this application has no lock layer: call"
-            ' weblock.contrib.fastapi.install(app, "redis://...") where the app is made, once'
+            ' weblock.contrib.fastapi.install(app, "redis://...") where the app is made, once;'
+            " or, under LockMiddleware, have a rule for this request"
         )
     return found

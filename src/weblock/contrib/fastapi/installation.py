@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ..._face import Duration, LocksOptions, seconds
@@ -17,6 +17,7 @@ from ...errors import (
     WeblockError,
 )
 from ..asgi import Problem, RequestLayer, problem_of
+from ..asgi.opening import opened
 from .routes import check_keys
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 def install(
     app: FastAPI,
-    locks: AsyncLocks | str | None = None,
+    locks: AsyncLocks | str | Sequence[str] | None = None,
     *,
     hold_back: Duration = 1.0,
     **options: Unpack[LocksOptions],
@@ -48,13 +49,7 @@ def install(
     if RequestLayer in layers:
         raise ConfigurationError("weblock is installed in this application already: install once")
     hold_back = seconds("hold_back", hold_back)
-    reopen = None
-    if isinstance(locks, AsyncLocks):
-        if options:
-            raise TypeError(f"give {', '.join(options)} to the AsyncLocks instead")
-    else:
-        reopen = functools.partial(AsyncLocks.from_url, locks, **options)
-        locks = reopen()
+    locks, reopen = opened(locks, options)
     app.add_middleware(
         RequestLayer,
         locks=locks,

@@ -1,0 +1,85 @@
+"""``LockMiddleware``: locks by URL, for any ASGI application."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Unpack
+
+from ..._face import Duration, LocksOptions
+from ...aio import AsyncLocks
+from ..rules import Match, Rule, RuleSet
+from .layer import HOLD_BACK, RequestLayer
+from .opening import opened
+from .protocol import App, Receive, Scope, Send
+from .request import request_locks
+
+
+class LockMiddleware:
+    """Has requests hold what the first of ``rules`` that matches them says, while they are served.
+
+    ``rules`` are ``Rule`` objects or mappings, in a list or by their names; see ``RuleSet``.
+    ``locks`` is an ``AsyncLocks``, or an engine's URL, with ``options``; without it, ``file://``.
+    Locks made here are closed when the application shuts down.
+
+    ``app`` runs only when the request has its lease, which is released when ``app`` has returned.
+    Meanwhile the response is held back, for ``hold_back`` seconds at most (1). Requests that no
+    rule matches reach ``app`` untouched.
+
+    A request that does not get its lock in time is answered with 409, one whose key cannot be
+    filled in with 400, one whose engine is down or whose lease was lost with 503, as problem
+    details.
+
+    Rules match the path below ``root_path``: that which ``app`` has of its own, as in
+    ``FastAPI(root_path="/api")``, or else the server's. Raises ``ConfigurationError`` for rules
+    and options that cannot work.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        locks: AsyncLocks | str | Sequence[str] | None = None,
+        rules: RuleSet | Iterable[Rule | Mapping[str, Any]] | Mapping[str, Any] | str = (),
+        *,
+        root_path: str | None = None,
+        hold_back: Duration = HOLD_BACK,
+        **options: Unpack[LocksOptions],
+    ) -> None:
+        self._app = app
+        self._rules = rules if isinstance(rules, RuleSet) else RuleSet(rules)
+        self._root_path = getattr(app, "root_path", None) if root_path is None else root_path
+        locks, reopen = opened(locks, options)
+        self._layer = RequestLayer(app, locks, hold_back=hold_back, reopen=reopen)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request, or passes on what is none."""
+        match scope["type"]:
+            case "http":
+                found = self._find(scope["method"], scope)
+            case "websocket":
+                found = self._find("WEBSOCKET", scope)
+            case _:
+                await self._layer(scope, receive, send)
+                return
+        if found is None:
+            await self._app(scope, receive, send)
+        else:
+            inside = functools.partial(self._inside, found)
+            await self._layer.serve(inside, scope, receive, send)
+
+    def _find(self, method: str, scope: Scope) -> Match | None:
+        root_path = self._root_path or scope.get("root_path", "")
+        return self._rules.find(method, scope["path"], root_path=root_path)
+
+    async def _inside(self, found: Match, scope: Scope, receive: Receive, send: Send) -> None:
+        keys = found.keys(
+            query=scope.get("query_string", b"").decode("latin-1"),
+            headers=functools.partial(_header, scope),
+        )
+        await request_locks(scope).acquire(*keys, **found.rule.options)
+        await self._app(scope, receive, send)
+
+
+def _header(scope: Scope, wanted: str) -> list[str]:
+    name = wanted.encode()
+    return [value.decode("latin-1") for given, value in scope["headers"] if given.lower() == name]
