@@ -8,12 +8,16 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
+from collections.abc import Callable
+from typing import Any
 
 import django
 import pytest
 from django.db import connections
 
 from tests.servers import Postgres
+
+from .requests import urls
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.contrib.django.project.settings")
 django.setup()
@@ -34,3 +38,27 @@ def django_db_modify_db_settings() -> None:
 def url() -> str:
     """An engine of this test's own."""
     return f"memory://django-{next(_numbers)}"
+
+
+@pytest.fixture
+def serve(settings: Any, url: str) -> Callable[..., None]:
+    """Has the project serve just these views, under an engine of this test's own."""
+    settings.WEBLOCK = {"default": {"URL": url, "WAIT": 30}}
+
+    def serve(**views: Any) -> None:
+        settings.ROOT_URLCONF = urls(**views)
+
+    return serve
+
+
+@pytest.fixture
+def database(monkeypatch: pytest.MonkeyPatch, transactional_db: None) -> Callable[..., None]:
+    """Sets up databases as settings would, for connections that are opened from now on."""
+
+    def set_up(*aliases: str, **given: Any) -> None:
+        for alias in aliases or ("default",):
+            connections[alias].close()
+            for name, value in given.items():
+                monkeypatch.setitem(connections.databases[alias], name, value)
+
+    return set_up

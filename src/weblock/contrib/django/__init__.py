@@ -1,8 +1,10 @@
-"""Django: ``locks["default"].hold("create_item")`` anywhere, for ``INSTALLED_APPS`` and ``WEBLOCK``.
+"""Django: ``@lock("item:{pk}")`` on views, and ``locks["default"].hold("create_item")`` anywhere.
 
-Nothing here reads the settings before it is used.
+For ``INSTALLED_APPS``, with ``middleware.LockMiddleware`` last in ``MIDDLEWARE``. Nothing here
+reads the settings before it is used.
 """
 
+from .decorator import lock
 from .registry import async_locks, locks
 
-__all__ = ["async_locks", "locks"]
+__all__ = ["async_locks", "lock", "locks"]

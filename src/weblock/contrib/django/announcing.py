@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Unpack
 
 from django.db import connections
 
 from ..._face import BaseLease, HoldOptions
 from ...aio import AsyncLease, AsyncLocks
-from ...errors import LockTimeout
+from ...errors import EngineUnavailable, LockTimeout
 from ...sync import Lease, Locks
 from . import signals
 
@@ -23,9 +23,34 @@ class AnnouncingLocks(Locks):
 
     def acquire(self, *keys: str, **options: Unpack[HoldOptions]) -> Lease:
         """As ``Locks.acquire``, and says how it ended."""
+        return self._announced(super().acquire, keys, options)
+
+    def acquire_patiently(
+        self,
+        *keys: str,
+        before_waiting: Callable[[], None],
+        **options: Unpack[HoldOptions],
+    ) -> Lease:
+        """As ``acquire``, and calls ``before_waiting`` if the keys are not free at once."""
+        ask = super().acquire
+
+        def acquire(*keys: str, **options: Unpack[HoldOptions]) -> Lease:
+            if self._options.of_call(options)[1] != 0:
+                at_once: HoldOptions = {**options, "wait": 0, "on_unavailable": "raise"}
+                try:
+                    return ask(*keys, **at_once)
+                except (LockTimeout, EngineUnavailable):
+                    before_waiting()
+            return ask(*keys, **options)
+
+        return self._announced(acquire, keys, options)
+
+    def _announced(
+        self, acquire: Callable[..., Lease], keys: tuple[str, ...], options: HoldOptions
+    ) -> Lease:
         began = time.monotonic()
         try:
-            lease = AnnouncedLease(self.alias, super().acquire(*keys, **options))
+            lease = AnnouncedLease(self.alias, acquire(*keys, **options))
         except LockTimeout as error:
             signals.timed_out.send_robust(type(self), alias=self.alias, keys=keys, error=error)
             raise
@@ -41,9 +66,37 @@ class AnnouncingAsyncLocks(AsyncLocks):
 
     async def acquire(self, *keys: str, **options: Unpack[HoldOptions]) -> AsyncLease:
         """As ``AsyncLocks.acquire``, and says how it ended."""
+        return await self._announced(super().acquire, keys, options)
+
+    async def acquire_patiently(
+        self,
+        *keys: str,
+        before_waiting: Callable[[], Awaitable[None]],
+        **options: Unpack[HoldOptions],
+    ) -> AsyncLease:
+        """As ``acquire``, and calls ``before_waiting`` if the keys are not free at once."""
+        ask = super().acquire
+
+        async def acquire(*keys: str, **options: Unpack[HoldOptions]) -> AsyncLease:
+            if self._options.of_call(options)[1] != 0:
+                at_once: HoldOptions = {**options, "wait": 0, "on_unavailable": "raise"}
+                try:
+                    return await ask(*keys, **at_once)
+                except (LockTimeout, EngineUnavailable):
+                    await before_waiting()
+            return await ask(*keys, **options)
+
+        return await self._announced(acquire, keys, options)
+
+    async def _announced(
+        self,
+        acquire: Callable[..., Awaitable[AsyncLease]],
+        keys: tuple[str, ...],
+        options: HoldOptions,
+    ) -> AsyncLease:
         began = time.monotonic()
         try:
-            lease = AnnouncedAsyncLease(self.alias, await super().acquire(*keys, **options))
+            lease = AnnouncedAsyncLease(self.alias, await acquire(*keys, **options))
         except LockTimeout as error:
             facts = {"alias": self.alias, "keys": keys, "error": error}
             await signals.timed_out.asend_robust(type(self), **facts)

@@ -27,6 +27,7 @@ MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
+    "weblock.contrib.django.middleware.LockMiddleware",
 ]
 TEMPLATES: list[dict[str, Any]] = [
     {

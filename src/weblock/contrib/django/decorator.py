@@ -1,0 +1,169 @@
+"""``@lock("item:{pk}")``: what it decorates runs under the lock."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, NoReturn, TypeVar, Unpack
+
+from asgiref.sync import iscoroutinefunction
+from django.http import HttpRequest
+
+from ..._face import HoldOptions
+from ...errors import ConfigurationError, WeblockError
+from .answers import aanswer_for, answer_for
+from .description import KeyFunction, Lock, OnBusy, acall, call
+from .marks import mark
+from .request import RequestLocks, TaskLocks, ThreadLocks, locks_of_request
+from .settings import DEFAULT
+from .shield import to_its_end
+from .transactions import refuse_open_transaction
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def lock(
+    *keys: str | KeyFunction,
+    alias: str = DEFAULT,
+    on_busy: OnBusy | None = None,
+    **options: Unpack[HoldOptions],
+) -> Callable[[F], F]:
+    """Has a view run under a lock: ``@lock("item:{pk}")``.
+
+    It decorates functions and methods, plain or async, class-based views by ``method_decorator``
+    or on the method itself, views and viewsets of Django REST framework, and operations of
+    django-ninja. The view finds the lease in ``request.weblock``.
+
+    What the URL gives the view is filled into keys; so are ``{query.name}`` and ``{header.name}``.
+    A key may also be a function of the request that returns it. Several keys are held together,
+    all or none. ``options`` go before those in ``WEBLOCK`` of the ``alias``.
+
+    A request that does not get the lock in time is answered with 409, or with what
+    ``on_busy(request, error)`` returns; one whose engine is down or whose lease was lost before
+    its work was committed, with 503. Raises ``ConfigurationError`` for a key template or an option
+    that cannot work, and, at a request, where a transaction has begun before the lock.
+    """
+    wanted = Lock.of(keys, alias, on_busy, options)
+
+    def decorate(view: F) -> F:
+        held = _aheld(wanted, view) if iscoroutinefunction(view) else _held(wanted, view)
+        functools.update_wrapper(held, view)
+        mark(held, wanted)
+        return held  # type: ignore[return-value]
+
+    return decorate
+
+
+def _held(wanted: Lock, view: Callable[..., Any]) -> Callable[..., Any]:
+    def held(*args: Any, **kwargs: Any) -> Any:
+        if _is_of_async_class(view, args):
+            return _serve_async(wanted, view, args, kwargs)
+        return _serve(wanted, view, args, kwargs)
+
+    return held
+
+
+def _aheld(wanted: Lock, view: Callable[..., Any]) -> Callable[..., Any]:
+    async def held(*args: Any, **kwargs: Any) -> Any:
+        return await _serve_async(wanted, view, args, kwargs)
+
+    return held
+
+
+def _serve(wanted: Lock, view: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Runs a view under its lock, in a thread."""
+    request = _request_of(view, args, kwargs)
+
+    def work(held: RequestLocks[Any]) -> Any:
+        held.show(wanted, to_task=False)
+        response = view(*args, **kwargs)
+        if inspect.iscoroutine(response):
+            _refuse_coroutine(view, response)
+        held.check()
+        return response
+
+    outer = locks_of_request(request)
+    if outer and outer.has(wanted):
+        return work(outer)
+    refuse_open_transaction()
+    values = _values(request, kwargs)
+    try:
+        if outer:
+            call(outer.acquire, wanted, values)
+            return work(outer)
+        alone = ThreadLocks(request)
+
+        def acquire_and_work() -> Any:
+            alone.acquire(wanted, values)
+            return work(alone)
+
+        return alone.run(acquire_and_work)
+    except WeblockError as error:
+        if response := answer_for(wanted, request, error):
+            return response
+        raise
+
+
+async def _serve_async(wanted: Lock, view: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """The same, in a task."""
+    request = _request_of(view, args, kwargs)
+
+    async def work(held: RequestLocks[Any]) -> Any:
+        held.show(wanted, to_task=True)
+        response = await view(*args, **kwargs)
+        held.check()
+        return response
+
+    outer = locks_of_request(request)
+    if outer and outer.has(wanted):
+        return await work(outer)
+    values = _values(request, kwargs)
+    try:
+        if outer:
+            await acall(outer.acquire, wanted, values)
+            return await work(outer)
+        alone = TaskLocks(request)
+
+        async def acquire_and_work() -> Any:
+            await alone.acquire(wanted, values)
+            return await work(alone)
+
+        return await to_its_end(alone.run(acquire_and_work), may_end=alone.may_end)
+    except WeblockError as error:
+        if response := await aanswer_for(wanted, request, error):
+            return response
+        raise
+
+
+def _is_of_async_class(view: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether this is a method, ``dispatch`` say, that returns what another, async, returns."""
+    bound = getattr(view, "func", view)  # method_decorator hands over a partial of it.
+    instance = getattr(bound, "__self__", args[0] if args else None)
+    return bool(getattr(type(instance), "view_is_async", False))
+
+
+def _request_of(view: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> HttpRequest:
+    """The request: the first argument, or the second of a method."""
+    for each in (*args[:2], kwargs.get("request")):
+        request = getattr(each, "_request", each)  # Django REST framework wraps it.
+        if isinstance(request, HttpRequest):
+            return request
+    raise TypeError(
+        f"@lock found no request among the arguments of {view!r}: it decorates views, and other"
+        ' functions hold their locks with locks["default"].hold'
+    )
+
+
+def _values(request: HttpRequest, kwargs: Mapping[str, object]) -> dict[str, object]:
+    """What the URL gives, as the view is given it: a framework may have converted it."""
+    match = request.resolver_match
+    return {**(match.kwargs if match else {}), **kwargs}
+
+
+def _refuse_coroutine(view: Callable[..., Any], response: Coroutine[Any, Any, Any]) -> NoReturn:
+    response.close()
+    raise ConfigurationError(
+        f"{view!r} is no async function, but returns a coroutine, which would run without its lock:"
+        " put @lock on the async function itself"
+    )

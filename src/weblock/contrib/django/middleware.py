@@ -1,0 +1,105 @@
+"""The middleware: it acquires before the view's transaction begins, and releases after it ends.
+
+``MIDDLEWARE += ["weblock.contrib.django.middleware.LockMiddleware"]``, as the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.core.handlers.asgi import ASGIRequest
+from django.http import HttpRequest, HttpResponse
+from django.utils.decorators import sync_and_async_middleware
+
+from ...errors import ConfigurationError, WeblockError
+from .answers import aanswer_for, answer, answer_for
+from .marks import locks_of
+from .request import TaskLocks, ThreadLocks, locks_of_request
+from .shield import to_its_end
+from .transactions import refuse_open_transaction
+
+View = Callable[..., Any]
+
+
+@sync_and_async_middleware  # type: ignore[untyped-decorator] # Django has no types.
+def LockMiddleware(get_response: Callable[[HttpRequest], Any]) -> _Layer:  # noqa: N802 - a class, to those who name it
+    """Middleware for what ``@lock`` marks: last in ``MIDDLEWARE``, in WSGI and in ASGI."""
+    return (_TaskLayer if iscoroutinefunction(get_response) else _ThreadLayer)(get_response)
+
+
+class _Layer:
+    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        self._get_response = get_response
+
+    def process_exception(self, _request: HttpRequest, error: Exception) -> HttpResponse | None:
+        """Answers what gets out of a view: a lost lease, or a lock of the view's own."""
+        return answer(error) if isinstance(error, WeblockError) else None
+
+
+class _ThreadLayer(_Layer):
+    """In a chain of functions, as under WSGI."""
+
+    def __call__(self, request: HttpRequest) -> Any:
+        return ThreadLocks(request).run(lambda: self._get_response(request))
+
+    def process_view(
+        self, request: HttpRequest, view: View, _args: Any, values: Mapping[str, object]
+    ) -> HttpResponse | None:
+        """Acquires what the view is marked with."""
+        wanted = locks_of(view, request.method)
+        if not wanted:
+            return None
+        if isinstance(request, ASGIRequest):
+            # Django runs all of these in one thread, where the holder's view has to run too.
+            raise ConfigurationError(
+                "weblock's LockMiddleware stands before middleware that is not async, so that under"
+                " ASGI requests would wait in the thread that the holder needs: put it last into"
+                " MIDDLEWARE"
+            )
+        refuse_open_transaction()
+        held = _held(request)
+        for lock in wanted:
+            try:
+                held.acquire(lock, values)
+            except WeblockError as error:
+                if response := answer_for(lock, request, error):
+                    return response
+                raise
+            held.show(lock, to_task=iscoroutinefunction(view))
+        return None
+
+
+class _TaskLayer(_Layer):
+    """In a chain of coroutine functions, as under ASGI."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], Awaitable[Any]]) -> None:
+        super().__init__(get_response)
+        markcoroutinefunction(self)
+
+    async def __call__(self, request: HttpRequest) -> Any:
+        held = TaskLocks(request)
+        work = held.run(lambda: self._get_response(request))
+        return await to_its_end(work, may_end=held.may_end)
+
+    async def process_view(
+        self, request: HttpRequest, view: View, _args: Any, values: Mapping[str, object]
+    ) -> HttpResponse | None:
+        """The same."""
+        held = _held(request)
+        for lock in locks_of(view, request.method):
+            try:
+                await held.acquire(lock, values)
+            except WeblockError as error:
+                if response := await aanswer_for(lock, request, error):
+                    return response
+                raise
+            held.show(lock, to_task=iscoroutinefunction(view))
+        return None
+
+
+def _held(request: HttpRequest) -> Any:
+    held = locks_of_request(request)
+    assert held, "Django calls process_view inside the middleware"
+    return held

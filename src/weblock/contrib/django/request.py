@@ -1,0 +1,221 @@
+"""The leases of one request."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final, Generic, TypeVar
+from urllib.parse import quote
+
+from asgiref.sync import sync_to_async
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+
+from ..._face import BaseLease, Face
+from ..._runtime.clock import acting_for, begin_whole
+from ...aio import AsyncLease
+from ...errors import ConfigurationError, LeaseLost
+from ...keys import in_order
+from ...sync import Lease
+from .answers import answer
+from .description import Lock
+from .registry import async_locks, locks
+from .transactions import checked_at_commit, give_back_connections, guard_connections
+
+logger = logging.getLogger("weblock")
+
+L = TypeVar("L", Lease, AsyncLease)
+
+
+class RequestLocks(Generic[L]):
+    """What a request holds: acquired one after the other, and released together."""
+
+    def __init__(self, request: HttpRequest) -> None:
+        self.request = request
+        self.over = False
+        self.waiting = False
+        self._whole = begin_whole()
+        self._leases: list[L] = []
+        self._by_key: dict[tuple[str, str], L] = {}
+        self._by_lock: dict[Lock, tuple[str, ...]] = {}
+        self._waited: float | None = None
+
+    def may_end(self) -> bool:
+        """Whether nothing would go wrong if the request were cancelled now."""
+        return self.waiting or not self._leases
+
+    def check(self) -> None:
+        """Raises ``LeaseLost`` if something that we hold is not ours any more."""
+        for lease in tuple(self._leases):
+            lease.check()
+
+    def has(self, lock: Lock) -> bool:
+        """Whether this very lock has been acquired."""
+        return lock in self._by_lock
+
+    def show(self, lock: Lock, *, to_task: bool) -> None:
+        """Puts the lease of ``lock`` where the view finds it: ``request.weblock``.
+
+        A view may be of the other world than the chain of middleware that acquired for it.
+        """
+        keys = self._by_lock[lock]
+        leases = [self._by_key[lock.alias, key] for key in keys]
+        wanted: type[BaseLease] = AsyncLease if to_task else Lease
+        if len(leases) == 1 and isinstance(leases[0], wanted) and leases[0].keys == keys:
+            lease: BaseLease = leases[0]
+        else:
+            face: Face = async_locks[lock.alias] if to_task else locks[lock.alias]
+            lease = wanted(face._locker, BaseLease.joined(leases, keys)._holdings)  # noqa: SLF001
+        self.request.weblock = lease  # type: ignore[attr-defined]
+
+    def answered(self, response: Any, loss: LeaseLost | None) -> Any:
+        """The response, or what is to be said instead if the lock was lost before it was made."""
+        if not isinstance(response, HttpResponseBase):  # It is an inner function's own affair.
+            return answer(loss) if loss else response
+        if loss and response.status_code < 500:  # Otherwise it promises nothing.
+            response = _replaced(response, loss)
+        if self._waited is not None:
+            others = response.headers.get("Server-Timing")
+            own = f"lock;dur={1000 * self._waited:.1f}"
+            response.headers["Server-Timing"] = f"{others}, {own}" if others else own
+        return response
+
+    @contextmanager
+    def _acquiring(self) -> Iterator[None]:
+        if self.over:
+            raise ConfigurationError(
+                "this request has ended: what outlives it holds its locks by itself, with"
+                ' locks["default"].hold'
+            )
+        began = time.monotonic()
+        self.waiting = True
+        try:
+            with acting_for(self._whole):
+                yield
+        finally:
+            self.waiting = False
+            self._waited = (self._waited or 0.0) + time.monotonic() - began
+
+    def _missing(self, lock: Lock, keys: Sequence[str]) -> list[str]:
+        return [key for key in keys if (lock.alias, key) not in self._by_key]
+
+    def _keep(self, lock: Lock, lease: L) -> None:
+        self._leases.append(lease)
+        self._by_key.update(((lock.alias, key), lease) for key in lease.keys)
+
+    def _settle(self, lock: Lock, keys: tuple[str, ...]) -> None:
+        self._by_lock[lock] = keys
+        self.check()  # Some may have been lost while we waited for others.
+
+    def _options(self, lock: Lock, face: Face) -> dict[str, Any]:
+        path = quote(self.request.path, errors="replace")
+        return {"label": f"{face.label} {self.request.method} {path}", **dict(lock.options)}
+
+    def _end(self) -> list[L]:
+        self.over = True
+        leases, self._leases = self._leases[::-1], []
+        return leases
+
+
+class ThreadLocks(RequestLocks[Lease]):
+    """Those of a request that is served by a thread."""
+
+    def run(self, work: Callable[[], Any]) -> Any:
+        """Does ``work``, which may acquire, and releases when it has ended in whatever way."""
+        loss = None
+        ours, checked = _current.set(self), checked_at_commit.set(self)
+        try:
+            response = work()
+        finally:
+            checked_at_commit.reset(checked)
+            _current.reset(ours)
+            loss = self._release()
+        return self.answered(response, loss)
+
+    def acquire(self, lock: Lock, values: Mapping[str, object]) -> None:
+        """Acquires what of ``lock`` the request does not hold yet, and raises as ``Locks`` does."""
+        keys = in_order(lock.keys_of(self.request, values))
+        face = locks[lock.alias]
+        guard_connections()
+        if missing := self._missing(lock, keys):
+            with self._acquiring():
+                lease = face.acquire_patiently(
+                    *missing,
+                    before_waiting=give_back_connections,
+                    **self._options(lock, face),
+                )
+            self._keep(lock, lease)
+        self._settle(lock, keys)
+
+    def _release(self) -> LeaseLost | None:
+        loss = None
+        for lease in self._end():
+            try:
+                lease.release()
+            except LeaseLost as error:
+                loss = error
+            except Exception:  # The others are to be released all the same.
+                logger.exception("the lease of %s was not released", lease.keys)
+        return loss
+
+
+class TaskLocks(RequestLocks[AsyncLease]):
+    """Those of a request that is served by a task."""
+
+    async def run(self, work: Callable[[], Any]) -> Any:
+        """The same; to be run in a task of its own, for it leaves traces in the context."""
+        loss = None
+        _current.set(self)
+        checked_at_commit.set(self)
+        try:
+            response = await work()
+        finally:
+            loss = await self._release()
+        return self.answered(response, loss)
+
+    async def acquire(self, lock: Lock, values: Mapping[str, object]) -> None:
+        """The same."""
+        keys = in_order(await lock.akeys_of(self.request, values))
+        face = async_locks[lock.alias]
+        if missing := self._missing(lock, keys):
+            with self._acquiring():
+                lease = await face.acquire_patiently(
+                    *missing,
+                    before_waiting=sync_to_async(give_back_connections),
+                    **self._options(lock, face),
+                )
+            self._keep(lock, lease)
+        self._settle(lock, keys)
+
+    async def _release(self) -> LeaseLost | None:
+        loss = None
+        for lease in self._end():
+            try:
+                await lease.release()
+            except LeaseLost as error:
+                loss = error
+            except Exception:  # The others are to be released all the same.
+                logger.exception("the lease of %s was not released", lease.keys)
+        return loss
+
+
+_current: Final[ContextVar[ThreadLocks | TaskLocks | None]] = ContextVar(
+    "weblock_request", default=None
+)
+
+
+def locks_of_request(request: HttpRequest) -> ThreadLocks | TaskLocks | None:
+    """What somebody farther out holds for the request, and will release when it is over."""
+    current = _current.get()
+    return current if current and current.request is request and not current.over else None
+
+
+def _replaced(response: HttpResponseBase, loss: LeaseLost) -> HttpResponseBase:
+    """Problem details instead of ``response``, which is closed along with them."""
+    instead = answer(loss)
+    assert instead is not None
+    instead._resource_closers.extend(response._resource_closers)  # noqa: SLF001 - as handlers do
+    return instead

@@ -1,0 +1,84 @@
+"""What locks have to do with the transactions of the database."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any, Final, Protocol
+
+from django.db import connections
+from django.db.backends.signals import connection_created
+from django.db.utils import Error
+
+from ...errors import ConfigurationError, LeaseLost
+
+
+class Checked(Protocol):
+    """What is to be ours still when work is committed."""
+
+    def check(self) -> None:
+        """Raises ``LeaseLost`` if it is not."""
+
+
+checked_at_commit: Final[ContextVar[Checked | None]] = ContextVar("weblock_checked", default=None)
+"""What the code that runs here holds, if it is to be checked before each COMMIT."""
+
+
+def refuse_open_transaction() -> None:
+    """Raises ``ConfigurationError`` inside a transaction, which is too late for a lock.
+
+    What such a transaction has read may be stale already, and it commits when the lock has gone.
+    The transaction around a ``TestCase`` does not count.
+    """
+    for connection in connections.all(initialized_only=True):
+        if any(not block._from_testcase for block in connection.atomic_blocks):  # noqa: SLF001 - as Atomic asks
+            raise ConfigurationError(
+                f"a lock is wanted inside a transaction on the database {connection.alias!r}, which"
+                " began before the lock and would commit after it. With ATOMIC_REQUESTS, put"
+                " weblock.contrib.django.middleware.LockMiddleware last into MIDDLEWARE, and @lock"
+                " where the middleware sees it: on the view, or on a method of its class. Otherwise"
+                " put atomic() inside the lock"
+            )
+
+
+def give_back_connections() -> None:
+    """Returns this thread's connections to their pool or server, for it is about to wait."""
+    for connection in connections.all(initialized_only=True):
+        if not connection.in_atomic_block:  # It is a TestCase's.
+            connection.close()
+
+
+def guard_connections() -> None:
+    """Has those connections of this thread checked that may have been opened before we came."""
+    for connection in connections.all(initialized_only=True):
+        _guard(connection)
+
+
+def _guard(connection: Any, **_facts: object) -> None:
+    """Has each COMMIT on ``connection`` ask first.
+
+    Django has no hook before COMMIT. What it has is this method, which all transactions end with.
+    """
+    if "commit" in vars(connection):
+        return
+    commit = connection.commit
+
+    def commit_if_held() -> None:
+        try:
+            if checked := checked_at_commit.get():
+                checked.check()
+        except LeaseLost:
+            _roll_back(connection)  # Atomic does it for errors of the database alone.
+            raise
+        commit()
+
+    connection.commit = commit_if_held
+
+
+def _roll_back(connection: Any) -> None:
+    try:
+        connection.rollback()
+    except Error:
+        connection.close()
+
+
+connection_created.connect(_guard, dispatch_uid="weblock")
