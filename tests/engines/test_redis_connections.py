@@ -73,6 +73,19 @@ def test_a_hundred_threads_wait_on_a_pool_of_four(server: Server) -> None:
         assert len({call.result() for call in calls}) == 100
 
 
+def test_holders_hold_no_connection(server: Server) -> None:
+    """Whoever holds a key, and extends it, keeps no connection from others while it works."""
+    url = server.url(recovery="off", client_name="crowd", max_connections=2)
+    with Locks.from_url(url) as locks:
+        leases = [locks.acquire(f"key:{number}") for number in range(50)]
+        for lease in leases:
+            lease.extend(1)
+        # One of the pool, and the keeper's.
+        assert connections(server, "crowd") <= 2
+        for lease in leases:
+            lease.release()
+
+
 def test_connections_of_a_rush_do_not_stay(server: Server) -> None:
     """Threads that came at once, and wait now, soon keep a connection or two between them."""
     url = server.url(recovery="off", client_name="crowd")

@@ -1,0 +1,234 @@
+"""Work that is run under a lock."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import threading
+import warnings
+
+import pytest
+
+from weblock import AsyncLocks, ConfigurationError, LeaseLost, Locks, LockTimeout
+
+from .conditions import eventually, now
+from .faces import AsyncioFace
+
+LONG = 60.0
+"""A ttl that no test waits for: whoever had to would fail."""
+
+
+def test_the_result_is_that_of_the_work(locks, face, one) -> None:
+    """Arguments go to the work, and what it returns or raises comes from ``run``."""
+    assert one.do(locks.run, "key", face.work(divmod), 17, 5) == (3, 2)
+    with pytest.raises(ZeroDivisionError):
+        one.do(locks.run, "key", face.work(divmod), 17, 0)
+
+
+def test_work_that_times_out_is_not_a_busy_key(locks, face, one) -> None:
+    """A ``LockTimeout`` of the work itself is raised, also where a busy key would be skipped."""
+
+    def of_its_own() -> None:
+        raise LockTimeout("another key", wait=0, retry_after=0)
+
+    with pytest.raises(LockTimeout, match="another key"):
+        one.do(locks.run, "key", face.work(of_its_own), on_busy="skip")
+
+
+def test_odd_orders_are_refused(locks, face, one) -> None:
+    """What cannot be meant by ``on_busy`` is refused before anything runs."""
+    with pytest.raises(ConfigurationError, match="on_busy='later' must be 'wait' or 'skip'"):
+        one.do(locks.run, "key", face.work(list), on_busy="later")
+
+
+@pytest.mark.promise("locks")
+class TestUnderTheLock:
+    def test_work_does_not_overlap(self, locks, face, one, other, waiting) -> None:
+        """While the work runs its key is held, and afterwards it is free."""
+        gate = threading.Event()
+        running = one.begin(locks.run, "key", face.after(gate, lambda: "done"))
+        eventually(lambda: waiting("key") == 0)
+        waits = other.begin(locks.run, "key", face.work(lambda: "after it"))
+        eventually(lambda: waiting("key") == 1)
+        gate.set()
+        assert running.result(LONG) == "done"
+        assert waits.result(LONG) == "after it"
+        assert waiting("key") is None
+
+    def test_a_busy_key_is_skipped_at_once(self, locks, face, one, other) -> None:
+        """Then the work is not run, and ``None`` says so; by default ``LockTimeout`` does."""
+        ran: list[str] = []
+        lease = one.do(locks.acquire, "key", ttl=LONG)
+        work = face.work(ran.append)
+        assert other.do(locks.run, "key", work, "no", on_busy="skip") is None
+        with pytest.raises(LockTimeout):
+            other.do(locks.run, "key", work, "no", wait=0)
+        one.do(lease.release)
+        assert ran == []
+        other.do(locks.run, "key", work, "yes", on_busy="skip")
+        assert ran == ["yes"]
+
+    def test_skipping_may_wait(self, locks, face, one, other, waiting) -> None:
+        """A key that becomes free within ``wait`` is not skipped."""
+        lease = one.do(locks.acquire, "key", ttl=LONG)
+        waits = other.begin(
+            locks.run, "key", face.work(lambda: "ran"), on_busy="skip", wait=LONG / 2
+        )
+        eventually(lambda: waiting("key") == 1)
+        one.do(lease.release)
+        assert waits.result(LONG) == "ran"
+
+    def test_work_may_take_longer_than_its_lease(self, locks, face, one, other) -> None:
+        """The lease is renewed, many times its ttl, for as long as the work takes."""
+        gate = threading.Event()
+        running = one.begin(locks.run, "key", face.after(gate, lambda: "done"), ttl=0.5)
+        long_after = now() + 2
+        eventually(lambda: now() > long_after)
+        assert other.do(locks.try_acquire, "key") is None
+        gate.set()
+        assert running.result(LONG) == "done"
+
+    def test_a_loss_is_told(self, locks, face, one, probe, waiting) -> None:
+        """Work whose lease is taken away ends in ``LeaseLost``, whatever it returns."""
+        gate = threading.Event()
+        running = one.begin(locks.run, "key", face.after(gate, lambda: "done"), ttl=0.5)
+        eventually(lambda: waiting("key") == 0)
+        assert probe.force_release("key")
+        gate.set()
+        with pytest.raises(LeaseLost) as lost:
+            running.result(LONG)
+        assert lost.value.reason == "taken"
+
+    def test_what_was_extended_stays_so(self, locks, one) -> None:
+        """Renewals that follow take nothing away of what an extension has added."""
+        lease = one.do(locks.acquire, "key", ttl=0.3)
+        one.do(lease.extend, LONG)
+        long_after = now() + 1
+        eventually(lambda: now() > long_after)
+        assert lease.remaining() > LONG - 10
+        one.do(lease.release)
+
+
+@pytest.fixture
+def tasks():
+    """The asyncio face."""
+    face = AsyncioFace()
+    yield face
+    face.close()
+
+
+@pytest.fixture
+def asynchronous(tasks, url):
+    """Locks of the asyncio face."""
+    locks = tasks.open(url)
+    yield locks
+    tasks.shut(locks)
+
+
+class Endless:
+    """Work that would go on for ever, and says how it ended."""
+
+    def __init__(self, at_its_end: BaseException | str | None = None) -> None:
+        self.started = threading.Event()
+        self.cancelled = False
+        self._at_its_end = at_its_end
+
+    async def run(self) -> str:
+        self.started.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled = True
+            if isinstance(self._at_its_end, BaseException):
+                raise self._at_its_end from None
+            if self._at_its_end is None:
+                raise
+        return str(self._at_its_end)
+
+
+@pytest.mark.promise("locks")
+class TestCancelling:
+    @pytest.mark.parametrize("stubborn", [False, True])
+    def test_work_is_cancelled_when_its_lease_is_lost(
+        self, asynchronous, tasks, probe, *, stubborn
+    ) -> None:
+        """It ends without waiting for what it waited for; who returns nevertheless is told, too."""
+        work = Endless("done" if stubborn else None)
+        running = tasks.actor().begin(asynchronous.run, "key", work.run, ttl=0.5)
+        assert work.started.wait(LONG)
+        assert probe.force_release("key")
+        with pytest.raises(LeaseLost):
+            running.result(LONG)
+        assert work.cancelled
+
+    def test_the_end_of_a_lease_cancels(self, asynchronous, tasks) -> None:
+        """So does a lease that ends because nobody renews it, or because it was held for too long."""
+        for options in ({"ttl": 0.2, "renew": False}, {"max_hold": 0.2}):
+            work = Endless()
+            running = tasks.actor().begin(asynchronous.run, "key", work.run, **options)
+            with pytest.raises(LeaseLost):
+                running.result(LONG)
+            assert work.cancelled
+
+    def test_an_error_of_cancelled_work_is_raised(self, asynchronous, tasks) -> None:
+        """With a note of the loss: an error that cleaning up has raised is not hidden."""
+        running = tasks.actor().begin(
+            asynchronous.run, "key", Endless(KeyError("cleaning up")).run, ttl=0.2, renew=False
+        )
+        with pytest.raises(KeyError, match="cleaning up") as raised:
+            running.result(LONG)
+        assert "lost" in raised.value.__notes__[0]
+
+    def test_who_cancels_the_caller_is_obeyed(self, asynchronous, tasks, waiting) -> None:
+        """Work that is cancelled by others ends as cancelled, and gives the key back."""
+        actor, work = tasks.actor(), Endless()
+        running = actor.begin(asynchronous.run, "key", work.run, ttl=LONG)
+        assert work.started.wait(LONG)
+        actor.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            running.result(LONG)
+        eventually(lambda: waiting("key") is None)
+
+    def test_what_goes_on_afterwards_is_not_cancelled(self, asynchronous, tasks, probe) -> None:
+        """Only the work is cancelled: the caller who expects a loss can await and lock again."""
+
+        async def caller() -> str:
+            with pytest.raises(LeaseLost):
+                await asynchronous.run("key", Endless().run, ttl=0.2, renew=False)
+            async with asyncio.timeout(LONG):
+                await asyncio.sleep(0)
+                assert asyncio.current_task().cancelling() == 0
+                return await asynchronous.run("key", tasks.work(lambda: "went on"))
+
+        assert tasks.actor().do(caller) == "went on"
+
+
+class TestMistakes:
+    @pytest.mark.filterwarnings("error")
+    @pytest.mark.parametrize("name", ["run", "once"])
+    def test_a_coroutine_is_refused_and_closed(self, name) -> None:
+        """A coroutine cannot be skipped, or done again: it is refused, and none is left unawaited."""
+
+        async def work() -> None: ...
+
+        with warnings.catch_warnings(record=True) as unawaited:
+            warnings.simplefilter("always")
+            with Locks.from_url("memory://") as locks, pytest.raises(TypeError, match="itself"):
+                getattr(locks, name)("key", work())
+            with pytest.raises(TypeError, match="itself"):
+                asyncio.run(getattr(AsyncLocks.from_url("memory://"), name)("key", work()))
+            gc.collect()
+        assert unawaited == []
+
+    @pytest.mark.parametrize("name", ["run", "once"])
+    def test_each_face_takes_its_own(self, name) -> None:
+        """What is async is refused by ``Locks``, and what is not by ``AsyncLocks``."""
+
+        async def work() -> None: ...
+
+        with Locks.from_url("memory://") as locks, pytest.raises(TypeError, match="AsyncLocks"):
+            getattr(locks, name)("key", work)
+        plain = functools.partial(print, end="")
+        with pytest.raises(TypeError, match="not a coroutine function"):
+            asyncio.run(getattr(AsyncLocks.from_url("memory://"), name)("key", plain))
