@@ -2,6 +2,7 @@
 
 from ._face import Duration, HoldOptions, LocksOptions
 from .aio import AsyncLease, AsyncLocks
+from .caching import CacheOptions
 from .errors import (
     AlreadyHeld,
     ConfigurationError,
@@ -18,6 +19,7 @@ __all__ = [
     "AlreadyHeld",
     "AsyncLease",
     "AsyncLocks",
+    "CacheOptions",
     "ConfigurationError",
     "Duration",
     "EngineUnavailable",

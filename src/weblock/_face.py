@@ -343,6 +343,12 @@ class Face:
         runs = self._locker.runtime.control()
         return [Unprotected(name, control=runs) for name in names]
 
+    async def _take(self, key: str, options: HoldOptions) -> BaseLease:
+        return BaseLease(self._locker, await self._acquire((key,), options))
+
+    async def _give_back(self, lease: BaseLease) -> None:
+        await self._locker.release(lease._leased)  # noqa: SLF001
+
     async def _is_done(self, key: str) -> bool:
         (name,) = self._keys((key,))
         return await self._locker.store.marked(name)

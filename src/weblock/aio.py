@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
@@ -23,6 +23,7 @@ from ._face import (
     skips_where_busy,
 )
 from ._runtime.aio import AsyncioRuntime
+from .caching import CacheOptions, Keeping, Turns, of_hold, value_of
 from .errors import LeaseLost, LockTimeout
 from .inspection import KeyInfo, KeyInfos
 from .keys import KeyTemplate
@@ -166,6 +167,59 @@ class AsyncLocks(Face):
         One that is running meanwhile notes it anew at its end. Raises ``EngineUnavailable``.
         """
         await self._forget(key)
+
+    @overload
+    def cached(
+        self, key: str, compute: Callable[[], Awaitable[R]], **options: Unpack[CacheOptions]
+    ) -> Coroutine[Any, Any, R]: ...
+
+    @overload
+    def cached(
+        self, key: str, compute: None = None, **options: Unpack[CacheOptions]
+    ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]: ...
+
+    def cached(
+        self,
+        key: str,
+        compute: Callable[[], Awaitable[R]] | None = None,
+        **options: Unpack[CacheOptions],
+    ) -> Coroutine[Any, Any, R] | Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]:
+        """The value that ``compute`` makes, from a cache; of all who miss it at once, one computes it.
+
+        For a value: ``locks.cached("report", make_report, expiry=60, cache=cache)``. Without
+        ``compute`` it decorates a function, and the key may name its arguments, as in
+        ``"report:{day}"``. ``CacheOptions`` lists the options. The key is also that of the cache:
+        to delete it there has the value computed anew.
+
+        The others wait for the one who computes, or, within ``stale`` seconds of the expiry, are
+        served the former value. ``None`` is a value like any other. An error of ``compute`` reaches
+        who called it, nothing is kept, and the next one in turn computes. One that takes longer
+        than ``wait`` leaves the others with ``LockTimeout``; it keeps its lease meanwhile, and if
+        that is lost its value is returned but not kept. Raises also ``EngineUnavailable``, and what
+        the cache raises.
+        """
+        keeping = Keeping(options, suspends=True)
+        turns = Turns(self._take, self._give_back, of_hold(options))
+        self._options.of_call(turns.options)
+
+        if compute is not None:
+            refuse_coroutine(compute)
+            return value_of(key, compute, keeping, turns)
+        template = KeyTemplate.parse(key)
+
+        def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+            if not inspect.iscoroutinefunction(function):
+                raise TypeError(f"{function!r} is not a coroutine function: decorate it with Locks")
+            key_of = template.for_call_of(function)
+
+            @functools.wraps(function)
+            async def cached(*args: P.args, **kwargs: P.kwargs) -> R:
+                compute = functools.partial(function, *args, **kwargs)
+                return await value_of(key_of(args, kwargs), compute, keeping, turns)
+
+            return cached
+
+        return decorate
 
     async def inspect(self, key: str) -> KeyInfo | None:
         """Who holds the key and who waits for it; ``None`` if nobody does either.

@@ -21,6 +21,7 @@ from ._face import (
     skips_where_busy,
 )
 from ._runtime.blocking import BlockingRuntime, drive
+from .caching import CacheOptions, Keeping, Turns, of_hold, value_of
 from .errors import LeaseLost, LockTimeout
 from .inspection import KeyInfo, KeyInfos
 from .keys import KeyTemplate
@@ -168,6 +169,58 @@ class Locks(Face):
         One that is running meanwhile notes it anew at its end. Raises ``EngineUnavailable``.
         """
         drive(self._forget(key))
+
+    @overload
+    def cached(self, key: str, compute: Callable[[], R], **options: Unpack[CacheOptions]) -> R: ...
+
+    @overload
+    def cached(
+        self, key: str, compute: None = None, **options: Unpack[CacheOptions]
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+    def cached(
+        self, key: str, compute: Callable[[], R] | None = None, **options: Unpack[CacheOptions]
+    ) -> R | Callable[[Callable[P, R]], Callable[P, R]]:
+        """The value that ``compute`` makes, from a cache; of all who miss it at once, one computes it.
+
+        For a value: ``locks.cached("report", make_report, expiry=60, cache=cache)``. Without
+        ``compute`` it decorates a function, and the key may name its arguments, as in
+        ``"report:{day}"``. ``CacheOptions`` lists the options. The key is also that of the cache:
+        to delete it there has the value computed anew.
+
+        The others wait for the one who computes, or, within ``stale`` seconds of the expiry, are
+        served the former value. ``None`` is a value like any other. An error of ``compute`` reaches
+        who called it, nothing is kept, and the next one in turn computes. One that takes longer
+        than ``wait`` leaves the others with ``LockTimeout``; it keeps its lease meanwhile, and if
+        that is lost its value is returned but not kept. Raises also ``EngineUnavailable``, and what
+        the cache raises.
+        """
+        keeping = Keeping(options, suspends=False)
+        turns = Turns(self._take, self._give_back, of_hold(options))
+        self._options.of_call(turns.options)
+
+        def value(key: str, compute: Callable[[], R]) -> R:
+            async def computed() -> R:
+                return compute()
+
+            return drive(value_of(key, computed, keeping, turns))
+
+        if compute is not None:
+            refuse_async(compute)
+            return value(key, compute)
+        template = KeyTemplate.parse(key)
+
+        def decorate(function: Callable[P, R]) -> Callable[P, R]:
+            refuse_async(function)
+            key_of = template.for_call_of(function)
+
+            @functools.wraps(function)
+            def cached(*args: P.args, **kwargs: P.kwargs) -> R:
+                return value(key_of(args, kwargs), lambda: function(*args, **kwargs))
+
+            return cached
+
+        return decorate
 
     def inspect(self, key: str) -> KeyInfo | None:
         """Who holds the key and who waits for it; ``None`` if nobody does either.

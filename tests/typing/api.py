@@ -8,6 +8,7 @@ from weblock import (
     AlreadyHeld,
     AsyncLease,
     AsyncLocks,
+    CacheOptions,
     ConfigurationError,
     Duration,
     EngineUnavailable,
@@ -131,6 +132,12 @@ async def work(locks: Locks, async_locks: AsyncLocks) -> None:
     assert_type(await async_locks.run("key", _async_length, "text", on_busy="skip"), int | None)
     assert_type(await async_locks.once("init:v42", _async_length, "text"), bool)
     await async_locks.run("key", _length, "text")  # pyright: ignore[reportArgumentType]
+    keeping: CacheOptions = {"expiry": 60, "cache": {}, "stale": timedelta(minutes=1)}
+    assert_type(locks.cached("key", list[int], **keeping), list[int])
+    assert_type(locks.cached("key", list[int], expiry=60, cache={}, wait=None), list[int])
+    assert_type(locks.cached("{text}", **keeping)(_length)("text"), int)
+    assert_type(await async_locks.cached("{text}", **keeping)(_async_length)("text"), int)
+    locks.cached("key", list[int], expiry=60)  # pyright: ignore[reportCallIssue]
     if lease := locks.try_acquire("key"):
         with lease as entered:
             assert_type(entered, Lease)
