@@ -1,0 +1,265 @@
+"""What ``@lock`` decorates: every kind of view, of Django and of those who build on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.contrib.auth.decorators import login_not_required
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.test import AsyncClient
+from django.urls import include, path
+from django.utils.decorators import method_decorator
+from django.views import View
+from ninja import NinjaAPI
+from rest_framework.decorators import action, api_view
+from rest_framework.response import Response
+from rest_framework.routers import SimpleRouter
+from rest_framework.views import APIView
+from rest_framework.viewsets import ViewSet
+
+from weblock import AsyncLease, Lease
+from weblock.contrib.django import async_locks, lock, locks
+
+from .requests import fetch
+
+HELD = "item:7"
+"""What every view here has to hold when it is asked for item 7."""
+
+
+def answer_of(request: Any, pk: object) -> dict[str, Any]:
+    """What a view finds: its lease, and that nobody else could have it."""
+    lease = request.weblock
+    return {
+        "keys": lease.keys,
+        "is_lease": isinstance(lease, Lease),
+        "is_free": locks["default"].try_acquire(f"item:{pk}") is not None,
+    }
+
+
+async def async_answer_of(request: Any, pk: object) -> dict[str, Any]:
+    """The same, of an async view."""
+    lease = request.weblock
+    return {
+        "keys": lease.keys,
+        "is_lease": isinstance(lease, AsyncLease),
+        "is_free": await async_locks["default"].try_acquire(f"item:{pk}") is not None,
+    }
+
+
+@lock("item:{pk}")
+def function(request: HttpRequest, pk: str) -> HttpResponse:
+    """A plain view."""
+    return JsonResponse(answer_of(request, pk))
+
+
+@lock("item:{pk}")
+async def coroutine_function(request: HttpRequest, pk: str) -> HttpResponse:
+    """An async view."""
+    return JsonResponse(await async_answer_of(request, pk))
+
+
+@login_not_required
+@lock("item:{pk}")
+def below_another_decorator(request: HttpRequest, pk: str) -> HttpResponse:
+    """A view with another decorator outside."""
+    return JsonResponse(answer_of(request, pk))
+
+
+@method_decorator(lock("item:{pk}"), name="dispatch")
+class OnDispatch(View):
+    def post(self, request: HttpRequest, pk: str) -> HttpResponse:
+        return JsonResponse(answer_of(request, pk))
+
+
+class OnPost(View):
+    @method_decorator(lock("item:{pk}"))
+    def post(self, request: HttpRequest, pk: str) -> HttpResponse:
+        return JsonResponse(answer_of(request, pk))
+
+
+class OnPostItself(View):
+    @lock("item:{pk}")
+    def post(self, request: HttpRequest, pk: str) -> HttpResponse:
+        return JsonResponse(answer_of(request, pk))
+
+
+@method_decorator(lock("item:{pk}"), name="dispatch")
+class AsyncOnDispatch(View):
+    async def post(self, request: HttpRequest, pk: str) -> HttpResponse:
+        return JsonResponse(await async_answer_of(request, pk))
+
+
+class AsyncOnDispatchItself(View):
+    @lock("item:{pk}")
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        return super().dispatch(request, *args, **kwargs)
+
+    async def post(self, request: HttpRequest, pk: str) -> HttpResponse:
+        return JsonResponse(await async_answer_of(request, pk))
+
+
+class AsyncOnPost(View):
+    @method_decorator(lock("item:{pk}"))
+    async def post(self, request: HttpRequest, pk: str) -> HttpResponse:
+        return JsonResponse(await async_answer_of(request, pk))
+
+
+class AsyncOnPostItself(View):
+    @lock("item:{pk}")
+    async def post(self, request: HttpRequest, pk: str) -> HttpResponse:
+        return JsonResponse(await async_answer_of(request, pk))
+
+
+class Plain(View):
+    def post(self, request: HttpRequest, pk: str) -> HttpResponse:
+        return JsonResponse(answer_of(request, pk))
+
+
+class AsyncPlain(View):
+    async def post(self, request: HttpRequest, pk: str) -> HttpResponse:
+        return JsonResponse(await async_answer_of(request, pk))
+
+
+@method_decorator(lock("item:{pk}"), name="dispatch")
+class RestOnDispatch(APIView):
+    def post(self, request: Any, pk: str) -> Response:
+        return Response(answer_of(request, pk))
+
+
+class RestOnPost(APIView):
+    @lock("item:{pk}")
+    def post(self, request: Any, pk: str) -> Response:
+        return Response(answer_of(request, pk))
+
+
+@lock("item:{pk}")
+@api_view(["POST"])
+def above_api_view(request: Any, pk: str) -> Response:
+    """A view of REST framework, decorated as a whole."""
+    return Response(answer_of(request, pk))
+
+
+@api_view(["POST"])
+@lock("item:{pk}")
+def below_api_view(request: Any, pk: str) -> Response:
+    """A view of REST framework, decorated inside."""
+    return Response(answer_of(request, pk))
+
+
+class Items(ViewSet):
+    @lock("item:{pk}")
+    def touch(self, request: Any, pk: str) -> Response:
+        return Response(answer_of(request, pk))
+
+    @action(detail=True, methods=["post"])
+    @lock("item:{pk}")
+    def extra(self, request: Any, pk: str) -> Response:
+        return Response(answer_of(request, pk))
+
+
+router = SimpleRouter(trailing_slash=False)
+router.register("viewset", Items, basename="items")
+
+api = NinjaAPI(urls_namespace="weblock-tests")
+
+
+@api.post("/operation/{int:pk}")
+@lock("item:{pk}")
+def operation(request: HttpRequest, pk: int) -> dict[str, Any]:
+    """An operation of django-ninja."""
+    return answer_of(request, pk)
+
+
+async_api = NinjaAPI(urls_namespace="weblock-async-tests")
+
+
+@async_api.post("/operation/{int:pk}")
+@lock("item:{pk}")
+async def async_operation(request: HttpRequest, pk: int) -> dict[str, Any]:
+    """An async operation of django-ninja."""
+    return await async_answer_of(request, pk)
+
+
+SYNC: dict[str, Any] = {
+    "function": function,
+    "decorated": below_another_decorator,
+    "dispatch": OnDispatch.as_view(),
+    "post": OnPost.as_view(),
+    "post_itself": OnPostItself.as_view(),
+    "as_view": lock("item:{pk}")(Plain.as_view()),
+    "rest_dispatch": RestOnDispatch.as_view(),
+    "rest_post": RestOnPost.as_view(),
+    "above_api_view": above_api_view,
+    "below_api_view": below_api_view,
+    "viewset": Items.as_view({"post": "touch"}),
+}
+ASYNC: dict[str, Any] = {
+    "coroutine_function": coroutine_function,
+    "async_dispatch": AsyncOnDispatch.as_view(),
+    "async_dispatch_itself": AsyncOnDispatchItself.as_view(),
+    "async_post": AsyncOnPost.as_view(),
+    "async_post_itself": AsyncOnPostItself.as_view(),
+    "async_as_view": lock("item:{pk}")(AsyncPlain.as_view()),
+}
+PATHS = {
+    **{name: f"/{name}/7" for name in (*SYNC, *ASYNC)},
+    "action": "/router/viewset/7/extra",
+    "ninja": "/ninja/operation/7",
+    "async_ninja": "/async-ninja/operation/7",
+}
+URLS = (
+    *(path(f"{name}/<pk>", view) for name, view in {**SYNC, **ASYNC}.items()),
+    path("router/", include(router.urls)),
+    path("ninja/", api.urls),
+    path("async-ninja/", async_api.urls),
+)
+
+
+@pytest.fixture(params=[True, False], ids=["middleware", "no middleware"])
+def project(request: pytest.FixtureRequest, settings: Any, serve: Any, url: str) -> None:
+    """A project that serves all of these views, with the middleware and without."""
+    settings.WEBLOCK = {"default": {"URL": url, "WAIT": 0}}
+    settings.ROOT_URLCONF = URLS
+    settings.MIDDLEWARE = settings.MIDDLEWARE[-1:] if request.param else []
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_a_view_holds_its_lock(name: str, project: None) -> None:
+    """Under WSGI, each kind of view runs under its lock, and frees it."""
+    for _ in range(2):
+        response = fetch(PATHS[name])
+        assert (response.status_code, response.json()) == (
+            200,
+            {"keys": [HELD], "is_lease": True, "is_free": False},
+        )
+
+
+@pytest.mark.parametrize("name", PATHS)
+async def test_a_view_holds_its_lock_in_asgi(name: str, project: None) -> None:
+    """Under ASGI, each kind of view runs under its lock, and frees it."""
+    for _ in range(2):
+        response = await AsyncClient().post(PATHS[name])
+        assert (response.status_code, response.json()) == (
+            200,
+            {"keys": [HELD], "is_lease": True, "is_free": False},
+        )
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_a_busy_lock_is_a_conflict(name: str, project: None) -> None:
+    """Whatever the kind of the view, who does not get the lock is told when to try again."""
+    with locks["default"].hold(HELD):
+        response = fetch(PATHS[name])
+    assert response.status_code == 409
+    assert response["Content-Type"] == "application/problem+json"
+    assert int(response["Retry-After"]) >= 1
+    assert response.json()["code"] == "lock_timeout"
+
+
+@pytest.mark.parametrize("name", PATHS)
+async def test_a_busy_lock_is_a_conflict_in_asgi(name: str, project: None) -> None:
+    """So it is under ASGI."""
+    with locks["default"].hold(HELD):
+        response = await AsyncClient().post(PATHS[name])
+    assert (response.status_code, response.json()["code"]) == (409, "lock_timeout")

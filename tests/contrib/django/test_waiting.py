@@ -1,0 +1,296 @@
+"""Requests that wait: what they keep from others meanwhile, and what becomes of those who leave."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+from django.contrib.auth.models import User
+from django.core.handlers.asgi import ASGIHandler
+from django.db import connection, connections
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient, Client
+
+from weblock.contrib.django import async_locks, lock, locks
+
+from .naive import naive_lock
+from .requests import PATIENCE, until
+
+POOL = {"min_size": 1, "max_size": 1, "timeout": PATIENCE}
+
+
+def backends() -> int:
+    """How many connections to the database there are, besides the one that asks."""
+    settings = connections["default"].settings_dict
+    with psycopg.connect(
+        f"postgresql://postgres@127.0.0.1:{settings['PORT']}/{settings['NAME']}", autocommit=True
+    ) as asking:
+        counting = (
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        row = asking.execute(counting).fetchone()
+    assert row
+    return int(row[0])
+
+
+def waiters(key: str) -> int:
+    """How many wait for ``key``."""
+    info = locks["default"].inspect(key)
+    return len(info.waiters) if info else 0
+
+
+@pytest.fixture
+def logged_in(transactional_db: None) -> Callable[[], Client]:
+    """Makes clients whose sessions are read from the database before any view runs."""
+    user = User.objects.create(username="ada")
+
+    def make() -> Client:
+        client = Client()
+        client.force_login(user)
+        return client
+
+    return make
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("middleware", [True, False], ids=["middleware", "no middleware"])
+def test_a_waiting_request_holds_no_connection(
+    middleware: bool, database: Any, serve: Any, settings: Any, logged_in: Any
+) -> None:
+    """It has used the database for its session, and gives it back before it waits."""
+    database(CONN_MAX_AGE=None)
+    if not middleware:
+        settings.MIDDLEWARE = settings.MIDDLEWARE[:-1]
+
+    @lock(lambda request: f"cart:{request.user.pk}", wait=30)
+    def view(request: Any) -> HttpResponse:
+        return HttpResponse(request.user.username)
+
+    serve(cart=view)
+    client = logged_in()
+    user = User.objects.get()
+    connection.close()
+
+    def visit() -> Any:
+        try:
+            return client.get("/cart")
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(1) as pool:
+        with locks["default"].hold(f"cart:{user.pk}"):
+            response = pool.submit(visit)
+            until(lambda: waiters(f"cart:{user.pk}") == 1)
+            assert backends() == 0
+        assert response.result(PATIENCE).content == b"ada"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_naive_waiter_holds_a_connection(database: Any, serve: Any, logged_in: Any) -> None:
+    """The same under a naive decorator: every waiter occupies a connection."""
+    database(CONN_MAX_AGE=None)
+
+    def view(request: Any) -> HttpResponse:
+        assert request.user.pk
+        return naive_lock("cart")(lambda request: HttpResponse())(request)
+
+    serve(cart=view)
+    client = logged_in()
+    connection.close()
+
+    def visit() -> Any:
+        try:
+            return client.get("/cart")
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(1) as pool:
+        with locks["default"].hold("cart"):
+            response = pool.submit(visit)
+            until(lambda: waiters("cart") == 1)
+            assert backends() == 1
+        assert response.result(PATIENCE).status_code == 200
+
+
+@pytest.mark.django_db(transaction=True)
+def test_waiters_leave_the_pool_to_the_holder(database: Any, serve: Any, logged_in: Any) -> None:
+    """With a pool of one connection, the holder gets it while others wait who had it before."""
+    inside = threading.Event()
+
+    @lock("cart", wait=30)
+    def view(request: Any) -> HttpResponse:
+        if not inside.is_set():
+            connection.close()
+            inside.set()
+            until(lambda: waiters("cart") == 2)
+        return HttpResponse(str(User.objects.count()))
+
+    serve(cart=view)
+    clients = [logged_in() for _ in range(3)]
+    database(OPTIONS={"pool": POOL})
+
+    def visit(client: Client) -> Any:
+        try:
+            return client.get("/cart").content
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(visit, clients[0])
+        assert inside.wait(PATIENCE)
+        rest = [pool.submit(visit, client) for client in clients[1:]]
+        assert [each.result(PATIENCE) for each in (first, *rest)] == [b"1"] * 3
+    connection.close_pool()
+
+
+class Visit:
+    """A request to the project's ASGI application, whose client may leave."""
+
+    def __init__(self, path: str, headers: Any = ()) -> None:
+        self._gone = asyncio.Event()
+        self._asked = False
+        self.status: int | None = None
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "query_string": b"",
+            "headers": [(b"host", b"testserver"), *headers],
+        }
+        self.task = asyncio.ensure_future(ASGIHandler()(scope, self._receive, self._send))
+
+    def leave(self) -> None:
+        self._gone.set()
+
+    async def _receive(self) -> dict[str, Any]:
+        if self._asked:
+            await self._gone.wait()
+            return {"type": "http.disconnect"}
+        self._asked = True
+        return {"type": "http.request", "body": b""}
+
+    async def _send(self, message: Any) -> None:
+        self.status = message.get("status", self.status)
+
+
+@pytest.mark.parametrize("middleware", [True, False], ids=["middleware", "no middleware"])
+async def test_a_client_that_leaves_does_not_end_the_lock(
+    middleware: bool, serve: Any, settings: Any
+) -> None:
+    """Django cancels the request, but the thread of its view works on, inside the lock."""
+    settings.MIDDLEWARE = settings.MIDDLEWARE[-1:] if middleware else []
+    inside, go_on, held = threading.Event(), threading.Event(), []
+
+    @lock("report")
+    def view(request: Any) -> HttpResponse:
+        inside.set()
+        assert go_on.wait(PATIENCE)
+        held.append(request.weblock.held)
+        return HttpResponse()
+
+    serve(report=view)
+    visit = Visit("/report")
+    assert await asyncio.to_thread(inside.wait, PATIENCE)
+    visit.leave()
+    await turns()
+    assert await async_locks["default"].try_acquire("report") is None
+    go_on.set()
+    await visit.task
+    assert held == [True]
+    assert await async_locks["default"].try_acquire("report")
+
+
+@pytest.mark.parametrize("middleware", [True, False], ids=["middleware", "no middleware"])
+async def test_a_client_that_leaves_does_not_end_an_async_view(
+    middleware: bool, serve: Any, settings: Any
+) -> None:
+    """An async view is not cancelled at its next await either: it may be waiting for a thread."""
+    settings.MIDDLEWARE = settings.MIDDLEWARE[-1:] if middleware else []
+    inside, go_on, held = asyncio.Event(), asyncio.Event(), []
+
+    @lock("report")
+    async def view(request: Any) -> HttpResponse:
+        inside.set()
+        await go_on.wait()
+        held.append(request.weblock.held)
+        return HttpResponse()
+
+    serve(report=view)
+    visit = Visit("/report")
+    await inside.wait()
+    visit.leave()
+    await turns()
+    assert await async_locks["default"].try_acquire("report") is None
+    go_on.set()
+    await visit.task
+    assert held == [True]
+
+
+async def test_a_client_that_leaves_stops_waiting(serve: Any, settings: Any) -> None:
+    """Who waits for a lock and leaves gives up the place in the queue; the view never runs."""
+    settings.MIDDLEWARE = settings.MIDDLEWARE[-1:]
+    ran = []
+
+    @lock("report", wait=None)
+    def view(request: Any) -> HttpResponse:
+        ran.append(request)
+        return HttpResponse()
+
+    serve(report=view)
+    async with async_locks["default"].hold("report"):
+        visit = Visit("/report")
+        await asyncio.to_thread(until, lambda: waiters("report") == 1)
+        visit.leave()
+        await visit.task
+        await asyncio.to_thread(until, lambda: waiters("report") == 0)
+    assert not ran
+    assert visit.status is None
+
+
+async def turns() -> None:
+    """Lets the event loop do what it has to."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
+async def test_many_wait_without_a_thread(serve: Any, settings: Any) -> None:
+    """In ASGI, requests wait on the event loop: Django's one thread is the holder's."""
+    settings.MIDDLEWARE = settings.MIDDLEWARE[-1:]
+    inside = []
+
+    @lock("report", wait=30)
+    def view(request: HttpRequest) -> HttpResponse:
+        inside.append(threading.current_thread().name)
+        return HttpResponse()
+
+    serve(report=view)
+    responses = await asyncio.gather(*(AsyncClient().post("/report") for _ in range(30)))
+    assert {response.status_code for response in responses} == {200}
+    assert len(inside) == 30
+
+
+async def test_middleware_that_would_deadlock_is_refused(serve: Any, settings: Any) -> None:
+    """With sync middleware behind ours, requests would wait in Django's one thread: it says so."""
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE[-1:], f"{__name__}.only_sync"]
+    serve(report=lock("report")(lambda request: HttpResponse()))
+    response = await AsyncClient(raise_request_exception=False).post("/report")
+    assert response.status_code == 500
+    assert "put it last into MIDDLEWARE" in str(response.exc_info[1])
+
+
+async def test_sync_middleware_before_ours_is_fine(serve: Any, settings: Any) -> None:
+    """Sync middleware outside only makes Django adapt it."""
+    settings.MIDDLEWARE = [f"{__name__}.only_sync", *settings.MIDDLEWARE[-1:]]
+    serve(report=lock("report")(lambda request: HttpResponse()))
+    assert (await AsyncClient().post("/report")).status_code == 200
+
+
+def only_sync(get_response: Any) -> Any:
+    """Middleware as people wrote it before Django 3.1."""
+    return lambda request: get_response(request)  # noqa: PLW0108 - it is a middleware of its own
