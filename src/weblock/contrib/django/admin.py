@@ -1,0 +1,164 @@
+"""A page in Django's admin: who holds keys, who waits for them, and a button that takes one away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from django.contrib import admin, messages
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils import timezone
+
+from ...errors import WeblockError
+from ...inspection import KeyInfo
+from .models import Lock
+from .operating import ChangedHands, duration, take_away
+from .registry import locks
+
+LIMIT: Final = 500
+"""Keys of one alias on the page."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A key, as the page shows it."""
+
+    info: KeyInfo
+    since: datetime
+    held_for: str
+    left: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """The keys of one alias, or why they cannot be seen."""
+
+    alias: str
+    engine: str
+    rows: list[Row]
+    error: str = ""
+
+    @property
+    def full(self) -> bool:
+        """Whether there may be more."""
+        return len(self.rows) == LIMIT
+
+
+@admin.register(Lock)
+class LockAdmin(admin.ModelAdmin):
+    """Shows what the engines know. Nobody can add, change or delete anything here.
+
+    ``weblock.view_lock`` is the permission to look, ``weblock.release_lock`` to release by force.
+    """
+
+    def get_urls(self) -> list[URLPattern]:
+        """The list, and the page that asks before it releases."""
+        view = self.admin_site.admin_view
+        return [
+            path("", view(self.changelist_view), name="weblock_lock_changelist"),
+            path("release/", view(self.release_view), name="weblock_lock_release"),
+        ]
+
+    def has_add_permission(self, request: HttpRequest) -> bool:  # noqa: ARG002 - Django's
+        """Keys come and go by themselves."""
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002
+        """Keys come and go by themselves."""
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002
+        """Keys come and go by themselves."""
+        return False
+
+    def has_release_permission(self, request: HttpRequest) -> bool:
+        """Whether the user may take a lease away."""
+        user: Any = request.user  # type: ignore[attr-defined] # AuthenticationMiddleware puts it there
+        return bool(user.has_perm("weblock.release_lock"))
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """The holders and the queues of all aliases; ``q`` is how their keys begin."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        prefix = request.GET.get("q", "")
+        context = {
+            "title": "Locks that are held or waited for",
+            "prefix": prefix,
+            "sections": list(_sections(prefix)),
+            "may_release": self.has_release_permission(request),
+            **(extra_context or {}),
+        }
+        return self._page(request, "locks", context)
+
+    def release_view(self, request: HttpRequest) -> HttpResponse:
+        """Asks, and takes the lease away that was shown, if it is still that one."""
+        if not self.has_view_permission(request) or not self.has_release_permission(request):
+            raise PermissionDenied
+        named = request.POST if request.method == "POST" else request.GET
+        alias, key, fence = (named.get(name, "") for name in ("alias", "key", "fence"))
+        try:
+            info = _still(alias, key, fence)
+            if request.method == "POST":
+                self._release(request, alias, info)
+        except (WeblockError, ChangedHands) as error:
+            messages.error(request, f"Nothing was released: {error}")
+            return self._back()
+        if request.method == "POST":
+            return self._back()
+        context = {"title": "Release by force?", "alias": alias, "row": _row(info)}
+        return self._page(request, "release", context)
+
+    def _release(self, request: HttpRequest, alias: str, info: KeyInfo) -> None:
+        user: Any = request.user  # type: ignore[attr-defined] # AuthenticationMiddleware puts it there
+        taken = take_away(alias, info.key, fence=info.fence, by=f"{user.get_username()} (admin)")
+        if taken is None:
+            raise ChangedHands(info.key, None)
+        LogEntry.objects.log_actions(
+            user.pk,
+            [Lock(key=f"{alias}: {info.key}")],
+            CHANGE,
+            f"Taken from {taken.holder} by force (fence {taken.fence}).",
+            single_object=True,
+        )
+        messages.success(request, f"Released {info.key}, taken from {taken.holder}.")
+
+    def _page(self, request: HttpRequest, name: str, context: dict[str, Any]) -> HttpResponse:
+        common = {**self.admin_site.each_context(request), "opts": self.opts}
+        request.current_app = self.admin_site.name  # type: ignore[attr-defined] # as the admin does
+        return TemplateResponse(request, f"admin/weblock/{name}.html", {**common, **context})
+
+    def _back(self) -> HttpResponse:
+        name = "admin:weblock_lock_changelist"
+        return HttpResponseRedirect(reverse(name, current_app=self.admin_site.name))
+
+
+def _sections(prefix: str) -> Iterator[Section]:
+    for alias in locks:
+        engine = ""
+        try:
+            engine = locks[alias].engine
+            rows = [_row(info) for info in locks[alias].list(prefix, limit=LIMIT)]
+            yield Section(alias, engine, rows)
+        except WeblockError as error:
+            yield Section(alias, engine, [], str(error))
+
+
+def _row(info: KeyInfo) -> Row:
+    since = timezone.now() - timedelta(seconds=info.held_for)
+    return Row(info, since, duration(info.held_for), duration(info.remaining))
+
+
+def _still(alias: str, key: str, fence: str) -> KeyInfo:
+    """The key, if its holder is still the one with that fence."""
+    info = locks[alias].inspect(key)
+    if info is None or info.fence is None or str(info.fence) != fence:
+        raise ChangedHands(key, info)
+    return info

@@ -1,0 +1,1 @@
+"""What ``migrate`` makes: permissions, and no table."""

@@ -1,0 +1,206 @@
+"""The page in Django's admin: who may see what, and what the button does."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission, User
+from django.core.management import call_command
+from django.test import Client, override_settings
+from django.urls import reverse
+from pytest_django.live_server_helper import LiveServer
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
+
+from weblock.contrib.django import locks
+
+from .browser import browsing
+from .waiting import busy
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def own_engine(url: str) -> Iterator[None]:
+    """Two aliases on an engine of the test's own."""
+    with override_settings(
+        WEBLOCK={"default": {"URL": url}, "jobs": {"URL": url, "NAMESPACE": "jobs"}}
+    ):
+        yield
+
+
+def client_of(*permissions: str, staff: bool = True) -> Client:
+    """A client of a user with those permissions."""
+    user = User.objects.create_user("ann", password="secret", is_staff=staff)
+    for each in permissions:
+        user.user_permissions.add(
+            Permission.objects.get(content_type__app_label="weblock", codename=each)
+        )
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def listing() -> str:
+    """The page's path."""
+    return reverse("admin:weblock_lock_changelist")
+
+
+def naming(key: str, fence: int | None = None) -> dict[str, str]:
+    """What names the lease that is to be released: the one that there is, or another."""
+    if fence is None:
+        info = locks["default"].inspect(key)
+        assert info
+        fence = info.fence
+    return {"alias": "default", "key": key, "fence": str(fence)}
+
+
+def holder_of(key: str) -> str | None:
+    """Who holds the key, if anybody does."""
+    info = locks["default"].inspect(key)
+    return info.holder if info else None
+
+
+def test_it_lists_holders_and_queues() -> None:
+    """The page has keys, holders, fences and queues of all aliases; what others chose is escaped."""
+    client = client_of("view_lock")
+    with (
+        busy(locks["default"], "item:<1>", "web-1 GET /<script>", "web-2"),
+        busy(locks["jobs"], "nightly", "cron-1"),
+    ):
+        page = client.get(listing()).content.decode()
+        info = locks["default"].inspect("item:<1>")
+        found = client.get(listing(), {"q": "night"}).content.decode()
+    assert info
+    for part in ("item:&lt;1&gt;", "web-1 GET /&lt;script&gt;", str(info.fence), "web-2", "cron-1"):
+        assert part in page
+    assert "<script>" not in page.replace('<script src="', "")
+    assert "nightly" in found
+    assert "item:" not in found
+
+
+def test_one_may_look_without_releasing() -> None:
+    """Who has only the permission to look sees no button, and is refused behind it."""
+    client = client_of("view_lock")
+    with busy(locks["default"], "item:1", "web-1"):
+        assert "Release" not in client.get(listing()).content.decode()
+        release = reverse("admin:weblock_lock_release")
+        assert client.get(release, naming("item:1")).status_code == 403
+        assert client.post(release, naming("item:1")).status_code == 403
+        assert holder_of("item:1") == "web-1"
+
+
+@pytest.mark.parametrize(
+    ("permissions", "staff", "status"), [((), True, 403), (("view_lock",), False, 302)]
+)
+def test_others_see_nothing(permissions: tuple[str, ...], staff: bool, status: int) -> None:
+    """Without the permission to look, or outside the staff, there is no page."""
+    assert client_of(*permissions, staff=staff).get(listing()).status_code == status
+
+
+def test_the_admins_index_leads_to_it() -> None:
+    """The admin's index has a link to the page, for those who may look."""
+    index = client_of("view_lock").get(reverse("admin:index")).content.decode()
+    assert f'href="{listing()}"' in index
+    assert "add/" not in index
+
+
+def test_release_is_asked_for_and_audited(caplog: pytest.LogCaptureFixture) -> None:
+    """A look at the question releases nothing; the answer does, and two logs say who took what."""
+    client = client_of("view_lock", "release_lock")
+    release = reverse("admin:weblock_lock_release")
+    with busy(locks["default"], "item:1", "web-1", "web-2"), caplog.at_level(logging.WARNING):
+        question = client.get(release, named := naming("item:1")).content.decode()
+        assert "It passes to web-2 at once" in question
+        assert holder_of("item:1") == "web-1"
+        page = client.post(release, named, follow=True).content.decode()
+        assert holder_of("item:1") == "web-2"
+    assert "Released item:1, taken from web-1." in page
+    lines = [each.getMessage() for each in caplog.records if each.name == "weblock.audit"]
+    assert [line.partition(" by force")[0] for line in lines] == [
+        "ann (admin) took 'item:1' of 'default' from web-1"
+    ]
+    entry = LogEntry.objects.get()
+    assert (entry.user.username, entry.object_repr) == ("ann", "default: item:1")
+    assert entry.get_change_message().startswith("Taken from web-1 by force (fence ")
+    assert "default: item:1" in client.get(reverse("admin:index")).content.decode()
+
+
+@pytest.mark.parametrize("method", ["get", "post"])
+def test_another_holder_than_the_one_seen_is_spared(method: str) -> None:
+    """A key that has changed hands since the list was made is not taken from the new holder."""
+    client = client_of("view_lock", "release_lock")
+    with busy(locks["default"], "item:1", "web-1"):
+        send = getattr(client, method)
+        release = reverse("admin:weblock_lock_release")
+        page = send(release, naming("item:1", fence=7), follow=True).content.decode()
+        assert "has changed hands: it is held by web-1 now" in page
+        assert holder_of("item:1") == "web-1"
+    assert not LogEntry.objects.exists()
+
+
+def test_a_forged_release_is_refused() -> None:
+    """Another site cannot have a user's browser release: the token is asked for."""
+    client = client_of("view_lock", "release_lock")
+    client.handler.enforce_csrf_checks = True
+    with busy(locks["default"], "item:1", "web-1"):
+        release = reverse("admin:weblock_lock_release")
+        assert client.post(release, naming("item:1")).status_code == 403
+        assert holder_of("item:1") == "web-1"
+
+
+def test_an_engine_that_is_down_is_shown() -> None:
+    """An engine that does not answer is named in its place, without the password; others are shown."""
+    down = {"URL": "redis://:s3cret@127.0.0.1:1"}
+    with override_settings(WEBLOCK={"default": {"URL": "memory://"}, "far": down}):
+        response = client_of("view_lock").get(listing())
+    page = response.content.decode()
+    assert response.status_code == 200
+    assert "redis://127.0.0.1:1 is unavailable" in page
+    assert "s3cret" not in page
+    assert "No key is held or waited for on memory://" in page
+
+
+def test_the_model_wants_no_migration_of_a_project() -> None:
+    """A project that installs the app has no migration of it to make."""
+    output = StringIO()
+    call_command("makemigrations", "weblock", check_changes=True, stdout=output)
+    assert "No changes" in output.getvalue()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_in_a_browser(live_server: LiveServer, tmp_path: Path) -> None:
+    """Somebody looks at the list, releases a key, is asked, and sees who has got it then."""
+    User.objects.create_superuser("ann", password="secret")
+    with (
+        browsing(tmp_path) as browser,
+        busy(locks["default"], "item:1", "web-1:4242 POST /items", "web-2:977 POST /items"),
+    ):
+        log_in(browser, f"{live_server.url}{listing()}")
+        row = browser.find_element(By.CSS_SELECTOR, "tr[data-key='item:1']")
+        assert "web-1:4242 POST /items" in row.text
+        browser.save_screenshot(str(tmp_path / "list.png"))
+
+        row.find_element(By.LINK_TEXT, "Release…").click()
+        assert "It passes to web-2:977 POST /items at once" in browser.page_source
+        browser.save_screenshot(str(tmp_path / "question.png"))
+
+        browser.find_element(By.CSS_SELECTOR, "input[value='Yes, release it']").click()
+        said = browser.find_element(By.CLASS_NAME, "messagelist").text
+        assert said == "Released item:1, taken from web-1:4242 POST /items."
+        row = browser.find_element(By.CSS_SELECTOR, "tr[data-key='item:1']")
+        assert "web-2:977 POST /items" in row.text
+        browser.save_screenshot(str(tmp_path / "released.png"))
+
+
+def log_in(browser: Chrome, page: str) -> None:
+    """Asks for the page, as somebody who has to log in first."""
+    browser.get(page)
+    browser.find_element(By.NAME, "username").send_keys("ann")
+    browser.find_element(By.NAME, "password").send_keys("secret")
+    browser.find_element(By.CSS_SELECTOR, "input[type=submit]").click()

@@ -1,0 +1,162 @@
+"""``manage.py weblock``: what operators see, and what they take away."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.test import override_settings
+
+from weblock.contrib.django import locks
+
+from .waiting import busy
+
+TOP = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def own_engine(url: str) -> Iterator[None]:
+    """Two aliases on an engine of the test's own."""
+    with override_settings(
+        WEBLOCK={"default": {"URL": url}, "jobs": {"URL": url, "NAMESPACE": "jobs"}}
+    ):
+        yield
+
+
+def run(*arguments: str) -> str:
+    """What the command writes to its standard output."""
+    output = io.StringIO()
+    call_command("weblock", *arguments, stdout=output)
+    return output.getvalue()
+
+
+def test_list_is_a_table() -> None:
+    """Keys stand in a table with their holders, fences and queues, in the order of their names."""
+    default = locks["default"]
+    with (
+        busy(default, "item:2", "web-2"),
+        busy(default, "item:1", "web-1 POST /items", "web-3", "web-4"),
+        busy(default, "order", "web-5"),
+    ):
+        header, first, second = run("list", "item:").splitlines()
+    assert header.split() == ["KEY", "HOLDER", "FENCE", "HELD", "LEFT", "WAITING"]
+    assert first.startswith("item:1  web-1 POST /items  ")
+    assert first.endswith("  2")
+    assert second.startswith("item:2  web-2             ")
+    assert first.index(" s ") == second.index(" s ")
+
+
+def test_nothing_to_list_is_said() -> None:
+    """Where no key is in use, that is said, instead of an empty table."""
+    assert run("list") == "No key is held or waited for.\n"
+
+
+def test_show_has_the_queue_in_order() -> None:
+    """One key is shown with its fence, and those who wait in the order of their turn."""
+    default = locks["default"]
+    with busy(default, "item:1", "web-1", "web-3", "web-2"):
+        output = run("show", "item:1")
+        info = default.inspect("item:1")
+    assert info
+    assert f"fence:   {info.fence}\n" in output
+    assert "1. web-3\n" in output
+    assert "2. web-2\n" in output
+    assert run("show", "item:1") == "item:1 is free.\n"
+
+
+def test_each_alias_has_its_own() -> None:
+    """--alias says which locks are meant, and one that there is not is refused."""
+    with busy(locks["jobs"], "nightly", "cron-1"):
+        assert "nightly" not in run("list")
+        assert "nightly" in run("list", "--alias", "jobs")
+    with pytest.raises(CommandError, match="invalid choice: 'other'"):
+        run("list", "--alias", "other")
+
+
+def test_release_by_force_passes_the_key_on(caplog: pytest.LogCaptureFixture) -> None:
+    """With --force the key passes to the first who waits, and the log says who took it from whom."""
+    default = locks["default"]
+    with busy(default, "item:1", "web-1", "web-2"):
+        with caplog.at_level(logging.WARNING, "weblock.audit"):
+            output = run("release", "item:1", "--force")
+        info = default.inspect("item:1")
+    assert output == "Released item:1, taken from web-1. It passes to web-2.\n"
+    assert info
+    assert info.holder == "web-2"
+    (line,) = [each.getMessage() for each in caplog.records if each.name == "weblock.audit"]
+    assert "(manage.py) took 'item:1' of 'default' from web-1 by force (fence" in line
+
+
+def test_nothing_is_released_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --force and without a terminal to ask, nothing is released."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    with busy(locks["default"], "item:1", "web-1"):
+        with pytest.raises(CommandError, match="use --force"):
+            run("release", "item:1")
+        info = locks["default"].inspect("item:1")
+        assert info
+        assert info.holder == "web-1"
+
+
+def test_a_free_key_cannot_be_released() -> None:
+    """To release what nobody holds fails, and says so."""
+    with pytest.raises(CommandError, match=r"Nobody holds item:1\."):
+        run("release", "item:1", "--force")
+
+
+def test_an_engine_that_is_down_is_named() -> None:
+    """An engine that does not answer is an error of one line, without the password."""
+    with (
+        override_settings(WEBLOCK={"default": {"URL": "redis://:s3cret@127.0.0.1:1"}}),
+        pytest.raises(CommandError, match=r"redis://127\.0\.0\.1:1 is unavailable") as caught,
+    ):
+        run("list")
+    assert "s3cret" not in str(caught.value)
+
+
+def test_labels_move_no_cursor() -> None:
+    """A label, which has a path that anybody may ask for, reaches the terminal without control."""
+    with busy(locks["default"], "item:1", "web-1 GET /\x1b[2J"):
+        output = run("list")
+    assert "\x1b" not in output
+    assert "GET /?[2J" in output
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"), [("y", "Released item:1"), ("", "Nothing was released")]
+)
+def test_a_person_is_asked(answer: str, said: str, tmp_path: Path) -> None:
+    """At a terminal the command says who holds the key, and releases only if told to."""
+    url = f"file://{tmp_path}"
+    project = tmp_path / "settings.py"
+    project.write_text(
+        f"INSTALLED_APPS = ['weblock.contrib.django']\nWEBLOCK = {{'default': {{'URL': {url!r}}}}}\n"
+    )
+    controller, terminal = pty.openpty()
+    with (
+        override_settings(WEBLOCK={"default": {"URL": url}}),
+        busy(locks["default"], "item:1", "me"),
+    ):
+        os.write(controller, f"{answer}\n".encode())
+        done = subprocess.run(
+            [sys.executable, "-m", "django", "weblock", "release", "item:1"],
+            env={**os.environ, "DJANGO_SETTINGS_MODULE": "settings", "PYTHONPATH": f"{tmp_path}"},
+            cwd=TOP,
+            stdin=terminal,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    os.close(terminal)
+    os.close(controller)
+    assert "item:1 is held by me, for " in done.stdout
+    assert said in done.stdout + done.stderr
+    assert (done.returncode == 0) == (answer == "y")
