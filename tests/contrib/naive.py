@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 from weblock import AsyncLease, AsyncLocks
 
 
-def naive_lock(locks: AsyncLocks, key: str) -> Callable[[], AsyncIterator[AsyncLease]]:
+def naive_lock(
+    locks: AsyncLocks, key: str, **options: Any
+) -> Callable[[], AsyncIterator[AsyncLease]]:
     """A ``yield`` dependency that holds ``key``."""
 
     async def hold() -> AsyncIterator[AsyncLease]:
-        lease = await locks.acquire(key, wait=30)
+        lease = await locks.acquire(key, wait=30, **options)
         try:
             yield lease
         finally:

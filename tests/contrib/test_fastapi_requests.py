@@ -23,6 +23,7 @@ from weblock import (
 )
 from weblock.contrib.fastapi import install, lock
 
+from .shop import CommitFailed
 from .waiting import eventually
 from .wire import Exchange
 
@@ -580,16 +581,22 @@ class TestLongResponses:
         assert await locks.try_acquire("x")
 
     async def test_an_application_that_does_not_return_answers_in_time(self, locks):
-        """A complete response is sent after ``hold_back``, whatever goes on behind it."""
+        """A complete response is sent after ``hold_back``, whatever middleware does behind it."""
         app = FastAPI()
-        install(app, locks, hold_back=0.01)
         answered = asyncio.Event()
 
-        async def session():
-            yield
-            await answered.wait()
+        class Dawdling:
+            def __init__(self, inner):
+                self.inner = inner
 
-        @app.post("/items", dependencies=[Depends(lock("x")), Depends(session)])
+            async def __call__(self, scope, receive, send):
+                await self.inner(scope, receive, send)
+                await answered.wait()
+
+        app.add_middleware(Dawdling)
+        install(app, locks, hold_back=0.01)
+
+        @app.post("/items", dependencies=[Depends(lock("x"))])
         async def create() -> None:
             pass
 
@@ -598,6 +605,47 @@ class TestLongResponses:
         await eventually(lambda: exchange.complete)
         answered.set()
         await served
+
+    @pytest.mark.parametrize("fails", [False, True])
+    @pytest.mark.parametrize("kind", ["sync", "async"])
+    async def test_a_commit_that_takes_longer_is_waited_for(self, locks, kind, fails):
+        """While a session commits, nothing is sent, however long it takes: it may fail yet."""
+        app = FastAPI()
+        install(app, locks, hold_back=0.01)
+        commits, go_on = threading.Event(), threading.Event()
+
+        def sync_session():
+            yield
+            commits.set()
+            assert go_on.wait(30)
+            if fails:
+                raise CommitFailed
+
+        async def async_session():
+            yield
+            commits.set()
+            await eventually(go_on.is_set)
+            if fails:
+                raise CommitFailed
+
+        session = sync_session if kind == "sync" else async_session
+
+        @app.post("/items", status_code=201, dependencies=[Depends(lock("x")), Depends(session)])
+        async def create() -> None:
+            pass
+
+        exchange = Exchange()
+        served = exchange.served_by(app)
+        await eventually(commits.is_set)
+        with pytest.raises(TimeoutError):
+            await eventually(lambda: exchange.begun, within=0.15)
+        go_on.set()
+        if fails:
+            with pytest.raises(CommitFailed):
+                await served
+        else:
+            await served
+        assert exchange.status == (500 if fails else 201)
 
     @pytest.mark.parametrize(
         ("media_type", "size", "hold_back"),

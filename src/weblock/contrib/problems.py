@@ -23,7 +23,8 @@ LONGEST_RETRY_AFTER: Final = 60
 class Problem:
     """A problem response.
 
-    ``code`` is stable, for programs; ``title`` and ``detail`` are for people.
+    ``code`` is stable, for programs; ``title`` and ``detail`` are for people. ``more`` are members
+    of the body beside those that every problem has.
     """
 
     status: int
@@ -31,6 +32,7 @@ class Problem:
     title: str
     detail: str
     headers: dict[str, str] = field(default_factory=dict)
+    more: dict[str, object] = field(default_factory=dict)
 
     media_type = "application/problem+json"
 
@@ -43,6 +45,7 @@ class Problem:
             "status": self.status,
             "detail": self.detail,
             "code": self.code,
+            **self.more,
         }
         return json.dumps(content).encode()
 

@@ -35,7 +35,8 @@ class RequestLayer:
 
     With ``reopen``, which makes locks like ``locks``, these are closed when the application shuts
     down, and made again if it starts again. ``before_start`` is called before the first request is
-    served: what it raises is why the application does not start.
+    served: what it raises is why the application does not start. ``answer`` gives the response to an
+    error of weblock, instead of its problem, where the application has not given one.
     """
 
     def __init__(
@@ -46,12 +47,14 @@ class RequestLayer:
         hold_back: Duration = HOLD_BACK,
         reopen: Callable[[], AsyncLocks] | None = None,
         before_start: Callable[[], None] | None = None,
+        answer: Callable[[BaseException], App | None] = problem_of,
     ) -> None:
         self._app = app
         self._locks = locks
         self._hold_back = seconds("hold_back", hold_back)
         self._reopen = reopen
         self._before_start = before_start
+        self._answer = answer
         self._shut_down = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,7 +74,7 @@ class RequestLayer:
             await app(scope, receive, send)
         else:
             exchange = _Exchange(self._locks, self._hold_back, scope, receive, send)
-            await exchange.run(app)
+            await exchange.run(app, self._answer)
 
     def _is_inside_another(self, scope: Scope) -> bool:
         """Whether a layer on the same locks, farther out, has this request already."""
@@ -105,21 +108,25 @@ class RequestLayer:
 class _Exchange:
     """One request and its response."""
 
-    __slots__ = ("_inbox", "_outbox", "_receive", "_request", "_scope", "_streams")
+    __slots__ = ("_answer_to", "_inbox", "_outbox", "_receive", "_request", "_scope")
 
     def __init__(
         self, locks: AsyncLocks, hold_back: float, scope: Scope, receive: Receive, send: Send
     ) -> None:
         self._scope = scope
         self._receive = receive
-        self._streams = False
         self._inbox = Inbox(receive)
         self._outbox = Outbox(
-            send, work_goes_on=self._work_goes_on, on_stream=self._begin_to_stream
+            send,
+            work_goes_on=self._work_goes_on,
+            is_finishing=self._is_finishing,
+            loss=self._loss,
+            on_stream=self._begin_to_stream,
         )
         self._request = RequestLocks(locks, scope, self._inbox, self._outbox, hold_back)
 
-    async def run(self, app: App) -> None:
+    async def run(self, app: App, answer_to: Callable[[BaseException], App | None]) -> None:
+        self._answer_to = answer_to
         self._scope[SCOPE_KEY] = self._request
         work = asyncio.ensure_future(self._work(app))
         try:
@@ -135,9 +142,15 @@ class _Exchange:
     def _work_goes_on(self) -> bool:
         return self._request.background()
 
+    def _is_finishing(self) -> bool:
+        return self._request.finishing()
+
+    def _loss(self) -> LeaseLost | None:
+        return self._request.loss()
+
     def _begin_to_stream(self) -> None:
         """A stream, which may be endless, ends when nobody wants it any more."""
-        self._streams = True
+        self._request.streams = True
         self._inbox.tell_disconnect()
 
     async def _work(self, app: App) -> LeaseLost | None:
@@ -146,6 +159,11 @@ class _Exchange:
         loss = None
         try:
             await app(self._scope, self._inbox.receive, self._outbox.send)
+        except BaseException as error:
+            if not self._request.interrupted:
+                raise
+            if not isinstance(error, asyncio.CancelledError):
+                logger.warning("a request whose lease was lost failed", exc_info=error)
         finally:
             loss = await self._request.release()
             self._inbox.tell_disconnect()
@@ -163,7 +181,7 @@ class _Exchange:
                 await _end_of(work)
             except asyncio.CancelledError:
                 cancelled = True
-                if self._request.any_held and not self._streams:
+                if self._request.any_held and not self._request.streams:
                     self._request.stop_waiting()
                 else:
                     work.cancel()
@@ -185,7 +203,8 @@ class _Exchange:
     async def _answer_loss(self, loss: LeaseLost) -> None:
         if self._outbox.sent:
             logger.error("a response was sent before it was known that the %s", loss)
-        elif (self._outbox.held_status or 0) < 500:  # Otherwise it promises nothing.
+            await self._close_websocket(loss)
+        elif self._outbox.promises:
             await self._answer_problem(loss)
         await self._outbox.let_go()
 
@@ -199,15 +218,24 @@ class _Exchange:
         if _known(error) and not self._outbox.sent:
             await self._answer_problem(error)
             return
-        if (self._outbox.held_status or 0) >= 500:
+        if _known(error) and await self._close_websocket(error):
+            return
+        if not self._outbox.promises:
             await self._outbox.let_go()
         raise error
 
-    async def _answer_problem(self, error: BaseException) -> None:
+    async def _close_websocket(self, error: BaseException) -> bool:
+        """Tells the client of a websocket that was accepted; whether this is one."""
         problem = problem_of(error)
-        assert problem is not None
+        is_open = self._scope["type"] == "websocket" and not self._outbox.closed
+        if is_open and problem:
+            await self._outbox.send(problem.as_close())
+        return is_open
+
+    async def _answer_problem(self, error: BaseException) -> None:
         self._outbox.discard()
-        await problem(self._scope, self._receive, self._outbox.send)
+        if answer := self._answer_to(error):
+            await answer(self._scope, self._receive, self._outbox.send)
 
 
 async def _end_of(work: asyncio.Task[LeaseLost | None]) -> None:

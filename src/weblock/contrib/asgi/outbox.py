@@ -7,12 +7,16 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from ...errors import LeaseLost
 from .protocol import Message, Send
 
 logger = logging.getLogger("weblock")
 
 LIMIT: Final = 1024 * 1024
 """Bytes of a response that are held back, at most."""
+
+LOOK_AGAIN: Final = 0.05
+"""Seconds after which it is looked again whether the application still finishes its work."""
 
 
 class Outbox:
@@ -21,44 +25,57 @@ class Outbox:
     After ``hold_back``, the response stays here until ``let_go`` or ``discard``. It is let go
     earlier if it is a stream of events, if it is larger than ``LIMIT``, if it is complete and
     ``work_goes_on`` says that background tasks follow, or if the application has not returned
-    so many seconds after it began to answer. ``on_stream`` is called when a part of a response is
-    sent while the application still makes the rest.
+    so many seconds after it began to answer; but not while it is complete and ``is_finishing`` says
+    that what remains is the work that it tells of. ``on_stream`` is called when a part of a response
+    is sent while the application still makes the rest.
+
+    A response that ``promises`` something is not taken when there is a ``loss``: that is raised.
     """
 
     __slots__ = (
+        "_complete",
         "_held",
         "_hold_for",
         "_holding",
+        "_is_finishing",
         "_letting_go",
+        "_loss",
         "_on_stream",
         "_send",
         "_size",
         "_timer",
         "_work_goes_on",
+        "closed",
         "headers",
+        "promises",
         "sent",
     )
 
     def __init__(
-        self, send: Send, *, work_goes_on: Callable[[], bool], on_stream: Callable[[], None]
+        self,
+        send: Send,
+        *,
+        work_goes_on: Callable[[], bool],
+        is_finishing: Callable[[], bool],
+        loss: Callable[[], LeaseLost | None],
+        on_stream: Callable[[], None],
     ) -> None:
         self._send = send
         self._work_goes_on = work_goes_on
+        self._is_finishing = is_finishing
+        self._loss = loss
         self._on_stream = on_stream
         self._held: list[Message] = []
         self._size = 0
+        self._complete = False
         self._holding = False
-        self._hold_for = 0.0
+        self._hold_for: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._letting_go: asyncio.Task[None] | None = None
         self.headers: list[tuple[bytes, bytes]] = []
         self.sent = False
-
-    @property
-    def held_status(self) -> int | None:
-        """The status of the response that is held back, if there is one."""
-        starts = (each for each in self._held if each["type"] == "http.response.start")
-        return next((start["status"] for start in starts), None)
+        self.closed = False
+        self.promises = True
 
     def hold_back(self, seconds: float) -> None:
         """Keeps what is sent from now on, if nothing has been sent yet."""
@@ -66,7 +83,9 @@ class Outbox:
         self._hold_for = seconds
 
     async def send(self, message: Message) -> None:
-        """Sends or keeps a message of the application."""
+        """Sends or keeps a message of the application. Raises ``LeaseLost``."""
+        if self._hold_for is not None:
+            self._refuse_if_lost(message)
         if self.headers and message["type"] == "http.response.start":
             message = {**message, "headers": [*message.get("headers", ()), *self.headers]}
         if self._holding:
@@ -103,10 +122,26 @@ class Outbox:
         self._held.append(message)
         self._size += len(message.get("body", b""))
         if self._timer is None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self._hold_for, self._begin_to_let_go)
+            self._let_go_after(self._hold_for or 0)
         if self._must_not_wait(message):
             await self.let_go()
+
+    def _let_go_after(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(seconds, self._let_go_unless_it_finishes)
+
+    def _let_go_unless_it_finishes(self) -> None:
+        if self._complete and self._is_finishing():
+            self._let_go_after(LOOK_AGAIN)
+        else:
+            self._begin_to_let_go()
+
+    def _refuse_if_lost(self, message: Message) -> None:
+        """An error of the server promises nothing. A refusal does: it was decided in vain."""
+        if message["type"] == "http.response.start":
+            self.promises = message["status"] < 500
+        if self.promises and (loss := self._loss()):
+            raise loss
 
     def _begin_to_let_go(self) -> None:
         self._stop_holding()
@@ -124,6 +159,7 @@ class Outbox:
 
     async def _pass_on(self, message: Message) -> None:
         self.sent = True
+        self.closed = message["type"] == "websocket.close"
         if message.get("more_body"):
             self._on_stream()
         await self._send(message)
@@ -136,8 +172,8 @@ class Outbox:
     def _must_not_wait(self, message: Message) -> bool:
         if message["type"] == "http.response.start":
             return _is_event_stream(message)
-        complete = not message.get("more_body", False)
-        return self._size > LIMIT or (complete and self._work_goes_on())
+        self._complete = not message.get("more_body", False)
+        return self._size > LIMIT or (self._complete and self._work_goes_on())
 
 
 def _is_event_stream(start: Message) -> bool:

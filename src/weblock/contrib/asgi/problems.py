@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from .. import problems
-from .protocol import Receive, Scope, Send
+from .protocol import Message, Receive, Scope, Send
 
 TRY_AGAIN_LATER: Final = 1013
 """The close code of a websocket, where the server cannot send a response instead."""
@@ -21,7 +21,11 @@ class Problem(problems.Problem):
         elif "websocket.http.response" in (scope.get("extensions") or {}):
             await self._respond(send, "websocket.http.response")
         else:
-            await send({"type": "websocket.close", "code": TRY_AGAIN_LATER, "reason": self.code})
+            await send(self.as_close())
+
+    def as_close(self) -> Message:
+        """The message that closes a websocket."""
+        return {"type": "websocket.close", "code": TRY_AGAIN_LATER, "reason": self.code}
 
     async def _respond(self, send: Send, kind: str) -> None:
         body = self.body

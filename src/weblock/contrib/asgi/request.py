@@ -31,7 +31,12 @@ class ClientGone(Exception):
 
 
 class RequestLocks:
-    """Acquires for one request, and keeps what it has acquired until the layer releases it."""
+    """Acquires for one request, and keeps what it has acquired until the layer releases it.
+
+    A framework's adapter may say whether ``background`` tasks follow the response, and whether the
+    application that has answered is ``finishing`` the work that the response tells of; and that it
+    has ``interrupted`` a request whose lease was lost.
+    """
 
     __slots__ = (
         "_by_key",
@@ -46,7 +51,10 @@ class RequestLocks:
         "_waiting",
         "_whole",
         "background",
+        "finishing",
+        "interrupted",
         "locks",
+        "streams",
     )
 
     def __init__(
@@ -64,7 +72,10 @@ class RequestLocks:
         self._waiting: asyncio.Timeout | None = None
         self._unwanted = False
         self._over = False
+        self.streams = False
+        self.interrupted = False
         self.background: Callable[[], bool] = lambda: False
+        self.finishing: Callable[[], bool] = lambda: False
 
     def begin(self) -> None:
         """Has all that runs in this context, and comes of it, know what the request holds."""
@@ -110,6 +121,15 @@ class RequestLocks:
         lease = leases[0] if wanted == leases[0].keys else AsyncLease.joined(leases, wanted)
         lease.check()
         return lease
+
+    def loss(self) -> LeaseLost | None:
+        """What says that a lease is lost, if one is."""
+        for lease in self._leases:
+            try:
+                lease.check()
+            except LeaseLost as error:
+                return error
+        return None
 
     async def release(self) -> LeaseLost | None:
         """Gives back everything. Returns the loss, if a lease was lost before."""

@@ -7,7 +7,7 @@ method from their text.
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, Unpack
+from typing import Annotated, Any, Literal, Unpack, get_args
 
 from fastapi import BackgroundTasks, Depends
 from fastapi.requests import HTTPConnection
@@ -17,7 +17,10 @@ from ...aio import AsyncLease
 from ...errors import ConfigurationError
 from ...keys import KeyTemplate
 from ..asgi import request_locks
+from .progress import Progress
 from .values import values_for
+
+OnLost = Literal["cancel", "continue"]
 
 KeyFunction = Callable[..., Any]
 """A dependency that returns a key, or several: with parameters of its own, ``def`` or async."""
@@ -33,6 +36,7 @@ class Lock:
 
     keys: tuple[KeyTemplate | KeyFunction, ...]
     options: tuple[tuple[str, object], ...]
+    on_lost: OnLost = "cancel"
 
     def __post_init__(self) -> None:
         # FastAPI sees key functions as what this depends on, and solves them before.
@@ -56,7 +60,9 @@ class Lock:
         self, connection: HTTPConnection, background: BackgroundTasks, **made: object
     ) -> AsyncLease:
         locks = request_locks(connection.scope)
+        progress = Progress(connection.scope, locks)
         locks.background = lambda: bool(background.tasks)
+        locks.finishing = progress.leaves_dependencies
         locks.hold_back()
         of_functions = iter(made.values())
         keys: list[str] = []
@@ -65,16 +71,24 @@ class Lock:
                 keys.append(key.fill(values_for(key, connection)))
             else:
                 keys += _keys_of(key, next(of_functions))
-        return await locks.acquire(*keys, **dict(self.options))  # type: ignore[arg-type]
+        lease = await locks.acquire(*keys, **dict(self.options))  # type: ignore[arg-type]
+        if self.on_lost == "cancel":
+            lease.on_lost(progress.interrupt)
+        return lease
 
 
-def lock(*keys: str | KeyFunction, **options: Unpack[HoldOptions]) -> Lock:
+def lock(
+    *keys: str | KeyFunction, on_lost: OnLost = "cancel", **options: Unpack[HoldOptions]
+) -> Lock:
     """The dependency that holds ``keys`` while a request is served: ``Depends(lock("cart"))``.
 
     Templates are filled in from the request: ``lock("cart:{cart_id}")`` and ``{path.cart_id}`` from
     path parameters, ``{query.x}`` and ``{header.x}`` from what they say. A function is a
     dependency that returns a key, or several. All keys are held together, all or none. ``options``
     go before those of ``install``: ``ttl``, ``wait`` and so on, in seconds.
+
+    When the lease is lost, an ``async def`` endpoint is cancelled. ``on_lost="continue"`` lets it run
+    on; it finds out at ``lease.check()``, as a ``def`` endpoint does, or when it answers.
 
     A request that does not get the lock in time is answered with 409, one whose engine is down or
     whose lease was lost with 503, as problem details. Raises ``ConfigurationError`` for a key
@@ -83,7 +97,9 @@ def lock(*keys: str | KeyFunction, **options: Unpack[HoldOptions]) -> Lock:
     if not keys:
         raise TypeError("name at least one key: lock('create_item')")
     Options().of_call(options)  # What cannot work is refused here, not at the first request.
-    return Lock(tuple(map(_parsed, keys)), tuple(sorted(options.items())))
+    if on_lost not in get_args(OnLost):
+        raise ConfigurationError(f"on_lost={on_lost!r:.80} must be 'cancel' or 'continue'")
+    return Lock(tuple(map(_parsed, keys)), tuple(sorted(options.items())), on_lost)
 
 
 def _parsed(key: str | KeyFunction) -> KeyTemplate | KeyFunction:

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Unpack
 
 from ..._face import Duration, LocksOptions, seconds
 from ...aio import AsyncLocks
-from ...errors import (
-    ConfigurationError,
-    EngineUnavailable,
-    InvalidKey,
-    LeaseLost,
-    LockTimeout,
-    WeblockError,
-)
-from ..asgi import Problem, RequestLayer, problem_of
+from ...errors import ConfigurationError
+from ..asgi import RequestLayer
 from ..asgi.opening import opened
+from .answers import Answers, Rewrite
 from .routes import check_keys
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
-    from fastapi.requests import HTTPConnection
 
 
 def install(
@@ -30,6 +23,7 @@ def install(
     locks: AsyncLocks | str | Sequence[str] | None = None,
     *,
     hold_back: Duration = 1.0,
+    rewrite: Rewrite | None = None,
     **options: Unpack[LocksOptions],
 ) -> AsyncLocks:
     """Makes ``Depends(lock(...))`` work in ``app``, and returns its locks.
@@ -38,33 +32,29 @@ def install(
     Locks made here are closed when the application shuts down.
 
     Call it once, after ``add_middleware`` of your own that commits work: the layer that it adds
-    releases when everything inside it has returned. ``hold_back`` is how many seconds a response
-    waits for that, at most. Raises ``ConfigurationError`` for options that cannot work, and if
-    ``app`` has its layer already.
+    releases when everything inside it has returned. ``hold_back`` is how many seconds a complete
+    response waits for middleware and background tasks behind it, at most; for a session that
+    commits it waits until that is done.
 
-    Errors of weblock are answered with problem details; ``@app.exception_handler(LockTimeout)``
-    and the like go before that.
+    Errors of weblock are answered with problem details; ``rewrite(problem, error)`` returns them
+    with another status, body or headers, and ``@app.exception_handler(LockTimeout)`` and the like
+    go before that.
+
+    Raises ``ConfigurationError`` for options that cannot work, and if ``app`` has its layer already;
+    when the application starts, for a key that a route can never fill in.
     """
     layers: list[object] = [middleware.cls for middleware in app.user_middleware]
     if RequestLayer in layers:
         raise ConfigurationError("weblock is installed in this application already: install once")
     hold_back = seconds("hold_back", hold_back)
     locks, reopen = opened(locks, options)
+    answers = Answers(app, rewrite)
     app.add_middleware(
         RequestLayer,
         locks=locks,
         hold_back=hold_back,
         reopen=reopen,
         before_start=functools.partial(check_keys, app.routes),
+        answer=answers.of,
     )
-    handlers: MutableMapping[Any, Any] = app.exception_handlers
-    for error in (LockTimeout, EngineUnavailable, LeaseLost, InvalidKey):
-        handlers.setdefault(error, _answer)
     return locks
-
-
-async def _answer(_connection: HTTPConnection, error: WeblockError) -> Problem:
-    """Inside the application's own middleware, so that CORS headers and logs are as for others."""
-    problem = problem_of(error)
-    assert problem is not None
-    return problem

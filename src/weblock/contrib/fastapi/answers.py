@@ -1,0 +1,65 @@
+"""What the errors of weblock are answered with, in the words of the application."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, MutableMapping
+from typing import TYPE_CHECKING, Any, Final
+
+from fastapi.requests import HTTPConnection, Request
+
+from ...errors import EngineUnavailable, InvalidKey, LeaseLost, LockTimeout, WeblockError
+from ..asgi import Problem, problem_of
+from ..asgi.protocol import App, Receive, Scope, Send
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+Rewrite = Callable[[Problem, WeblockError], Problem]
+"""From a problem, and the error that it comes of, to the problem that is answered."""
+
+ANSWERED: Final = (LockTimeout, EngineUnavailable, LeaseLost, InvalidKey)
+
+
+class Answers:
+    """Those of one application: its own exception handlers, or else problems."""
+
+    def __init__(self, app: FastAPI, rewrite: Rewrite | None) -> None:
+        handlers: MutableMapping[Any, Any] = app.exception_handlers
+        self._handlers = handlers
+        self._rewrite = rewrite
+        for error in ANSWERED:
+            handlers.setdefault(error, self._handle)
+
+    def problem(self, error: WeblockError) -> Problem:
+        """The problem that ``error`` is here."""
+        problem = problem_of(error)
+        assert problem is not None
+        return self._rewrite(problem, error) if self._rewrite else problem
+
+    def of(self, error: BaseException) -> App | None:
+        """The answer to an error that got out of the application, as it would answer itself.
+
+        So it is with an error of an application that is mounted, and with a loss that nobody in
+        the application was there to hear of.
+        """
+        handler = self._handlers.get(type(error))
+        if handler is None:
+            return None
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "websocket":
+                assert isinstance(error, WeblockError)
+                await self.problem(error)(scope, receive, send)
+                return
+            response = handler(Request(scope, receive), error)
+            response = await response if inspect.isawaitable(response) else response
+            await response(scope, receive, send)
+
+        return answer
+
+    async def _handle(self, connection: HTTPConnection, error: WeblockError) -> Problem:
+        """Inside the application's middleware, so that CORS headers and logs are as for others."""
+        if connection.scope["type"] == "websocket":
+            raise error  # The layer knows whether it was accepted.
+        return self.problem(error)

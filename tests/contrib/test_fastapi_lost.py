@@ -1,0 +1,406 @@
+"""A lease that is lost while its request is served: who is told, when, and what is not committed."""
+
+import asyncio
+import itertools
+import threading
+from typing import Annotated, Any
+
+import httpx
+import pytest
+from fastapi import Depends, FastAPI, HTTPException, Request, WebSocket
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.middleware.base import BaseHTTPMiddleware
+
+from weblock import AsyncLease, AsyncLocks, ConfigurationError, LeaseLost
+from weblock.contrib.fastapi import install, lock
+
+from .naive import naive_lock
+from .wire import Exchange
+
+NEVER = 60.0
+
+one = lock("x")
+Held = Annotated[AsyncLease, Depends(one)]
+
+
+def lose(lease: AsyncLease) -> None:
+    """Has the keeper find that somebody else has taken the lease, at this very moment."""
+    for holding in lease._holdings:
+        holding.lose("taken")
+
+
+def client_of(app: FastAPI) -> httpx.AsyncClient:
+    """A client whose server answers errors with 500."""
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://shop", timeout=60)
+
+
+@pytest.fixture
+def app(locks: AsyncLocks) -> FastAPI:
+    """An application with locks."""
+    app = FastAPI()
+    install(app, locks)
+    return app
+
+
+class Sessions:
+    """Dependencies that commit unless something was raised; what each of them came to."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[str] = []
+
+    def sync(self):
+        try:
+            yield
+        except BaseException:
+            self.outcomes.append("rolled back")
+            raise
+        self.outcomes.append("committed")
+
+    async def asynchronous(self):
+        try:
+            yield
+        except BaseException:
+            await asyncio.sleep(0)  # As a rollback that talks to a database does.
+            self.outcomes.append("rolled back")
+            raise
+        self.outcomes.append("committed")
+
+
+@pytest.fixture
+def sessions() -> Sessions:
+    """What becomes of the sessions of a request."""
+    return Sessions()
+
+
+async def pass_on(request: Request, call_next: Any) -> Any:
+    """A ``BaseHTTPMiddleware`` that does nothing."""
+    return await call_next(request)
+
+
+def lost(answer: httpx.Response) -> bool:
+    """Whether it is the problem, and promises nothing."""
+    return answer.status_code == 503 and answer.json()["code"] == "lease_lost"
+
+
+ORDERS = ["lock first", "session first"]
+WAYS = [
+    pytest.param(way, id=", ".join(way))
+    for way in itertools.product(ORDERS, ["request", "function"], ["sync", "asynchronous"])
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_an_async_handler_is_cancelled(app, locks, sessions, way):
+    """It is cancelled once, where it waits; its sessions roll back; the client is told."""
+    order, scope, kind = way
+    cancelled = []
+    session: Any = Depends(getattr(sessions, kind), scope=scope)
+    parts = [Depends(one), session]
+
+    @app.post("/items", dependencies=parts if order == "lock first" else parts[::-1])
+    async def create(lease: Held) -> None:
+        lose(lease)
+        try:
+            await asyncio.sleep(NEVER)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.01)  # It may clean up: it is not cancelled again.
+            cancelled.append(True)
+            raise
+
+    async with client_of(app) as client:
+        assert lost(await client.post("/items"))
+    assert cancelled == [True]
+    assert sessions.outcomes == ["rolled back"]
+    assert await locks.try_acquire("x")
+
+
+async def test_a_lease_that_was_taken_by_force_cancels_its_handler(app, locks):
+    """The keeper hears of it at its next renewal, and the handler from the keeper."""
+
+    @app.post("/items")
+    async def create(lease: Annotated[AsyncLease, Depends(lock("x", ttl=0.6))]) -> None:
+        await locks.force_release("x")
+        await asyncio.sleep(NEVER)
+
+    async with client_of(app) as client:
+        assert lost(await client.post("/items"))
+
+
+async def test_behind_a_task_group(locks, sessions):
+    """Behind ``BaseHTTPMiddleware``, which runs the application in another task, it is the same."""
+    app = FastAPI()
+    app.add_middleware(BaseHTTPMiddleware, dispatch=pass_on)
+    install(app, locks)
+
+    @app.post("/items", dependencies=[Depends(sessions.asynchronous)])
+    async def create(lease: Held) -> None:
+        lose(lease)
+        await asyncio.sleep(NEVER)
+
+    async with client_of(app) as client:
+        assert lost(await client.post("/items"))
+    assert sessions.outcomes == ["rolled back"]
+
+
+async def test_a_naive_dependency_tells_nobody(locks, sessions):
+    """With a ``yield`` dependency, the handler goes on without its lease, commits, and answers 201."""
+    app = FastAPI()
+    naive = Depends(naive_lock(locks, "x"))
+
+    @app.post("/items", status_code=201)
+    async def create(
+        lease: Annotated[AsyncLease, naive], _: Annotated[None, Depends(sessions.asynchronous)]
+    ) -> None:
+        lose(lease)
+
+    exchange = Exchange()
+    with pytest.raises(LeaseLost):
+        await exchange.served_by(app)
+    assert exchange.status == 201
+    assert sessions.outcomes == ["committed"]
+
+
+@pytest.mark.parametrize("asks", [True, False])
+@pytest.mark.parametrize("kind", ["sync", "asynchronous"])
+async def test_a_def_handler_finds_out(app, sessions, kind, asks):
+    """At ``lease.check()``, or else before its response starts: no commit in either case."""
+    ended = []
+
+    @app.post("/items", dependencies=[Depends(getattr(sessions, kind))])
+    def create(lease: Held) -> str:
+        lose(lease)
+        if asks:
+            lease.check()
+        ended.append(True)
+        return "created"
+
+    async with client_of(app) as client:
+        assert lost(await client.post("/items"))
+    assert ended == ([] if asks else [True])
+    assert sessions.outcomes == ["rolled back"]
+
+
+async def test_continue_turns_cancelling_off(app, sessions):
+    """With ``on_lost="continue"`` a handler runs to its end, and neither commits nor succeeds."""
+    ended = []
+    goes_on = lock("x", on_lost="continue")
+
+    @app.post("/items", dependencies=[Depends(sessions.asynchronous)])
+    async def create(lease: Annotated[AsyncLease, Depends(goes_on)]) -> str:
+        lose(lease)
+        await asyncio.sleep(0.1)
+        ended.append(True)
+        return "created"
+
+    async with client_of(app) as client:
+        assert lost(await client.post("/items"))
+    assert ended == [True]
+    assert sessions.outcomes == ["rolled back"]
+
+
+def test_another_word_is_refused():
+    """What to do about a loss is one of two words."""
+    with pytest.raises(ConfigurationError, match="'cancel' or 'continue'"):
+        lock("x", on_lost="ignore")  # type: ignore[arg-type]
+    assert lock("x") != lock("x", on_lost="continue")
+
+
+async def test_a_dependency_is_not_interrupted(app):
+    """What a dependency does, in a thread say, it does to its end; then the endpoint is cancelled."""
+    ended, ran = [], []
+
+    def slow(lease: Held):
+        lose(lease)
+        threading.Event().wait(0.1)  # The loss is told meanwhile.
+        ended.append("entering")
+        yield
+        ended.append("leaving")
+
+    @app.post("/items", dependencies=[Depends(slow)])
+    async def create() -> None:
+        ran.append(True)
+        await asyncio.sleep(NEVER)
+        ran.append(True)
+
+    async with client_of(app) as client:
+        assert lost(await client.post("/items"))
+    assert ended[0] == "entering"
+    assert ran == [True]  # It was cancelled at its first ``await``.
+
+
+async def test_a_handler_that_will_not_be_cancelled_does_not_succeed(app, sessions):
+    """Swallowing the cancellation helps nobody: the answer is the problem."""
+
+    @app.post("/items", dependencies=[Depends(sessions.asynchronous)])
+    async def create(lease: Held) -> str:
+        lose(lease)
+        try:
+            await asyncio.sleep(NEVER)
+        except asyncio.CancelledError:
+            pass
+        return "created"
+
+    async with client_of(app) as client:
+        assert lost(await client.post("/items"))
+    assert sessions.outcomes == ["rolled back"]
+
+
+async def test_an_error_on_the_way_out_is_logged(app, caplog):
+    """What a cancelled handler raises instead is no answer, but is not lost either."""
+
+    @app.post("/items")
+    async def create(lease: Held) -> None:
+        lose(lease)
+        try:
+            await asyncio.sleep(NEVER)
+        finally:
+            raise ZeroDivisionError
+
+    async with client_of(app) as client:
+        assert lost(await client.post("/items"))
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_a_refusal_is_no_answer_either(app):
+    """A 422 that was decided without the lease is not told; the loss is."""
+
+    @app.post("/items")
+    def create(lease: Held) -> None:
+        lose(lease)
+        raise HTTPException(422, "there are enough")
+
+    async with client_of(app) as client:
+        assert lost(await client.post("/items"))
+
+
+@pytest.mark.parametrize("endpoint", ["def", "async def"])
+async def test_users_words_for_a_loss(locks, endpoint):
+    """The user's handler for ``LeaseLost`` has the last word, also where the endpoint was cancelled.
+
+    Middleware that is added after ``install`` sees it, like any answer.
+    """
+    app = FastAPI()
+    install(app, locks)
+    app.add_middleware(CORSMiddleware, allow_origins=["*"])
+
+    @app.exception_handler(LeaseLost)
+    async def in_own_words(request: Request, error: LeaseLost) -> JSONResponse:
+        return JSONResponse({"lost": error.key}, 409)
+
+    def create(lease: Held) -> None:
+        lose(lease)
+
+    async def create_async(lease: Held) -> None:
+        lose(lease)
+        await asyncio.sleep(NEVER)
+
+    app.post("/items")(create if endpoint == "def" else create_async)
+    exchange = Exchange()
+    await exchange.served_by(app)
+    assert exchange.status == 409
+    assert exchange.body == b'{"lost":"x"}'
+    assert exchange.headers["access-control-allow-origin"] == "*"
+
+
+@pytest.mark.parametrize("media_type", ["text/event-stream", "text/plain"])
+async def test_a_stream_breaks_off(locks, media_type):
+    """A stream is cut where its lease is lost, also one that waits: it never looks complete."""
+    app = FastAPI()
+    install(app, locks, hold_back=0)
+
+    async def parts(lease):
+        yield b"data: first\n\n"
+        lose(lease)
+        await asyncio.sleep(NEVER)
+        yield b"data: second\n\n"
+
+    @app.post("/items")
+    async def stream(lease: Held) -> StreamingResponse:
+        return StreamingResponse(parts(lease), media_type=media_type)
+
+    exchange = Exchange()
+    await exchange.served_by(app)
+    assert exchange.status == 200
+    assert exchange.body == b"data: first\n\n"
+    assert not exchange.complete
+    assert await locks.try_acquire("x")
+
+
+async def test_a_stream_in_a_thread_breaks_off_at_its_next_part(locks):
+    """So does one that is made by a ``def`` generator behind ``BaseHTTPMiddleware``."""
+    app = FastAPI()
+    app.add_middleware(BaseHTTPMiddleware, dispatch=pass_on)
+    install(app, locks, hold_back=0)
+
+    @app.post("/items")
+    def stream(lease: Held) -> StreamingResponse:
+        def parts():
+            yield b"first"
+            lose(lease)
+            yield b"second"
+
+        return StreamingResponse(parts())
+
+    exchange = Exchange()
+    try:
+        await exchange.served_by(app)
+    except LeaseLost:
+        pass
+    assert exchange.body in (b"first", b"")
+    assert not exchange.complete
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+async def test_a_websocket_is_closed(app, locks, accepted):
+    """Its handler is cancelled, and its client told to try again later, with the code."""
+
+    @app.websocket("/items")
+    async def talk(socket: WebSocket, lease: Held) -> None:
+        if accepted:
+            await socket.accept()
+        lose(lease)
+        await asyncio.sleep(NEVER)
+
+    exchange = Exchange(kind="websocket")
+    exchange.says({"type": "websocket.connect"})
+    await exchange.served_by(app)
+    close = {"type": "websocket.close", "code": 1013, "reason": "lease_lost"}
+    assert exchange.sent[-1] == close
+    assert len(exchange.sent) == 1 + accepted
+    assert await locks.try_acquire("x")
+
+
+async def test_a_websocket_that_looks_is_closed(app):
+    """A handler that finds out by itself ends its websocket in the same way, with denial or not."""
+
+    @app.websocket("/items")
+    async def talk(
+        socket: WebSocket,
+        lease: Annotated[AsyncLease, Depends(lock("x", on_lost="continue"))],
+    ) -> None:
+        await socket.accept()
+        lose(lease)
+        lease.check()
+
+    exchange = Exchange(kind="websocket", extensions={"websocket.http.response": {}})
+    exchange.says({"type": "websocket.connect"})
+    await exchange.served_by(app)
+    assert exchange.sent[-1] == {"type": "websocket.close", "code": 1013, "reason": "lease_lost"}
+
+
+async def test_a_lease_that_is_kept_interrupts_nobody(app, locks):
+    """A request that ends in time is not touched afterwards, nor is the next one of its task."""
+    tasks = []
+
+    @app.post("/items", dependencies=[Depends(one)])
+    async def create() -> str:
+        tasks.append(asyncio.current_task())
+        return "created"
+
+    async with client_of(app) as client:
+        answers = [await client.post("/items") for _ in range(3)]
+    await asyncio.sleep(0.2)
+    assert [answer.status_code for answer in answers] == [200] * 3
+    assert not any(task.cancelled() or task.cancelling() for task in tasks)
