@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.servers import a_redis, a_valkey, fresh_memcached, fresh_quorum, fresh_url
+from tests.servers.zookeeper import fresh_zookeeper
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ ENGINES = {
     "file": Promises(lambda tmp: f"file://{tmp}/locks", death_noticed_at_once=True),
     "valkey": Promises(lambda tmp: fresh_url(a_valkey())),
     "redis": Promises(lambda tmp: fresh_url(a_redis())),
+    "zookeeper": Promises(lambda tmp: fresh_zookeeper(), sections=640),
     "redlock-3": Promises(lambda tmp: fresh_quorum(3)),
     # It keeps every promise, but cannot wake another process: a waiter there looks, some milliseconds
     # later, so that a hot key changes hands a tenth as often.

@@ -1,0 +1,104 @@
+"""``zookeeper://``: leases in a ZooKeeper ensemble, which agrees on each of them.
+
+A key is a node. Its children are the lease and those who wait (``nodes``); what may happen to them
+is in ``store``, and the connection that all of a process share in ``session``.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+from ..._core.ports import Ask, Runtime, Store, Switchboard
+from ...errors import ConfigurationError, EngineUnavailable
+from ..url import without_secrets
+from .memory import Memory
+from .settings import SCHEMES, Settings, parse
+
+if TYPE_CHECKING:
+    from .session import Session
+
+__all__ = ["SCHEMES", "ZooKeeperEngine", "open_engine"]
+
+
+def open_engine(url: str) -> ZooKeeperEngine:
+    """The engine of ``zookeeper://host:port,host:port/chroot``.
+
+    It connects when it is first used. Raises ``ConfigurationError``.
+    """
+    try:
+        import kazoo  # noqa: F401
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{without_secrets(url)} needs kazoo, which is not installed:"
+            " pip install 'weblock[zookeeper]'"
+        ) from error
+    return ZooKeeperEngine(parse(url))
+
+
+class ZooKeeperEngine:
+    """The leases below one node, as this process sees them."""
+
+    scope = "cluster"
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.name = settings.name
+        self.switchboard = Switchboard()
+        self.memory = Memory()
+        self._session: Session | None = None
+        self._closed = False
+        self._guard = threading.Lock()
+        _engines.add(self)
+
+    def connect(self, runtime: Runtime) -> Store:
+        from .store import ZooKeeperStore
+
+        return ZooKeeperStore(self, runtime)
+
+    def session(self) -> Session:
+        """What this process has open; opened when it is first needed, and after a fork.
+
+        Raises ``EngineUnavailable`` if the engine has been closed.
+        """
+        return self._session or self._open()
+
+    def close(self) -> None:
+        """Ends the session. Whoever still waits here is told."""
+        with self._guard:
+            self._closed = True
+            session, self._session = self._session, None
+        if session:
+            session.close()
+        self.switchboard.ring_all(Ask())
+
+    def after_fork(self) -> None:
+        self._guard = threading.Lock()
+        self.switchboard.clear()
+        self.memory = Memory()
+        session, self._session = self._session, None
+        if session:
+            session.abandon()
+
+    def _open(self) -> Session:
+        from .session import Session
+
+        with self._guard:
+            if self._closed:
+                raise EngineUnavailable(self.name, "it was closed")
+            if self._session is None:
+                self._session = Session(self.settings)
+            return self._session
+
+
+_engines: weakref.WeakSet[ZooKeeperEngine] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for engine in _engines:
+        engine.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,113 @@
+"""The session of a process: one kazoo client, which all stores of an engine share.
+
+Whatever is sent on it takes effect in the order in which it was sent: a release that is sent after
+an acquire whose answer nobody waits for any more undoes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from typing import Any, Final
+
+from kazoo.client import KazooClient
+from kazoo.handlers.utils import AsyncResult
+from kazoo.protocol.states import KazooState
+from kazoo.security import CREATOR_ALL_ACL
+
+from .nodes import Layout
+from .settings import Settings
+
+_CLOSING: Final = 5.0
+"""Seconds to wait for the servers to take leave."""
+
+_RETRY: Final = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
+"""How kazoo looks for a server: without end."""
+
+
+class Session:
+    """It goes on by itself when it has lost its connection, and begins anew when it has expired."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.layout = Layout(settings.root)
+        credentials = settings.credentials
+        self.client = KazooClient(
+            ",".join(settings.hosts),
+            timeout=settings.session_timeout,
+            connection_retry=dict(_RETRY),
+            auth_data=[("digest", credentials)] if credentials else None,
+            default_acl=CREATOR_ALL_ACL if credentials else None,
+        )
+        self.ready: AsyncResult = self.client.handler.async_result()
+        """What is there while there is a connection."""
+        self.client.add_listener(self._changed)
+        self.client.start_async()
+
+    @property
+    def name(self) -> str:
+        """What the session is called in our nodes."""
+        client_id = self.client.client_id
+        return f"{(client_id[0] or 0) % 2**64:x}" if client_id else "none"
+
+    def prepare(self) -> None:
+        """Makes the nodes that all others stand below, and our sign of life. Waits for nothing."""
+        for path in self.layout.above:
+            self.client.create_async(path)
+        self.client.create_async(self.layout.of_session(self.name), ephemeral=True)
+
+    def close(self) -> None:
+        """Ends the session, which takes along our places. A server that hangs is left to itself."""
+        thread = threading.Thread(target=self._close, name="weblock-closing", daemon=True)
+        thread.start()
+        thread.join(_CLOSING)
+
+    def abandon(self) -> None:
+        """Lets go of it in a forked child: the session goes on in the parent."""
+        connection = self.client._connection  # noqa: SLF001 - kazoo would end the session instead
+        for sock in (connection._socket, connection._read_sock, connection._write_sock):  # noqa: SLF001
+            if sock is not None:
+                sock.close()
+
+    def _close(self) -> None:
+        self.client.stop()
+        self.client.close()
+
+    def _changed(self, state: KazooState) -> None:
+        """Runs in kazoo's thread, which must not wait."""
+        if state == KazooState.CONNECTED:
+            self.prepare()
+            self.ready.set(self)
+        elif self.ready.ready():
+            self.ready = self.client.handler.async_result()
+
+
+async def blocking_answer(result: AsyncResult, timeout: float) -> Any:
+    """What an exchange came to, waited for in this thread."""
+    return result.get(timeout=max(0.0, timeout))
+
+
+async def asyncio_answer(result: AsyncResult, timeout: float) -> Any:
+    """The same for a task: kazoo's thread hands it over to the loop."""
+    if not result.ready():
+        loop = asyncio.get_running_loop()
+        arrived = loop.create_future()
+
+        def arrive(_result: AsyncResult) -> None:
+            with contextlib.suppress(RuntimeError):  # The loop is closed, and its tasks with it.
+                loop.call_soon_threadsafe(_set, arrived)
+
+        result.rawlink(arrive)
+        try:
+            async with asyncio.timeout(max(0.0, timeout)):
+                await arrived
+        except TimeoutError:
+            pass
+        finally:
+            result.unlink(arrive)
+    return result.get(block=False)
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,105 @@
+"""What a ZooKeeper URL says: where the servers are, who we are there, and where our nodes are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote
+
+from ...errors import ConfigurationError
+
+SCHEMES: Final = ("zookeeper",)
+
+DEFAULT_PORT: Final = 2181
+DEFAULT_ROOT: Final = "/weblock"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to reach the servers, and how to lock there. Nothing secret shows in its ``repr``."""
+
+    hosts: tuple[str, ...]
+    root: str = DEFAULT_ROOT
+    """The node below which we keep everything."""
+    session_timeout: float = 10.0
+    """Seconds after which the servers take a silent process for dead, as we ask for it."""
+    timeout: float = 2.0
+    """Seconds that the servers have for an answer."""
+    credentials: str = field(default="", repr=False)
+    """User and password, for ACLs of the scheme ``digest``."""
+
+    @property
+    def name(self) -> str:
+        """The URL, without secrets and options."""
+        return f"zookeeper://{','.join(self.hosts)}{self.root}"
+
+
+def parse(url: str) -> Settings:
+    """Reads a URL. Raises ``ConfigurationError``, whose message shows no password."""
+    rest = url.partition("://")[2]
+    rest, _, query = rest.partition("?")
+    userinfo, _, place = rest.rpartition("@")
+    hosts, slash, path = place.partition("/")
+    options: dict[str, Any] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name not in _OPTIONS:
+            raise ConfigurationError(
+                f"there is no ZooKeeper option {name!r:.40}; there are {', '.join(sorted(_OPTIONS))}"
+            )
+        options[name] = _OPTIONS[name](name, value)
+    return Settings(
+        hosts=tuple(_host(each) for each in hosts.split(",")),
+        root=_root(unquote(slash + path)),
+        credentials=_credentials(userinfo),
+        **options,
+    )
+
+
+def _host(text: str) -> str:
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]*)(?::(\d{1,5}))?", text)
+    if not match or not 0 < int(match[2] or DEFAULT_PORT) < 65536:
+        raise ConfigurationError(
+            f"the zookeeper:// URL names no server with {text!r:.80}: write"
+            " zookeeper://host:port,host:port/chroot; a '/' or '@' inside of a password must be"
+            " percent-encoded"
+        )
+    return f"{match[1] or 'localhost'}:{match[2] or DEFAULT_PORT}"
+
+
+def _root(path: str) -> str:
+    path = path.rstrip("/")
+    if not path:
+        return DEFAULT_ROOT
+    if not re.fullmatch(r"(/[A-Za-z0-9_:-][A-Za-z0-9._:-]*){1,20}", path) or len(path) > 200:
+        raise ConfigurationError(
+            f"the zookeeper:// URL names no node with {path!r:.80}: write names of letters, digits"
+            " or any of . _ : -, parted by '/'"
+        )
+    return path
+
+
+def _credentials(userinfo: str) -> str:
+    user, colon, password = userinfo.partition(":")
+    if userinfo and not (user and colon and password):
+        raise ConfigurationError(
+            "the zookeeper:// URL names half of who we are: write user:password@, or nothing"
+        )
+    return f"{unquote(user)}:{unquote(password)}" if userinfo else ""
+
+
+def _seconds(name: str, value: str) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 86400:
+        raise ConfigurationError(f"{name}={value!r:.40} must be seconds, more than 0")
+    return seconds
+
+
+_OPTIONS: Final[dict[str, Callable[[str, str], Any]]] = {
+    "session_timeout": _seconds,
+    "timeout": _seconds,
+}

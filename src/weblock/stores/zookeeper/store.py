@@ -1,0 +1,516 @@
+"""The lock protocol on ZooKeeper's nodes.
+
+Who makes the node of a key has the lease: one transaction makes both. Others wait in places below
+it, each watching what stands before it. Who has the first place takes the lease over when the one
+there has been given back, or has ended.
+
+Three rules make that safe, whatever is late, repeated or stale:
+
+- every grant is one transaction, on condition that the key's node is new, or that its version is
+  the one that was seen without a lease: so there is one lease at a time;
+- a lease has ended for another process when that process has seen its node unchanged for a ttl, on
+  its own clock. The holder counts from before it sent the change, so it knows earlier. No two
+  clocks are compared; only their rates matter, and the holder allows for those;
+- it is removed on condition that it is still unchanged: a renewal under way wins, or fails.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from kazoo.exceptions import (
+    BadVersionError,
+    KazooException,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    RolledBackError,
+    RuntimeInconsistency,
+)
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.handlers.utils import AsyncResult
+
+from ..._core import table
+from ..._core.holding import DRIFT
+from ..._core.ports import Ask, Look, Pulse, Reply, Runtime
+from ..._core.table import HANDOFF, Answer, Busy, Claim, Gone, Grant, Held, KeyState, Released
+from ..._core.table import Waiting as WaitingAnswer
+from ...errors import EngineUnavailable
+from .memory import Own
+from .nodes import (
+    LEASE,
+    PLACE,
+    Family,
+    Lease,
+    Place,
+    family_of,
+    fields_of,
+    key_of,
+    lease_of,
+    packed,
+)
+from .session import Session, asyncio_answer, blocking_answer
+
+if TYPE_CHECKING:
+    from . import ZooKeeperEngine
+
+_ATTEMPTS: Final = 100
+"""How often the children of a key may change under our hands: each time others got on."""
+
+_PORTION: Final = 500
+"""Keys that are looked at in one go, where many are listed."""
+
+_EXPECTED: Final = (BadVersionError, NodeExistsError, NoNodeError, NotEmptyError)
+"""What ZooKeeper says of a node that is not as it was seen."""
+
+_NOT_DONE: Final = (*_EXPECTED, RolledBackError, RuntimeInconsistency)
+"""The same of each part of a transaction."""
+
+
+class Key(NamedTuple):
+    """The node of a key, in the session that asks about it."""
+
+    session: Session
+    node: str
+
+    def path(self, name: str) -> str:
+        return f"{self.node}/{name}"
+
+    def lease_of(self, owner: str) -> str:
+        return f"{self.node}/{LEASE}{owner}"
+
+
+class Scene(NamedTuple):
+    """What there is below a key's node."""
+
+    key: Key
+    family: Family
+    lease: Lease | None
+    until: float
+    """When we may take the lease for ended, unless it is renewed before."""
+
+    def ended(self, now: float) -> bool:
+        return self.lease is None or now >= self.until
+
+    @property
+    def seen(self) -> tuple[str, str, int] | None:
+        """What is seen of the lease, and changes with each renewal."""
+        return (self.key.node, self.lease.name, self.lease.version) if self.lease else None
+
+
+class Renewal(NamedTuple):
+    """A lease that is being renewed, and until when it will last."""
+
+    owner: str
+    sent: float
+    until: float
+    result: AsyncResult
+
+
+class ZooKeeperStore:
+    """One runtime's way to an ensemble."""
+
+    process = ""  # Nobody else rings us: ZooKeeper does, in our session.
+
+    def __init__(self, engine: ZooKeeperEngine, runtime: Runtime) -> None:
+        self._engine = engine
+        self._now = runtime.now
+        self._wait_for = asyncio_answer if runtime.suspends else blocking_answer
+
+    async def acquire(self, key: str, claim: Claim, *, room: int) -> Reply:
+        node = await self._key(key)
+        for _ in range(_ATTEMPTS):
+            if reply := await self._attempt(node, claim, room):
+                return reply
+        raise EngineUnavailable(self._engine.name, "the key kept changing under our hands")
+
+    async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
+        """Whatever the owner has goes; ``void`` is needless where requests keep their order."""
+        return self._reply(await self._give_back(await self._key(key), owner))
+
+    async def refresh(self, pulses: Sequence[Pulse]) -> Sequence[Reply | EngineUnavailable]:
+        keys = {pulse.key: await self._key(pulse.key) for pulse in pulses}
+        leases, sent = self._engine.memory.leases, self._now()
+        self._engine.memory.forget_ended(sent)
+        holding = {pulse.owner: own for pulse in pulses if (own := leases.get(pulse.owner))}
+        renewals = {
+            pulse.owner: self._renewal(
+                keys[pulse.key], pulse.owner, holding[pulse.owner], pulse.ttl, sent
+            )
+            for pulse in pulses
+            if pulse.owner in holding
+        }
+        waiting = {pulse.key: keys[pulse.key] for pulse in pulses if pulse.owner not in holding}
+        written = await self._all(*(renewal.result for renewal in renewals.values()))
+        renewed = dict(zip(renewals, written, strict=True))
+        scenes = dict(zip(waiting, await self._look(*waiting.values()), strict=True))
+        for scene in scenes.values():
+            self._pass_over_first(scene)
+        return [
+            self._renewed(renewals[pulse.owner], renewed[pulse.owner])
+            if pulse.owner in holding
+            else self._reply(self._standing(scenes[pulse.key], pulse.owner))
+            for pulse in pulses
+        ]
+
+    async def force_release(self, key: str) -> Reply:
+        node = await self._key(key, anew=True)
+        (scene,) = await self._look(node)
+        if scene.lease is None or scene.ended(self._now()):
+            return self._reply(Gone())
+        client = node.session.client
+        done, _ = await self._all(
+            client.delete_async(node.path(scene.lease.name)), client.delete_async(node.node)
+        )
+        return self._reply(Gone() if isinstance(done, Exception) else Released())
+
+    async def look(self, key: str) -> Look:
+        node = await self._key(key, anew=True)
+        (scene,) = await self._look(node)
+        get, places = node.session.client.get_async, scene.family.places
+        found = await self._all(*(get(node.path(place.name)) for place in places))
+        now = self._now()
+        queue = tuple(
+            _waiter(place, data[0], now)
+            for place, data in zip(places, found, strict=True)
+            if not isinstance(data, Exception)
+        )
+        if scene.lease is None or scene.ended(now):
+            return Look(KeyState(queue=queue), now)
+        return Look(KeyState(scene.lease.fence, _grant(scene.lease, scene.until, now), queue), now)
+
+    async def names(self, prefix: str, limit: int) -> Sequence[str]:
+        session = await self._session()
+        root, client = session.layout.keys, session.client
+        _, nodes = await self._all(client.sync_async(root), client.get_children_async(root))
+        if isinstance(nodes, Exception):
+            return ()
+        names = [name for name in map(key_of, nodes) if name.startswith(prefix)]
+        found: list[str] = []
+        for start in range(0, len(names), _PORTION):
+            if len(found) >= limit:
+                break
+            portion = names[start : start + _PORTION]
+            keys = [Key(session, session.layout.of_key(name)) for name in portion]
+            scenes, now = await self._look(*keys), self._now()
+            found += [
+                name
+                for name, scene in zip(portion, scenes, strict=True)
+                if scene.family.places or not scene.ended(now)
+            ]
+        return found[:limit]
+
+    async def mark(self, key: str, keep: float | None) -> None:
+        session = await self._session()
+        path, data = session.layout.of_mark(key), json.dumps(keep).encode()
+        if keep == 0:
+            await self._all(session.client.delete_async(path))
+            return
+        create, change = session.client.create_async, session.client.set_async
+        outcomes = await self._all(create(path, data), change(path, data))
+        if isinstance(outcomes[1], Exception):
+            raise self._unavailable(outcomes[1])
+
+    async def marked(self, key: str) -> bool:
+        session = await self._session()
+        path, client = session.layout.of_mark(key), session.client
+        _, found = await self._all(client.sync_async(path), client.get_async(path))
+        if isinstance(found, Exception):
+            return False
+        keep, stat = json.loads(found[0]), found[1]
+        if keep is None or await self._stamp(session) < stat.mtime / 1000 + keep:
+            return True
+        client.delete_async(path, version=stat.version)
+        return False
+
+    # One acquisition.
+
+    async def _attempt(self, key: Key, claim: Claim, room: int) -> Reply | None:
+        """Takes the key, or waits for it; ``None`` if things have changed meanwhile."""
+        places = self._engine.memory.places
+        new = claim.owner not in places
+        if new:
+            if reply := await self._grant(key, claim, self._for_free_key(key)):
+                return reply
+            if room:
+                await self._join(key, claim)
+        (scene,) = await self._look(key)
+        if scene.family.lease == f"{LEASE}{claim.owner}":  # An answer of ours was lost.
+            return await self._renew_own(key, claim)
+        if claim.owner in places and not scene.family.place_of(claim.owner):
+            places.discard(claim.owner)
+            return None
+        if scene.ended(self._now()) or (new and await self._has_ended_before(scene)):
+            return await self._succeed(scene, claim, room)
+        return await self._stay(scene, claim, room)
+
+    async def _succeed(self, scene: Scene, claim: Claim, room: int) -> Reply | None:
+        """Takes over what somebody had, if it is our turn."""
+        places = scene.family.places
+        if not places:
+            await self._join(scene.key, claim)  # As the first, also where nobody may wait.
+            return None
+        if places[0].owner == claim.owner:
+            return await self._grant(scene.key, claim, self._for_our_turn(scene))
+        self._pass_over_first(scene)
+        return await self._stay(scene, claim, room)
+
+    def _for_free_key(self, key: Key) -> Any:
+        """A grant on condition that nobody has the key, and nobody waits for it."""
+        grant = key.session.client.transaction()
+        grant.create(key.node, b"")
+        return grant
+
+    def _for_our_turn(self, scene: Scene) -> Any:
+        """A grant on condition that all is as we saw it: no lease that lasts, and we are first."""
+        key, grant = scene.key, scene.key.session.client.transaction()
+        grant.set_data(key.node, b"", version=scene.family.version)
+        if scene.lease:
+            grant.delete(key.path(scene.lease.name), version=scene.lease.version)
+        grant.delete(key.path(scene.family.places[0].name))
+        return grant
+
+    async def _grant(self, key: Key, claim: Claim, grant: Any) -> Reply | None:
+        """Makes the lease on conditions; the number of the transaction that does is its fence."""
+        path = key.lease_of(claim.owner)
+        grant.create(path, packed(key.session.name, claim.label, claim.ttl))
+        sent = self._now()
+        parts, stat = await self._all(grant.commit_async(), key.session.client.get_async(path))
+        if refused := [part for part in parts if isinstance(part, Exception)]:
+            for part in refused:
+                if not isinstance(part, _NOT_DONE):
+                    raise self._unavailable(part) from part
+            if isinstance(parts[0], NoNodeError):
+                key.session.prepare()  # Somebody has removed what we stand on.
+            return None
+        if isinstance(stat, Exception):
+            return None
+        self._engine.memory.holds(claim.owner, Own(sent + claim.ttl, claim.label))
+        return Reply(Held(stat[1].czxid, sent + claim.ttl), sent)
+
+    async def _join(self, key: Key, claim: Claim) -> None:
+        """Takes a place behind all others, unless the key has become free."""
+        (made,) = await self._all(
+            key.session.client.create_async(
+                key.path(f"{PLACE}{key.session.name}-{claim.owner}-"),
+                packed(key.session.name, claim.label, claim.ttl),
+                ephemeral=True,
+                sequence=True,
+            )
+        )
+        if not isinstance(made, Exception):
+            self._engine.memory.places.add(claim.owner)
+
+    async def _stay(self, scene: Scene, claim: Claim, room: int) -> Reply | None:
+        """Waits where we are, if there is room."""
+        answer = self._standing(scene, claim.owner)
+        places = scene.family.places
+        if not isinstance(answer, WaitingAnswer):
+            return self._reply(Busy(scene.until, len(places)))
+        if answer.position >= room:
+            await self._give_back(scene.key, claim.owner)
+            return self._reply(Busy(scene.until, len(places) - 1))
+        before = places[answer.position - 1].name if answer.position else scene.family.lease
+        if before and await self._watch(scene.key, before, claim.owner):
+            return self._reply(answer)
+        return None
+
+    async def _watch(self, key: Key, name: str, owner: str) -> bool:
+        """Has the owner rung when something happens to a node; whether it is still there."""
+        watched, watch = self._engine.memory.watched, (key.path(name), owner)
+        if watch in watched:
+            return True
+        watched.add(watch)
+        there = False
+        try:
+            rung = partial(self._rung, watch)
+            (found,) = await self._all(key.session.client.get_async(watch[0], rung))
+            there = not isinstance(found, Exception)
+        finally:
+            if not there:
+                watched.discard(watch)
+        return there
+
+    def _rung(self, watch: tuple[str, str], _event: object) -> None:
+        """Something has happened, or is not watched for any more. Runs in kazoo's thread."""
+        self._engine.memory.watched.discard(watch)
+        self._engine.switchboard.ring(watch[1], Ask())
+
+    async def _renew_own(self, key: Key, claim: Claim) -> Reply | None:
+        sent = self._now()
+        own = self._engine.memory.leases.get(claim.owner) or Own(sent, claim.label)
+        renewal = self._renewal(key, claim.owner, own, claim.ttl, sent)
+        (stat,) = await self._all(renewal.result)
+        reply = self._renewed(renewal, stat)
+        return reply if isinstance(reply.answer, Held) else None
+
+    async def _give_back(self, key: Key, owner: str) -> Answer:
+        self._engine.memory.forget(owner)
+        client = key.session.client
+        lease, children, _ = await self._all(
+            client.delete_async(key.lease_of(owner)),
+            client.get_children_async(key.node),
+            client.delete_async(key.node),  # Which is refused while anybody waits below it.
+        )
+        if not isinstance(lease, Exception):
+            return Released()
+        if not isinstance(children, Exception) and (place := family_of(children).place_of(owner)):
+            await self._all(
+                client.delete_async(key.path(place.name)), client.delete_async(key.node)
+            )
+        return Gone()
+
+    # What stands there, and what has ended.
+
+    async def _look(self, *keys: Key) -> list[Scene]:
+        """What there is below several nodes."""
+        found = await self._all(
+            *(key.session.client.get_children_async(key.node, include_data=True) for key in keys)
+        )
+        families = [
+            family_of(()) if isinstance(each, Exception) else family_of(each[0], each[1].version)
+            for each in found
+        ]
+        having = [(key, family.lease) for key, family in zip(keys, families, strict=True)]
+        read = iter(
+            await self._all(
+                *(key.session.client.get_async(key.path(name)) for key, name in having if name)
+            )
+        )
+        leases = [
+            lease_of(name, *data)
+            if name and not isinstance(data := next(read), Exception)
+            else None
+            for _, name in having
+        ]
+        return [self._scene(*each) for each in zip(keys, families, leases, strict=True)]
+
+    def _scene(self, key: Key, family: Family, lease: Lease | None) -> Scene:
+        now = self._now()
+        scene = Scene(key, family, lease, now)
+        if lease is None:
+            return scene
+        return scene._replace(until=self._engine.memory.first_seen(scene.seen, now) + lease.ttl)
+
+    async def _has_ended_before(self, scene: Scene) -> bool:
+        """Whether a lease had ended when we came, without anybody there to see it unchanged.
+
+        Its holder's session must have expired; only then are the servers' stamps believed.
+        """
+        if scene.lease is None:
+            return True
+        session = scene.key.session
+        sign = session.layout.of_session(scene.lease.session)
+        (alive,) = await self._all(session.client.get_async(sign))
+        if not isinstance(alive, Exception):
+            return False
+        unchanged = await self._stamp(session) - scene.lease.renewed
+        if unchanged < scene.lease.ttl * (1 + 2 * DRIFT):
+            return False
+        self._engine.memory.ended(scene.seen)
+        return True
+
+    def _pass_over_first(self, scene: Scene) -> None:
+        """Removes the first place, if its turn has come and is not taken, and all of its process."""
+        now, places = self._now(), scene.family.places
+        if not places or not scene.ended(now):
+            return
+        turn = (scene.key.node, places[0].name, scene.seen)
+        if now - self._engine.memory.first_seen(turn, now) >= HANDOFF:
+            for place in places:
+                if place.session == places[0].session:
+                    scene.key.session.client.delete_async(scene.key.path(place.name))
+
+    def _standing(self, scene: Scene, owner: str) -> Answer:
+        """Where a waiter stands; ``Gone`` if it has no place, or if it is its turn to ask."""
+        place = scene.family.place_of(owner)
+        if place is None:
+            return Gone()
+        position = scene.family.places.index(place)
+        if position == 0 and scene.ended(self._now()):
+            return Gone()
+        return WaitingAnswer(position, scene.until, ())
+
+    # Renewals.
+
+    def _renewal(self, key: Key, owner: str, own: Own, ttl: float, sent: float) -> Renewal:
+        """Writes that a lease goes on: whoever watches it begins to count anew.
+
+        What was promised by an earlier one is kept by a later one: they go out in their order.
+        """
+        memory = self._engine.memory
+        with memory.renewing:
+            own = memory.leases.get(owner, own)
+            ttl = max(ttl, own.until - sent)
+            memory.holds(owner, own._replace(until=sent + ttl))
+            data = packed(key.session.name, own.label, ttl)
+            result = key.session.client.set_async(key.lease_of(owner), data)
+        return Renewal(owner, sent, sent + ttl, result)
+
+    def _renewed(self, renewal: Renewal, stat: Any) -> Reply:
+        if isinstance(stat, Exception):
+            self._engine.memory.forget(renewal.owner)
+            return self._reply(Gone())
+        return Reply(Held(stat.czxid, renewal.until), renewal.sent)
+
+    # Talking to the servers.
+
+    async def _session(self) -> Session:
+        """The session, when it is connected."""
+        session = self._engine.session()
+        try:
+            await self._wait_for(session.ready, self._engine.settings.timeout)
+        except KazooTimeoutError as error:
+            raise EngineUnavailable(self._engine.name, "no server can be reached") from error
+        return session
+
+    async def _key(self, key: str, *, anew: bool = False) -> Key:
+        """A key's node. With ``anew``, a server that lags behind has caught up before it is read."""
+        session = await self._session()
+        node = Key(session, session.layout.of_key(key))
+        if anew:
+            session.client.sync_async(node.node)
+        return node
+
+    async def _all(self, *results: AsyncResult) -> list[Any]:
+        """What several requests came to, which are under way; of a node that is not as it was seen, the error."""
+        until = self._now() + self._engine.settings.timeout
+        outcomes: list[Any] = []
+        for result in results:
+            try:
+                outcomes.append(await self._wait_for(result, until - self._now()))
+            except _EXPECTED as error:
+                outcomes.append(error)
+            except (KazooException, KazooTimeoutError) as error:
+                raise self._unavailable(error) from error
+        return outcomes
+
+    async def _stamp(self, session: Session) -> float:
+        """The servers' time, by their own clock."""
+        (stat,) = await self._all(session.client.set_async(session.layout.marks, b""))
+        if isinstance(stat, Exception):
+            raise self._unavailable(stat)
+        return float(stat.mtime / 1000)
+
+    def _unavailable(self, error: Exception) -> EngineUnavailable:
+        return EngineUnavailable(self._engine.name, str(error) or type(error).__name__)
+
+    def _reply(self, answer: Answer) -> Reply:
+        return Reply(answer, self._now())
+
+
+def _waiter(place: Place, data: bytes, now: float) -> table.Place:
+    said = fields_of(data)
+    return table.Place(Claim("", place.session, said["ttl"], said["label"]), now + table.PLACE)
+
+
+def _grant(lease: Lease, until: float, now: float) -> Grant:
+    """A lease for those who look on, for whom the servers' stamps are good enough."""
+    age, unchanged = (max(0.0, time.time() - stamp) for stamp in (lease.granted, lease.renewed))
+    claim = Claim("", lease.session, lease.ttl, lease.label)
+    until = min(until, now + max(0.0, lease.ttl - unchanged))
+    return Grant(claim, lease.fence, now - age, until, confirmed=True)

@@ -1,0 +1,208 @@
+"""ZooKeeper servers: alone, or several that agree."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlencode
+
+from .debian import program
+from .ports import free_port
+from .process import spawn
+
+PATIENCE = 60.0
+"""Seconds after which a server that does not answer counts as broken."""
+
+TICK = 0.2
+"""Seconds of ZooKeeper's unit of time: no session is shorter than two of them."""
+
+_JAR = Path("/usr/share/java/zookeeper.jar")
+
+# Small and quick to start. Nothing here survives the machine, so nothing need reach its disk.
+_JAVA = (
+    *("-Xmx64m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto"),
+    *("-Dzookeeper.forceSync=no", "-Dzookeeper.admin.enableServer=false"),
+)
+
+
+class ZooKeeper:
+    """One server on a free port of loopback, with its data in a temporary folder."""
+
+    def __init__(self, *, number: int = 0, members: str = "", port: int | None = None) -> None:
+        self.port = port or free_port()
+        self.folder = Path(tempfile.mkdtemp(prefix="weblock-zookeeper-"))
+        self._number = number
+        self._members = members
+        self._process: subprocess.Popen[bytes] | None = None
+        program("zkServer.sh", "zookeeper", "default-jre-headless")
+
+    @property
+    def pid(self) -> int:
+        assert self._process
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def address(self) -> str:
+        """Where its clients connect."""
+        return f"127.0.0.1:{self.port}"
+
+    def begin(self) -> None:
+        """Starts it, and does not wait for it."""
+        data = self.folder / "data"
+        data.mkdir(exist_ok=True)
+        (data / "myid").write_text(str(self._number))
+        config = {
+            "dataDir": data,
+            "clientPort": self.port,
+            "clientPortAddress": "127.0.0.1",
+            "tickTime": int(TICK * 1000),
+            "initLimit": 50,
+            "syncLimit": 10,
+            "maxClientCnxns": 0,
+            "4lw.commands.whitelist": "*",
+        }
+        lines = "".join(f"{key}={value}\n" for key, value in config.items())
+        (self.folder / "zoo.cfg").write_text(lines + self._members)
+        main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+        java = program("java", "default-jre-headless")
+        self._process = spawn(
+            [java, *_JAVA, "-cp", _JAR, main, self.folder / "zoo.cfg"], log=self.folder / "log"
+        )
+
+    def start(self) -> Self:
+        """Starts it, and waits until it serves."""
+        self.begin()
+        self.wait_until_up()
+        return self
+
+    def wait_until_up(self) -> None:
+        """Waits until it serves clients."""
+        give_up_at = time.monotonic() + PATIENCE
+        while not self.mode:
+            assert self.alive, (self.folder / "log").read_text(errors="replace")[-3000:]
+            assert time.monotonic() < give_up_at, "the server does not answer"
+            time.sleep(0.02)
+
+    @property
+    def mode(self) -> str:
+        """``standalone``, ``leader`` or ``follower``; nothing while it does not serve."""
+        answer = self.ask("srvr")
+        return answer.partition("Mode: ")[2].partition("\n")[0]
+
+    def ask(self, word: str) -> str:
+        """The answer to one of ZooKeeper's four letter words; nothing if there is none."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=2) as sock:
+                sock.sendall(word.encode())
+                return b"".join(iter(lambda: sock.recv(65536), b"")).decode()
+        except OSError:
+            return ""
+
+    def kill(self) -> None:
+        """Kills it, as by kill -9."""
+        assert self._process
+        self._process.kill()
+        self._process.wait()
+
+    def restart(self) -> None:
+        """Kills it and starts it again, with its data."""
+        self.kill()
+        self.start()
+
+    def stop(self) -> None:
+        """Has it stand still, until ``cont``; returns when it does."""
+        os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED)
+
+    def cont(self) -> None:
+        """Has it go on."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        """Kills it, and removes its data."""
+        if self.alive:
+            self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+class Ensemble:
+    """Servers that agree: they serve while a majority of them can talk to one another."""
+
+    def __init__(self, count: int = 3) -> None:
+        ports = [free_port() for _ in range(3 * count)]
+        members = "".join(
+            f"server.{number}=127.0.0.1:{ports[3 * number]}:{ports[3 * number + 1]}\n"
+            for number in range(count)
+        )
+        self.servers = [
+            ZooKeeper(number=number, members=members, port=ports[3 * number + 2])
+            for number in range(count)
+        ]
+
+    @property
+    def address(self) -> str:
+        """Where clients connect."""
+        return ",".join(server.address for server in self.servers)
+
+    def leader(self) -> ZooKeeper:
+        """The leader, as soon as there is one."""
+        give_up_at = time.monotonic() + PATIENCE
+        while time.monotonic() < give_up_at:
+            for server in self.servers:
+                if server.alive and server.mode == "leader":
+                    return server
+            time.sleep(0.02)
+        raise AssertionError("the servers have not chosen a leader")
+
+    def __enter__(self) -> Self:
+        for server in self.servers:
+            server.begin()
+        for server in self.servers:
+            server.wait_until_up()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for server in self.servers:
+            server.close()
+
+
+_guard = threading.Lock()
+_shared: list[ZooKeeper] = []
+
+
+def shared_zookeeper() -> ZooKeeper:
+    """A server that all tests of this process may use, each in a part of its own."""
+    with _guard:
+        if not _shared:
+            server = ZooKeeper()
+            atexit.register(server.close)
+            _shared.append(server.start())
+        return _shared[0]
+
+
+def fresh_zookeeper(address: str = "", **query: Any) -> str:
+    """The URL of an engine that nobody has used; on the shared server unless told otherwise."""
+    where = address or shared_zookeeper().address
+    options = urlencode({"session_timeout": 2, **query})
+    return f"zookeeper://{where}/{uuid.uuid4().hex}?{options}"
