@@ -65,6 +65,7 @@ class TestTogether:
         """Those who come while it runs go on when it has ended, without running it themselves."""
         gate = threading.Event()
         running = one.begin(locks.once, "init", face.after(gate, ran.append), "first")
+        eventually(lambda: waiting("init") == 0)
         others = face.actors(3)
         come = [each.begin(locks.once, "init", face.work(ran.append), "no") for each in others]
         eventually(lambda: waiting("init") == 3)
