@@ -1,0 +1,341 @@
+"""What ``@lock`` may be told, and what it answers."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.test import AsyncClient, RequestFactory
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from tests.servers.ports import free_port
+from weblock import ConfigurationError
+from weblock.contrib.django import async_locks, lock, locks
+
+from .requests import PATIENCE, fetch
+
+
+def keys_of(request: Any, **_url: object) -> HttpResponse:
+    """What the view holds."""
+    return HttpResponse(" ".join(request.weblock.keys))
+
+
+def of_user(request: HttpRequest) -> str:
+    """A key made of the request."""
+    return f"user:{request.headers['X-User']}"
+
+
+async def of_two_users(request: HttpRequest) -> list[str]:
+    """Several keys, made by a coroutine function."""
+    return ["user:2", "user:1"]
+
+
+@pytest.fixture(autouse=True)
+def bare(settings: Any) -> None:
+    """Nothing but our middleware: these tests need no database."""
+    settings.MIDDLEWARE = settings.MIDDLEWARE[-1:]
+
+
+@pytest.mark.parametrize(
+    ("keys", "held"),
+    [
+        (["item:{pk}"], "item:7"),
+        (["{path.pk}"], "7"),
+        (["{query.color}"], "red"),
+        (["{header.x-user}"], "ada%20l"),
+        ([of_user], "user:ada l"),
+        ([of_two_users], "user:1 user:2"),
+        (["b", "a:{pk}", of_user], "a:7 b user:ada l"),
+    ],
+)
+async def test_keys_are_made_of_the_request(keys: Any, held: str, serve: Any) -> None:
+    """Of its URL, its query, its headers, or by a function of it; in WSGI and ASGI."""
+    serve(item__pk=lock(*keys)(keys_of))
+    url = "/item/7?color=red"
+    assert fetch_in_thread(url, **{"X-User": "ada l"}).content.decode() == held
+    response = await AsyncClient().post(url, headers={"X-User": "ada l"})
+    assert response.content.decode() == held
+
+
+def fetch_in_thread(url: str, method: str = "post", **headers: Any) -> Any:
+    """As a client of a WSGI server would: not in this thread, which may hold a lock or run a loop."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: fetch(url, method, **headers)).result(PATIENCE)
+
+
+def test_head_is_served_under_the_lock_of_get(serve: Any) -> None:
+    """A class that has no method of its own for HEAD locks as its GET does."""
+
+    class Items(APIView):
+        @lock("items", wait=0)
+        def get(self, request: Any) -> Response:
+            return Response()
+
+    serve(items=Items.as_view())
+    with locks["default"].hold("items"):
+        response = fetch_in_thread("/items", "head")
+        assert response.status_code == 409
+
+
+def test_a_key_that_the_url_does_not_give_is_our_mistake(serve: Any) -> None:
+    """A template that names what is not there is an error of the server, and says so."""
+    serve(items=lock("item:{pk}")(keys_of))
+    response = fetch("/items")
+    assert response.status_code == 500
+    assert "wants 'pk' of the URL" in str(response.exc_info[1])
+
+
+@pytest.mark.parametrize("query", ["", "?color=", "?color=red&color=blue", "?color=" + 600 * "x"])
+def test_a_key_that_the_request_does_not_give_is_its_mistake(query: str, serve: Any) -> None:
+    """A query without what the key is made of is a bad request."""
+    serve(items=lock("{query.color}")(keys_of))
+    response = fetch(f"/items{query}")
+    assert (response.status_code, response.json()["code"]) == (400, "invalid_key")
+
+
+@pytest.mark.parametrize(
+    ("keys", "options", "error"),
+    [
+        ([], {}, TypeError),
+        (["item:{pk"], {}, ConfigurationError),
+        (["{session.id}"], {}, ConfigurationError),
+        (["item"], {"ttl": "soon"}, ConfigurationError),
+        (["item"], {"timeout": 5}, TypeError),
+    ],
+)
+def test_what_cannot_work_is_refused_where_it_stands(keys: Any, options: Any, error: Any) -> None:
+    """A mistake in the decorator is found when the module is imported."""
+    with pytest.raises(error):
+        lock(*keys, **options)
+
+
+def test_a_function_that_is_no_view_is_refused() -> None:
+    """Without a request there is nothing to answer: the decorator says what to use instead."""
+    with pytest.raises(TypeError, match="hold their locks with"):
+        lock("item")(lambda number: number)(1)
+
+
+def test_options_go_before_settings(serve: Any, settings: Any, url: str) -> None:
+    """The alias gives the engine and the defaults, the decorator what is special."""
+    seen = []
+
+    @lock("items", alias="brief", ttl=60, wait=0)
+    def view(request: Any) -> HttpResponse:
+        seen.append((request.weblock.remaining() > 50, locks["brief"].inspect("items").holder))  # type: ignore[union-attr]
+        return HttpResponse()
+
+    serve(items=view)
+    settings.WEBLOCK = {"default": {"URL": url}, "brief": {"URL": url, "NAMESPACE": "brief"}}
+    with locks["default"].hold("items"):
+        assert fetch("/items").status_code == 200
+    ((long, holder),) = seen
+    assert long
+    assert holder.endswith(" POST /items")
+
+
+def test_a_queue_that_is_full_is_a_conflict_at_once(serve: Any) -> None:
+    """With max_waiters, who comes too late is not let into the queue."""
+    serve(items=lock("items", max_waiters=0)(keys_of))
+    with locks["default"].hold("items"):
+        assert fetch_in_thread("/items").json()["code"] == "lock_timeout"
+
+
+def busy(request: HttpRequest, error: Exception) -> HttpResponse:
+    """An answer of the project's own."""
+    return HttpResponse(f"{request.path}: {error}", status=429)
+
+
+async def async_busy(request: HttpRequest, error: Exception) -> HttpResponse:
+    """The same, as a coroutine function."""
+    return busy(request, error)
+
+
+@pytest.mark.parametrize("on_busy", [busy, async_busy])
+@pytest.mark.parametrize("where", ["decorator", "settings", "path"])
+@pytest.mark.parametrize("middleware", [True, False], ids=["middleware", "no middleware"])
+async def test_the_project_may_answer_who_finds_it_busy(
+    middleware: bool, where: str, on_busy: Any, serve: Any, settings: Any
+) -> None:
+    """By a function for one view, or for all of an alias, in WSGI and ASGI."""
+    settings.MIDDLEWARE = settings.MIDDLEWARE if middleware else []
+    given = on_busy if where == "decorator" else None
+    serve(items=lock("items", wait=0, on_busy=given)(keys_of))
+    if where != "decorator":
+        named = on_busy if where == "settings" else f"{__name__}.{on_busy.__name__}"
+        settings.WEBLOCK = {"default": {**settings.WEBLOCK["default"], "ON_BUSY": named}}
+    async with async_locks["default"].hold("items"):
+        assert fetch_in_thread("/items").status_code == 429
+        response = await AsyncClient().post("/items")
+    assert response.status_code == 429
+    assert b"/items: lock 'items' was not acquired" in response.content
+
+
+@pytest.fixture
+def dead() -> dict[str, Any]:
+    """Settings of an engine that does not answer."""
+    return {"URL": f"redis://127.0.0.1:{free_port()}", "WAIT": 0}
+
+
+@pytest.mark.parametrize("middleware", [True, False], ids=["middleware", "no middleware"])
+async def test_an_engine_that_is_down_is_said(
+    middleware: bool, serve: Any, dead: Any, settings: Any
+) -> None:
+    """The view does not run, and the client is told when to come again."""
+    settings.MIDDLEWARE = settings.MIDDLEWARE if middleware else []
+    serve(items=lock("items")(keys_of))
+    settings.WEBLOCK = {"default": dead}
+    for response in (fetch_in_thread("/items"), await AsyncClient().post("/items")):
+        assert (response.status_code, response.json()["code"]) == (503, "engine_unavailable")
+        assert response["Retry-After"]
+
+
+@pytest.mark.parametrize("where", ["decorator", "settings"])
+@pytest.mark.parametrize("middleware", [True, False], ids=["middleware", "no middleware"])
+async def test_an_engine_that_is_down_lets_pass_where_it_may(
+    middleware: bool, where: str, serve: Any, dead: Any, settings: Any
+) -> None:
+    """With on_unavailable="open", the view runs without a lease, and can see that it does."""
+    settings.MIDDLEWARE = settings.MIDDLEWARE if middleware else []
+    given: Any = {"on_unavailable": "open"} if where == "decorator" else {}
+
+    @lock("items", **given)
+    def view(request: Any) -> HttpResponse:
+        return HttpResponse(f"{request.weblock.held} {request.weblock.fence}")
+
+    serve(items=view)
+    if where == "settings":
+        dead["ON_UNAVAILABLE"] = "open"
+    settings.WEBLOCK = {"default": dead}
+    for response in (fetch_in_thread("/items"), await AsyncClient().post("/items")):
+        assert (response.status_code, response.content) == (200, b"False None")
+
+
+def test_the_wait_is_told(serve: Any) -> None:
+    """Server-Timing says how long the request waited, beside what others have said there."""
+
+    def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(headers={"Server-Timing": "db;dur=1"})
+
+    serve(items=lock("items")(view))
+    timings = fetch("/items")["Server-Timing"].split(", ")
+    assert timings[0] == "db;dur=1"
+    assert timings[1].startswith("lock;dur=")
+
+
+def test_locks_may_be_stacked(serve: Any) -> None:
+    """Decorators of different locks add up, and the same lock twice is one lease."""
+
+    @lock("a")
+    @lock("b")
+    @lock("a")
+    def view(request: HttpRequest) -> HttpResponse:
+        free = [key for key in "abc" if locks["default"].try_acquire(key)]
+        return HttpResponse(" ".join(free))
+
+    serve(items=view)
+    assert fetch("/items").content == b"c"
+
+
+def test_keys_in_common_are_one_lease(serve: Any, settings: Any) -> None:
+    """Two locks of one request that share a key do not wait for one another."""
+    serve(items=lock("a", "b")(lock("b", "c")(keys_of)))
+    assert fetch("/items").content == b"b c"
+    settings.MIDDLEWARE = []
+    assert fetch("/items").content == b"b c"
+
+
+def test_a_lock_of_the_view_s_own_is_answered_too(serve: Any) -> None:
+    """What hold raises in a view is told the client, as the decorator's errors are."""
+
+    def view(request: HttpRequest) -> HttpResponse:
+        with locks["default"].hold("items", wait=0):
+            return HttpResponse()
+
+    serve(items=view)
+    with locks["default"].hold("items"):
+        assert fetch("/items").json()["code"] == "lock_timeout"
+
+
+def test_holding_one_s_own_key_is_found_out(serve: Any) -> None:
+    """A view that waits for what its request holds would wait for ever: it is told at once."""
+
+    def view(request: HttpRequest) -> HttpResponse:
+        with locks["default"].hold("items", wait=None):
+            return HttpResponse()
+
+    serve(items=lock("items")(view))
+    response = fetch("/items")
+    assert "already held by this very task or thread" in str(response.exc_info[1])
+
+
+async def test_holding_one_s_own_key_is_found_out_in_asgi(serve: Any) -> None:
+    """Also where the middleware is a task, and the view a thread."""
+
+    def view(request: HttpRequest) -> HttpResponse:
+        with locks["default"].hold("items", wait=None):
+            return HttpResponse()
+
+    serve(items=lock("items")(view))
+    response = await AsyncClient(raise_request_exception=False).post("/items")
+    assert "already held by this very task or thread" in str(response.exc_info[1])
+
+
+def test_a_stream_is_sent_outside_the_lock(serve: Any) -> None:
+    """A slow client does not keep the lock: what the view has done is done, and the rest is sent."""
+    held = []
+
+    def view(request: Any) -> StreamingHttpResponse:
+        def lines() -> Any:
+            held.append(request.weblock.held)
+            yield b"line"
+
+        return StreamingHttpResponse(lines())
+
+    serve(items=lock("items")(view))
+    response: Any = fetch("/items")
+    assert locks["default"].try_acquire("items")
+    assert b"".join(response.streaming_content) == b"line"
+    assert held == [False]
+
+
+def test_the_lease_of_a_view_is_extended_in_its_own_world(serve: Any) -> None:
+    """A view extends its lease, and sees its fence, by plain calls in a thread."""
+
+    @lock("items", ttl=1)
+    def view(request: Any) -> HttpResponse:
+        request.weblock.extend(60)
+        assert request.weblock.fence > 0
+        return HttpResponse(str(request.weblock.remaining() > 50))
+
+    serve(items=view)
+    assert fetch("/items").content == b"True"
+
+
+async def test_the_lease_of_a_view_is_extended_across_worlds(serve: Any) -> None:
+    """So it does where the middleware has acquired in a task; and a coroutine awaits it."""
+
+    @lock("items", ttl=1)
+    def view(request: Any) -> HttpResponse:
+        request.weblock.extend(60)
+        return HttpResponse(str(request.weblock.remaining() > 50))
+
+    @lock("items", ttl=1)
+    async def async_view(request: Any) -> HttpResponse:
+        await request.weblock.extend(60)
+        return HttpResponse(str(request.weblock.remaining() > 50))
+
+    serve(items=view, async_items=async_view)
+    assert (await AsyncClient().post("/items")).content == b"True"
+    assert (await AsyncClient().post("/async_items")).content == b"True"
+    assert fetch_in_thread("/async_items").content == b"True"
+
+
+def test_a_view_is_tested_by_itself(serve: Any) -> None:
+    """Called with a bare request, as unit tests do, a view acquires and releases by itself."""
+    serve()
+    view = lock("item:{pk}")(keys_of)
+    assert view(RequestFactory().post("/"), pk=7).content == b"item:7"
+    assert locks["default"].try_acquire("item:7")
