@@ -1,0 +1,132 @@
+"""The bounded "create item" with SQLAlchemy on PostgreSQL, in two processes of uvicorn."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from sqlalchemy import create_engine, delete, func, select, text
+from sqlalchemy.orm import Session
+
+from tests.contract.conditions import eventually
+from tests.servers import Postgres
+from tests.servers.ports import free_port
+from tests.servers.process import spawn
+from weblock import Locks
+
+from .postgres_app import BOUND, SLOW_COMMITS, WAYS, Base, Item
+
+PATIENCE = 60.0
+REQUESTS = 8
+TOP = Path(__file__).parents[2]
+
+
+class Shop:
+    """Two servers, one database, one engine."""
+
+    def __init__(self, database: str, urls: list[str], probe: Locks) -> None:
+        self.database = create_engine(database)
+        self.urls = urls
+        self.probe = probe
+
+    def items(self) -> int:
+        """How many have been committed."""
+        with Session(self.database) as session:
+            return session.scalar(select(func.count(Item.id))) or 0
+
+    def start_anew(self) -> None:
+        with self.probe.hold("create_item"), Session(self.database) as session:
+            session.execute(delete(Item))
+            session.commit()
+
+    async def create(self, path: str, count: int = REQUESTS) -> Counter[int]:
+        """How often each status came, of concurrent requests to both servers in turn."""
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(timeout=PATIENCE, limits=limits) as client:
+            urls = itertools.islice(itertools.cycle(self.urls), count)
+            answers = await asyncio.gather(*(client.post(f"{url}{path}") for url in urls))
+        return Counter(answer.status_code for answer in answers)
+
+
+@pytest.fixture(scope="module")
+def shop():
+    """It is started once; each test empties it."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(Postgres())
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="wl-")))
+        url = server.url(driver="psycopg")
+        engine = create_engine(url)
+        Base.metadata.create_all(engine)
+        with engine.begin() as connection:
+            connection.execute(text(SLOW_COMMITS))
+        engine.dispose()
+        probe = stack.enter_context(Locks.from_url(f"file://{folder}/locks", wait=PATIENCE))
+        environment = {"DATABASE": url.partition("//")[2], "ENGINE": probe.engine}
+        urls = [stack.enter_context(served(folder / f"{n}.log", environment)) for n in range(2)]
+        shop = Shop(url, urls, probe)
+        stack.callback(shop.database.dispose)
+        yield shop
+
+
+@contextlib.contextmanager
+def served(log: Path, environment: dict[str, str]) -> Iterator[str]:
+    """The URL of the application in a process of its own."""
+    url = f"http://127.0.0.1:{free_port()}"
+    command = f"{sys.executable} -m uvicorn tests.e2e.postgres_app:app --app-dir {TOP}"
+    command += f" --port {url.rpartition(':')[2]} --log-level warning"
+    process = spawn(command.split(), log=log, env=environment)
+    try:
+        eventually(lambda: answers(url) or process.poll() is not None, within=PATIENCE)
+        assert process.poll() is None, log.read_text()
+        yield url
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def answers(url: str) -> bool:
+    """Whether somebody serves there."""
+    try:
+        return httpx.get(f"{url}/openapi.json").is_success
+    except httpx.HTTPError:
+        return False
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_bound_is_kept(shop, way):
+    """With each driver, scope and order, as many rows are committed as there is room for."""
+    shop.start_anew()
+    told = asyncio.run(shop.create(f"/ours/{way}"))
+    assert told == {201: BOUND, 422: REQUESTS - BOUND}
+    assert shop.items() == BOUND
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way.endswith("lock-first")])
+def test_a_commit_that_fails_is_a_500(shop, way):
+    """What COMMIT itself refuses was not reported as done, and the lock is free."""
+    shop.start_anew()
+    told = asyncio.run(shop.create(f"/ours/{way}?note=fails", 2))
+    assert told == {500: 2}
+    assert shop.items() == 0
+    shop.probe.acquire("create_item").release()
+
+
+@pytest.mark.parametrize("way", ["yield", "early", "middleware"])
+def test_a_naive_lock_breaks_the_bound(shop, way):
+    """``yield`` dependencies and ``BaseHTTPMiddleware`` release before the commit: too many rows."""
+    made = 0
+    for _ in range(20):
+        shop.start_anew()
+        made = max(made, asyncio.run(shop.create(f"/naive/{way}"))[201])
+        if made > BOUND:
+            break
+    assert made > BOUND
+    eventually(lambda: shop.items() > BOUND)  # Some have been told before they commit.
