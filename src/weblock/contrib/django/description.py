@@ -12,7 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from ..._face import HoldOptions, Options
 from ...errors import ConfigurationError, LockTimeout
 from ...keys import KeyTemplate
-from ..request_values import request_values
+from ..request_values import Headers, request_values
 
 Keys = str | Iterable[str]
 KeyFunction = Callable[[HttpRequest], Keys | Awaitable[Keys]]
@@ -76,16 +76,25 @@ async def acall(function: Callable[..., Any], *args: object) -> Any:
     return await (function if iscoroutinefunction(function) else sync_to_async(function))(*args)
 
 
+def query_of(request: HttpRequest) -> str:
+    """The query string as it was sent."""
+    query: str = request.META.get("QUERY_STRING", "")
+    return query
+
+
+def headers_of(request: HttpRequest) -> Headers:
+    """The values of a header by its name, of which servers make one."""
+    headers = request.headers
+    return lambda name: [headers[name]] if name in headers else []
+
+
 def _each(keys: Keys) -> Iterator[str]:
     yield from [keys] if isinstance(keys, str) else keys
 
 
 def _filled(template: KeyTemplate, request: HttpRequest, values: Mapping[str, object]) -> str:
     found = request_values(
-        template,
-        path=values,
-        query=request.META.get("QUERY_STRING", ""),
-        headers=lambda name: [request.headers[name]] if name in request.headers else [],
+        template, path=values, query=query_of(request), headers=headers_of(request)
     )
     for name, source in template.in_request().items():
         if source.kind == "path" and name not in found:

@@ -14,7 +14,9 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.decorators import sync_and_async_middleware
 
 from ...errors import ConfigurationError, WeblockError
+from . import settings
 from .answers import aanswer_for, answer, answer_for
+from .description import Lock
 from .marks import locks_of
 from .request import TaskLocks, ThreadLocks, locks_of_request
 from .shield import to_its_end
@@ -25,13 +27,14 @@ View = Callable[..., Any]
 
 @sync_and_async_middleware  # type: ignore[untyped-decorator] # Django has no types.
 def LockMiddleware(get_response: Callable[[HttpRequest], Any]) -> _Layer:  # noqa: N802 - a class, to those who name it
-    """Middleware for what ``@lock`` marks: last in ``MIDDLEWARE``, in WSGI and in ASGI."""
+    """Middleware for what ``@lock`` marks, and what ``RULES`` say: last in ``MIDDLEWARE``, in WSGI and in ASGI."""
     return (_TaskLayer if iscoroutinefunction(get_response) else _ThreadLayer)(get_response)
 
 
 class _Layer:
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
         self._get_response = get_response
+        settings.rules()  # What cannot work is refused when the server starts.
 
     def process_exception(self, _request: HttpRequest, error: Exception) -> HttpResponse | None:
         """Answers what gets out of a view: a lost lease, or a lock of the view's own."""
@@ -47,8 +50,8 @@ class _ThreadLayer(_Layer):
     def process_view(
         self, request: HttpRequest, view: View, _args: Any, values: Mapping[str, object]
     ) -> HttpResponse | None:
-        """Acquires what the view is marked with."""
-        wanted = locks_of(view, request.method)
+        """Acquires what the view is to hold."""
+        wanted = _wanted(view, request)
         if not wanted:
             return None
         if isinstance(request, ASGIRequest):
@@ -88,7 +91,7 @@ class _TaskLayer(_Layer):
     ) -> HttpResponse | None:
         """The same."""
         held = _held(request)
-        for lock in locks_of(view, request.method):
+        for lock in _wanted(view, request):
             try:
                 await held.acquire(lock, values)
             except WeblockError as error:
@@ -97,6 +100,12 @@ class _TaskLayer(_Layer):
                 raise
             held.show(lock, to_task=iscoroutinefunction(view))
         return None
+
+
+def _wanted(view: View, request: HttpRequest) -> list[Lock]:
+    """What the rules in settings say, and what the view is marked with."""
+    ruled = [rules.find(request) for rules in settings.rules()]
+    return [*(lock for lock in ruled if lock), *locks_of(view, request.method)]
 
 
 def _held(request: HttpRequest) -> Any:

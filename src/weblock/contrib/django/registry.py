@@ -24,18 +24,14 @@ class LocksByAlias(Mapping[str, L], Generic[L]):
     def __init__(self, face: type[L]) -> None:
         self._face: type[L] = face
         self._made: dict[str, L] = {}
-        self._current: tuple[settings.Source | None, dict[str, L]] = (None, {})
         self._after_fork()
         os.register_at_fork(after_in_child=self._after_fork)
 
     def __getitem__(self, alias: str) -> L:
         """Raises ``ConfigurationError`` for an alias that there is not, or that cannot work."""
-        seen, current = self._current
-        if seen is None or not seen.is_current():
-            seen, current = self._current = settings.Source(), {}
-        if alias not in current:
-            current[alias] = self._locks_for(settings.of_alias(alias))
-        return current[alias]
+        given = settings.of_alias(alias)
+        found = self._made.get(given.identity)
+        return self._make_once(given) if found is None else found
 
     def __iter__(self) -> Iterator[str]:
         return iter(settings.aliases())
@@ -43,12 +39,11 @@ class LocksByAlias(Mapping[str, L], Generic[L]):
     def __len__(self) -> int:
         return len(settings.aliases())
 
-    def _locks_for(self, given: settings.AliasSettings) -> L:
-        identity = repr((given.alias, given.url, sorted(given.options.items())))
+    def _make_once(self, given: settings.AliasSettings) -> L:
         with self._guard:
-            if identity not in self._made:
-                self._made[identity] = self._make(given)
-            return self._made[identity]
+            if given.identity not in self._made:
+                self._made[given.identity] = self._make(given)
+            return self._made[given.identity]
 
     def _make(self, given: settings.AliasSettings) -> L:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
@@ -17,13 +18,14 @@ from django.utils.module_loading import import_string
 
 from ..._face import LocksOptions
 from ...errors import ConfigurationError
+from .rules import Rules
 
 DEFAULT: Final = "default"
 
 OPTIONS: Final = tuple(name.upper() for name in LocksOptions.__annotations__)
 """What ``LocksOptions`` lists, in the upper case of settings."""
 
-OTHERS: Final = ("URL", "CACHE", "ON_BUSY")
+OTHERS: Final = ("URL", "CACHE", "ON_BUSY", "RULES")
 
 
 @dataclass(frozen=True)
@@ -38,23 +40,12 @@ class AliasSettings:
     url: str | Sequence[str] | None
     options: LocksOptions
     on_busy: Any
+    rules: Rules | None
 
-
-class Source:
-    """What the settings were read from: the values themselves, for an override brings others."""
-
-    __slots__ = ("_values",)
-
-    def __init__(self) -> None:
-        self._values = _values()
-
-    def is_current(self) -> bool:
-        """Whether nobody has overridden them since."""
-        return all(now is then for now, then in zip(_values(), self._values, strict=True))
-
-
-def _values() -> tuple[object, object]:
-    return getattr(django_settings, "WEBLOCK", None), django_settings.CACHES
+    @cached_property
+    def identity(self) -> str:
+        """The same for settings that make the same locks."""
+        return repr((self.alias, self.url, sorted(self.options.items())))
 
 
 def aliases() -> tuple[str, ...]:
@@ -64,6 +55,46 @@ def aliases() -> tuple[str, ...]:
 
 def of_alias(alias: str) -> AliasSettings:
     """The settings of an alias. Raises ``ConfigurationError`` if there are none, or wrong ones."""
+    return _current().of_alias(alias)
+
+
+def rules() -> tuple[Rules, ...]:
+    """The rules of all aliases. Raises ``ConfigurationError`` where they are wrong."""
+    return _current().rules
+
+
+class _Read:
+    """The settings as they were read, until somebody overrides them."""
+
+    def __init__(self, source: tuple[object, object]) -> None:
+        self.source = source
+        self._aliases: dict[str, AliasSettings] = {}
+
+    def of_alias(self, alias: str) -> AliasSettings:
+        if alias not in self._aliases:
+            self._aliases[alias] = _of_alias(alias)
+        return self._aliases[alias]
+
+    @cached_property
+    def rules(self) -> tuple[Rules, ...]:
+        found = (self.of_alias(alias).rules for alias in _setting())
+        return tuple(rules for rules in found if rules)
+
+
+_last_read = _Read((None, None))
+
+
+def _current() -> _Read:
+    """What was read last, if it still holds: each override brings an object of its own."""
+    global _last_read  # noqa: PLW0603 - settings are global, and so is what was read of them
+    source = getattr(django_settings, "WEBLOCK", None), django_settings.CACHES
+    read = _last_read
+    if not all(now is then for now, then in zip(source, read.source, strict=True)):
+        read = _last_read = _Read(source)
+    return read
+
+
+def _of_alias(alias: str) -> AliasSettings:
     setting = _setting()
     if alias not in setting and (alias != DEFAULT or setting):
         raise ConfigurationError(
@@ -78,6 +109,7 @@ def of_alias(alias: str) -> AliasSettings:
         url=_url(alias, given),
         options=options,
         on_busy=import_string(on_busy) if isinstance(on_busy, str) else on_busy,
+        rules=Rules(given["RULES"], alias=alias) if "RULES" in given else None,
     )
 
 

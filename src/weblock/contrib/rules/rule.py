@@ -55,7 +55,7 @@ class Rule:
     ) -> None:
         self.path = path_of(path)
         self.keys = _keys(key)
-        self.methods = None if methods is None else _methods(methods)
+        self.methods = None if methods is None else methods_of(methods)
         self.exempt = _flag(exempt)
         self.options = options
         self._check()
@@ -121,7 +121,8 @@ def _keys(given: object) -> tuple[KeyTemplate, ...]:
     return tuple(map(KeyTemplate.parse, texts))
 
 
-def _methods(given: Iterable[str]) -> frozenset[str]:
+def methods_of(given: Iterable[str]) -> frozenset[str]:
+    """The methods that a rule names. Raises ``ConfigurationError`` for what is no method."""
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise ConfigurationError(f"methods={given!r:.80} must be a list, such as [{'POST'!r}]")
     methods = frozenset(map(_method, given))

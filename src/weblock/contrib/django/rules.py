@@ -1,0 +1,137 @@
+"""Rules by URL, by view and by namespace, for projects that cannot decorate their views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from django.http import HttpRequest
+from django.urls import ResolverMatch
+
+from ..._face import HoldOptions
+from ...errors import ConfigurationError
+from ..rules import Match, RuleSet, methods_of
+from .description import Lock, headers_of, query_of
+
+_OPTIONS: Final = tuple(HoldOptions.__annotations__)
+_FIELDS: Final = ("view", "namespace", "key", "methods", "exempt", *_OPTIONS)
+
+
+class Rules:
+    """The rules of one alias, of which the first that matches a request counts.
+
+    Those by ``view`` and ``namespace`` come first, in their order, and then those by ``path``.
+    """
+
+    def __init__(self, given: object, *, alias: str) -> None:
+        """Raises ``ConfigurationError``, which names the rule that cannot work."""
+        name = f"WEBLOCK[{alias!r}]['RULES']"
+        entries = dict(_entries(given, name))
+        by_view = {label: entry for label, entry in entries.items() if _is_by_view(entry)}
+        by_path = {label: entry for label, entry in entries.items() if label not in by_view}
+        self._alias = alias
+        self._by_view = [_view_rule(f"{name}.{label}", e, alias) for label, e in by_view.items()]
+        self._by_path = RuleSet(by_path, name=name)
+
+    def find(self, request: HttpRequest) -> Lock | None:
+        """What a request locks, when its view is known; ``None`` if nothing."""
+        resolved = request.resolver_match
+        assert resolved
+        method = (request.method or "GET").upper()
+        for rule in self._by_view:
+            if rule.takes(method, resolved):
+                return rule.lock
+        match = self._by_path.find(method, request.path_info)
+        return RuledLock.by(match, self._alias) if match else None
+
+
+@dataclass(frozen=True)
+class RuledLock(Lock):
+    """What a rule by path locks: its keys are made of the path as the rule reads it."""
+
+    match: Match = field(compare=False)
+
+    @classmethod
+    def by(cls, match: Match, alias: str) -> RuledLock:
+        """The lock of the rule that has matched."""
+        rule = match.rule
+        return cls(rule.keys, (), alias, None, tuple(sorted(rule.options.items())), match)
+
+    def keys_of(self, request: HttpRequest, _values: Mapping[str, object]) -> list[str]:
+        """The keys for the request that has matched."""
+        return self.match.keys(query=query_of(request), headers=headers_of(request))
+
+    async def akeys_of(self, request: HttpRequest, values: Mapping[str, object]) -> list[str]:
+        """The same, for a task."""
+        return self.keys_of(request, values)
+
+
+@dataclass(frozen=True)
+class _ViewRule:
+    """Requests whose URL leads to views of these names lock what the rule says."""
+
+    covers: Callable[[ResolverMatch], bool]
+    methods: frozenset[str] | None
+    lock: Lock | None
+
+    def takes(self, method: str, resolved: ResolverMatch) -> bool:
+        return (self.methods is None or method in self.methods) and self.covers(resolved)
+
+
+def _entries(given: object, name: str) -> Iterator[tuple[str, object]]:
+    if isinstance(given, Mapping):
+        yield from given.items()
+    elif isinstance(given, list | tuple):
+        yield from ((str(number), entry) for number, entry in enumerate(given))
+    else:
+        raise ConfigurationError(
+            f"{name} is {given!r:.80}: a list of rules is wanted, or a mapping of names to rules"
+        )
+
+
+def _is_by_view(entry: object) -> bool:
+    return isinstance(entry, Mapping) and ("view" in entry or "namespace" in entry)
+
+
+def _view_rule(label: str, entry: Any, alias: str) -> _ViewRule:
+    if strange := [each for each in entry if each not in _FIELDS]:
+        raise ConfigurationError(
+            f"{label} has {strange[0]!r:.80}; a rule by view or namespace has one of these, and"
+            f" {', '.join(_FIELDS[2:])}"
+        )
+    options: Any = {name: entry[name] for name in _OPTIONS if name in entry}
+    methods = entry.get("methods")
+    try:
+        return _ViewRule(
+            _condition(entry),
+            None if methods is None else methods_of(methods),
+            _lock(
+                entry.get("key", ()), exempt=entry.get("exempt", False), alias=alias, given=options
+            ),
+        )
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{label}: {error}") from error
+
+
+def _lock(
+    key: str | Sequence[str], *, exempt: object, alias: str, given: HoldOptions
+) -> Lock | None:
+    keys = [key] if isinstance(key, str) else list(key)
+    if exempt is True and not (keys or given):
+        return None
+    if exempt is not False or not keys:
+        raise ConfigurationError("either a key is wanted, or exempt=True and nothing else")
+    return Lock.of(keys, alias, None, given)
+
+
+def _condition(entry: Mapping[str, object]) -> Callable[[ResolverMatch], bool]:
+    """Whether a view is meant: by its name, or by the namespace that it is in, at any depth."""
+    view, namespace = entry.get("view"), entry.get("namespace")
+    if isinstance(view, str) and view and namespace is None:
+        return lambda resolved: resolved.view_name == view
+    if isinstance(namespace, str) and namespace and view is None:
+        return lambda resolved: f"{resolved.namespace}:".startswith(f"{namespace}:")
+    raise ConfigurationError(
+        "either view is wanted, a name such as 'shop:item', or namespace, such as 'shop'"
+    )

@@ -1,0 +1,167 @@
+"""Rules in settings, for projects that cannot touch their views."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.core.handlers.wsgi import WSGIHandler
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient
+from django.urls import include, path
+from ninja import NinjaAPI
+
+from weblock import ConfigurationError
+from weblock.contrib.django import locks
+
+from .project.shop.models import Item
+from .requests import fetch
+
+
+def held_keys(request: HttpRequest, **_url: object) -> HttpResponse:
+    """Which keys are held at this moment."""
+    keys = ("shop:1", "item:7", "all", "color:red")
+    return HttpResponse(" ".join(key for key in keys if locks["default"].inspect(key)))
+
+
+api = NinjaAPI(urls_namespace="weblock-rules")
+
+
+@api.post("/things/{int:pk}")
+def operation(request: HttpRequest, pk: int) -> Any:
+    """An operation that nobody has decorated."""
+    return held_keys(request)
+
+
+SHOP = (
+    [
+        path("<int:shop>/items/", held_keys, name="items"),
+        path("<int:shop>/items/<int:pk>", held_keys, name="item"),
+        path("<int:shop>/about", held_keys, name="about"),
+        path("back/", include(([path("<int:shop>", held_keys, name="office")], "back"))),
+    ],
+    "shop",
+)
+URLS = (path("shops/", include(SHOP)), path("api/", api.urls), path("other", held_keys))
+
+ITEM = {"view": "shop:item", "key": "item:{pk}"}
+NAMESPACE = {"namespace": "shop", "methods": ["POST"], "key": "shop:{shop}"}
+EXEMPT = {"view": "shop:about", "exempt": True}
+PATH = {"path": "/shops/{shop:int}/items/", "key": "shop:{shop}", "methods": ["POST"]}
+REGEX = {"regex": "/api/things/(?P<pk>[0-9]+)", "key": "item:{pk}"}
+
+
+@pytest.fixture
+def rule(settings: Any, url: str) -> Any:
+    """Sets the rules of a project that has nothing but our middleware."""
+    settings.ROOT_URLCONF = URLS
+    settings.MIDDLEWARE = settings.MIDDLEWARE[-1:]
+
+    def rule(*rules: Any, **options: Any) -> None:
+        settings.WEBLOCK = {"default": {"URL": url, "WAIT": 0, "RULES": list(rules), **options}}
+
+    return rule
+
+
+@pytest.mark.parametrize(
+    ("rules", "target", "held"),
+    [
+        ([ITEM], "/shops/1/items/7", "item:7"),
+        ([ITEM], "/shops/1/items/8", ""),
+        ([ITEM], "/shops/1/items/", ""),
+        ([NAMESPACE], "/shops/1/items/", "shop:1"),
+        ([NAMESPACE], "/shops/back/1", "shop:1"),
+        ([NAMESPACE], "/other", ""),
+        ([EXEMPT, NAMESPACE], "/shops/1/about", ""),
+        ([PATH], "/shops/1/items/", "shop:1"),
+        ([PATH], "/shops/1/items/%0A", ""),
+        ([PATH], "/shops/01/items/", "shop:1"),
+        ([REGEX], "/api/things/7", "item:7"),
+        ([{"path": "/other", "key": ["all", "color:{query.c}"]}], "/other?c=red", "all color:red"),
+        ([{"view": "shop:item", "key": ["all", "shop:{shop}"]}], "/shops/1/items/7", "shop:1 all"),
+    ],
+)
+async def test_requests_lock_what_the_rules_say(
+    rules: Any, target: str, held: str, rule: Any
+) -> None:
+    """By the view's name, its namespace, or the path, in WSGI and ASGI."""
+    rule(*rules)
+    async_answer = await AsyncClient().post(target)
+    answer = fetch(target)
+    for each in (answer, async_answer):
+        assert each.content.decode() == held if each.status_code == 200 else not held
+
+
+def test_a_rule_is_about_its_methods(rule: Any) -> None:
+    """Others pass without a lock; and HEAD goes with GET."""
+    rule({**NAMESPACE, "methods": ["GET"]})
+    with locks["default"].hold("shop:1"):
+        statuses = {each: fetch("/shops/1/items/", each).status_code for each in ("get", "head")}
+        assert statuses == {"get": 409, "head": 409}
+        assert fetch("/shops/1/items/", "put").status_code == 200
+
+
+def test_a_rule_has_options_and_an_alias(rule: Any, settings: Any, url: str) -> None:
+    """The rules of each alias lock with what it says, and all that match are held."""
+    rule({"path": "/other", "key": "all", "max_waiters": 0, "wait": 30})
+    settings.WEBLOCK["other"] = {"URL": url, "RULES": [{"path": "/other", "key": "item:7"}]}
+    assert fetch("/other").content == b"item:7 all"
+    assert fetch("/other")["Server-Timing"].startswith("lock")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"view": "shop:item"}, r"RULES'\]\.0: either a key is wanted"),
+        ({"view": "shop:item", "namespace": "shop", "key": "k"}, "either view is wanted"),
+        ({"view": "shop:item", "key": "{pk"}, "brace"),
+        ({"view": "shop:item", "key": "k", "timeout": 1}, "'timeout'"),
+        ({"view": "shop:item", "key": "k", "methods": ["PSOT"]}, "PSOT"),
+        ({"path": "shops", "key": "k"}, r"RULES'\]\.0: path 'shops' must start"),
+        ({"key": "k"}, "either path or regex is wanted"),
+        ("shops", "a Rule is wanted"),
+    ],
+)
+def test_wrong_rules_are_refused_when_the_server_starts(
+    wrong: Any, message: str, rule: Any
+) -> None:
+    """A rule that cannot work is named before any request comes."""
+    rule(wrong)
+    with pytest.raises(ConfigurationError, match=message):
+        WSGIHandler()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_lost_lease_of_a_rule_rolls_back(rule: Any, settings: Any, database: Any) -> None:
+    """Views that know nothing of locks do not commit without theirs."""
+    database(ATOMIC_REQUESTS=True)
+
+    def create(request: Any) -> HttpResponse:
+        Item.objects.create()
+        while request.weblock.held:
+            pass
+        return HttpResponse(status=201)
+
+    rule({"view": "items", "key": "items", "ttl": 0.1, "renew": False})
+    settings.ROOT_URLCONF = (path("items", create, name="items"),)
+    response = fetch("/items")
+    assert (response.status_code, response.json()["code"]) == (503, "lease_lost")
+    assert Item.objects.count() == 0
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_lost_lease_outside_transactions_is_told(rule: Any, settings: Any) -> None:
+    """What autocommit has done is done; the client is told not to believe the answer."""
+
+    @transaction.non_atomic_requests
+    def create(request: Any) -> HttpResponse:
+        Item.objects.create()
+        while request.weblock.held:
+            pass
+        return HttpResponse(status=201)
+
+    rule({"view": "items", "key": "items", "ttl": 0.1, "renew": False})
+    settings.ROOT_URLCONF = (path("items", create, name="items"),)
+    assert fetch("/items").json()["code"] == "lease_lost"
+    assert Item.objects.count() == 1
