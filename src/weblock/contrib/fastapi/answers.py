@@ -37,6 +37,10 @@ class Answers:
         assert problem is not None
         return self._rewrite(problem, error) if self._rewrite else problem
 
+    def are_ours(self, error: WeblockError) -> bool:
+        """Whether such an error is answered with a problem, and not by a handler of the user's."""
+        return bool(self._handlers.get(type(error)) == self._handle)
+
     def of(self, error: BaseException) -> App | None:
         """The answer to an error that got out of the application, as it would answer itself.
 

@@ -12,6 +12,7 @@ from ...errors import ConfigurationError
 from ..asgi import RequestLayer
 from ..asgi.opening import opened
 from .answers import Answers, Rewrite
+from .documentation import document, document_mounted
 from .routes import check_keys
 
 if TYPE_CHECKING:
@@ -49,12 +50,18 @@ def install(
     hold_back = seconds("hold_back", hold_back)
     locks, reopen = opened(locks, options)
     answers = Answers(app, rewrite)
+    document(app, answers)
     app.add_middleware(
         RequestLayer,
         locks=locks,
         hold_back=hold_back,
         reopen=reopen,
-        before_start=functools.partial(check_keys, app.routes),
+        before_start=functools.partial(_before_start, app, answers),
         answer=answers.of,
     )
     return locks
+
+
+def _before_start(app: FastAPI, answers: Answers) -> None:
+    check_keys(app.routes)
+    document_mounted(app.routes, answers)

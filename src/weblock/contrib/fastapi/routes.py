@@ -44,7 +44,7 @@ def locking_routes(
     """Those that lock, of these routes and of the applications that are mounted among them."""
     if any(routes is each for each in within):  # An application may be mounted in itself.
         return
-    for route in _each(routes):
+    for route in each_route(routes):
         parameters = {**dict.fromkeys(known), **getattr(route, "param_convertors", {})}
         if dependant := getattr(route, "dependant", None):
             locks = [each.call for each in _flat(dependant) if isinstance(each.call, Lock)]
@@ -55,8 +55,9 @@ def locking_routes(
             yield from locking_routes(inner, [*within, routes], path, parameters)
 
 
-def _each(routes: Iterable[Any]) -> Iterator[Any]:
-    """FastAPI 0.137 made a tree of them, and a function that walks it."""
+def each_route(routes: Iterable[Any]) -> Iterator[Any]:
+    """Every route of a list, also of routers that it includes, but not of what it mounts."""
+    # FastAPI 0.137 made a tree of them, and a function that walks it.
     walk = getattr(routing, "iter_route_contexts", None)
     return walk(routes) if walk else iter(routes)
 
