@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -81,8 +82,13 @@ def _add(responses: dict[str, Any], problems: Iterable[Problem]) -> None:
     for status, alike in by_status.items():
         response = responses.setdefault(status, {})
         response.setdefault("description", "; ".join(each.title for each in alike))
-        schema = {"schema": {"$ref": f"#/components/schemas/{SCHEMA}"}}
-        response.setdefault("content", {}).setdefault(alike[0].media_type, schema)
+        content = {
+            "schema": {"$ref": f"#/components/schemas/{SCHEMA}"},
+            "examples": {
+                each.code: {"summary": each.title, "value": json.loads(each.body)} for each in alike
+            },
+        }
+        response.setdefault("content", {}).setdefault(alike[0].media_type, content)
         for name in {name for each in alike for name in each.headers}:
             header = {"schema": {"type": "string"}}
             response.setdefault("headers", {}).setdefault(name, header)
