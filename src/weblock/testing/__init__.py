@@ -1,7 +1,6 @@
 """For the tests of applications that lock: with any framework, or none.
 
-Django has more in ``weblock.contrib.django.testing``. With pytest there are fixtures, see
-``pytest --fixtures``.
+``weblock.testing.django`` has more for Django. pytest finds the fixture ``weblock_memory`` by itself.
 """
 
 from .sections import Section, Sections, Watch

@@ -1,0 +1,72 @@
+"""For the tests of Django projects: locks in memory, and views that must not overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from typing import TypeVar
+
+from asgiref.sync import sync_to_async
+
+from ..contrib.django.testing import (
+    close_connections,
+    memory_locks,
+    refuse_transaction_of_test,
+    watching_views,
+)
+from . import serialized
+from .sections import Sections, Watch
+
+__all__ = ["assert_serialized", "assert_serialized_async", "memory_locks", "views"]
+
+R = TypeVar("R")
+
+
+def views(*names: str) -> Watch:
+    """Watches the views of those names, ``"shop:create_item"``, or all that are asked for."""
+
+    def watch(sections: Sections) -> AbstractContextManager[object]:
+        return watching_views(sections, names)
+
+    return watch
+
+
+def assert_serialized(
+    call: Callable[[], R], *, inside: str | Watch | None = None, times: int = 5, pause: float = 0.1
+) -> list[R]:
+    """As ``weblock.testing.assert_serialized``, for requests of a test client, or to a live server.
+
+    Unless ``inside`` names something else, no two of the views that are asked for may be at work at
+    the same time, from the beginning of their transaction to its end. Raises ``ConfigurationError``
+    in a ``TestCase``, whose transaction other threads cannot share.
+    """
+    refuse_transaction_of_test()
+
+    def call_and_close() -> R:
+        try:
+            return call()
+        finally:
+            close_connections()
+
+    return serialized.assert_serialized(
+        call_and_close, inside=inside or views(), times=times, pause=pause
+    )
+
+
+async def assert_serialized_async(
+    call: Callable[[], Awaitable[R]],
+    *,
+    inside: str | Watch | None = None,
+    times: int = 5,
+    pause: float = 0.1,
+) -> list[R]:
+    """The same for requests of the async client, to async views.
+
+    Views that are not async all run in one thread then: they cannot overlap, and that is said.
+    """
+    try:
+        return await serialized.assert_serialized_async(
+            call, inside=inside or views(), times=times, pause=pause
+        )
+    finally:
+        await sync_to_async(close_connections)()
