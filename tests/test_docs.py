@@ -12,7 +12,7 @@ from .pages import blocks_of
 TOP = Path(__file__).parents[1]
 PAGES = sorted(
     path
-    for path in TOP.glob("docs/*.md")
+    for path in TOP.glob("docs/**/*.md")
     if any(block.language == "python" for block in blocks_of(path.read_text()))
 )
 
@@ -29,7 +29,7 @@ def run(page, folder):
     )
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(TOP / "docs")) for page in PAGES])
 def test_the_code_of_a_page_runs(page, tmp_path):
     """Whoever copies the blocks of a page, from top to bottom, has a program that works."""
     ran = run(page, tmp_path)

@@ -1,5 +1,6 @@
 """weblock serializes critical request handlers across threads, processes and machines."""
 
+from ._core.attempts import Attempts
 from ._face import Duration, HoldOptions, LocksOptions
 from .aio import AsyncLease, AsyncLocks
 from .caching import CacheOptions
@@ -19,6 +20,7 @@ __all__ = [
     "AlreadyHeld",
     "AsyncLease",
     "AsyncLocks",
+    "Attempts",
     "CacheOptions",
     "ConfigurationError",
     "Duration",

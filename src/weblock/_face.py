@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Any, Final, Generic, Literal, Self, TypedDict, TypeVar, Unpack, cast
 
 from ._core.acquiring import Locker
+from ._core.attempts import Attempts
 from ._core.holding import Holding, Terms, Unprotected
 from ._core.ports import SCOPES, Engine, Runtime
 from ._core.table import Released
@@ -40,7 +41,7 @@ class HoldOptions(TypedDict, total=False):
     """How one key is to be held; what is left out is as in the ``Locks`` itself."""
 
     ttl: Duration
-    wait: Duration | None
+    wait: Duration | Attempts | None
     max_hold: Duration | None
     renew: bool
     max_waiters: int
@@ -53,6 +54,7 @@ class LocksOptions(HoldOptions, total=False):
 
     - ``ttl``: length of a lease, seconds (10). A holder that dies frees the key within it.
     - ``wait``: how long to wait for a busy key, seconds (5); 0 never waits, None without end.
+      ``Attempts(5)`` asks five times instead, with growing pauses, and does not queue.
     - ``max_hold``: renewal stops after so many seconds, and the lease is lost (None: never).
     - ``renew``: whether leases are renewed in the background (True).
     - ``max_waiters``: how many may wait for one key before others are refused at once (1000).
@@ -103,7 +105,7 @@ class Options:
         self._hold["label"] = _label_of_process()
         self._terms = _terms(self._hold)
 
-    def of_call(self, given: HoldOptions) -> tuple[Terms, float | None]:
+    def of_call(self, given: HoldOptions) -> tuple[Terms, float | Attempts | None]:
         """The terms and the wait of one call, where ``given`` goes before our own."""
         if not given:
             return self._terms, self._hold["wait"]
@@ -164,8 +166,8 @@ def _ttl(name: str, value: Any) -> float:
     return seconds(name, value, least=SHORTEST_TTL)
 
 
-def _wait(name: str, value: Any) -> float | None:
-    return None if value is None else seconds(name, value)
+def _wait(name: str, value: Any) -> float | Attempts | None:
+    return value if value is None or isinstance(value, Attempts) else seconds(name, value)
 
 
 def _max_hold(name: str, value: Any) -> float | None:
@@ -329,6 +331,8 @@ class Face:
         terms, wait = self._options.of_call(options)
         names = self._keys(keys)
         try:
+            if isinstance(wait, Attempts):
+                return await self._locker.attempt(names, terms, wait)
             return await self._locker.acquire(names, terms, wait)
         except EngineUnavailable as failure:
             if not terms.fail_open:

@@ -27,7 +27,8 @@ class LockTimeout(WeblockError, TimeoutError):
     """The key was busy for as long as the caller was ready to wait.
 
     ``retry_after`` is a hint in seconds: what is left of the present lease, where it is known.
-    ``waiters`` is the length of the queue, where the caller was refused because it is full.
+    ``waiters`` is the length of the queue, where the caller was refused because it is full, and
+    ``attempts`` how often the caller has asked, where it did not queue (``Attempts``).
     """
 
     def __init__(
@@ -37,8 +38,11 @@ class LockTimeout(WeblockError, TimeoutError):
         wait: float | None,
         retry_after: float | None = None,
         waiters: int | None = None,
+        attempts: int | None = None,
     ) -> None:
-        if waiters is not None:
+        if attempts is not None:
+            reason = f"it was busy each of the {attempts} times"
+        elif waiters is not None:
             reason = f"{waiters} others are waiting already (max_waiters)"
         elif wait == 0:
             reason = "it is held, and wait=0 does not wait"
@@ -49,6 +53,7 @@ class LockTimeout(WeblockError, TimeoutError):
         self.wait = wait
         self.retry_after = retry_after
         self.waiters = waiters
+        self.attempts = attempts
 
 
 class LeaseLost(WeblockError):

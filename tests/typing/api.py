@@ -8,6 +8,7 @@ from weblock import (
     AlreadyHeld,
     AsyncLease,
     AsyncLocks,
+    Attempts,
     CacheOptions,
     ConfigurationError,
     Duration,
@@ -159,6 +160,7 @@ def options(locks: Locks) -> None:
     """Options can be kept, and passed on."""
     durations: list[Duration] = [1, 1.5, timedelta(seconds=1)]
     patient: HoldOptions = {"wait": None, "ttl": durations[0]}
+    assert_type(locks.acquire("key", wait=Attempts(5, pause=0.2, longest=1)), Lease)
     ours: LocksOptions = {"namespace": "shop", "require_scope": "cluster", **patient}
     assert_type(locks.acquire("key", **patient), Lease)
     assert_type(Locks.from_url("memory://", **ours), Locks)

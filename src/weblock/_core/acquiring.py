@@ -14,6 +14,7 @@ from typing import Final
 
 from ..errors import AlreadyHeld, EngineUnavailable, LockTimeout
 from ..keys import unqualified
+from .attempts import Attempts
 from .holding import Anchor, Holding, Status, Terms
 from .keeping import Debt, Keeper
 from .outage import LONGEST as OUTAGE
@@ -83,6 +84,23 @@ class Locker:
             self.abandon(got)
             raise
         return tuple(got)
+
+    async def attempt(
+        self, keys: Sequence[str], terms: Terms, attempts: Attempts
+    ) -> tuple[Holding, ...]:
+        """Acquires all keys, or none, without waiting for any. Raises as ``acquire`` does."""
+        self._refuse_to_wait_for_oneself(keys)
+        for pause in attempts.pauses():
+            try:
+                return await self.acquire(keys, terms, 0)
+            except LockTimeout:
+                await self.runtime.sleep(pause * (0.5 + self.runtime.jitter() / 2))
+        try:
+            return await self.acquire(keys, terms, 0)
+        except LockTimeout as busy:
+            raise LockTimeout(
+                busy.key, wait=0, retry_after=busy.retry_after, attempts=attempts.count
+            ) from None
 
     async def extend(self, holding: Holding, seconds: float) -> None:
         """Pushes the deadline out. Raises ``LeaseLost``, or ``EngineUnavailable`` if unanswered."""

@@ -1,0 +1,1 @@
+"""The locks of other libraries, as they are called there."""

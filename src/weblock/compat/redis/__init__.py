@@ -1,0 +1,94 @@
+"""redis-py's ``Lock``, on weblock: an application switches by changing an import.
+
+``from weblock.compat.redis import Lock`` takes the place of ``from redis.lock import Lock``, and
+``from weblock.compat.redis.aio import Lock`` that of ``from redis.asyncio.lock import Lock``. The two
+libraries do not exclude each other: switch all processes that lock. ``docs/coming-from/redis-py.md``
+has what differs.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Literal, Self
+
+from ...errors import AlreadyHeld, LockTimeout
+from ...sync import Lease, Locks
+from .base import BaseLock, PerClient, translated
+
+__all__ = ["Lock", "close"]
+
+_locks = PerClient(Locks)
+
+
+class Lock(BaseLock[Lease]):
+    """As ``redis.lock.Lock``."""
+
+    def __enter__(self) -> Self:
+        if not self.acquire():
+            raise self._not_acquired()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with self._released_at_the_end():
+            self.release()
+
+    def acquire(
+        self,
+        sleep: float | None = None,  # noqa: ARG002 - nothing is polled
+        blocking: bool | None = None,
+        blocking_timeout: float | None = None,
+        token: str | bytes | None = None,
+    ) -> bool:
+        """Whether it was got within ``blocking_timeout`` seconds (None: without end)."""
+        terms = self._terms(blocking, blocking_timeout, token)
+        with translated(self.name):
+            try:
+                lease = _locks.of(self.redis).acquire(self.name, **terms)
+            except LockTimeout:
+                return False
+            except AlreadyHeld:
+                return self._is_busy(terms)
+        self._local.lease = lease
+        return True
+
+    def locked(self) -> bool:
+        """Whether anybody has it."""
+        with translated(self.name):
+            return self._is_held(_locks.of(self.redis).inspect(self.name))
+
+    def owned(self) -> bool:
+        """Whether we have it, as the server knows."""
+        with translated(self.name):
+            return self._is_ours(_locks.of(self.redis).inspect(self.name))
+
+    def release(self) -> None:
+        """Gives it back. Raises ``LockError`` if it was not acquired or is not ours any more."""
+        lease = self._held("release")
+        self._local.lease = None
+        with translated(self.name):
+            lease.release()
+
+    def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
+        """Adds so many seconds, or has it end in so many, though never before it would have."""
+        lease = self._held_for_a_time("extend")
+        with translated(self.name):
+            lease.extend(self._longer(lease, additional_time) if replace_ttl else additional_time)
+        return True
+
+    def reacquire(self) -> Literal[True]:
+        """Has it end ``timeout`` seconds from now."""
+        lease = self._held_for_a_time("reacquire")
+        with translated(self.name):
+            lease.extend(self._longer(lease, self.timeout))
+        return True
+
+
+def close(client: object) -> None:
+    """Frees what the locks of a client have in this process, which else goes with the client."""
+    if locks := _locks.leave(client):
+        locks.close()

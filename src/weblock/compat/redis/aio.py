@@ -1,0 +1,88 @@
+"""The twin for ``redis.asyncio``: the same, awaitable."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Literal, Self
+
+from ...aio import AsyncLease, AsyncLocks
+from ...errors import AlreadyHeld, LockTimeout
+from .base import BaseLock, PerClient, translated
+
+__all__ = ["Lock", "close"]
+
+_locks = PerClient(AsyncLocks)
+
+
+class Lock(BaseLock[AsyncLease]):
+    """As ``redis.asyncio.lock.Lock``."""
+
+    async def __aenter__(self) -> Self:
+        if not await self.acquire():
+            raise self._not_acquired()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with self._released_at_the_end():
+            await self.release()
+
+    async def acquire(
+        self,
+        blocking: bool | None = None,
+        blocking_timeout: float | None = None,
+        token: str | bytes | None = None,
+    ) -> bool:
+        """Whether it was got within ``blocking_timeout`` seconds (None: without end)."""
+        terms = self._terms(blocking, blocking_timeout, token)
+        with translated(self.name):
+            try:
+                lease = await _locks.of(self.redis).acquire(self.name, **terms)
+            except LockTimeout:
+                return False
+            except AlreadyHeld:
+                return self._is_busy(terms)
+        self._local.lease = lease
+        return True
+
+    async def locked(self) -> bool:
+        """Whether anybody has it."""
+        with translated(self.name):
+            return self._is_held(await _locks.of(self.redis).inspect(self.name))
+
+    async def owned(self) -> bool:
+        """Whether we have it, as the server knows."""
+        with translated(self.name):
+            return self._is_ours(await _locks.of(self.redis).inspect(self.name))
+
+    async def release(self) -> None:
+        """Gives it back, also if it is cancelled. Raises ``LockError`` if it was not ours."""
+        lease = self._held("release")
+        self._local.lease = None
+        with translated(self.name):
+            await lease.release()
+
+    async def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
+        """Adds so many seconds, or has it end in so many, though never before it would have."""
+        lease = self._held_for_a_time("extend")
+        longer = self._longer(lease, additional_time) if replace_ttl else additional_time
+        with translated(self.name):
+            await lease.extend(longer)
+        return True
+
+    async def reacquire(self) -> Literal[True]:
+        """Has it end ``timeout`` seconds from now."""
+        lease = self._held_for_a_time("reacquire")
+        with translated(self.name):
+            await lease.extend(self._longer(lease, self.timeout))
+        return True
+
+
+async def close(client: object) -> None:
+    """Frees what the locks of a client have in this process: for before its event loop ends."""
+    if locks := _locks.leave(client):
+        await locks.close()

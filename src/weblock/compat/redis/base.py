@@ -1,0 +1,167 @@
+"""What the blocking and the asyncio ``Lock`` share."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import LockError, LockNotOwnedError
+
+from ..._face import BaseLease, Face, HoldOptions
+from ...errors import ConfigurationError, EngineUnavailable, LeaseLost
+from ...inspection import KeyInfo
+
+logger = logging.getLogger(__name__)
+
+L = TypeVar("L", bound=BaseLease)
+F = TypeVar("F", bound=Face)
+
+
+class BaseLock(Generic[L]):
+    """A description of a lock, and the lease of it that this thread has."""
+
+    def __init__(
+        self,
+        redis: Any,
+        name: str | bytes | memoryview,
+        timeout: float | None = None,
+        sleep: float = 0.1,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        thread_local: bool = True,
+        raise_on_release_error: bool = True,
+    ) -> None:
+        self.redis = redis
+        self.name = name if isinstance(name, str) else bytes(name).decode()
+        self.timeout = timeout
+        self.sleep = sleep
+        self.blocking = blocking
+        self.blocking_timeout = blocking_timeout
+        self.thread_local = bool(thread_local)
+        self.raise_on_release_error = raise_on_release_error
+        self._local: _Local[L] = _OfThread() if self.thread_local else _Local()
+
+    @property
+    def local(self) -> _Local[L]:
+        """Has the ``token`` of the lease that we have, as bytes, or ``None``."""
+        return self._local
+
+    def _terms(
+        self, blocking: bool | None, blocking_timeout: float | None, token: str | bytes | None
+    ) -> HoldOptions:
+        """One with a ``timeout`` lasts so long. One without lasts while its process does."""
+        if token is not None:
+            raise ConfigurationError(
+                "token=... cannot be chosen: whoever knew it could release the lock; leave it out"
+            )
+        wait = self.blocking_timeout if blocking_timeout is None else blocking_timeout
+        if not (self.blocking if blocking is None else blocking):
+            wait = 0
+        if not self.timeout:
+            return {"wait": wait}
+        return {"wait": wait, "ttl": self.timeout, "renew": False}
+
+    def _is_busy(self, terms: HoldOptions) -> bool:
+        """What becomes of waiting for what this very thread or task has."""
+        if terms["wait"] is None:
+            raise LockError(
+                "Cannot acquire a lock that this very thread or task holds: it would wait for"
+                " itself without end",
+                lock_name=self.name,
+            )
+        return False
+
+    def _held(self, what: str) -> L:
+        if (lease := self._local.lease) is None:
+            raise LockError(
+                f"Cannot {what} a lock that's not owned or is already unlocked.",
+                lock_name=self.name,
+            )
+        return lease
+
+    def _held_for_a_time(self, what: str) -> L:
+        lease = self._held(what)
+        if self.timeout is None:
+            raise LockError(f"Cannot {what} a lock with no timeout", lock_name=self.name)
+        return lease
+
+    def _longer(self, lease: L, seconds: float | None) -> float:
+        """By how much to extend a lease that is to end in so many seconds."""
+        return max(0.0, (seconds or 0.0) - lease.remaining())
+
+    def _is_held(self, info: KeyInfo | None) -> bool:
+        return info is not None and info.holder is not None
+
+    def _is_ours(self, info: KeyInfo | None) -> bool:
+        lease = self._local.lease
+        return bool(info and lease and lease.held and info.fence == lease.fence)
+
+    def _not_acquired(self) -> LockError:
+        return LockError("Unable to acquire lock within the time specified", lock_name=self.name)
+
+    @contextlib.contextmanager
+    def _released_at_the_end(self) -> Iterator[None]:
+        try:
+            yield
+        except LockError:
+            if self.raise_on_release_error:
+                raise
+            logger.warning("Lock was unlocked or no longer owned when exiting context manager.")
+
+
+class _Local(Generic[L]):
+    """The lease that whoever looks has."""
+
+    lease: L | None = None
+
+    @property
+    def token(self) -> bytes | None:
+        return None if self.lease is None else self.lease.owner.encode()
+
+
+class _OfThread(_Local[L], threading.local):
+    """The same, of each thread its own."""
+
+
+@contextlib.contextmanager
+def translated(name: str) -> Iterator[None]:
+    """Raises what redis-py would."""
+    try:
+        yield
+    except LeaseLost as error:
+        raise LockNotOwnedError(
+            f"Cannot use a lock that's no longer owned: {error}", lock_name=name
+        ) from error
+    except EngineUnavailable as error:
+        raise RedisConnectionError(str(error)) from error
+
+
+class PerClient(Generic[F]):
+    """One ``Locks`` for each client, for as long as that lives."""
+
+    def __init__(self, face: type[F]) -> None:
+        self._face = face
+        self._known: weakref.WeakKeyDictionary[Any, F] = weakref.WeakKeyDictionary()
+
+    def of(self, client: Any) -> F:
+        """Those of a client, made when they are first needed."""
+        if client in self._known:
+            return self._known[client]
+        ours = self._face.from_client(client)
+        locks = self._known.setdefault(client, ours)  # Another thread may have come first.
+        weakref.finalize(client, _close, ours).atexit = False
+        return locks
+
+    def leave(self, client: Any) -> F | None:
+        """Forgets those of a client, which are to be closed."""
+        return self._known.pop(client, None)
+
+
+def _close(locks: Face) -> None:
+    """In the background, since whoever happens to collect the garbage must not wait for it."""
+    threading.Thread(target=locks._close, name="weblock-closing", daemon=True).start()  # noqa: SLF001

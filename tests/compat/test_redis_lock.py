@@ -1,0 +1,451 @@
+"""redis-py's lock as weblock has it.
+
+The cases are those of redis-py's ``tests/test_lock.py`` and ``tests/test_asyncio/test_lock.py``, each
+by its name there. Where theirs look into the server or change what is there, these ask another lock
+or take the lease away. ``DIFFERENT`` lists what is safer on purpose, as does the page
+``docs/coming-from/redis-py.md``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import threading
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio.lock
+from redis.exceptions import LockError, LockNotOwnedError
+
+from tests.servers import Server, eventually, shared
+from weblock import ConfigurationError, Locks
+from weblock.compat import redis as compat
+from weblock.compat.redis import Lock
+from weblock.compat.redis.aio import Lock as AsyncLock
+
+PAGE = Path(__file__).parents[2] / "docs" / "coming-from" / "redis-py.md"
+
+DIFFERENT = {
+    "token": "test_lock_token",
+    "no ttl": "test_lock",
+    "itself": "test_blocking_timeout",
+    "sleep": "test_high_sleep_small_blocking_timeout",
+    "shorter": "test_extend_lock_replace_ttl",
+    "cancelled": "test_release_cancellation_preserves_lock_state",
+}
+"""What differs, and the case of redis-py's that shows it."""
+
+
+async def answer(result: Any) -> Any:
+    """What a call of either twin came to."""
+    return await result if inspect.isawaitable(result) else result
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Waits for something to happen elsewhere."""
+    await asyncio.to_thread(eventually, condition)
+
+
+class Twin:
+    """One of the two classes, used alike."""
+
+    def __init__(self, kind: type, client: Any) -> None:
+        self.kind = kind
+        self.client = client
+
+    def lock(self, name: str, **options: Any) -> Any:
+        return self.client.lock(name, lock_class=self.kind, **options)
+
+    @asynccontextmanager
+    async def inside(self, name: str, **options: Any) -> AsyncIterator[Any]:
+        lock = self.lock(name, **options)
+        if isinstance(lock, AsyncLock):
+            async with lock:
+                yield lock
+        else:
+            with lock:
+                yield lock
+
+
+@pytest.fixture(scope="module")
+def port() -> int:
+    """A server on which nothing has to be waited for any more."""
+    with redis.Redis(port=shared().port) as client, Locks.from_client(client) as locks:
+        locks.acquire("first", wait=60).release()
+    return shared().port
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+async def twin(request: pytest.FixtureRequest, port: int) -> AsyncIterator[Twin]:
+    """Both, one after the other."""
+    if request.param == "blocking":
+        with redis.Redis(port=port) as client:
+            yield Twin(Lock, client)
+            compat.close(client)
+    else:
+        async with redis.asyncio.Redis(port=port) as client:
+            yield Twin(AsyncLock, client)
+            await compat.aio.close(client)
+
+
+@pytest.fixture
+def foo() -> str:
+    """The name that redis-py's cases call ``foo``, of each test its own."""
+    return f"foo:{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def stranger(port: int) -> Any:
+    """Locks of somebody else."""
+    with redis.Redis(port=port) as client, Locks.from_client(client) as locks:
+        yield locks
+
+
+@asynccontextmanager
+async def held_elsewhere(stranger: Locks, name: str) -> AsyncIterator[None]:
+    """Another thread has it."""
+    lease = await asyncio.to_thread(stranger.acquire, name)
+    yield
+    await asyncio.to_thread(lease.release)
+
+
+async def test_lock(twin, foo, stranger) -> None:
+    """It is held from ``acquire`` to ``release``, also beyond any ttl, and has a token meanwhile."""
+    lock = twin.lock(foo)
+    assert await answer(lock.acquire(blocking=False))
+    assert lock.local.token
+    assert stranger.try_acquire(foo) is None
+    await answer(lock.release())
+    assert lock.local.token is None
+    stranger.try_acquire(foo).release()
+
+
+async def test_lock_token(twin, foo) -> None:
+    """A token of one's own is refused, since whoever knew it could release the lock."""
+    for thread_local in (True, False):
+        lock = twin.lock(foo, thread_local=thread_local)
+        with pytest.raises(ConfigurationError, match="token"):
+            await answer(lock.acquire(blocking=False, token="test"))
+
+
+async def test_locked(twin, foo) -> None:
+    """``locked`` says whether anybody has it."""
+    lock = twin.lock(foo)
+    assert await answer(lock.locked()) is False
+    await answer(lock.acquire(blocking=False))
+    assert await answer(lock.locked()) is True
+    assert await answer(twin.lock(foo).locked()) is True
+    await answer(lock.release())
+    assert await answer(lock.locked()) is False
+
+
+async def test_owned(twin, foo) -> None:
+    """``owned`` says whether this very lock has it."""
+    lock, lock2 = twin.lock(foo), twin.lock(foo)
+    assert await answer(lock.owned()) is False
+    await answer(lock.acquire(blocking=False))
+    assert await answer(lock.owned()) is True
+    await answer(lock.release())
+    assert await answer(lock.owned()) is False
+    await answer(lock2.acquire(blocking=False))
+    assert await answer(lock.owned()) is False
+    assert await answer(lock2.owned()) is True
+    await answer(lock2.release())
+    assert await answer(lock2.owned()) is False
+
+
+async def test_owned_with_decoded_responses(port, foo) -> None:
+    """A client that decodes responses will do as well."""
+    with redis.Redis(port=port, decode_responses=True) as client:
+        lock = Lock(client, foo)
+        assert lock.acquire(blocking=False)
+        assert lock.owned() is True
+        lock.release()
+
+
+async def test_competing_locks(twin, foo) -> None:
+    """One at a time has it, and the next one may when that has released it."""
+    lock1, lock2 = twin.lock(foo), twin.lock(foo)
+    assert await answer(lock1.acquire(blocking=False))
+    assert not await answer(lock2.acquire(blocking=False))
+    await answer(lock1.release())
+    assert await answer(lock2.acquire(blocking=False))
+    assert not await answer(lock1.acquire(blocking=False))
+    await answer(lock2.release())
+
+
+@pytest.mark.parametrize("timeout", [10, 9.5])
+async def test_timeout(twin, foo, stranger, timeout) -> None:
+    """A ``timeout`` is how long it lasts at most, in seconds, whole or not (test_float_timeout)."""
+    lock = twin.lock(foo, timeout=timeout)
+    assert await answer(lock.acquire(blocking=False))
+    assert timeout - 2 < stranger.inspect(foo).remaining <= timeout
+    await answer(lock.release())
+
+
+async def test_blocking(twin, foo) -> None:
+    """``blocking=False`` never waits, whatever else is said; the attributes are there."""
+    lock, other = twin.lock(foo, blocking=False), twin.lock(foo)
+    assert not lock.blocking
+    assert other.blocking
+    await answer(other.acquire())
+    assert not await answer(lock.acquire())
+    await answer(other.release())
+
+
+async def test_blocking_timeout(twin, foo, stranger) -> None:
+    """It is waited for so long, and then it was not got."""
+    async with held_elsewhere(stranger, foo):
+        lock = twin.lock(foo, sleep=0.05, blocking_timeout=0.2)
+        started = asyncio.get_running_loop().time()
+        assert not await answer(lock.acquire())
+        assert asyncio.get_running_loop().time() - started >= 0.2
+        assert not await answer(twin.lock(foo).acquire(blocking_timeout=0.01))
+
+
+async def test_waiting_for_oneself(twin, foo) -> None:
+    """Who has it already is told so: at once, where redis-py would wait, perhaps without end."""
+    async with twin.inside(foo):
+        assert not await answer(twin.lock(foo, blocking_timeout=60).acquire())
+        with pytest.raises(LockError, match="wait for itself"):
+            await answer(twin.lock(foo).acquire())
+
+
+async def test_context_manager(twin, foo, stranger) -> None:
+    """Inside the block it is held, and afterwards it is not."""
+    async with twin.inside(foo, blocking_timeout=0.2) as lock:
+        assert lock.local.token
+        assert stranger.try_acquire(foo) is None
+    stranger.try_acquire(foo).release()
+
+
+async def test_context_manager_blocking_timeout(twin, foo) -> None:
+    """Inside the block others wait in vain."""
+    async with twin.inside(foo, blocking=False):
+        other = twin.lock(foo, blocking_timeout=0.2)
+        if twin.kind is Lock:
+            assert not await asyncio.to_thread(other.acquire)
+        else:
+            assert not await asyncio.create_task(other.acquire())
+
+
+async def test_context_manager_raises_when_locked_not_acquired(twin, foo, stranger) -> None:
+    """A block that cannot have the lock is not entered, and the error tells the lock's name."""
+    async with held_elsewhere(stranger, foo):
+        with pytest.raises(LockError) as refused:
+            async with twin.inside(foo, blocking_timeout=0.1):
+                pytest.fail("the block was entered")
+    assert refused.value.lock_name == foo  # test_lock_error_gives_correct_lock_name
+
+
+@pytest.mark.parametrize("raises", [False, True])
+async def test_context_manager_not_raise_on_release_lock_not_owned_error(
+    twin, foo, raises, caplog
+) -> None:
+    """A lock that was lost inside raises at the end, or is logged, as is asked for."""
+
+    async def lose() -> None:
+        async with twin.inside(foo, timeout=0.1, raise_on_release_error=raises):
+            await asyncio.sleep(0.15)
+
+    if raises:
+        with pytest.raises(LockNotOwnedError):
+            await lose()
+    else:
+        await lose()
+        assert "no longer owned when exiting" in caplog.text
+
+
+@pytest.mark.parametrize("raises", [False, True])
+async def test_context_manager_not_raise_on_release_lock_error(twin, foo, raises) -> None:
+    """So is one that was released inside."""
+
+    async def release_twice() -> None:
+        async with twin.inside(foo, raise_on_release_error=raises) as lock:
+            await answer(lock.release())
+
+    if raises:
+        with pytest.raises(LockError):
+            await release_twice()
+    else:
+        await release_twice()
+
+
+async def test_high_sleep_small_blocking_timeout(twin, foo, stranger) -> None:
+    """A long ``sleep`` does not matter, since nothing polls: who waits gets it when it is free."""
+    async with held_elsewhere(stranger, foo):
+        assert not await answer(twin.lock(foo, sleep=60, blocking_timeout=0.1).acquire())
+        waits = twin.lock(foo, sleep=60, thread_local=False)
+        if twin.kind is Lock:
+            waiting = asyncio.create_task(asyncio.to_thread(waits.acquire, blocking_timeout=50))
+        else:
+            waiting = asyncio.create_task(waits.acquire(blocking_timeout=50))
+        await until(lambda: stranger.inspect(foo).waiters)
+    assert await waiting
+    await answer(waits.release())
+
+
+async def test_releasing_unlocked_lock_raises_error(twin, foo) -> None:
+    """What was not acquired cannot be released."""
+    with pytest.raises(LockError):
+        await answer(twin.lock(foo).release())
+
+
+async def test_releasing_lock_no_longer_owned_raises_error(twin, foo, stranger) -> None:
+    """What was taken away is not ours to release, and after the error it is not ours at all."""
+    lock = twin.lock(foo)
+    await answer(lock.acquire(blocking=False))
+    stranger.force_release(foo)
+    with pytest.raises(LockNotOwnedError):
+        await answer(lock.release())
+    assert lock.local.token is None
+
+
+@pytest.mark.parametrize("time", [10, 10.5])
+async def test_extend_lock(twin, foo, stranger, time) -> None:
+    """What is extended lasts so much longer, in whole seconds or not (test_extend_lock_float)."""
+    lock = twin.lock(foo, timeout=10)
+    assert await answer(lock.acquire(blocking=False))
+    assert await answer(lock.extend(time))
+    assert 16 < stranger.inspect(foo).remaining <= 21
+    await answer(lock.release())
+
+
+async def test_extend_lock_replace_ttl(twin, foo, stranger) -> None:
+    """With ``replace_ttl`` it ends so much later than now, though never earlier than it would."""
+    lock = twin.lock(foo, timeout=10)
+    assert await answer(lock.acquire(blocking=False))
+    assert await answer(lock.extend(10, replace_ttl=True))
+    assert 8 < stranger.inspect(foo).remaining <= 10.5
+    assert await answer(lock.extend(20, replace_ttl=True))
+    assert 18 < stranger.inspect(foo).remaining <= 21
+    assert await answer(lock.extend(1, replace_ttl=True))
+    assert stranger.inspect(foo).remaining > 16
+    await answer(lock.release())
+
+
+@pytest.mark.parametrize("method", ["extend", "reacquire"])
+async def test_extending_unlocked_lock_raises_error(twin, foo, method) -> None:
+    """What was not acquired cannot last longer (test_reacquiring_unlocked_lock_raises_error)."""
+    lock = twin.lock(foo, timeout=10)
+    with pytest.raises(LockError):
+        await answer(lock.extend(10) if method == "extend" else lock.reacquire())
+
+
+@pytest.mark.parametrize("method", ["extend", "reacquire"])
+async def test_extending_lock_with_no_timeout_raises_error(twin, foo, method) -> None:
+    """Nor what has no end (test_reacquiring_lock_with_no_timeout_raises_error, and inside a block)."""
+    async with twin.inside(foo, timeout=None, blocking=False) as lock:
+        with pytest.raises(LockError):
+            await answer(lock.extend(10) if method == "extend" else lock.reacquire())
+
+
+@pytest.mark.parametrize("method", ["extend", "reacquire"])
+async def test_extending_lock_no_longer_owned_raises_error(twin, foo, stranger, method) -> None:
+    """Nor what was taken away (test_reacquiring_lock_no_longer_owned_raises_error)."""
+    lock = twin.lock(foo, timeout=10)
+    assert await answer(lock.acquire(blocking=False))
+    stranger.force_release(foo)
+    with pytest.raises(LockNotOwnedError):
+        await answer(lock.extend(10) if method == "extend" else lock.reacquire())
+
+
+async def test_reacquire_lock(twin, foo, stranger) -> None:
+    """``reacquire`` has it last a whole ``timeout`` from now."""
+    lock = twin.lock(foo, timeout=5)
+    assert await answer(lock.acquire(blocking=False))
+    await until(lambda: stranger.inspect(foo).remaining < 4.8)
+    assert await answer(lock.reacquire())
+    assert 4.8 < stranger.inspect(foo).remaining <= 5.2
+    await answer(lock.release())
+
+
+async def test_context_manager_reacquiring_lock_no_longer_owned_raises_error(
+    twin, foo, stranger
+) -> None:
+    """A block whose lock is taken away raises at its end."""
+    with pytest.raises(LockNotOwnedError):
+        async with twin.inside(foo, timeout=10, blocking=False):
+            stranger.force_release(foo)
+
+
+async def test_release_cancellation_preserves_lock_state(port, foo, stranger) -> None:
+    """A release that is cancelled still releases: nothing is left to be tried again."""
+    async with redis.asyncio.Redis(port=port) as client:
+        lock = AsyncLock(client, foo)
+        await lock.acquire(blocking=False)
+        releasing = asyncio.create_task(lock.release())
+        await asyncio.sleep(0)
+        releasing.cancel()
+        await asyncio.wait([releasing])
+        assert lock.local.token is None
+        await until(lambda: stranger.inspect(foo) is None)
+        await compat.aio.close(client)
+
+
+def test_threads_have_tokens_of_their_own(port, foo) -> None:
+    """By default a thread cannot release what another has acquired; without it, one can."""
+    with redis.Redis(port=port) as client:
+        mine, shared_by_threads = Lock(client, foo), Lock(client, f"{foo}:2", thread_local=False)
+        assert mine.acquire(blocking=False)
+        assert shared_by_threads.acquire(blocking=False)
+        outcomes: list[Any] = []
+
+        def elsewhere() -> None:
+            with pytest.raises(LockError):
+                mine.release()
+            outcomes.append(shared_by_threads.release())
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        assert outcomes == [None]
+        assert mine.owned()
+        assert not shared_by_threads.owned()
+        mine.release()
+
+
+def test_a_server_that_is_down(foo) -> None:
+    """It raises what redis-py raises, so that what handles that goes on to."""
+    with Server() as server:
+        client = redis.Redis(port=server.port)
+        server.kill()
+        with pytest.raises(redis.exceptions.ConnectionError):
+            Lock(client, foo, blocking=False).acquire()
+        client.close()
+
+
+def test_a_client_that_is_gone_leaves_nothing(port, foo) -> None:
+    """The connections that were made for a client end with it."""
+    client = redis.Redis(port=port)
+    with Lock(client, foo):
+        pass
+    names = {"weblock-keeper"}
+    before = sum(thread.name in names for thread in threading.enumerate())
+    client.close()
+    del client
+    gc.collect()
+    eventually(lambda: sum(thread.name in names for thread in threading.enumerate()) < before)
+
+
+def test_the_signature_is_that_of_redis_py() -> None:
+    """Every parameter of theirs is here, in its place and with its default."""
+    for ours, theirs in ((Lock, redis.lock.Lock), (AsyncLock, redis.asyncio.lock.Lock)):
+        for method in ("__init__", "acquire", "extend", "reacquire", "release", "locked", "owned"):
+            here = inspect.signature(getattr(ours, method)).parameters
+            there = inspect.signature(getattr(theirs, method)).parameters
+            assert [(each.name, each.default) for each in here.values()] == [
+                (each.name, each.default) for each in there.values()
+            ]
+
+
+def test_what_differs_is_documented() -> None:
+    """The page names each case of redis-py's that has another outcome here."""
+    page = PAGE.read_text()
+    assert [case for case in DIFFERENT.values() if f"`{case}`" not in page] == []
