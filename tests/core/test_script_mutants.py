@@ -10,6 +10,7 @@ import pytest
 
 from tests.engines.test_redis_conformance import Clock, Pure, compare, in_the_model
 
+from .simulation.agreeing import agrees
 from .simulation.campaign import on_all_processors
 from .simulation.lives import lives_long
 from .simulation.recovery import recovers
@@ -31,6 +32,7 @@ EQUIVALENT = {
     "prelude: return { 'held', now, text(lock.fence), lock.ends, lock.confirmed or 1 or 0 }": (
         "whoever is told has confirmed by asking"
     ),
+    "raise_fence: if fence >= lock.fence then": "it writes what is there",
 }
 """Mutants that change nothing, or nothing that the model knows of, and why."""
 
@@ -38,12 +40,16 @@ EQUIVALENT = {
 def hunt(index: int) -> tuple[int, str]:
     """What notices a mutant; nothing if it survives."""
     mutant = mutants()[index]
-    notices = (_recovery, _sequences, _lives, _schedules)
+    notices = (_recovery, _agreement, _sequences, _lives, _schedules)
     return index, next((what for notice in notices if (what := notice(mutant))), "")
 
 
 def _recovery(mutant: Mutant) -> str:
     return _noticed("recovery", lambda: recovers(mutant))
+
+
+def _agreement(mutant: Mutant) -> str:
+    return _noticed("agreement", lambda: agrees(mutant))
 
 
 def _lives(mutant: Mutant) -> str:
@@ -78,6 +84,11 @@ def _noticed(by: str, check: Callable[[], None]) -> str:
 def test_the_scripts_recover_as_they_should() -> None:
     """After each way of losing leases, nothing is granted for just as long as they may last."""
     recovers(lambda script: script)
+
+
+def test_the_scripts_agree_as_they_should() -> None:
+    """Tickets order queues and fences, and who came first is given what others have."""
+    agrees(lambda script: script)
 
 
 def test_keys_outlive_what_they_say() -> None:

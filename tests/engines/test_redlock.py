@@ -71,10 +71,10 @@ class TestTally:
     def test_a_heartbeat_is_lost_only_when_a_majority_cannot_have_it(self) -> None:
         """Unknown while those who are silent may have it still, lost when they cannot."""
         gone = Reply(Gone(), 5000.0)
-        assert self.tally(self.held(7), gone, DOWN).heartbeat() is None
-        assert self.tally(gone, gone, DOWN).heartbeat() == Reply(Gone(), 100.0)
-        assert self.tally(self.held(7), gone, gone).heartbeat() == Reply(Gone(), 100.0)
-        assert isinstance(self.tally(self.held(7), gone, self.held(7)).heartbeat(), Reply)
+        assert self.tally(self.held(7), gone, DOWN).heartbeat(7) is None
+        assert self.tally(gone, gone, DOWN).heartbeat(7) == Reply(Gone(), 100.0)
+        assert self.tally(self.held(7), gone, gone).heartbeat(7) == Reply(Gone(), 100.0)
+        assert isinstance(self.tally(self.held(7), gone, self.held(7)).heartbeat(7), Reply)
 
     def test_a_release(self) -> None:
         """Ours until then if a majority says so; not ours if none can."""

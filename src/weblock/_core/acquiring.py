@@ -247,7 +247,7 @@ class Acquisition:
                     continue
                 fence, until, confirmed = message.fence, message.until, False
             elif isinstance(answer, Busy):
-                self._leaves_traces = self._in_doubt
+                self._leaves_traces = self._in_doubt or answer.elsewhere
                 self._retry_after = answer.until - now
                 raise self._timeout(answer.waiters if self._wait != 0 else None)
             else:

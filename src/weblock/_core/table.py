@@ -102,10 +102,14 @@ class Waiting(NamedTuple):
 
 
 class Busy(NamedTuple):
-    """Another has the lease, and the asker is not in the queue."""
+    """Another has the lease, and the asker is not in the queue.
+
+    ``elsewhere`` says that other servers of a quorum may have let it in, so that it must release.
+    """
 
     until: float
     waiters: int
+    elsewhere: bool = False
 
 
 class Gone(NamedTuple):

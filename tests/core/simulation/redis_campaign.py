@@ -81,7 +81,10 @@ class Mutant:
         return script._replace(text=script.text.replace(self.original, self.mutated))
 
 
-FILES: Final = ("prelude", "acquire", "refresh", "release", "force_release")
+FILES: Final = (
+    *("prelude", "acquire", "refresh", "release", "force_release"),
+    *("stand_back", "raise_fence", "begin", "look"),
+)
 
 FLIPS: Final = {
     " < ": " <= ",

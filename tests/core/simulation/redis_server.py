@@ -27,9 +27,14 @@ from .redis_model import _call, _lua
 
 _lua.globals().redis["pcall"] = _call  # Nothing that a probe tries is refused here.
 
+OF_A_QUORUM = (scripts.STAND_BACK, scripts.RAISE_FENCE)
+
 SCRIPTS = {
     each.sha: each
-    for each in (scripts.ACQUIRE, scripts.REFRESH, scripts.RELEASE, scripts.LOOK, scripts.BEGIN)
+    for each in (
+        *(scripts.ACQUIRE, scripts.REFRESH, scripts.RELEASE, scripts.LOOK, scripts.BEGIN),
+        *OF_A_QUORUM,
+    )
 }
 
 MORE = 2.0
@@ -240,7 +245,8 @@ def _asked(command: bytes) -> Acquire | Release | Refresh | None:
     if words[0] not in {"EVAL", "EVALSHA"}:
         return None
     script = SCRIPTS.get(words[1] if words[0] == "EVALSHA" else _sha(words[1]))
-    return _meaning(script, *_keys_and_args(words)) if script else None
+    known = script and script not in OF_A_QUORUM
+    return _meaning(script, *_keys_and_args(words)) if script and known else None
 
 
 def _meaning(script: Script, keys: list[str], args: list[str]) -> Acquire | Release | Refresh:

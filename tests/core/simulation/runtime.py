@@ -45,7 +45,19 @@ class SimulatedRuntime:
         works: Sequence[Callable[[], Coroutine[Any, Any, T]]],
         enough: Callable[[Sequence[T | None]], bool],
     ) -> Sequence[T | None]:
-        return [await work() for work in works]
+        outcomes: list[T | None] = [None] * len(works)
+        over = Signal()
+
+        async def do(index: int, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
+            outcomes[index] = await work()
+            if None not in outcomes or enough(outcomes):
+                over.fire()
+
+        for index, work in enumerate(works):
+            self._process.spawn(do(index, work), f"work {index}")
+        if works:
+            await over
+        return tuple(outcomes)
 
     async def sleep(self, seconds: float) -> None:
         signal = Signal()

@@ -32,6 +32,7 @@ class World:
         self.now = 0.0
         self.random = random
         self.events = 0
+        self.most_events = MOST_EVENTS
         self.trace: list[tuple[Any, ...]] = []
         self.after_event: Action = _nothing
         self._agenda: list[tuple[float, int, Process | None, Action]] = []
@@ -73,7 +74,7 @@ class World:
             action()
             self.after_event()
             self.raise_violation()
-            if self.events > MOST_EVENTS:
+            if self.events > self.most_events:
                 raise Violation("P10 live", "something goes on and on, and gets nowhere")
             if self._halted:
                 return

@@ -9,6 +9,7 @@ is not asked again by everybody.
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,6 +24,8 @@ from ..redis.settings import Deployment, Settings, parse
 from ..url import shown
 
 if TYPE_CHECKING:
+    from ..._core.table import Claim
+    from ..redis.connections import Connections
     from ..redis.servers import Server
     from .store import Candidate
 
@@ -95,22 +98,18 @@ class QuorumEngine:
     """The leases of a majority, as this process sees them."""
 
     scope = "cluster"
+    wall_clock = staticmethod(time.time)
+    """Who comes first is told by it."""
 
     def __init__(self, settings: Sequence[Settings]) -> None:
-        from ..redis.connections import Connections
-
         _check(settings)
         self.name = f"quorum of {', '.join(each.name for each in settings)}"
         self.switchboard = Switchboard()
         self.candidates: dict[str, Candidate] = {}
         self.health = [Health() for _ in settings]
         self._majority = len(settings) // 2 + 1
-        self._rung: dict[str, set[int]] = {}
         self._runs: dict[int, str] = {}
-        self._connections = [
-            Connections(each, _Board(self, number), admit=partial(self._admit, number))
-            for number, each in enumerate(settings)
-        ]
+        self._connections = [self._connected(*each) for each in enumerate(settings)]
         _engines.add(self)
 
     def connect(self, runtime: Runtime) -> Store:
@@ -120,18 +119,33 @@ class QuorumEngine:
         stores = [each.store(suspends=suspends, takes_turns=True) for each in self._connections]
         return QuorumStore(self, runtime, stores)
 
+    def candidate(self, claim: Claim) -> Candidate:
+        """What is known of an acquisition, from its first question on."""
+        from .store import Candidate
+
+        if claim.owner not in self.candidates:
+            self.candidates[claim.owner] = Candidate(claim, round(self.wall_clock() * 1_000_000))
+        return self.candidates[claim.owner]
+
     def ring(self, server: int, owner: str) -> None:
         """Hears that one server has handed over; when a majority has, the waiter is to ask."""
-        rung = self._rung.setdefault(owner, set())
-        rung.add(server)
-        if len(rung) >= self._majority:
-            self._rung.pop(owner, None)
-            self.switchboard.ring(owner, Ask())
+        if candidate := self.candidates.get(owner):
+            candidate.rung.add(server)
+            if len(candidate.rung | candidate.holding) >= self._majority:
+                candidate.rung.clear()
+                self.switchboard.ring(owner, Ask())
 
     def forget(self, owner: str) -> None:
         """Drops what is known of an acquisition that is over."""
         self.candidates.pop(owner, None)
-        self._rung.pop(owner, None)
+
+    def forget_later(self, owner: str, now: float) -> None:
+        """Has one dropped, at the latest, when the servers that do not answer have forgotten it."""
+        if candidate := self.candidates.get(owner):
+            candidate.forgotten_at = min(candidate.forgotten_at, now + candidate.void)
+        for each, known in tuple(self.candidates.items()):
+            if known.forgotten_at <= now:
+                self.forget(each)
 
     def close(self) -> None:
         """Ends all connections. Whoever still waits here is told."""
@@ -142,9 +156,13 @@ class QuorumEngine:
     def after_fork(self) -> None:
         self.switchboard.clear()
         self.candidates.clear()
-        self._rung.clear()
         for each in self._connections:
             each.abandon()
+
+    def _connected(self, number: int, settings: Settings) -> Connections:
+        from ..redis.connections import Connections
+
+        return Connections(settings, _Board(self, number), admit=partial(self._admit, number))
 
     def _admit(self, number: int, server: Server) -> None:
         """Refuses a server that is one of the others, under another name."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -28,13 +27,24 @@ Question = Callable[[RedisStore], Coroutine[Any, Any, T]]
 
 
 class Candidate:
-    """One acquisition: what it asks all servers for, and which of them may know of it."""
+    """One acquisition: what it asks all servers for, and what it knows of them."""
 
-    def __init__(self, claim: Claim) -> None:
+    def __init__(self, claim: Claim, ticket: int) -> None:
         self.claim = claim
-        self.ticket = int(time.time() * 1_000_000)
+        self.ticket = ticket
+        self.fence: int | None = None
+        """What a majority has agreed on; none before that."""
         self.asked: set[int] = set()
+        """The servers that may know of it."""
+        self.holding: set[int] = set()
+        """Those that had let it in when they last said so."""
+        self.rung: set[int] = set()
+        """Those that have handed over to it since."""
         self.in_doubt = False
+        """Whether a request of it may still be under way."""
+        self.over = False
+        self.forgotten_at = float("inf")
+        """When all servers have forgotten it, also those that never answered."""
 
     @property
     def void(self) -> float:
@@ -55,15 +65,15 @@ class QuorumStore:
         self._stores = stores
 
     async def acquire(self, key: str, claim: Claim, *, room: int) -> Reply:
-        candidate = self._engine.candidates.setdefault(claim.owner, Candidate(claim))
+        candidate = self._engine.candidate(claim)
         for pause in (*PAUSES, 0.0):
             tally = await self._nominate(key, candidate, room)
             if tally.granted:
-                return await self._agreed(key, claim.owner, tally)
+                return await self._agreed(key, candidate, tally)
             reply = self._known(tally.outcome(), tally)
+            if isinstance(reply.answer, Busy):
+                return self._refused(reply, reply.answer, candidate, tally)
             if not isinstance(reply.answer, Waiting):
-                if isinstance(reply.answer, Busy):
-                    await self._withdraw(key, candidate)
                 return reply
             if not await self._holds_on(key, candidate, tally):
                 return reply
@@ -82,23 +92,29 @@ class QuorumStore:
 
         replies = await self._ask(
             self._servers(),
-            lambda store: store.refresh(pulses),
+            lambda store: _beat(store, pulses),
             enough=lambda replies: all(each.granted for each in tallies(replies)),
         )
         outcomes: list[Reply | EngineUnavailable] = []
         for pulse, tally in zip(pulses, tallies(replies), strict=True):
-            if tally.granted and tally.forgetful:
-                await self._repair(pulse, tally)
-            outcomes.append(tally.heartbeat() or self._unavailable(tally))
+            candidate = self._engine.candidates.get(pulse.owner)
+            fence = candidate.fence if candidate else None
+            if candidate and tally.granted and fence and tally.forgetful:
+                await self._repair(pulse, candidate, tally.forgetful, fence)
+            outcomes.append(tally.heartbeat(fence) or self._unavailable(tally))
         return outcomes
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
         candidate = self._engine.candidates.get(owner)
+        if candidate:
+            candidate.over = True  # Before we look whether a repair is under way.
+            void = max(void, candidate.void if candidate.in_doubt else 0)
         servers = candidate.asked if candidate else self._servers()
-        if candidate and candidate.in_doubt:
-            void = max(void, candidate.void)
         tally = await self._tally(servers, lambda store: store.release(key, owner, void=void))
-        if tally.answered < len(servers):  # Whoever may still know of it is asked again later.
+        if tally.answered < len(tally.replies):  # Whoever may know of it is asked again later.
+            if candidate:
+                candidate.asked = set(tally.silent)
+            self._engine.forget_later(owner, self._runtime.now())
             raise self._unavailable(tally)
         self._engine.forget(owner)
         # Servers that were never asked have nothing to release.
@@ -150,17 +166,21 @@ class QuorumStore:
 
         tally = await self._tally(self._servers(), question, enough=lambda tally: tally.granted)
         candidate.in_doubt |= tally.answered < len(candidate.asked)
+        candidate.holding = set(tally.holding)
         return tally
 
-    async def _agreed(self, key: str, owner: str, tally: Tally) -> Reply:
+    async def _agreed(self, key: str, candidate: Candidate, tally: Tally) -> Reply:
         """Sees to it that a majority has the fence that the holder gets."""
-        fence, level = tally.fence, len(tally.holding) - len(tally.behind)
-        if level < tally.majority:
-            raised = await self._tally(
-                tally.behind, lambda store: store.raise_fence(key, owner, fence)
+        owner, fence, level = candidate.claim.owner, tally.fence, set(tally.level)
+        if len(level) < tally.majority:
+            raised = await self._tally(  # Those that have not answered yet may have let it in.
+                self._servers() - level,
+                lambda store: store.raise_fence(key, owner, fence),
+                enough=lambda raised: len(level) + len(raised.holding) >= tally.majority,
             )
-            if level + len(raised.holding) < tally.majority:
+            if len(level) + len(raised.holding) < tally.majority:
                 raise self._unavailable(raised)
+        candidate.fence = fence
         return self._known(tally.outcome(), tally)
 
     async def _holds_on(self, key: str, candidate: Candidate, tally: Tally) -> bool:
@@ -168,35 +188,35 @@ class QuorumStore:
         if not tally.holding:
             return False
         claim, ticket = candidate.claim, candidate.ticket
-        answers = await self._tally(
-            tally.holding,
-            lambda store: store.stand_back(key, claim._replace(process=store.process), ticket),
-        )
+
+        def question(store: RedisStore) -> Coroutine[Any, Any, Reply]:
+            mine = claim._replace(process=store.process)
+            until = tally.until(self._stores.index(store))
+            return store.stand_back(key, mine, ticket=ticket, until=until)
+
+        answers = await self._tally(tally.holding, question)
+        candidate.holding = set(answers.holding)
         return bool(answers.holding)
 
-    async def _withdraw(self, key: str, candidate: Candidate) -> None:
-        """Leaves nothing behind where others are busy.
+    def _refused(self, reply: Reply, busy: Busy, candidate: Candidate, tally: Tally) -> Reply:
+        """Says whether some servers may have let in one whom others have refused."""
+        elsewhere = bool(candidate.asked - set(tally.refusing))
+        if not elsewhere:
+            self._engine.forget(candidate.claim.owner)
+        return reply._replace(answer=busy._replace(elsewhere=elsewhere))
 
-        A server that has just failed to answer may come to have a place or a lease of ours for its
-        length: that of a minority, which is in nobody's way.
-        """
-        owner, void = candidate.claim.owner, candidate.void if candidate.in_doubt else 0.0
-        await self._tally(candidate.asked, lambda store: store.release(key, owner, void=void))
-        self._engine.forget(owner)
-
-    async def _repair(self, pulse: Pulse, tally: Tally) -> None:
+    async def _repair(
+        self, pulse: Pulse, candidate: Candidate, forgetful: Sequence[int], fence: int
+    ) -> None:
         """Gives a lease back to servers that have lost it, while a majority has it."""
-        candidate = self._engine.candidates.get(pulse.owner)
-        if candidate:
-            claim = candidate.claim._replace(ttl=pulse.ttl)
-            candidate.asked |= set(tally.forgetful)
+        claim = candidate.claim._replace(ttl=pulse.ttl)
+        candidate.in_doubt = True  # A release that does not wait for us refuses what comes late.
+        candidate.asked |= set(forgetful)
+        if not candidate.over:
             await self._ask(
-                tally.forgetful,
+                forgetful,
                 lambda store: store.acquire(
-                    pulse.key,
-                    claim._replace(process=store.process),
-                    room=0,
-                    ticket=tally.fence,
+                    pulse.key, claim._replace(process=store.process), room=0, ticket=fence
                 ),
             )
 
@@ -222,23 +242,29 @@ class QuorumStore:
         enough: Callable[[dict[int, Any]], bool] = lambda _replies: False,
     ) -> dict[int, T | EngineUnavailable]:
         """What each server answered; those that are known to be down are not waited for."""
-        asked = sorted(servers)
+        now = self._runtime.now()
+        asked, failures = [], dict[int, Any]()
+        for server in sorted(servers):
+            if failure := self._engine.health[server].known_failure(now):
+                failures[server] = failure
+            else:
+                asked.append(server)
 
         def so_far(outcomes: Sequence[Any]) -> dict[int, Any]:
-            return {s: o for s, o in zip(asked, outcomes, strict=True) if o is not None}
+            answers = {s: o for s, o in zip(asked, outcomes, strict=True) if o is not None}
+            return failures | answers
 
+        # Each is asked here and now, so that we know whom, also when enough have answered.
+        works = [partial(self._one, server, question(self._stores[server])) for server in asked]
         outcomes = await self._runtime.side_by_side(
-            [partial(self._one, server, question) for server in asked],
-            lambda outcomes: enough(so_far(outcomes)),
+            works, lambda outcomes: enough(so_far(outcomes))
         )
         return so_far(outcomes)
 
-    async def _one(self, server: int, question: Question[T]) -> T | EngineUnavailable:
+    async def _one(self, server: int, asking: Coroutine[Any, Any, T]) -> T | EngineUnavailable:
         health = self._engine.health[server]
-        if failure := health.known_failure(self._runtime.now()):
-            return failure
         try:
-            reply = await question(self._stores[server])
+            reply = await asking
         except EngineUnavailable as error:
             health.failed(error, self._runtime.now())
             return error
@@ -268,3 +294,12 @@ class QuorumStore:
         )
         unavailable.__cause__ = failures[0] if failures else None
         return unavailable
+
+
+async def _beat(store: RedisStore, pulses: Sequence[Pulse]) -> Sequence[Reply | EngineUnavailable]:
+    """Raises ``EngineUnavailable`` where no heartbeat was answered."""
+    replies = await store.refresh(pulses)
+    failures = [each for each in replies if isinstance(each, EngineUnavailable)]
+    if failures and len(failures) == len(replies):
+        raise failures[0]
+    return replies

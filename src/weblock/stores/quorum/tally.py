@@ -35,6 +35,11 @@ class Tally(NamedTuple):
         return sum(isinstance(reply, Reply) for reply in self.replies.values())
 
     @property
+    def silent(self) -> list[int]:
+        """The servers that were asked and gave no answer."""
+        return [server for server, reply in self.replies.items() if not isinstance(reply, Reply)]
+
+    @property
     def holding(self) -> list[int]:
         """The servers that say that the asker holds the key."""
         return self._that_say(Held)
@@ -55,9 +60,14 @@ class Tally(NamedTuple):
         return max(self._held(server).fence for server in self.holding)
 
     @property
-    def behind(self) -> list[int]:
-        """The servers whose fence for the asker is smaller."""
-        return [server for server in self.holding if self._held(server).fence < self.fence]
+    def level(self) -> list[int]:
+        """The servers that gave it."""
+        return [server for server in self.holding if self._held(server).fence == self.fence]
+
+    @property
+    def refusing(self) -> list[int]:
+        """The servers where others are, and the asker is not."""
+        return self._that_say(Busy)
 
     @property
     def forgetful(self) -> list[int]:
@@ -67,9 +77,7 @@ class Tally(NamedTuple):
     def outcome(self) -> Reply | None:
         """The majority's answer; ``None`` if there is none, because too few have answered."""
         if self.granted:
-            # So long as this, a majority keeps it.
-            until = sorted(self._ends(Held), reverse=True)[self.majority - 1]
-            return Reply(Held(self.fence, until), self.sent)
+            return Reply(Held(self.fence, self._kept_until()), self.sent)
         if self.answered < self.majority:
             return None
         if self.forgetful:
@@ -79,13 +87,21 @@ class Tally(NamedTuple):
         position = max(each.position for each in self._answers(Waiting))
         return Reply(Waiting(position, self._freed_at(), ()), self.sent)
 
-    def heartbeat(self) -> Reply | None:
+    def until(self, server: int) -> float:
+        """When the asker's lease there ends, on the server's clock."""
+        return self._held(server).until
+
+    def heartbeat(self, fence: int | None) -> Reply | None:
         """The majority's answer to a heartbeat; ``None`` while it is not known.
 
-        ``Gone`` for a waiter that some servers have let in, and no majority: it should ask.
+        ``fence`` is what a majority has agreed on: others may have given larger ones on their own.
+        ``Gone`` for a waiter that should ask: servers have let it in, but there is no fence yet.
         """
         waiting = len(self._that_say(Waiting))
-        if self.granted or waiting >= self.majority:
+        if self.granted:
+            held = Reply(Held(fence or 0, self._kept_until()), self.sent)
+            return held if fence else Reply(Gone(), self.sent)
+        if waiting >= self.majority:
             return self.outcome()
         unknown = self.servers - self.answered
         if unknown and len(self.holding) + waiting + unknown >= self.majority:
@@ -99,6 +115,10 @@ class Tally(NamedTuple):
             return Reply(Released(), self.sent)
         unknown = self.servers - self.answered
         return None if released + unknown >= self.majority else Reply(Gone(), self.sent)
+
+    def _kept_until(self) -> float:
+        """So long a majority keeps it."""
+        return sorted(self._ends(Held), reverse=True)[self.majority - 1]
 
     def _freed_at(self) -> float:
         """When enough of those that others hold may be free."""

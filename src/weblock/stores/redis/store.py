@@ -66,10 +66,14 @@ class RedisStore:
         bucket, keys = self._layout.of_key(key)
         return self._reply(await self._wire.run(Call(FORCE_RELEASE, bucket, keys)))
 
-    async def stand_back(self, key: str, claim: Claim, ticket: int) -> Reply:
-        """Gives the lease back if somebody waits with a smaller ticket, and waits behind them."""
+    async def stand_back(self, key: str, claim: Claim, *, ticket: int, until: float) -> Reply:
+        """Gives the lease back if somebody waits who came before, and waits behind them.
+
+        Not if it ends at another time than ``until``: then it has been asked for again.
+        """
         bucket, keys = self._layout.of_key(key)
-        args = (claim.owner, claim.process, claim.label, micros(claim.ttl), str(ticket))
+        who = (claim.owner, claim.process, claim.label, micros(claim.ttl))
+        args = (*who, str(ticket), micros(until))
         return self._reply(await self._wire.run(Call(STAND_BACK, bucket, keys, args)))
 
     async def raise_fence(self, key: str, owner: str, fence: int) -> Reply:

@@ -6,7 +6,7 @@ local owner, process, label = ARGV[4], ARGV[5], ARGV[6]
 local ttl, room, ticket = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 
 local quarantine = quarantined_until(ttl)
-local lock = read()
+local lock = read(quarantine)
 settle(lock, quarantine)
 
 if redis.call('EXISTS', VOIDED) == 1 then
@@ -16,6 +16,12 @@ end
 if lock.owner == '' and now >= quarantine then -- And nobody waits.
   grant(lock, owner, ticket, process, label, ttl, true)
   return held(lock)
+end
+
+-- Of several servers, one may have forgotten that this lease was given back: it counts as a vote
+-- again when nobody can have been told of another.
+if ticket > 0 and now < quarantine and holds(lock, owner) then
+  free(lock)
 end
 
 local known = refresh(lock, quarantine, owner, ttl)

@@ -16,6 +16,7 @@
 local LOCK, QUEUE, EPOCH = KEYS[1], KEYS[2], KEYS[3]
 local RUN, LONGEST, PEERS = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local DAY = 86400000
+local AHEAD = 1000000 -- By how much a client's clock is believed that is ahead of ours.
 local SWITCH = 2000000 -- Until all who talk to a master have heard that it was replaced.
 
 -- Once, for the clock may move while a script runs.
@@ -87,7 +88,8 @@ local function quarantined_until(ttl)
   return tonumber(epoch[2])
 end
 
-local function read()
+-- What is known of the lock; fences from before the server has recovered may not be.
+local function read(recovered)
   local got = redis.call('HMGET', LOCK, 'fence', 'owner', 'process', 'until', 'confirmed')
   return {
     fence = tonumber(got[1]) or 0,
@@ -96,11 +98,13 @@ local function read()
     process = got[3],
     ends = tonumber(got[4]) or 0,
     confirmed = got[5] == '1',
+    recovered = recovered,
   }
 end
 
 local function grant(lock, owner, ticket, process, label, length, confirmed)
-  lock.fence = math.max(lock.fence + 1, ticket > 0 and ticket or now)
+  local came = ticket > 0 and math.min(ticket, now + AHEAD) or now
+  lock.fence = math.max(lock.fence + 1, came, lock.recovered)
   lock.owner, lock.process, lock.ends, lock.confirmed = owner, process, now + length, confirmed
   redis.call('HSET', LOCK, 'fence', text(lock.fence), 'owner', owner, 'process', process,
     'label', label, 'since', text(now), 'until', text(lock.ends), 'confirmed', confirmed and '1' or '0')

@@ -2,7 +2,7 @@
 
 local owner, fence = ARGV[4], tonumber(ARGV[5])
 
-local lock = read()
+local lock = read(0)
 if lock.owner ~= owner or now >= lock.ends then
   return { 'gone', now }
 end

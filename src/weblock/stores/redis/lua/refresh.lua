@@ -8,7 +8,7 @@ end
 
 despite_full_memory()
 local quarantine = quarantined_until(longest)
-local lock = read()
+local lock = read(quarantine)
 settle(lock, quarantine)
 
 local answers = {}

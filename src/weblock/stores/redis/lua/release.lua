@@ -6,7 +6,7 @@ local owner, void = ARGV[4], tonumber(ARGV[5])
 
 despite_full_memory()
 local quarantine = quarantined_until(0)
-local lock = read()
+local lock = read(quarantine)
 local answer = 'gone'
 if holds(lock, owner) then
   if now < lock.ends then

@@ -1,21 +1,26 @@
 -- Gives a lease back for as long as somebody waits who came before its owner, and goes on waiting
 -- then. Of those who got some servers each, and none a majority, the first so gets them all.
+--
+-- One that is late does nothing: the owner may have asked again, and count on what it was told.
 
 local owner, process, label = ARGV[4], ARGV[5], ARGV[6]
-local ttl, ticket = tonumber(ARGV[7]), tonumber(ARGV[8])
+local ttl, ticket, seen = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 
 local quarantine = quarantined_until(ttl)
-local lock = read()
+local lock = read(quarantine)
 settle(lock, quarantine)
 if lock.owner ~= owner then
   return refresh(lock, quarantine, owner, ttl)
 end
-
-drop_places(function(place) return now >= place.ends end)
-local first = redis.call('ZRANGE', QUEUE, 0, 0)[1]
-if not first or ticket <= place_of(first).ticket then
+if lock.ends ~= seen then
   return held(lock)
 end
+
+drop_places(function(place) return now >= place.ends end)
 queue(lock, owner, { ttl = ttl, ticket = ticket, process = process, label = label })
+if position_of(owner) == 0 then
+  drop_place(owner)
+  return held(lock)
+end
 pass_on(lock)
 return waiting(lock, quarantine, position_of(owner))

@@ -1,0 +1,217 @@
+"""Schedules of a quorum: servers that crash, forget, pause and drift, each for itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from random import Random
+from typing import Any, Final
+
+from weblock._core.holding import DRIFT
+
+from .campaign import SHOWN, told
+from .faults import Faults
+from .network import Network
+from .process import Process
+from .properties import Property
+from .quorum_client import QuorumClient
+from .quorum_servers import Quorum, QuorumServer
+from .quorum_truth import PROPERTIES, QuorumTruth
+from .redis_campaign import AS_SHIPPED, Scripted
+from .redis_stores import Log
+from .schedule import AUDITS_AFTERWARDS, Schedule
+from .swarm import Swarm
+from .world import Violation, World
+
+SOMETIMES: Final = (
+    "engine forgot leases",
+    "reply lost after a grant",
+    "request applied after its sender gave up",
+    "attempt got LockTimeout",
+    "attempt got EngineUnavailable",
+    "lease lost: expired",
+    "some servers were given back",
+    "a fence was raised",
+    "a late claim was refused by its mark",
+    "a lease was repaired",
+    "holder killed",
+    "a minority was at fault, and nothing else",
+)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What of a schedule is not decided by its seed."""
+
+    scripted: Scripted = AS_SHIPPED
+    recovers: bool = True
+    drift: float = DRIFT
+    """By how much two clocks may differ in rate."""
+    forgetful: bool = False
+    """Servers lose their data again and again, while leases are long."""
+    properties: tuple[type[Property], ...] = PROPERTIES
+
+
+class MinorLog(Log):
+    """Hears of a server that is part of a minority: what it does excuses nothing."""
+
+    truth: QuorumTruth
+
+    def __init__(self, truth: QuorumTruth) -> None:
+        super().__init__(truth)
+        self.disturb = lambda _what, _lasting: None
+
+
+class QuorumFaults(Faults):
+    """The faults of servers strike one of them, or one of the few that are to have faults."""
+
+    _schedule: QuorumSchedule
+
+    def _victim(self) -> QuorumServer:
+        return self._world.random.choice(self._schedule.victims)
+
+    def _stop_engine(self) -> None:
+        server = self._victim()
+        self._begin("engine stopped", server)
+        server.stop()
+        self._world.after(self._lasting(2.0), partial(self._resume, server))
+
+    def _resume(self, server: QuorumServer) -> None:
+        self._end("engine stopped")
+        server.resume()
+
+    def _restart_engine(self) -> None:
+        server = self._victim()
+        self._begin("engine down", server)
+        swarm = self._schedule.swarm
+        server.crash(forget=swarm.amnesia and self._world.random.random() < 0.7)
+        self._world.after(self._lasting(1.0), partial(self._start, server))
+
+    def _start(self, server: QuorumServer) -> None:
+        self._end("engine down")
+        server.restart()
+
+    def _begin(self, what: str, server: QuorumServer) -> None:
+        if self._schedule.truth.minor:
+            self._world.note("FAULT", what, server.number)
+        else:
+            self._truth.begin_fault(f"{what}")
+
+    def _end(self, what: str) -> None:
+        if not self._schedule.truth.minor:
+            self._truth.end_fault(what)
+
+
+class QuorumSchedule(Schedule):
+    """Processes that lock on several servers."""
+
+    truth: QuorumTruth
+
+    def __init__(self, random: Random, variant: Variant = Variant()) -> None:
+        swarm = replace(Swarm.drawn(random, attempts=10), deaths_known=False, multiplexed=False)
+        swarm = replace(
+            swarm,
+            delay=min(swarm.delay, 0.005),
+            engine_stops=swarm.engine_stops * random.randint(1, 3),
+            restarts=swarm.restarts * random.randint(1, 3),
+            multiplexed=random.random() < 0.5,
+            amnesia=random.random() < 0.6,
+        )
+        if variant.forgetful:
+            swarm = replace(
+                swarm, restarts=6, amnesia=True, ttl=3.0, section=3.0, keys=1, unrenewed=1.0
+            )
+        self.swarm = swarm
+        self.variant = variant
+        self.world = world = World(random)
+        world.most_events *= 5
+        count = random.choice([3, 3, 3, 5])
+        minor = random.random() < 0.3 and not variant.forgetful
+        if minor:  # Who waits for one that hangs must not lose what the others gave meanwhile.
+            self.swarm = swarm = replace(swarm, op_timeout=min(swarm.op_timeout, swarm.ttl / 4))
+        self._random = random
+        recovery = max(2 * swarm.ttl, 2.0) if variant.recovers else 0.0
+        drift = variant.drift / 2 if swarm.drift or variant.drift > DRIFT else 0.0
+        self._drift = drift
+        bad = [Network(world, swarm) for _ in range(count)]
+        servers = [
+            QuorumServer(
+                number,
+                rate=self._rate(),
+                skew=random.uniform(-0.2, 0.2),
+                world=world,
+                ring=network.ring,
+                recovery=recovery,
+                scripted=variant.scripted,
+            )
+            for number, network in enumerate(bad)
+        ]
+        quorum = Quorum(servers, recovery)
+        self.engine = quorum  # type: ignore[assignment]
+        self.victims = servers[: quorum.majority - 1] if minor else servers
+        well = replace(
+            swarm, late=0.0, lost_requests=0.0, lost_replies=0.0, lost_rings=0.0, duplicates=0.0
+        )
+        self.networks = [
+            bad[number] if server in self.victims else Network(world, well)
+            for number, server in enumerate(servers)
+        ]
+        self.truth = truth = QuorumTruth(world, swarm, quorum, minor=minor)
+        for server, network in zip(servers, self.networks, strict=True):
+            server.observer = truth
+            server._ring = network.ring
+            log = MinorLog(truth) if minor else Log(truth)
+            network.connect(server, log)  # type: ignore[arg-type]
+        if minor:
+            truth.well = [each for each in servers if each not in self.victims]
+            truth.sometimes("a minority was at fault, and nothing else")
+        truth.add([each(truth) for each in variant.properties])
+        world.after_event = truth.after_event
+        self._slots = [self._new_client(slot) for slot in range(swarm.processes)]
+        self._audits_left = AUDITS_AFTERWARDS
+        self._planned = swarm.attempts
+        for number in range(swarm.attempts):
+            self._plan_attempt(number)
+        QuorumFaults(self)
+        world.after(swarm.calm_at, self._calm_down)
+
+    def _rate(self) -> float:
+        return 1 + self._drift * self._random.choice([-1.0, 1.0, self._random.uniform(-1, 1)])
+
+    def _new_client(self, slot: int) -> Any:
+        random = self._random
+        name = f"p{slot}.{len(self.truth.clients)}"
+        process = Process(self.world, name, rate=self._rate(), offset=random.uniform(0, 100))
+        process.skew = random.choice([0.0, 0.01, -0.01, 1.0, -1.0, 3600.0, -500.0])
+        client = QuorumClient(process, self.networks, self.engine, self.swarm, self.truth)  # type: ignore[arg-type]
+        self.truth.clients.append(client)
+        return client
+
+    def _calm_down(self) -> None:
+        for network in self.networks:
+            network.faulty = False
+
+
+def quorum_schedule(seed: int, variant: Variant = Variant()) -> QuorumSchedule:
+    """The schedule of a seed."""
+    return QuorumSchedule(Random(seed), variant)
+
+
+def run_quorum_seeds(
+    seeds: Iterable[int], variant: Variant = Variant()
+) -> tuple[Counter[str], list[str]]:
+    """What the schedules of some seeds met, and the stories of those that violated a property."""
+    counts: Counter[str] = Counter()
+    stories: list[str] = []
+    for seed in seeds:
+        schedule = quorum_schedule(seed, variant)
+        try:
+            schedule.run()
+        except Violation as violation:
+            stories.append(f"seed {seed}: {violation}\n{told(schedule, SHOWN)}")
+        counts.update(schedule.truth.counts)
+        counts["schedules"] += 1
+        counts["events"] += schedule.world.events
+    return counts, stories

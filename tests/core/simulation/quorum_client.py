@@ -1,0 +1,149 @@
+"""A process that locks on a quorum, with the store that is shipped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final
+
+from weblock._core.ports import Pulse, Reply, Runtime, Switchboard
+from weblock._core.table import Claim
+from weblock.errors import EngineUnavailable
+from weblock.stores.quorum import QuorumEngine, _Board
+from weblock.stores.quorum.store import QuorumStore
+from weblock.stores.redis.nodes import OneNode
+from weblock.stores.redis.settings import Address, Deployment, Settings
+from weblock.stores.redis.store import RedisStore
+from weblock.stores.redis.wire import Wire
+
+from .client import Client
+from .engine import EPOCH, Acquire, Refresh, Release, Request
+from .network import Network
+from .process import Process
+from .quorum_servers import Quorum
+from .redis_engine import LAYOUT
+from .redis_links import ADDRESS, SimulatedLinks, Subscription
+from .runtime import SimulatedRuntime
+from .swarm import Swarm
+from .truth import Truth
+
+MILLISECOND: Final = 0.001
+
+
+class QuorumLinks(SimulatedLinks):
+    """The links to one of the servers."""
+
+    def compare(self, sent: Request) -> None:
+        """What the store sends on its own account was not asked for."""
+
+
+class SimulatedConnections:
+    """What a process has open to one server."""
+
+    def __init__(self, engine: SimulatedQuorumEngine, number: int, settings: Settings) -> None:
+        network, server = engine.networks[number], engine.quorum.servers[number]
+        board = _Board(engine, number)
+        network.join(engine.process, board)
+        subscription = Subscription(engine.process, board, server)
+        self._new_links = partial(
+            QuorumLinks, engine.process, network, server, engine.swarm, subscription
+        )
+        self._settings = settings
+        self._admit = partial(engine._admit, number)
+
+    def store(self, *, suspends: bool) -> RedisStore:
+        assert suspends
+        links: Any = self._new_links()
+        wire = Wire(self._settings, LAYOUT, OneNode(ADDRESS), links, admit=self._admit)
+        return RedisStore(self._settings.name, LAYOUT, wire)
+
+
+class SimulatedQuorumEngine(QuorumEngine):
+    """The engine that is shipped, on connections and a wall clock of the simulation."""
+
+    def __init__(
+        self, process: Process, networks: Sequence[Network], quorum: Quorum, swarm: Swarm
+    ) -> None:
+        self.process = process
+        self.networks = networks
+        self.quorum = quorum
+        self.swarm = swarm
+        places = [Address(f"s{server.number}", 1) for server in quorum.servers]
+        super().__init__(
+            [Settings(Deployment.SINGLE, (each,), recovery=quorum.recovery) for each in places]
+        )
+
+    def wall_clock(self) -> float:  # type: ignore[override]  # One for each process.
+        time = EPOCH + self.process.rate * self.process.world.now + self.process.skew
+        return time // MILLISECOND * MILLISECOND
+
+    def _connected(self, number: int, settings: Settings) -> Any:
+        return SimulatedConnections(self, number, settings)
+
+
+class WitnessedQuorum(QuorumStore):
+    """The store that is shipped, of which one sees what it is asked, and whether it waits."""
+
+    def __init__(
+        self, engine: QuorumEngine, runtime: Runtime, stores: Sequence[RedisStore], truth: Truth
+    ) -> None:
+        super().__init__(engine, runtime, stores)
+        self.asking = 0
+        self.asked_at = 0.0
+        self._truth = truth
+
+    async def acquire(self, key: str, claim: Claim, *, room: int) -> Reply:
+        with self._asks(Acquire(key, claim, room)):
+            return await super().acquire(key, claim, room=room)
+
+    async def refresh(self, pulses: Sequence[Pulse]) -> Sequence[Reply | EngineUnavailable]:
+        with self._asks(Refresh(tuple(pulses))):
+            return await super().refresh(pulses)
+
+    async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
+        with self._asks(Release(key, owner, void)):
+            return await super().release(key, owner, void=void)
+
+    async def _repair(self, *what: Any) -> None:
+        self._truth.sometimes("a lease was repaired")
+        await super()._repair(*what)
+
+    @contextmanager
+    def _asks(self, request: Request) -> Iterator[None]:
+        engine: Any = self._engine
+        self._truth.sent(engine.process, request)
+        self.asking += 1
+        try:
+            yield
+        finally:
+            self.asking -= 1
+            self.asked_at = self._truth.world.now
+
+
+class _Nowhere:
+    """In the place of the one network: nobody rings there."""
+
+    def join(self, process: Process, switchboard: Switchboard) -> None: ...
+
+
+class QuorumClient(Client):
+    """A process with a quorum."""
+
+    def __init__(
+        self,
+        process: Process,
+        networks: Sequence[Network],
+        quorum: Quorum,
+        swarm: Swarm,
+        truth: Truth,
+    ) -> None:
+        self._truth = truth
+        self.engine = SimulatedQuorumEngine(process, networks, quorum, swarm)
+        super().__init__(process, _Nowhere(), swarm, truth)  # type: ignore[arg-type]
+
+    def _store(self) -> Any:
+        self.engine.switchboard = self.switchboard
+        runtime = SimulatedRuntime(self.process, lambda _owner: None)
+        stores = [each.store(suspends=True) for each in self.engine._connections]
+        return WitnessedQuorum(self.engine, runtime, stores, self._truth)

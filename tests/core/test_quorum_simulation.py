@@ -1,0 +1,76 @@
+"""The quorum store that is shipped, under the simulator: three and five servers that run its Lua.
+
+Each server crashes, comes back with its data or without, stands still, and has a clock of its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from .simulation.campaign import on_all_processors
+from .simulation.properties import Mutex
+from .simulation.quorum_campaign import (
+    SOMETIMES,
+    Variant,
+    quorum_schedule,
+    run_quorum_seeds,
+)
+from .simulation.world import Violation
+
+SCHEDULES = 250
+CHUNK = 25
+
+
+@pytest.mark.timeout(900)
+def test_no_schedule_violates_a_property() -> None:
+    """No two hold, fences increase, nothing is left behind, and a minority's faults stop nobody."""
+    chunks = [range(first, first + CHUNK) for first in range(0, SCHEDULES, CHUNK)]
+    counts: Counter[str] = Counter()
+    stories: list[str] = []
+    for met, failed in on_all_processors(run_quorum_seeds, chunks):
+        counts.update(met)
+        stories += failed
+    assert not stories, f"{len(stories)} failures:\n\n{stories[0]}"
+    never = [what for what in SOMETIMES if not counts[what]]
+    assert not never, "the schedules never met these states, so they prove nothing of them"
+
+
+def test_the_same_seed_is_the_same_schedule() -> None:
+    """A schedule that failed can be looked at again."""
+    for seed in range(5):
+        first, again = quorum_schedule(seed), quorum_schedule(seed)
+        first.run()
+        again.run()
+        assert first.outcome() == again.outcome()
+
+
+HOLES = {
+    "servers that come back empty, and recovery is off": (
+        Variant(recovers=False, forgetful=True, properties=(Mutex,)),
+        "P1 mutex",
+    ),
+    "clocks that differ by 20 %": (Variant(drift=0.2, properties=(Mutex,)), "P1 mutex"),
+    "clocks that differ by 3 %": (Variant(drift=0.03), "P7 deadline first"),
+}
+"""What Redlock does not bear, and what is violated."""
+
+
+@pytest.mark.parametrize("hole", HOLES)
+def test_what_it_does_not_bear_is_found(hole: str) -> None:
+    """Beyond its assumptions two hold a key, and the checkers see it; so they would see a bug."""
+    variant, property_ = HOLES[hole]
+    with pytest.raises(Violation, match=property_):
+        run_all(range(400), variant)
+
+
+def test_servers_that_forget_are_borne() -> None:
+    """The schedules that find two holders without recovery find none with it."""
+    run_all(range(30), Variant(forgetful=True))
+
+
+def run_all(seeds: range, variant: Variant) -> None:
+    """Raises the first ``Violation``."""
+    for seed in seeds:
+        quorum_schedule(seed, variant).run()
