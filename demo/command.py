@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Final
 
 from rich.console import Console
@@ -15,6 +16,7 @@ from rich.console import Console
 from demo.engine import EngineError
 from demo.process import ServerError
 from demo.story import tell
+from demo.versions.story import tell as tell_versions
 
 INTERRUPTED: Final = 130
 
@@ -34,12 +36,21 @@ def run() -> int:
     options = _arguments()
     plain = options.no_color or bool(os.environ.get("NO_COLOR"))
     console = Console(force_terminal=False if plain else None, highlight=False)
-    story = tell(console, engine=options.engine, requests=options.requests, workers=options.workers)
+    story = _story(console, options)
     try:
         return asyncio.run(_until_interrupted(story))
     except (EngineError, ServerError) as error:
         print(f"scripts/demo: {error}", file=sys.stderr)
         return 2 if isinstance(error, EngineError) else 1
+
+
+def _story(console: Console, options: argparse.Namespace) -> Coroutine[None, None, int]:
+    workers = options.workers
+    if options.versions:
+        requests = options.requests or 24
+        return tell_versions(console, requests=requests, replicas=workers, picture=options.picture)
+    requests = options.requests or 12
+    return tell(console, engine=options.engine, requests=requests, workers=workers)
 
 
 async def _until_interrupted(story: Coroutine[None, None, int]) -> int:
@@ -84,7 +95,10 @@ def _arguments() -> argparse.Namespace:
         " or just redis or valkey, which starts a server for the demo",
     )
     parser.add_argument(
-        "--requests", type=_number(4, 500), default=12, metavar="N", help="sent at once (12)"
+        "--requests",
+        type=_number(4, 500),
+        metavar="N",
+        help="how many are sent (12; 24 with --versions)",
     )
     parser.add_argument(
         "--workers",
@@ -96,7 +110,22 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--no-color", action="store_true", help="plain text; so does NO_COLOR, and a pipe"
     )
-    return parser.parse_args()
+    parser.add_argument(
+        "--versions",
+        action="store_true",
+        help="instead, the same in five versions as articles have it, and in one line of weblock, on"
+        " three Redis servers and behind haproxy, which is installed from Debian where it is missing",
+    )
+    parser.add_argument(
+        "--picture",
+        type=Path,
+        metavar="FILE",
+        help="with --versions: draws the time line of each into this SVG",
+    )
+    options = parser.parse_args()
+    if options.picture and not options.versions:
+        parser.error("--picture is drawn with --versions")
+    return options
 
 
 def _number(least: int, most: int) -> Callable[[str], int]:

@@ -59,8 +59,8 @@ async def engine_for(asked: str, directory: Path) -> AsyncIterator[Engine]:
         # A directory of its own, so that nothing is left behind.
         yield await _ready(f"file://{directory}/locks", "file://, which needs no server")
     elif asked in SERVERS:
-        port = _free_port()
-        with _server(asked, port, directory) as server:
+        port = free_port()
+        with server_on(port, asked, directory) as server:
             await server.until_it_says("Ready to accept connections")
             # A server that has just started grants nothing for 10 s, because it may have forgotten
             # leases. This one has never given any, so there is nothing to wait for.
@@ -85,13 +85,16 @@ async def _ready(url: str, title: str = "") -> Engine:
         raise EngineError(str(error)) from error
 
 
-def _server(asked: str, port: int, directory: Path) -> AbstractContextManager[Process]:
+def server_on(
+    port: int, asked: str, directory: Path, log: str = "engine.log"
+) -> AbstractContextManager[Process]:
+    """A server of the demo's own, which is starting. Raises ``EngineError`` if there is none."""
     program = _program(asked)
     command = [
         *(program, "--bind", "127.0.0.1", "--port", str(port)),
         *("--dir", str(directory), "--save", ""),
     ]
-    return running(Path(program).name, command, directory / "engine.log")
+    return running(Path(program).name, command, directory / log)
 
 
 def _program(asked: str) -> str:
@@ -109,7 +112,8 @@ def _program(asked: str) -> str:
     )
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port

@@ -44,7 +44,7 @@ def compare(console: Console, without: Run, locked: Run) -> None:
     table.add_row("workers that took part", str(without.took_part), str(locked.took_part))
     console.print(table)
 
-    marks = _marks(console)
+    marks = marks_of(console)
     console.print("\n[bold]Who was inside the handler when[/], by worker:")
     console.print(_indented(legend(marks)))
     console.print("\n[bold]Without the lock[/]: they count before others have added.")
@@ -55,7 +55,7 @@ def compare(console: Console, without: Run, locked: Run) -> None:
 
 def show_takeover(console: Console, takeover: Takeover) -> None:
     """How it went on after a death."""
-    marks = _marks(console)
+    marks = marks_of(console)
     console.print(
         f"\n[bold]A worker dies while it holds the lock[/]: kill -9 {takeover.death.worker},"
         f" at the {marks.death}, while others wait."
@@ -92,7 +92,8 @@ def verdict(console: Console, without: Run, locked: Run, takeover: Takeover) -> 
     return 1 if failures else 0
 
 
-def _marks(console: Console) -> Marks:
+def marks_of(console: Console) -> Marks:
+    """The characters that a console can show."""
     return UNICODE if console.encoding.startswith("utf") else ASCII
 
 

@@ -20,7 +20,7 @@ _UVICORN: Final = [
     *("--port", "0", "--workers", "1"),
 ]
 
-_RUNNING: Final = r"Uvicorn running on http://127\.0\.0\.1:(\d+)"
+RUNNING: Final = r"Uvicorn running on http://127\.0\.0\.1:(\d+)"
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,6 @@ async def serving(
             )
             for number in range(workers)
         ]
-        ports = [int((await each.until_it_says(_RUNNING))[1]) for each in servers]
+        ports = [int((await each.until_it_says(RUNNING))[1]) for each in servers]
         async with balancing(ports) as url:
             yield Application(url, [each.pid for each in servers], database, trace)

@@ -277,9 +277,6 @@ class _Sightings:
         return seen
 
 
-Entry = Grant | Place | Voided
-
-
 Written = list[Any]
 """A lease, a place or a mark of one who gave up, as it stands in an item."""
 
@@ -634,7 +631,7 @@ class _Lookout:
     """A thread that looks whether a key has been handed to somebody in this process."""
 
     def __init__(self, engine: MemcachedEngine) -> None:
-        self._engine = weakref.proxy(engine)
+        self._engine = engine
         self._changed = threading.Condition()
         self._watches: dict[str, _Watch] = {}
         self._thread: threading.Thread | None = None

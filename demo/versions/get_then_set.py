@@ -1,0 +1,22 @@
+"""Version 2: GET, and if there is no lock, SET. What happens between the two, nobody knows."""
+
+from fastapi import APIRouter, HTTPException
+from redis import Redis
+
+from demo.versions import TTL
+from demo.versions.shop import SERVERS, add_item
+
+router = APIRouter()
+redis = Redis.from_url(SERVERS[0])
+
+
+@router.post("/items", status_code=201)
+def create_item(work: float) -> dict[str, int]:
+    """Looks whether somebody has the lock, and then takes it; whoever has it, it deletes it."""
+    if redis.get("get-then-set"):
+        raise HTTPException(409, "somebody else is creating an item")
+    redis.set("get-then-set", "locked", px=int(TTL * 1000))
+    try:
+        return add_item(work)
+    finally:
+        redis.delete("get-then-set")

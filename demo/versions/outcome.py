@@ -1,0 +1,56 @@
+"""What each version let through."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from demo.load import Answer
+from demo.trace import Section, most_at_once
+from demo.versions import BOUND, Version
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of the requests to one version."""
+
+    version: Version
+    answers: list[Answer]
+    items: int
+    sections: list[Section]
+    workers: list[int]
+
+    @property
+    def at_once(self) -> int:
+        """How many were in the critical section at the same moment, at most."""
+        return most_at_once(self.sections)
+
+    @property
+    def overlaps(self) -> int:
+        """How many pairs of sections were under way at the same time."""
+        spans = [(each.enter, each.leave or float("inf")) for each in self.sections]
+        return sum(
+            later[0] < earlier[1]
+            for number, earlier in enumerate(spans)
+            for later in spans[number + 1 :]
+        )
+
+    @property
+    def told(self) -> Counter[int]:
+        """How often each status was answered."""
+        return Counter(answer.status for answer in self.answers)
+
+    @property
+    def raced(self) -> bool:
+        """Whether two were inside at once, and the bound was broken."""
+        return self.overlaps > 0 and self.items > BOUND
+
+    @property
+    def held(self) -> bool:
+        """Whether as many as may be were made, one by one, and all others told that there are."""
+        told = self.told
+        return (
+            self.overlaps == 0
+            and self.items == told[201] == BOUND
+            and told[201] + told[400] == len(self.answers)
+        )

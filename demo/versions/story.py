@@ -1,0 +1,62 @@
+"""Every version, one after the other, and what came of each."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from demo import trace
+from demo.server import Application
+from demo.versions import VERSIONS, Version, report
+from demo.versions.load import ask
+from demo.versions.outcome import Outcome
+from demo.versions.servers import serving
+
+ATTEMPTS: Final = 4
+"""How often a race is looked for: on a busy machine, the requests may come one by one."""
+
+
+async def tell(console: Console, *, requests: int, replicas: int, picture: Path | None) -> int:
+    """The walk-through, from start to end. Returns the exit status.
+
+    Raises ``EngineError`` or ``ServerError`` if something that is needed does not run.
+    """
+    report.introduce(console, requests, replicas)
+    outcomes = await run_all(console, requests=requests, replicas=replicas)
+    report.compare(console, outcomes)
+    if picture:
+        report.draw(console, outcomes, picture)
+    return report.verdict(console, outcomes)
+
+
+async def run_all(console: Console, *, requests: int, replicas: int) -> list[Outcome]:
+    """What became of each version, weblock's last."""
+    with (
+        tempfile.TemporaryDirectory(prefix="weblock-demo-") as name,
+        console.status("starting three Redis servers, the replicas and haproxy ...") as status,
+    ):
+        async with serving(Path(name), replicas=replicas) as application:
+            outcomes = []
+            for version in VERSIONS:
+                status.update(f"{version.title} ...")
+                outcomes.append(await _until_it_shows(application, version, requests))
+    return outcomes
+
+
+async def _until_it_shows(application: Application, version: Version, requests: int) -> Outcome:
+    """The first run in which a version that can race does, or the last that was tried."""
+    for _ in range(1 if version is VERSIONS[-1] else ATTEMPTS):
+        outcome = await _run(application, version, requests)
+        if outcome.raced:
+            break
+    return outcome
+
+
+async def _run(application: Application, version: Version, requests: int) -> Outcome:
+    application.start_anew()
+    answers = await ask(application.url, version.name, requests)
+    sections = trace.read(application.trace)
+    return Outcome(version, answers, application.items(), sections, application.workers)

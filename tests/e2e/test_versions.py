@@ -1,0 +1,103 @@
+"""The walk-through of the articles' versions, in a small form."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+from rich.console import Console
+
+from demo.trace import Section
+from demo.versions import BOUND, TTL, VERSIONS
+from demo.versions.load import SLOW, plan
+from demo.versions.outcome import Outcome
+from demo.versions.picture import draw
+from demo.versions.story import run_all
+
+IN_LEGEND = 3
+"""Red marks that explain the picture."""
+
+TOP = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, Outcome]:
+    """What became of every version, with three replicas behind haproxy."""
+    quiet = Console(quiet=True)
+    found = asyncio.run(run_all(quiet, requests=16, replicas=3))
+    return {each.version.name: each for each in found}
+
+
+@pytest.mark.parametrize("name", [each.name for each in VERSIONS[:-1]])
+def test_an_articles_version_overlaps(outcomes: dict[str, Outcome], name: str) -> None:
+    """Two handlers are at work at once, and more items are made than may be."""
+    outcome = outcomes[name]
+    assert outcome.overlaps > 0
+    assert outcome.at_once > 1
+    assert outcome.items > BOUND
+    assert outcome.told.keys() <= {201, 400, 409}
+
+
+def test_weblocks_line_does_not(outcomes: dict[str, Outcome]) -> None:
+    """Under the same requests, handlers come one by one, three items are made, and all are told so."""
+    outcome = outcomes["one_line"]
+    assert outcome.overlaps == 0
+    assert outcome.at_once == 1
+    assert outcome.items == BOUND
+    assert outcome.told == Counter({201: BOUND, 400: 16 - BOUND})
+    assert max(each.leave - each.enter for each in outcome.sections if each.leave) > TTL
+
+
+def test_all_replicas_take_part(outcomes: dict[str, Outcome]) -> None:
+    """The load balancer deals requests to every replica, so that the lock is one over processes."""
+    assert {each.worker for each in outcomes["one_line"].sections} == set(
+        outcomes["one_line"].workers
+    )
+
+
+def test_the_picture_shows_every_section(outcomes: dict[str, Outcome]) -> None:
+    """Every version has its title in it, every section a bar, and red is where they overlap."""
+    picture = ET.fromstring(draw(list(outcomes.values())))
+    texts = {each.text for each in picture.iter("{http://www.w3.org/2000/svg}text")}
+    bars = Counter(each.get("fill") for each in picture.iter("{http://www.w3.org/2000/svg}rect"))
+    assert {each.title for each in VERSIONS} <= texts
+    assert "3 items, no overlaps" in texts
+    sections = sum(len(each.sections) for each in outcomes.values())
+    assert bars["#2b8a66"] == sections + 2  # Two are in the legend.
+    assert bars["#d6453d"] > IN_LEGEND
+
+
+def test_the_picture_of_a_quiet_version_has_no_red(outcomes: dict[str, Outcome]) -> None:
+    """Sections that touch one another, one after the other, are not shown as a race."""
+    calm = outcomes["one_line"]
+    sections = [Section(1, 0.0, 0.2), Section(2, 0.2, 0.4), Section(1, 0.5, 0.501)]
+    outcome = Outcome(calm.version, calm.answers, calm.items, sections, [1, 2])
+    assert outcome.overlaps == 0
+    assert draw([outcome]).count("#d6453d") == IN_LEGEND
+
+
+def test_the_load_has_a_slow_request() -> None:
+    """One request's work outlasts the ttl, and others come after its end: that is no rare thing."""
+    for requests in (8, 16, 24, 500):
+        load = plan(requests)
+        assert len(load) == requests
+        assert [each.work for each in load].count(SLOW) == 1
+        assert sum(each.at > TTL for each in load) >= 5
+
+
+def test_a_picture_of_nothing_is_refused() -> None:
+    """``--picture`` without ``--versions`` is an error that says so."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "demo", "--picture", "x.svg"],
+        cwd=TOP,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 2
+    assert "--versions" in ran.stderr
