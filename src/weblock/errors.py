@@ -26,9 +26,11 @@ def _rebuild(cls: type[WeblockError], args: tuple[Any, ...], facts: dict[str, An
 class LockTimeout(WeblockError, TimeoutError):
     """The key was busy for as long as the caller was ready to wait.
 
-    ``retry_after`` is a hint in seconds: what is left of the present lease, where it is known.
-    ``waiters`` is the length of the queue, where the caller was refused because it is full, and
-    ``attempts`` how often the caller has asked, where it did not queue (``Attempts``).
+    ``retry_after`` is a hint in seconds: where the queue has moved, how long it would have taken the
+    caller to have its turn at that pace; else what is left of the present lease, where it is known.
+    ``place`` is how many waited in front of the caller when it was last told, ``waiters`` the length
+    of the queue, where the caller was refused because it is full, and ``attempts`` how often the
+    caller has asked, where it did not queue (``Attempts``).
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class LockTimeout(WeblockError, TimeoutError):
         retry_after: float | None = None,
         waiters: int | None = None,
         attempts: int | None = None,
+        place: int | None = None,
     ) -> None:
         if attempts is not None:
             reason = f"it was busy each of the {attempts} times"
@@ -54,6 +57,7 @@ class LockTimeout(WeblockError, TimeoutError):
         self.retry_after = retry_after
         self.waiters = waiters
         self.attempts = attempts
+        self.place = place
 
 
 class LeaseLost(WeblockError):

@@ -20,7 +20,7 @@ from weblock import (
 
 ERRORS = [
     LockTimeout("key", wait=0),
-    LockTimeout("key", wait=2.5, retry_after=7.0),
+    LockTimeout("key", wait=2.5, retry_after=7.0, place=2),
     LockTimeout("key", wait=None, waiters=9),
     LeaseLost("key", fence=7, reason="taken"),
     LeaseLost("key", fence=7, reason="forked"),

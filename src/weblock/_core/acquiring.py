@@ -19,6 +19,7 @@ from .holding import Anchor, Holding, Status, Terms
 from .keeping import Debt, Keeper
 from .outage import LONGEST as OUTAGE
 from .outage import Outage
+from .pace import Pace
 from .ports import Ask, Grasp, Pulse, Reply, Runtime, Store, Switchboard
 from .table import PLACE, Answer, Busy, Claim, Gone, Held, Waiting
 
@@ -195,6 +196,7 @@ class Acquisition:
 
     _anchor = Anchor(0.0, 0.0)
     _retry_after = 0.0
+    _pace: Pace | None = None
     _leaves_traces = False
     _in_doubt = False
 
@@ -326,11 +328,13 @@ class Acquisition:
         return 0 if self._wait == 0 else self._terms.max_waiters
 
     def _timeout(self, waiters: int | None = None) -> LockTimeout:
+        rest, pace = self._retry_after, self._pace
         return LockTimeout(
             unqualified(self.key),
             wait=self._wait,
-            retry_after=max(0.0, self._retry_after),
+            retry_after=max(0.0, pace.until_its_turn(rest) if pace else rest),
             waiters=waiters,
+            place=pace.place if pace else None,
         )
 
     def _void(self) -> float:
@@ -375,6 +379,8 @@ class Acquisition:
     def _plan_heartbeat(self, waiting: Waiting, now: float) -> None:
         """Says when the next is due: the first in the queue looks when the lease should end."""
         self._retry_after = waiting.until - now
+        self._pace = self._pace or Pace()
+        self._pace.saw(waiting.position, self._runtime.now())
         pause = BEAT * (0.75 + self._runtime.jitter() / 4)
         if waiting.position == 0:
             pause = min(pause, max(0.0, waiting.until - now) + GRACE)

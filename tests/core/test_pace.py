@@ -1,0 +1,47 @@
+"""What a waiter that gives up can say of when to come again."""
+
+import asyncio
+
+import pytest
+
+from weblock import AsyncLocks, LockTimeout
+from weblock._core.pace import Pace
+
+
+@pytest.mark.parametrize(
+    ("seen", "hint"),
+    [
+        ([], 7.0),
+        ([(3, 100.0)], 7.0),
+        ([(3, 100.0), (3, 104.0)], 7.0),
+        ([(3, 100.0), (1, 104.0)], 4.0),
+        ([(1, 100.0), (0, 104.0)], 4.0),
+        ([(1, 100.0), (5, 104.0), (4, 105.0)], 5.0),
+    ],
+)
+def test_the_pace_of_a_queue_tells_when_it_is_ones_turn(seen, hint):
+    """So many seconds for each place so far; the rest of the lease where nothing has moved."""
+    pace = Pace()
+    for place, now in seen:
+        pace.saw(place, now)
+    assert pace.until_its_turn(7.0) == hint
+    assert pace.place == (seen[-1][0] if seen else None)
+
+
+async def test_who_gives_up_in_a_queue_that_moves_knows_its_place():
+    """The hint comes of the pace that was seen, not of a lease that is renewed and renewed."""
+    async with AsyncLocks.from_url("memory://pace", ttl=600) as locks:
+        holder = await locks.acquire("x")
+        others = [asyncio.create_task(locks.acquire("x", wait=None)) for _ in range(2)]
+        await asyncio.sleep(0)
+        patient = asyncio.create_task(locks.acquire("x", wait=2.5))
+        while len((await locks.inspect("x")).waiters) < 3:  # noqa: ASYNC110 - the engine rings nobody
+            await asyncio.sleep(0.01)
+        await holder.release()
+        lease = await others[0]
+        with pytest.raises(LockTimeout) as refused:
+            await patient
+        await lease.release()
+        await (await others[1]).release()
+    assert refused.value.place == 1
+    assert 0 < refused.value.retry_after < 60
