@@ -1,6 +1,7 @@
 """The application: ``INSTALLED_APPS += ["weblock.contrib.django"]``."""
 
 from django.apps import AppConfig
+from django.core.checks import Tags, register
 
 
 class WeblockConfig(AppConfig):
@@ -10,3 +11,12 @@ class WeblockConfig(AppConfig):
     label = "weblock"
     verbose_name = "Locks"
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Has ``manage.py check`` look at the settings, the middleware and the views."""
+        from . import checks
+
+        register(checks.check_settings, "weblock")
+        register(checks.check_middleware, "weblock")
+        register(checks.check_views, "weblock", Tags.urls)
+        register(checks.check_waits, "weblock")

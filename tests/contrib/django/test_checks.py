@@ -1,0 +1,166 @@
+"""What ``manage.py check`` finds."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+from django.db import connections, transaction
+from django.http import HttpRequest, HttpResponse
+from django.views import View
+
+from weblock.contrib.django import lock
+from weblock.contrib.django.checks import MIDDLEWARE
+
+from .requests import urls
+
+SESSIONS = "django.contrib.sessions.middleware.SessionMiddleware"
+
+
+@pytest.fixture(autouse=True)
+def project(settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A project that nothing is wrong with, started in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GUNICORN_CMD_ARGS", raising=False)
+    settings.WEBLOCK = {"default": {"URL": f"file://{tmp_path}/locks"}}
+    return settings
+
+
+def found() -> dict[str, str]:
+    """The messages about locks, by their ids."""
+    return {each.id: f"{each.msg} {each.hint}" for each in run_checks(tags=["weblock"])}
+
+
+def items(request: HttpRequest) -> HttpResponse:
+    """A view."""
+    return HttpResponse(status=201)
+
+
+class Items(View):
+    """A view with a method under a lock."""
+
+    @lock("item:{pk}")
+    def post(self, request: HttpRequest, pk: str) -> HttpResponse:
+        """A view."""
+        return items(request)
+
+
+def test_nothing_is_wrong(project: Any, tmp_path: Path) -> None:
+    """A project with the middleware, and with keys that its URLs fill in, has nothing to hear."""
+    project.ROOT_URLCONF = urls(
+        items=lock("create_item", wait=1000)(items), item__pk=Items.as_view()
+    )
+    assert found() == {}
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"default": {"URL": "carrier-pigeon://"}}, "carrier-pigeon"),
+        ({"default": {"WIAT": 5}}, "'WIAT'"),
+        ({"default": {"TTL": -1}}, "ttl=-1"),
+        ({"default": {}, "jobs": {"CACHE": "default"}}, "'jobs'"),
+        ({"default": {"ON_BUSY": "no.such.module"}}, "'default']: No module"),
+        ({"default": {"RULES": [{"view": "shop:item"}]}}, "RULES"),
+        ("redis://localhost", "dict of aliases"),
+    ],
+)
+def test_settings_that_cannot_work(setting: Any, message: str, project: Any) -> None:
+    """What cannot work in WEBLOCK is an error, which names it."""
+    project.WEBLOCK = setting
+    assert message in found()["weblock.E001"]
+
+
+@pytest.mark.parametrize("url", ["memory://", "noop://"])
+def test_engines_for_one_process(url: str, project: Any) -> None:
+    """An engine that keeps no two workers apart is a warning, unless DEBUG is on."""
+    project.WEBLOCK = {"default": {"URL": url}}
+    assert url in found()["weblock.W001"]
+    project.DEBUG = True
+    assert found() == {}
+
+
+def test_rules_without_the_middleware(project: Any) -> None:
+    """Rules that nobody looks at are an error."""
+    project.WEBLOCK = {"default": {"RULES": [{"path": "/items", "key": "create_item"}]}}
+    assert found() == {}
+    project.MIDDLEWARE = [SESSIONS]
+    assert set(found()) == {"weblock.E002"}
+
+
+def test_marked_views_without_the_middleware(project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Marked views without the middleware are a warning, and with ATOMIC_REQUESTS an error."""
+    project.ROOT_URLCONF = urls(items=lock("create_item")(items), item__pk=Items.as_view())
+    project.MIDDLEWARE = [SESSIONS]
+    assert "(and 1 more)" in found()["weblock.W003"]
+    monkeypatch.setitem(connections.databases["other"], "ATOMIC_REQUESTS", True)
+    assert "(and 1 more) is refused" in found()["weblock.E003"]
+    project.ROOT_URLCONF = urls(items=transaction.non_atomic_requests(lock("create_item")(items)))
+    assert set(found()) == {"weblock.E003"}  # Of another database.
+    view = transaction.non_atomic_requests(using="other")(lock("create_item")(items))
+    project.ROOT_URLCONF = urls(items=view)
+    assert set(found()) == {"weblock.W003"}
+    project.ROOT_URLCONF = urls(items=items)
+    assert found() == {}
+
+
+@pytest.mark.parametrize(
+    ("middleware", "message"),
+    [
+        ([MIDDLEWARE, SESSIONS], f"before {SESSIONS!r}"),
+        ([SESSIONS, MIDDLEWARE, MIDDLEWARE], "more than once"),
+    ],
+)
+def test_middleware_that_is_not_last(middleware: list[str], message: str, project: Any) -> None:
+    """Middleware after ours, or ours twice, is a warning."""
+    project.MIDDLEWARE = middleware
+    assert message in found()["weblock.W002"]
+
+
+def test_keys_that_no_url_fills_in(project: Any) -> None:
+    """A key that wants what the URL does not have is an error, before a request fails."""
+    project.ROOT_URLCONF = urls(items=lock("item:{pk}:{query.page}")(items))
+    assert "wants 'pk' of its URL. The URL gives nothing." in found()["weblock.E004"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "file", "waits"),
+    [
+        (None, "", True),
+        (None, "timeout = 60\n", False),
+        (None, "timeout = 60\nthreads = 4\n", False),
+        ("--timeout 60", "timeout = 3\n", False),
+        ("-t 20 --bind :80", None, True),
+        ("-t 20 -k gthread", None, False),
+        ("-t 0", None, False),
+        ("--threads 4", None, False),
+        (None, None, False),
+        ("", None, True),
+    ],
+)
+def test_waits_beyond_the_life_of_a_worker(
+    variable: str | None,
+    file: str | None,
+    waits: bool,
+    project: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A wait for longer than gunicorn lets a sync worker be busy is a warning."""
+    project.WEBLOCK["default"]["WAIT"] = timedelta(seconds=30)
+    if variable is not None:
+        monkeypatch.setenv("GUNICORN_CMD_ARGS", variable)
+    if file is not None:
+        Path("gunicorn.conf.py").write_text(file)
+    assert ("weblock.W004" in found()) == waits
+
+
+def test_waits_of_views_beyond_the_life_of_a_worker(
+    project: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait of a view counts too, and the message names the view."""
+    project.ROOT_URLCONF = urls(items=lock("create_item", wait=None)(items))
+    monkeypatch.setenv("GUNICORN_CMD_ARGS", "--timeout 10")
+    assert f"wait of @lock on {__name__}.items is without end" in found()["weblock.W004"]
