@@ -12,6 +12,7 @@ from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse
 from django.views import View
 
+from weblock import Attempts
 from weblock.contrib.django import lock
 from weblock.contrib.django.checks import MIDDLEWARE
 
@@ -164,3 +165,7 @@ def test_waits_of_views_beyond_the_life_of_a_worker(
     project.ROOT_URLCONF = urls(items=lock("create_item", wait=None)(items))
     monkeypatch.setenv("GUNICORN_CMD_ARGS", "--timeout 10")
     assert f"wait of @lock on {__name__}.items is without end" in found()["weblock.W004"]
+    project.ROOT_URLCONF = urls(items=lock("create_item", wait=Attempts(7, 1, 2))(items))
+    assert "items is 11 s, but gunicorn" in found()["weblock.W004"]
+    project.ROOT_URLCONF = urls(items=lock("create_item", wait=Attempts(6, 1, 2))(items))
+    assert found() == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 from typing import Any, Final, NamedTuple
 
 from django.conf import settings
@@ -13,6 +14,7 @@ from django.urls import URLPattern, URLResolver, get_resolver
 from django.utils.module_loading import import_string
 from django.views import View
 
+from ..._core.attempts import Attempts
 from ..._face import Options
 from ...errors import ConfigurationError
 from .description import Lock
@@ -92,16 +94,26 @@ def check_waits(**_kwargs: object) -> list[CheckMessage]:
         for marked in _marked_views()
         if "wait" in dict(marked.lock.options)
     }
+    longest = {what: _longest(wait) for what, wait in waits.items()}
     return [
         Caution(
-            f"{what} is {'without end' if wait is None else f'{wait:g} s'}, but gunicorn kills a"
+            f"{what} is {'without end' if wait == inf else f'{wait:g} s'}, but gunicorn kills a"
             f" worker that is busy for {limit:g} s.",
             hint="Wait for less, raise gunicorn's timeout, or give it a worker class that is not sync.",
             id="weblock.W004",
         )
-        for what, given in waits.items()
-        if (wait := Options(wait=given).of_call({})[1]) is None or wait >= limit
+        for what, wait in longest.items()
+        if wait >= limit
     ]
+
+
+def _longest(wait: Any) -> float:
+    """Seconds for which a request waits at most."""
+    checked = Options(wait=wait).of_call({})[1]
+    if isinstance(checked, Attempts):
+        pauses = (checked.pause * 2.0**number for number in range(min(checked.count - 1, 100)))
+        return sum(min(pause, checked.longest) for pause in pauses)
+    return inf if checked is None else checked
 
 
 def _without_middleware() -> Iterator[CheckMessage]:
