@@ -288,10 +288,10 @@ class TestComputing:
         cache = PlainCache()
 
         def slow() -> str:
-            time.sleep(0.5)
+            time.sleep(1.5)
             return "slow"
 
-        assert locks.cached(key, slow, expiry=LONG, cache=cache, ttl=0.2) == "slow"
+        assert locks.cached(key, slow, expiry=LONG, cache=cache, ttl=1) == "slow"
         assert cache.entries[key]["value"] == "slow"
 
     def test_the_value_of_a_lost_lease_is_not_kept(self, locks, key) -> None:

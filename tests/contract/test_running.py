@@ -82,7 +82,7 @@ class TestUnderTheLock:
     def test_work_may_take_longer_than_its_lease(self, locks, face, one, other) -> None:
         """The lease is renewed, many times its ttl, for as long as the work takes."""
         gate = threading.Event()
-        running = one.begin(locks.run, "key", face.after(gate, lambda: "done"), ttl=0.5)
+        running = one.begin(locks.run, "key", face.after(gate, lambda: "done"), ttl=1)
         long_after = now() + 2
         eventually(lambda: now() > long_after)
         assert other.do(locks.try_acquire, "key") is None
@@ -92,7 +92,7 @@ class TestUnderTheLock:
     def test_a_loss_is_told(self, locks, face, one, probe, waiting) -> None:
         """Work whose lease is taken away ends in ``LeaseLost``, whatever it returns."""
         gate = threading.Event()
-        running = one.begin(locks.run, "key", face.after(gate, lambda: "done"), ttl=0.5)
+        running = one.begin(locks.run, "key", face.after(gate, lambda: "done"), ttl=LONG)
         eventually(lambda: waiting("key") == 0)
         assert probe.force_release("key")
         gate.set()
@@ -102,9 +102,9 @@ class TestUnderTheLock:
 
     def test_what_was_extended_stays_so(self, locks, one) -> None:
         """Renewals that follow take nothing away of what an extension has added."""
-        lease = one.do(locks.acquire, "key", ttl=0.3)
+        lease = one.do(locks.acquire, "key", ttl=1)
         one.do(lease.extend, LONG)
-        long_after = now() + 1
+        long_after = now() + 1.5
         eventually(lambda: now() > long_after)
         assert lease.remaining() > LONG - 10
         one.do(lease.release)

@@ -1,0 +1,202 @@
+"""A heartbeat around a coroutine, and steps that pods do once: what fails, and what does not."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+import warnings
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import redis.asyncio
+
+from tests.servers import eventually, fresh_url, shared
+from weblock import AsyncLocks, LeaseLost, Locks
+
+KEY = "coming-from:work"
+
+
+@pytest.fixture
+async def server(client) -> AsyncIterator[redis.asyncio.Redis]:
+    """A client of redis-py for asyncio."""
+    async with redis.asyncio.Redis(port=shared().port) as server:
+        yield server
+
+
+@pytest.fixture
+def url() -> str:
+    """An engine that nobody has used."""
+    return fresh_url()
+
+
+@pytest.fixture
+async def locks(url) -> AsyncIterator[AsyncLocks]:
+    """Locks of a server."""
+    async with AsyncLocks.from_url(url) as locks:
+        yield locks
+
+
+@pytest.fixture
+def probe(url) -> Iterator[Locks]:
+    """Somebody who looks on."""
+    with Locks.from_url(url) as probe:
+        yield probe
+
+
+@pytest.fixture
+def page(shown):
+    """The page's code."""
+    return shown("heartbeat.md")
+
+
+def unawaited() -> list[str]:
+    """Coroutines that nobody has awaited are told of when they are collected."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        gc.collect()
+    return [str(each.message) for each in told if "never awaited" in str(each.message)]
+
+
+class Work:
+    """Work that is at it until it is told to stop, or cancelled."""
+
+    def __init__(self) -> None:
+        self.began = asyncio.Event()
+        self.stop = asyncio.Event()
+        self.cancelled = False
+
+    async def run(self) -> None:
+        self.began.set()
+        try:
+            await self.stop.wait()
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+
+
+class TestSkipping:
+    @pytest.mark.filterwarnings("ignore:coroutine")
+    async def test_map_lock_leaves_a_coroutine(self, page, server) -> None:
+        """Where the lock is busy, the copied code drops a coroutine that nobody will await."""
+        await server.set(KEY, "somebody")
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            lock = server.lock(KEY, timeout=5)
+            await page.map_lock(lock, Work().run(), ttl=5, blocking=False)
+            gc.collect()
+        assert any("never awaited" in str(each.message) for each in told)
+
+    async def test_run_leaves_none(self, page, locks) -> None:
+        """What is skipped was never called."""
+        called: list[str] = []
+
+        async def work(day: str) -> None:
+            called.append(day)
+
+        async with locks.hold("nightly"):
+            assert await asyncio.create_task(page.nightly(locks, work, "monday")) is None
+        assert called == []
+        assert unawaited() == []
+
+
+class TestLosing:
+    async def test_map_lock_works_on(self, page, server) -> None:
+        """The copied heartbeat dies in silence: the next one is at work beside the first."""
+        first, second = Work(), Work()
+        one = asyncio.create_task(page.map_lock(server.lock(KEY, timeout=0.2), first.run(), 0.2))
+        await first.began.wait()
+        await server.delete(KEY)  # As a failover may do.
+        two = asyncio.create_task(page.map_lock(server.lock(KEY, timeout=9), second.run(), 9))
+        await second.began.wait()
+        await asyncio.sleep(0.3)  # Time enough for a heart to beat.
+        both_at_work = not one.done() and not first.cancelled
+        first.stop.set()
+        second.stop.set()
+        await asyncio.wait([one, two])
+        assert both_at_work
+        assert isinstance(one.exception(), redis.exceptions.LockError)  # At its end, too late.
+        assert two.exception() is None
+
+    async def test_run_stops(self, locks) -> None:
+        """Work whose lease is lost is cancelled, and says so."""
+        work = Work()
+        running = asyncio.create_task(locks.run("work", work.run, ttl=0.5))
+        await work.began.wait()
+        assert await locks.force_release("work")
+        with pytest.raises(LeaseLost):
+            await running
+        assert work.cancelled
+
+
+class TestComputing:
+    async def compute(self) -> bool:
+        """Blocks the event loop for longer than the ttl, and says whether the lock is free then."""
+        time.sleep(1.5)  # noqa: ASYNC251 - that is the point
+        return True
+
+    async def test_map_lock_loses_it(self, page, server) -> None:
+        """A heartbeat on the same loop does not beat while the work computes."""
+        free: list[bool] = []
+
+        async def work() -> None:
+            await self.compute()
+            free.append(await server.get(KEY) is None)
+
+        with pytest.raises(redis.exceptions.LockError):
+            await page.map_lock(server.lock(KEY, timeout=0.3), work(), 0.3)
+        assert free == [True]
+
+    async def test_run_keeps_it(self, locks) -> None:
+        """The keeper's thread does."""
+        assert await locks.run("work", self.compute, ttl=1)
+
+
+class TestOnce:
+    async def test_a_pod_goes_on_too_early(self, page, server) -> None:
+        """The pod that finds the lock taken goes on, while nothing has been initialized."""
+        await server.delete("init")
+        loading = Work()
+        first = asyncio.create_task(page.initialize(server, loading.run))
+        await loading.began.wait()
+
+        async def never() -> None: ...
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            await page.initialize(server, never)
+            gc.collect()
+        went_on_early = not first.done()
+        loading.stop.set()
+        await first
+        assert went_on_early
+
+    async def test_a_later_pod_does_it_again(self, page, server) -> None:
+        """And one that comes when the lock is free initializes again."""
+        await server.delete("init")
+        loaded: list[int] = []
+
+        async def load() -> None:
+            loaded.append(1)
+
+        await page.initialize(server, load)
+        await page.initialize(server, load)
+        assert loaded == [1, 1]
+
+    async def test_once(self, page, locks, probe) -> None:
+        """With ``once``, the second pod waits for the end of it, and no pod does it again."""
+        loading, loaded = Work(), []
+
+        async def load() -> None:
+            await loading.run()
+            loaded.append(1)
+
+        first = asyncio.create_task(page.initialize_once(locks, load))
+        await loading.began.wait()
+        second = asyncio.create_task(page.initialize_once(locks, load))
+        await asyncio.to_thread(eventually, lambda: probe.inspect("init:v42").waiters)
+        assert not second.done()
+        loading.stop.set()
+        await asyncio.gather(first, second)
+        await page.initialize_once(locks, load)
+        assert loaded == [1]
