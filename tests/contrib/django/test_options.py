@@ -112,6 +112,12 @@ def test_what_cannot_work_is_refused_where_it_stands(keys: Any, options: Any, er
         lock(*keys, **options)
 
 
+def test_a_class_is_refused() -> None:
+    """A class is decorated by method_decorator, which the error names."""
+    with pytest.raises(TypeError, match="method_decorator"):
+        lock("item")(APIView)
+
+
 def test_a_function_that_is_no_view_is_refused() -> None:
     """Without a request there is nothing to answer: the decorator says what to use instead."""
     with pytest.raises(TypeError, match="hold their locks with"):

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from asgiref.sync import sync_to_async
+from django.db import connection, connections, transaction
 from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient, override_settings
+from django.urls import path
+from ninja import NinjaAPI
 from psycopg import IsolationLevel
+from rest_framework.decorators import api_view
+from rest_framework.response import Response
+from rest_framework.views import APIView
 
 from weblock.contrib.django import lock, locks
 
@@ -126,6 +135,108 @@ def test_without_the_middleware_a_transaction_outside_is_refused(
     assert response.status_code == 500
     assert "LockMiddleware last into MIDDLEWARE" in str(response.exc_info[1])
     assert shop.items.count() == 0
+
+
+def in_a_transaction(get_response: Any) -> Any:
+    """Middleware that opens a transaction around everything."""
+
+    def serve(request: HttpRequest) -> Any:
+        with transaction.atomic():
+            return get_response(request)
+
+    return serve
+
+
+async def test_a_transaction_of_other_middleware_is_refused(
+    database: Any, serve: Any, settings: Any
+) -> None:
+    """Also under ASGI, where the transaction is open in another thread than ours."""
+    settings.MIDDLEWARE = [f"{__name__}.in_a_transaction", *settings.MIDDLEWARE[-1:]]
+    serve(items=lock("create_item")(Shop().create))
+    response = await AsyncClient(raise_request_exception=False).post("/items")
+    await sync_to_async(connections.close_all)()
+    assert "LockMiddleware last into MIDDLEWARE" in str(response.exc_info[1])
+    with ThreadPoolExecutor(1) as pool:
+        response = pool.submit(lambda: fetch("/items")).result()
+    assert "LockMiddleware last into MIDDLEWARE" in str(response.exc_info[1])
+
+
+api = NinjaAPI(urls_namespace="weblock-transactions")
+
+
+@api.post("/items")
+@lock("create_item")
+def operation(request: Any) -> None:
+    """An operation of django-ninja, which the middleware cannot see."""
+    Item.objects.create()
+
+
+@api_view(["POST"])
+@lock("create_item")
+def below_api_view(request: Any) -> Response:
+    """A view of REST framework, decorated where the middleware cannot see it."""
+    Item.objects.create()
+    return Response()
+
+
+@pytest.mark.parametrize("url", ["/api/items", "/below"])
+def test_what_the_middleware_cannot_see_is_refused_in_a_transaction(
+    url: str, database: Any, settings: Any
+) -> None:
+    """With ATOMIC_REQUESTS it would acquire too late: it says so, and does nothing."""
+    database(ATOMIC_REQUESTS=True)
+    settings.ROOT_URLCONF = (path("api/", api.urls), path("below", below_api_view))
+    response = fetch(url)
+    assert "LockMiddleware last into MIDDLEWARE" in str(response.exc_info[1])
+    assert Item.objects.count() == 0
+
+
+def as_a_response(error: Exception, _context: Any) -> Response:
+    """An exception handler of REST framework that lets no error out, and does not roll back."""
+    return Response({"error": str(error)}, status=200)
+
+
+@override_settings(REST_FRAMEWORK={"EXCEPTION_HANDLER": f"{__name__}.as_a_response"})
+def test_errors_that_are_made_responses_do_not_commit(database: Any, serve: Any) -> None:
+    """The loss is found again before the COMMIT, whatever REST framework made of it."""
+    database(ATOMIC_REQUESTS=True)
+
+    class Items(APIView):
+        @lock("create_item", ttl=0.1, renew=False)
+        def post(self, request: Any) -> HttpResponse:
+            return in_atomic_requests(request)
+
+    serve(items=Items.as_view())
+    assert fetch("/items").json()["code"] == "lease_lost"
+    assert items() == 0
+
+
+def test_a_hold_inside_a_transaction_is_warned_of(
+    database: Any, serve: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A view that holds a lock by itself, too late, finds a line in the log."""
+    database(ATOMIC_REQUESTS=True)
+    serve(items=naive_lock("create_item")(Shop().create))
+    assert fetch("/items").status_code == 201
+    assert "'create_item' is acquired inside a transaction on the database 'default'" in caplog.text
+
+
+def test_what_goes_on_after_the_request_commits_by_itself(database: Any, serve: Any) -> None:
+    """A thread with the request's context is not bound to what the request no longer holds."""
+    contexts = []
+
+    def create(request: HttpRequest) -> HttpResponse:
+        contexts.append(copy_context())
+        return HttpResponse()
+
+    def later() -> None:
+        with transaction.atomic():
+            Item.objects.create()
+
+    serve(items=lock("create_item")(create))
+    assert fetch("/items").status_code == 200
+    contexts[0].run(later)
+    assert Item.objects.count() == 1
 
 
 def test_hooks_after_the_commit_run_inside_the_lock(database: Any, serve: Any) -> None:

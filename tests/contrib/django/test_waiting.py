@@ -76,6 +76,7 @@ def test_a_waiting_request_holds_no_connection(
     client = logged_in()
     user = User.objects.get()
     connection.close()
+    others = backends()
 
     def visit() -> Any:
         try:
@@ -87,7 +88,7 @@ def test_a_waiting_request_holds_no_connection(
         with locks["default"].hold(f"cart:{user.pk}"):
             response = pool.submit(visit)
             until(lambda: waiters(f"cart:{user.pk}") == 1)
-            assert backends() == 0
+            assert backends() == others
         assert response.result(PATIENCE).content == b"ada"
 
 
@@ -103,6 +104,7 @@ def test_a_naive_waiter_holds_a_connection(database: Any, serve: Any, logged_in:
     serve(cart=view)
     client = logged_in()
     connection.close()
+    others = backends()
 
     def visit() -> Any:
         try:
@@ -114,7 +116,7 @@ def test_a_naive_waiter_holds_a_connection(database: Any, serve: Any, logged_in:
         with locks["default"].hold("cart"):
             response = pool.submit(visit)
             until(lambda: waiters("cart") == 1)
-            assert backends() == 1
+            assert backends() == others + 1
         assert response.result(PATIENCE).status_code == 200
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -14,6 +15,9 @@ from ...aio import AsyncLease, AsyncLocks
 from ...errors import EngineUnavailable, LockTimeout
 from ...sync import Lease, Locks
 from . import signals
+from .transactions import open_transaction
+
+logger = logging.getLogger("weblock")
 
 
 class AnnouncingLocks(Locks):
@@ -23,6 +27,13 @@ class AnnouncingLocks(Locks):
 
     def acquire(self, *keys: str, **options: Unpack[HoldOptions]) -> Lease:
         """As ``Locks.acquire``, and says how it ended."""
+        if alias := open_transaction():
+            logger.warning(
+                "the lock of %.200r is acquired inside a transaction on the database %r, and will"
+                " be released before its COMMIT: put atomic() inside the lock",
+                ", ".join(keys),
+                alias,
+            )
         return self._announced(super().acquire, keys, options)
 
     def acquire_patiently(

@@ -18,7 +18,6 @@ from .marks import mark
 from .request import RequestLocks, TaskLocks, ThreadLocks, locks_of_request
 from .settings import DEFAULT
 from .shield import to_its_end
-from .transactions import refuse_open_transaction
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -47,6 +46,11 @@ def lock(
     wanted = Lock.of(keys, alias, on_busy, options)
 
     def decorate(view: F) -> F:
+        if isinstance(view, type):
+            raise TypeError(
+                f"@lock decorates functions: on the class {view.__qualname__}, use"
+                ' @method_decorator(lock(...), name="dispatch")'
+            )
         held = _aheld(wanted, view) if iscoroutinefunction(view) else _held(wanted, view)
         functools.update_wrapper(held, view)
         mark(held, wanted)
@@ -86,7 +90,6 @@ def _serve(wanted: Lock, view: Callable[..., Any], args: Any, kwargs: Any) -> An
     outer = locks_of_request(request)
     if outer and outer.has(wanted):
         return work(outer)
-    refuse_open_transaction()
     values = _values(request, kwargs)
     try:
         if outer:
@@ -111,7 +114,9 @@ async def _serve_async(wanted: Lock, view: Callable[..., Any], args: Any, kwargs
 
     async def work(held: RequestLocks[Any]) -> Any:
         held.show(wanted, to_task=True)
-        response = await view(*args, **kwargs)
+        response = view(*args, **kwargs)
+        if inspect.isawaitable(response):  # A dispatch may answer by itself.
+            response = await response
         held.check()
         return response
 

@@ -20,7 +20,6 @@ from .description import Lock
 from .marks import locks_of
 from .request import TaskLocks, ThreadLocks, locks_of_request
 from .shield import to_its_end
-from .transactions import refuse_open_transaction
 
 View = Callable[..., Any]
 
@@ -61,7 +60,6 @@ class _ThreadLayer(_Layer):
                 " ASGI requests would wait in the thread that the holder needs: put it last into"
                 " MIDDLEWARE"
             )
-        refuse_open_transaction()
         held = _held(request)
         for lock in wanted:
             try:

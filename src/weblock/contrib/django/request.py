@@ -23,7 +23,7 @@ from ...sync import Lease
 from .answers import answer
 from .description import Lock
 from .registry import async_locks, locks
-from .transactions import checked_at_commit, give_back_connections, guard_connections
+from .transactions import checked_at_commit, give_back_connections, prepare_connections
 
 logger = logging.getLogger("weblock")
 
@@ -136,10 +136,13 @@ class ThreadLocks(RequestLocks[Lease]):
         return self.answered(response, loss)
 
     def acquire(self, lock: Lock, values: Mapping[str, object]) -> None:
-        """Acquires what of ``lock`` the request does not hold yet, and raises as ``Locks`` does."""
+        """Acquires what of ``lock`` the request does not hold yet, and raises as ``Locks`` does.
+
+        Raises ``ConfigurationError`` inside a transaction.
+        """
+        prepare_connections()
         keys = in_order(lock.keys_of(self.request, values))
         face = locks[lock.alias]
-        guard_connections()
         if missing := self._missing(lock, keys):
             with self._acquiring():
                 lease = face.acquire_patiently(
@@ -178,6 +181,7 @@ class TaskLocks(RequestLocks[AsyncLease]):
 
     async def acquire(self, lock: Lock, values: Mapping[str, object]) -> None:
         """The same."""
+        await sync_to_async(prepare_connections)()
         keys = in_order(await lock.akeys_of(self.request, values))
         face = async_locks[lock.alias]
         if missing := self._missing(lock, keys):

@@ -23,21 +23,34 @@ checked_at_commit: Final[ContextVar[Checked | None]] = ContextVar("weblock_check
 """What the code that runs here holds, if it is to be checked before each COMMIT."""
 
 
-def refuse_open_transaction() -> None:
+def open_transaction() -> str | None:
+    """The database on which this thread has a transaction open; not that around a ``TestCase``."""
+    for connection in connections.all(initialized_only=True):
+        if any(not block._from_testcase for block in connection.atomic_blocks):  # noqa: SLF001 - as Atomic asks
+            return str(connection.alias)
+    return None
+
+
+def _refuse_open_transaction() -> None:
     """Raises ``ConfigurationError`` inside a transaction, which is too late for a lock.
 
     What such a transaction has read may be stale already, and it commits when the lock has gone.
-    The transaction around a ``TestCase`` does not count.
     """
+    if alias := open_transaction():
+        raise ConfigurationError(
+            f"a lock is wanted inside a transaction on the database {alias!r}, which began before"
+            " the lock and would commit after it. With ATOMIC_REQUESTS, put"
+            " weblock.contrib.django.middleware.LockMiddleware last into MIDDLEWARE, and @lock"
+            " where the middleware sees it: on the view, or on a method of its class. Otherwise"
+            " put atomic() inside the lock"
+        )
+
+
+def prepare_connections() -> None:
+    """Refuses a transaction that is open, and has this thread's connections ask before COMMIT."""
+    _refuse_open_transaction()
     for connection in connections.all(initialized_only=True):
-        if any(not block._from_testcase for block in connection.atomic_blocks):  # noqa: SLF001 - as Atomic asks
-            raise ConfigurationError(
-                f"a lock is wanted inside a transaction on the database {connection.alias!r}, which"
-                " began before the lock and would commit after it. With ATOMIC_REQUESTS, put"
-                " weblock.contrib.django.middleware.LockMiddleware last into MIDDLEWARE, and @lock"
-                " where the middleware sees it: on the view, or on a method of its class. Otherwise"
-                " put atomic() inside the lock"
-            )
+        _guard(connection)
 
 
 def give_back_connections() -> None:
@@ -45,12 +58,6 @@ def give_back_connections() -> None:
     for connection in connections.all(initialized_only=True):
         if not connection.in_atomic_block:  # It is a TestCase's.
             connection.close()
-
-
-def guard_connections() -> None:
-    """Has those connections of this thread checked that may have been opened before we came."""
-    for connection in connections.all(initialized_only=True):
-        _guard(connection)
 
 
 def _guard(connection: Any, **_facts: object) -> None:
