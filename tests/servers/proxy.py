@@ -8,7 +8,7 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 from .frames import Frames, is_pubsub
 from .single import PATIENCE, Server
@@ -20,6 +20,12 @@ Then = Literal["close", "silence"]
 
 _AT_ONCE = struct.pack("ii", 1, 0)
 """To linger for no time: a connection that is closed so is reset."""
+
+
+class Listener(NamedTuple):
+    """Whoever listens on a port of loopback."""
+
+    port: int
 
 
 class Fault:
@@ -56,7 +62,7 @@ class Proxy:
     ``half_close`` and ``reset``, for new ones. Where no direction is named, both are meant.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server | Listener) -> None:
         self._server = server
         self._ways = {"requests": _Way(), "replies": _Way()}
         self._links: set[_Link] = set()
@@ -69,6 +75,7 @@ class Proxy:
 
     def url(self, **options: Any) -> str:
         """The server's URL, by way of the proxy; the options are those of ``Server.url``."""
+        assert isinstance(self._server, Server)
         return self._server.url(port=self.port, **options)
 
     @property

@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlencode
@@ -19,6 +20,7 @@ from urllib.parse import urlencode
 from .debian import program
 from .ports import free_port
 from .process import spawn
+from .proxy import Listener, Proxy
 
 PATIENCE = 60.0
 """Seconds after which a server that does not answer counts as broken."""
@@ -147,23 +149,31 @@ class ZooKeeper:
 
 
 class Ensemble:
-    """Servers that agree: they serve while a majority of them can talk to one another."""
+    """Three servers that agree: they serve while two of them can talk to one another.
 
-    def __init__(self, count: int = 3) -> None:
-        ports = [free_port() for _ in range(3 * count)]
-        members = "".join(
-            f"server.{number}=127.0.0.1:{ports[3 * number]}:{ports[3 * number + 1]}\n"
-            for number in range(count)
-        )
+    The first never leads, and reaches each of the others through one of the ``links``.
+    """
+
+    def __init__(self) -> None:
+        clients, peers, elections = ([free_port() for _ in range(3)] for _ in range(3))
+        self.links = [Proxy(Listener(port)) for port in peers[1:]]
+        seen_by_first = [peers[0], *(link.port for link in self.links)]
         self.servers = [
-            ZooKeeper(number=number, members=members, port=ports[3 * number + 2])
-            for number in range(count)
+            ZooKeeper(number=number, members=_members(seen, elections), port=port)
+            for number, (port, seen) in enumerate(
+                zip(clients, (seen_by_first, peers, peers), strict=True)
+            )
         ]
 
     @property
     def address(self) -> str:
         """Where clients connect."""
         return ",".join(server.address for server in self.servers)
+
+    @property
+    def first(self) -> ZooKeeper:
+        """The one that never leads."""
+        return self.servers[0]
 
     def leader(self) -> ZooKeeper:
         """The leader, as soon as there is one."""
@@ -176,8 +186,10 @@ class Ensemble:
         raise AssertionError("the servers have not chosen a leader")
 
     def __enter__(self) -> Self:
-        for server in self.servers:
+        for server in reversed(self.servers):
             server.begin()
+            if server is self.servers[1]:
+                self.leader()  # Chosen by two, so that the first finds one.
         for server in self.servers:
             server.wait_until_up()
         return self
@@ -185,6 +197,15 @@ class Ensemble:
     def __exit__(self, *exc_info: object) -> None:
         for server in self.servers:
             server.close()
+        for link in self.links:
+            link.close()
+
+
+def _members(peers: Sequence[int], elections: Sequence[int]) -> str:
+    return "".join(
+        f"server.{number}=127.0.0.1:{peer}:{election}\n"
+        for number, (peer, election) in enumerate(zip(peers, elections, strict=True))
+    )
 
 
 _guard = threading.Lock()

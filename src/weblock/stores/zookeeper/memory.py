@@ -24,8 +24,8 @@ class Memory:
         self.renewing = threading.Lock()
         self.leases: dict[str, Own] = {}
         """What this process holds, by owner."""
-        self.places: set[str] = set()
-        """Owners who wait."""
+        self.asked: set[str] = set()
+        """Owners who may have something there, be it that an answer was lost."""
         self.watched: set[tuple[str, str]] = set()
         """Nodes, and the owners who are to be rung when something happens to them."""
         self._seen: OrderedDict[Hashable, float] = OrderedDict()
@@ -45,16 +45,12 @@ class Memory:
         """Has ``what`` count as seen for ever."""
         self._seen[what] = float("-inf")
 
-    def holds(self, owner: str, own: Own) -> None:
-        self.places.discard(owner)
-        self.leases[owner] = own
-
     def forget(self, owner: str) -> None:
         self.leases.pop(owner, None)
-        self.places.discard(owner)
+        self.asked.discard(owner)
 
     def forget_ended(self, now: float) -> None:
         """Forgets leases that were never given back."""
         for owner, own in tuple(self.leases.items()):
             if own.until <= now:
-                self.leases.pop(owner, None)
+                self.forget(owner)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 from typing import Any, Final
 
@@ -55,6 +56,16 @@ class Session:
         for path in self.layout.above:
             self.client.create_async(path)
         self.client.create_async(self.layout.of_session(self.name), ephemeral=True)
+
+    def hang_up(self) -> None:
+        """Ends a connection whose server does not answer: kazoo looks for another then.
+
+        By itself it would find out from its own pings only, which it does not send while we ask.
+        """
+        sock = self.client._connection._socket  # noqa: SLF001 - kazoo has no other way
+        if sock is not None:
+            with contextlib.suppress(OSError):  # It was closed meanwhile.
+                sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Ends the session, which takes along our places. A server that hangs is left to itself."""

@@ -133,29 +133,16 @@ class ZooKeeperStore:
         return self._reply(await self._give_back(await self._key(key), owner))
 
     async def refresh(self, pulses: Sequence[Pulse]) -> Sequence[Reply | EngineUnavailable]:
-        keys = {pulse.key: await self._key(pulse.key) for pulse in pulses}
-        leases, sent = self._engine.memory.leases, self._now()
-        self._engine.memory.forget_ended(sent)
-        holding = {pulse.owner: own for pulse in pulses if (own := leases.get(pulse.owner))}
-        renewals = {
-            pulse.owner: self._renewal(
-                keys[pulse.key], pulse.owner, holding[pulse.owner], pulse.ttl, sent
-            )
-            for pulse in pulses
-            if pulse.owner in holding
-        }
-        waiting = {pulse.key: keys[pulse.key] for pulse in pulses if pulse.owner not in holding}
-        written = await self._all(*(renewal.result for renewal in renewals.values()))
-        renewed = dict(zip(renewals, written, strict=True))
-        scenes = dict(zip(waiting, await self._look(*waiting.values()), strict=True))
-        for scene in scenes.values():
-            self._pass_over_first(scene)
-        return [
-            self._renewed(renewals[pulse.owner], renewed[pulse.owner])
-            if pulse.owner in holding
-            else self._reply(self._standing(scenes[pulse.key], pulse.owner))
-            for pulse in pulses
-        ]
+        session, memory = await self._session(), self._engine.memory
+        memory.forget_ended(self._now())
+        held = [pulse for pulse in pulses if pulse.owner in memory.leases]
+        waiting = [pulse for pulse in pulses if pulse.owner not in memory.leases]
+        replies = dict(zip(_owners(held), await self._renew(session, held), strict=True))
+        try:
+            replies |= zip(_owners(waiting), await self._watch_over(session, waiting), strict=True)
+        except EngineUnavailable as error:
+            replies |= dict.fromkeys(_owners(waiting), error)
+        return [replies[pulse.owner] for pulse in pulses]
 
     async def force_release(self, key: str) -> Reply:
         node = await self._key(key, anew=True)
@@ -230,19 +217,23 @@ class ZooKeeperStore:
     # One acquisition.
 
     async def _attempt(self, key: Key, claim: Claim, room: int) -> Reply | None:
-        """Takes the key, or waits for it; ``None`` if things have changed meanwhile."""
-        places = self._engine.memory.places
-        new = claim.owner not in places
+        """Takes the key, or waits for it; ``None`` if things have changed meanwhile.
+
+        Who has asked before looks first: the answer may have been lost.
+        """
+        asked = self._engine.memory.asked
+        new = claim.owner not in asked
         if new:
+            asked.add(claim.owner)
             if reply := await self._grant(key, claim, self._for_free_key(key)):
                 return reply
             if room:
                 await self._join(key, claim)
         (scene,) = await self._look(key)
-        if scene.family.lease == f"{LEASE}{claim.owner}":  # An answer of ours was lost.
+        if scene.family.lease == f"{LEASE}{claim.owner}":
             return await self._renew_own(key, claim)
-        if claim.owner in places and not scene.family.place_of(claim.owner):
-            places.discard(claim.owner)
+        if room and not scene.family.place_of(claim.owner):
+            asked.discard(claim.owner)
             return None
         if scene.ended(self._now()) or (new and await self._has_ended_before(scene)):
             return await self._succeed(scene, claim, room)
@@ -289,12 +280,12 @@ class ZooKeeperStore:
             return None
         if isinstance(stat, Exception):
             return None
-        self._engine.memory.holds(claim.owner, Own(sent + claim.ttl, claim.label))
+        self._engine.memory.leases[claim.owner] = Own(sent + claim.ttl, claim.label)
         return Reply(Held(stat[1].czxid, sent + claim.ttl), sent)
 
     async def _join(self, key: Key, claim: Claim) -> None:
         """Takes a place behind all others, unless the key has become free."""
-        (made,) = await self._all(
+        (place,) = await self._all(
             key.session.client.create_async(
                 key.path(f"{PLACE}{key.session.name}-{claim.owner}-"),
                 packed(key.session.name, claim.label, claim.ttl),
@@ -302,14 +293,15 @@ class ZooKeeperStore:
                 sequence=True,
             )
         )
-        if not isinstance(made, Exception):
-            self._engine.memory.places.add(claim.owner)
+        if isinstance(place, Exception):
+            self._engine.memory.forget(claim.owner)
 
     async def _stay(self, scene: Scene, claim: Claim, room: int) -> Reply | None:
         """Waits where we are, if there is room."""
         answer = self._standing(scene, claim.owner)
         places = scene.family.places
         if not isinstance(answer, WaitingAnswer):
+            self._engine.memory.forget(claim.owner)
             return self._reply(Busy(scene.until, len(places)))
         if answer.position >= room:
             await self._give_back(scene.key, claim.owner)
@@ -341,11 +333,10 @@ class ZooKeeperStore:
         self._engine.switchboard.ring(watch[1], Ask())
 
     async def _renew_own(self, key: Key, claim: Claim) -> Reply | None:
-        sent = self._now()
-        own = self._engine.memory.leases.get(claim.owner) or Own(sent, claim.label)
-        renewal = self._renewal(key, claim.owner, own, claim.ttl, sent)
-        (stat,) = await self._all(renewal.result)
-        reply = self._renewed(renewal, stat)
+        leases = self._engine.memory.leases
+        leases.setdefault(claim.owner, Own(self._now(), claim.label))
+        renewal = self._renewal(key, claim.owner, claim.ttl)
+        reply = self._renewed(renewal, *await self._all(renewal.result))
         return reply if isinstance(reply.answer, Held) else None
 
     async def _give_back(self, key: Key, owner: str) -> Answer:
@@ -356,13 +347,11 @@ class ZooKeeperStore:
             client.get_children_async(key.node),
             client.delete_async(key.node),  # Which is refused while anybody waits below it.
         )
-        if not isinstance(lease, Exception):
-            return Released()
-        if not isinstance(children, Exception) and (place := family_of(children).place_of(owner)):
-            await self._all(
-                client.delete_async(key.path(place.name)), client.delete_async(key.node)
-            )
-        return Gone()
+        names = () if isinstance(children, Exception) else children
+        if ours := [place for place in family_of(names).places if place.owner == owner]:
+            gone = (client.delete_async(key.path(place.name)) for place in ours)
+            await self._all(*gone, client.delete_async(key.node))
+        return Gone() if isinstance(lease, Exception) else Released()
 
     # What stands there, and what has ended.
 
@@ -435,27 +424,49 @@ class ZooKeeperStore:
             return Gone()
         return WaitingAnswer(position, scene.until, ())
 
-    # Renewals.
+    # Heartbeats.
 
-    def _renewal(self, key: Key, owner: str, own: Own, ttl: float, sent: float) -> Renewal:
+    async def _renew(
+        self, session: Session, pulses: Sequence[Pulse]
+    ) -> list[Reply | EngineUnavailable]:
+        """Renews leases that we know of, all at once."""
+        renewals = [
+            self._renewal(Key(session, session.layout.of_key(key)), owner, ttl)
+            for key, owner, ttl in pulses
+        ]
+        stats = await self._outcomes(*(renewal.result for renewal in renewals))
+        return [self._renewed(*each) for each in zip(renewals, stats, strict=True)]
+
+    def _renewal(self, key: Key, owner: str, ttl: float) -> Renewal:
         """Writes that a lease goes on: whoever watches it begins to count anew.
 
-        What was promised by an earlier one is kept by a later one: they go out in their order.
+        What an earlier one has promised, a later one keeps: they are sent in their order.
         """
         memory = self._engine.memory
         with memory.renewing:
-            own = memory.leases.get(owner, own)
-            ttl = max(ttl, own.until - sent)
-            memory.holds(owner, own._replace(until=sent + ttl))
-            data = packed(key.session.name, own.label, ttl)
+            sent = self._now()
+            own = memory.leases.get(owner, Own(sent, ""))
+            until = max(sent + ttl, own.until)
+            memory.leases[owner] = own._replace(until=until)
+            data = packed(key.session.name, own.label, until - sent)
             result = key.session.client.set_async(key.lease_of(owner), data)
-        return Renewal(owner, sent, sent + ttl, result)
+        return Renewal(owner, sent, until, result)
 
-    def _renewed(self, renewal: Renewal, stat: Any) -> Reply:
+    def _renewed(self, renewal: Renewal, stat: Any) -> Any:
+        if isinstance(stat, EngineUnavailable):
+            return stat
         if isinstance(stat, Exception):
             self._engine.memory.forget(renewal.owner)
             return self._reply(Gone())
         return Reply(Held(stat.czxid, renewal.until), renewal.sent)
+
+    async def _watch_over(self, session: Session, pulses: Sequence[Pulse]) -> list[Reply]:
+        """How those who wait stand; whoever does not take their turn is passed over."""
+        keys = {pulse.key: Key(session, session.layout.of_key(pulse.key)) for pulse in pulses}
+        scenes = dict(zip(keys, await self._look(*keys.values()), strict=True))
+        for scene in scenes.values():
+            self._pass_over_first(scene)
+        return [self._reply(self._standing(scenes[pulse.key], pulse.owner)) for pulse in pulses]
 
     # Talking to the servers.
 
@@ -477,17 +488,31 @@ class ZooKeeperStore:
         return node
 
     async def _all(self, *results: AsyncResult) -> list[Any]:
-        """What several requests came to, which are under way; of a node that is not as it was seen, the error."""
-        until = self._now() + self._engine.settings.timeout
-        outcomes: list[Any] = []
-        for result in results:
-            try:
-                outcomes.append(await self._wait_for(result, until - self._now()))
-            except _EXPECTED as error:
-                outcomes.append(error)
-            except (KazooException, KazooTimeoutError) as error:
-                raise self._unavailable(error) from error
+        """What requests that are under way come to.
+
+        Of a node that is not as it was seen, the error. Raises ``EngineUnavailable`` for others.
+        """
+        outcomes = await self._outcomes(*results)
+        for outcome in outcomes:
+            if isinstance(outcome, EngineUnavailable):
+                raise outcome
         return outcomes
+
+    async def _outcomes(self, *results: AsyncResult) -> list[Any]:
+        until = self._now() + self._engine.settings.timeout
+        return [await self._outcome(result, until - self._now()) for result in results]
+
+    async def _outcome(self, result: AsyncResult, timeout: float) -> Any:
+        try:
+            return await self._wait_for(result, timeout)
+        except _EXPECTED as error:
+            return error
+        except (KazooException, KazooTimeoutError) as error:
+            if isinstance(error, KazooTimeoutError):
+                self._engine.session().hang_up()
+            unavailable = self._unavailable(error)
+            unavailable.__cause__ = error
+            return unavailable
 
     async def _stamp(self, session: Session) -> float:
         """The servers' time, by their own clock."""
@@ -497,10 +522,18 @@ class ZooKeeperStore:
         return float(stat.mtime / 1000)
 
     def _unavailable(self, error: Exception) -> EngineUnavailable:
-        return EngineUnavailable(self._engine.name, str(error) or type(error).__name__)
+        if isinstance(error, KazooTimeoutError):
+            reason = f"no answer within {self._engine.settings.timeout:g} s"
+        else:
+            reason = str(error) or type(error).__name__
+        return EngineUnavailable(self._engine.name, reason)
 
     def _reply(self, answer: Answer) -> Reply:
         return Reply(answer, self._now())
+
+
+def _owners(pulses: Sequence[Pulse]) -> list[str]:
+    return [pulse.owner for pulse in pulses]
 
 
 def _waiter(place: Place, data: bytes, now: float) -> table.Place:
