@@ -1,0 +1,479 @@
+"""ZooKeeper servers that die, hang, restart and are cut off, and sessions that expire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.protocol.states import KeeperState
+
+from tests.contract.conditions import eventually
+from tests.contract.puppets import Puppet
+from tests.servers import Proxy
+from tests.servers.proxy import Listener
+from tests.servers.zookeeper import Ensemble, ZooKeeper, fresh_zookeeper, shared_zookeeper
+from weblock import ConfigurationError, EngineUnavailable, LeaseLost, Locks, LockTimeout
+from weblock._core.ports import Pulse
+from weblock._core.table import HANDOFF, Claim, Gone, Held, Waiting
+from weblock._runtime.blocking import BlockingRuntime, drive
+from weblock.stores.zookeeper import open_engine
+from weblock.stores.zookeeper.settings import parse
+
+LONG = 60.0
+"""A ttl that no test waits for."""
+
+
+@pytest.fixture(scope="module")
+def ensemble() -> Iterator[Ensemble]:
+    """Three servers."""
+    with Ensemble() as ensemble:
+        yield ensemble
+
+
+@pytest.fixture
+def server() -> Iterator[ZooKeeper]:
+    """A server of the test's own."""
+    with ZooKeeper() as server:
+        yield server
+
+
+@pytest.fixture
+def client() -> Iterator[Callable[..., KazooClient]]:
+    """Clients for the test itself; of the shared server, unless told otherwise."""
+    started: list[KazooClient] = []
+
+    def start(address: str = "", **options) -> KazooClient:
+        started.append(KazooClient(address or shared_zookeeper().address, **options))
+        started[-1].start()
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.stop()
+        each.close()
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    """Threads that wait."""
+    with ThreadPoolExecutor() as threads:
+        yield threads
+
+
+def hold(locks: Locks, **options) -> int:
+    """Holds the key for a moment; its fence."""
+    with locks.hold("key", wait=LONG, **options) as lease:
+        return lease.fence
+
+
+def waiters(locks: Locks) -> int:
+    """How many wait for the key."""
+    info = locks.inspect("key")
+    return len(info.waiters) if info else 0
+
+
+def below(client: KazooClient, url: str) -> list[str]:
+    """The nodes of the key: a lease, and places."""
+    root = url.rpartition("/")[2].partition("?")[0]
+    node = f"/{root}/keys/default:key"
+    return [name.partition("-")[0] for name in client.get_children(node)]
+
+
+def keys_left(client: KazooClient, url: str) -> list[str]:
+    """The keys that have a node."""
+    return client.get_children(f"/{url.rpartition('/')[2].partition('?')[0]}/keys")
+
+
+class TestEnsemble:
+    """Three servers, of which one is killed, stopped, or cut off from the others."""
+
+    def test_a_holder_whose_server_is_cut_off(self, ensemble, client, threads) -> None:
+        """It knows before another holds. The holder of kazoo's own lock is told nothing by then."""
+        first, leader = ensemble.first.address, ensemble.leader().address
+        naive, rival = client(first, timeout=1.0), client(leader)
+        assert naive.Lock("/naive").acquire()
+
+        def take_over_naively() -> str:
+            assert rival.Lock("/naive").acquire()
+            return naive.client_state
+
+        url = fresh_zookeeper(first, session_timeout=1, timeout=0.4)
+        with Locks.from_url(url) as here, Locks.from_url(url.replace(first, leader)) as there:
+            lease = here.acquire("key", ttl=1.5)
+
+            def take_over() -> tuple[int, bool]:
+                with there.hold("key", wait=LONG) as theirs:
+                    return theirs.fence, lease.held
+
+            naively, properly = threads.submit(take_over_naively), threads.submit(take_over)
+            eventually(lambda: waiters(there) == 1)
+            eventually(lambda: len(rival.get_children("/naive")) == 2)
+            for link in ensemble.links:
+                link.freeze()
+            try:
+                assert naively.result(LONG) == KeeperState.CONNECTED
+                fence, both = properly.result(LONG)
+            finally:
+                for link in ensemble.links:
+                    link.thaw()
+            assert not both
+            assert fence > lease.fence
+            with pytest.raises(LeaseLost) as lost:
+                lease.release()
+            assert lost.value.reason == "expired"
+        ensemble.first.wait_until_up()
+
+    def test_a_leader_that_is_killed(self, ensemble) -> None:
+        """A lease outlives its leader: nobody else gets it meanwhile, and the next fence is larger."""
+        url = fresh_zookeeper(ensemble.address)
+        with Locks.from_url(url) as locks, Locks.from_url(f"{url}&timeout=1.5") as others:
+            lease = locks.acquire("key", ttl=LONG)
+            assert others.inspect("key").fence == lease.fence
+            dead = ensemble.leader()
+            dead.kill()
+            assert ensemble.leader() is not dead
+            with pytest.raises(LockTimeout):
+                others.acquire("key", wait=0)
+            lease.extend(1)
+            lease.release()
+            assert hold(others) > lease.fence
+        dead.start()
+
+    def test_a_server_that_hangs(self, ensemble) -> None:
+        """A holder whose server is stopped renews its lease at another, in time.
+
+        kazoo would not find out: it does not miss an answer as long as it has something to send.
+        """
+        leader = ensemble.leader()
+        followers = [server for server in ensemble.servers if server is not leader]
+        hosts = ",".join(server.address for server in followers)
+        with Locks.from_url(fresh_zookeeper(hosts, session_timeout=4, timeout=0.3)) as locks:
+            lease = locks.acquire("key", ttl=9)
+            (holding,) = lease._holdings
+            connection = locks._engine.session().client._connection
+            port = connection._socket.getpeername()[1]
+            stopped = next(server for server in followers if server.port == port)
+
+            def renewed_or_lost() -> bool:
+                with suppress(EngineUnavailable):
+                    locks.inspect("another key")
+                return holding.deadline > before or not lease.held
+
+            stopped.stop()
+            try:
+                before = holding.deadline
+                eventually(renewed_or_lost)
+            finally:
+                stopped.cont()
+            lease.release()
+        stopped.wait_until_up()
+
+
+class TestServer:
+    """One server, that is killed or stopped."""
+
+    def test_a_restart(self, server, threads) -> None:
+        """A server that is killed and started again knows leases and waiters; fences go on."""
+        url = fresh_zookeeper(server.address)
+        with Locks.from_url(url) as locks, Locks.from_url(f"{url}&timeout=1.5") as others:
+            lease = locks.acquire("key", ttl=LONG)
+            behind = threads.submit(hold, others)
+            eventually(lambda: waiters(locks) == 1)
+            server.restart()
+            with pytest.raises(LockTimeout):
+                others.acquire("key", wait=0)
+            lease.release()
+            assert behind.result(LONG) > lease.fence
+
+    def test_a_stop_beyond_the_ttl(self, server) -> None:
+        """The holder is told in time, nobody gets the key meanwhile, and then it is free."""
+        url = fresh_zookeeper(server.address, timeout=0.5)
+        with Locks.from_url(url) as locks, Locks.from_url(f"{url}&session_timeout=1") as others:
+            lease = locks.acquire("key", ttl=1)
+            server.stop()
+            with pytest.raises(EngineUnavailable):
+                others.acquire("key", wait=0)
+            eventually(lambda: not lease.held)
+            server.cont()
+            assert hold(others) > lease.fence
+            with pytest.raises(LeaseLost):
+                lease.release()
+
+
+class TestSession:
+    """The connection of a process, and what hangs on it."""
+
+    def test_a_session_that_expires(self, client, threads) -> None:
+        """Neither a lease nor a wait ends with its session: both go on in the next one."""
+        url = fresh_zookeeper()
+        with Locks.from_url(url) as locks, Locks.from_url(f"{url}&timeout=1.5") as others:
+            lease = locks.acquire("key", ttl=LONG)
+            behind = threads.submit(hold, others)
+            eventually(lambda: waiters(locks) == 1)
+            for each in (locks, others):
+                driver = each._engine.session().client
+                client_id = driver.client_id
+                client(client_id=client_id).stop()  # Which ends the session for both.
+                eventually(lambda d=driver, i=client_id: d.connected and d.client_id != i)
+            eventually(lambda: waiters(locks) == 1)
+            lease.extend(1)
+            lease.release()
+            assert behind.result(LONG) > lease.fence
+            assert keys_left(client(), url) == []
+
+    @pytest.mark.parametrize("busy", [False, True], ids=["lease", "place"])
+    def test_an_answer_that_is_lost(self, client, threads, busy) -> None:
+        """Asking again finds the lease or the place that was made; nothing is left of either."""
+        url = fresh_zookeeper()
+        address, look = shared_zookeeper().address, client()
+        with (
+            Proxy(Listener(shared_zookeeper().port)) as proxy,
+            Locks.from_url(url) as holders,
+            Locks.from_url(url.replace(address, f"127.0.0.1:{proxy.port}")) as locks,
+        ):
+            locks.acquire("another key").release()
+            driver = locks._engine.session().client
+            before = driver.last_zxid
+            lease = holders.acquire("key", ttl=LONG) if busy else None
+            proxy.delay(1000, "replies")
+            got = threads.submit(locks.acquire, "key", wait=LONG, ttl=LONG)
+            made = ["lease", "place"] if busy else ["lease"]
+            eventually(lambda: keys_left(look, url) and sorted(below(look, url)) == made)
+            proxy.reset()
+            proxy.heal()
+            eventually(lambda: driver.connected and driver.last_zxid > before)
+            eventually(lambda: sorted(below(look, url)) == made)
+            if lease:
+                lease.release()
+            theirs = got.result(LONG)
+            assert below(look, url) == ["lease"]
+            theirs.release()
+            assert keys_left(look, url) == []
+
+    def test_a_request_is_not_sent_late(self, server) -> None:
+        """Who gave up during an outage gets nothing when it is over."""
+        url = fresh_zookeeper(server.address, timeout=0.3)
+        with Locks.from_url(url) as locks, Locks.from_url(f"{url}&session_timeout=3") as others:
+            locks.acquire("key").release()
+            server.kill()
+            with pytest.raises(EngineUnavailable):
+                locks.acquire("key", wait=0.5)
+            server.start()
+            hold(locks)
+            assert others.inspect("key") is None
+            assert hold(others)
+
+
+class Machine:
+    """A process on a machine whose clock is set by hand."""
+
+    def __init__(self, url: str, clock: float) -> None:
+        self.engine = open_engine(url)
+        runtime = BlockingRuntime()
+        runtime.now = lambda: self.clock
+        self.clock = clock
+        self.store = self.engine.connect(runtime)
+
+    def claim(self, owner: str) -> Claim:
+        return Claim(owner, "", 10, owner)
+
+    def acquire(self, owner: str, *, room: int = 9):
+        return drive(self.store.acquire("key", self.claim(owner), room=room)).answer
+
+    def renew(self, owner: str, ttl: float = 10):
+        (reply,) = drive(self.store.refresh([Pulse("key", owner, ttl)]))
+        return reply.answer
+
+    def release(self, owner: str):
+        return drive(self.store.release("key", owner)).answer
+
+    def scene(self):
+        """What a look shows now, to be acted on later."""
+        key = drive(self.store._key("key"))
+        return drive(self.store._look(key))[0]
+
+    def take_over(self, scene, owner: str):
+        """What comes of a turn that is taken as that look showed it."""
+        grant = self.store._for_our_turn(scene)
+        return drive(self.store._grant(scene.key, self.claim(owner), grant))
+
+
+@pytest.fixture
+def machine() -> Iterator[Callable[[float], Machine]]:
+    """Machines that lock on one key, each with a clock of its own."""
+    url = fresh_zookeeper()
+    started: list[Machine] = []
+
+    def start(clock: float = 0) -> Machine:
+        started.append(Machine(url, clock))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.engine.close()
+
+
+class TestClocks:
+    @pytest.mark.parametrize("theirs", [0.0, 1e6])
+    def test_clocks_need_not_agree(self, machine, theirs: float) -> None:
+        """A lease ends for others a ttl after they first saw it as it is, whatever their clocks say."""
+        here, there = machine(5e5), machine(theirs)
+        assert isinstance(here.acquire("ours"), Held)
+        there.acquire("theirs")
+        there.clock += 9
+        here.clock += 9
+        assert isinstance(here.renew("ours"), Held)
+        there.acquire("theirs")
+        there.clock += 9.9
+        assert isinstance(there.acquire("theirs"), Waiting)
+        there.clock += 0.2
+        assert isinstance(there.acquire("theirs"), Held)
+        assert isinstance(here.renew("ours"), Gone)
+
+    def test_a_renewal_never_shortens(self, machine) -> None:
+        """What a longer renewal has promised its holder, others see also after a shorter one."""
+        here, there = machine(), machine()
+        here.acquire("ours")
+        here.renew("ours", ttl=100)
+        held = here.renew("ours", ttl=10)
+        assert held.until == 100
+        there.acquire("theirs")
+        there.clock += 99
+        assert isinstance(there.acquire("theirs"), Waiting)
+
+
+class TestLateDecisions:
+    """What was decided on a look is done later, when the look is not true any more."""
+
+    def test_a_renewal_under_way(self, machine) -> None:
+        """A lease that was seen to have ended is not taken from a holder that has renewed since."""
+        here, there = machine(), machine()
+        here.acquire("ours")
+        there.acquire("theirs")
+        there.clock += 11
+        scene = there.scene()
+        assert scene.ended(there.clock)
+        assert isinstance(here.renew("ours"), Held)
+        assert there.take_over(scene, "theirs") is None
+        assert isinstance(here.renew("ours"), Held)
+
+    def test_another_was_first(self, machine) -> None:
+        """Of two who both take themselves to be first, one gets the lease."""
+        one, other = machine(), machine()
+        holder = machine()
+        holder.acquire("holder")
+        one.acquire("one")
+        other.acquire("other")
+        holder.release("holder")
+        scene = one.scene()
+        places = scene.family.places
+        assert isinstance(one.acquire("one"), Held)
+        swapped = scene._replace(family=scene.family._replace(places=places[::-1]))
+        assert other.take_over(swapped, "other") is None
+        assert isinstance(one.renew("one"), Held)
+
+    def test_a_key_that_was_free_meanwhile(self, machine) -> None:
+        """A late renewal or release of one lease does not touch the next, which looks alike."""
+        here, there = machine(), machine()
+        here.acquire("ours")
+        drive(there.store.force_release("key"))
+        held = there.acquire("theirs")
+        assert isinstance(here.renew("ours"), Gone)
+        assert isinstance(here.release("ours"), Gone)
+        assert there.renew("theirs").fence == held.fence
+
+    def test_who_does_not_take_its_turn(self, machine) -> None:
+        """Is passed over, with all of its process, and cannot take the turn any more."""
+        holder, stopped, behind = machine(), machine(), machine()
+        holder.acquire("holder")
+        stopped.acquire("first")
+        behind.acquire("behind")
+        stopped.acquire("third")
+        holder.release("holder")
+        scene = stopped.scene()
+        assert isinstance(behind.acquire("behind"), Waiting)
+        behind.clock += HANDOFF
+        eventually(lambda: isinstance(behind.acquire("behind"), Held))
+        assert stopped.take_over(scene, "first") is None
+        assert behind.scene().family.places == ()
+
+
+class TestEndedLeases:
+    def test_who_never_waits_gets_the_key_of_the_dead(self) -> None:
+        """Processes that just try, each for the first time, find that a killed holder's lease ended."""
+        url = fresh_zookeeper(session_timeout=1)
+        holder = Puppet("sync", url, {"ttl": 1})
+        try:
+            holder.do("acquire", "key")
+            holder.kill()
+        finally:
+            holder.close()
+
+        def newcomer_gets_it() -> bool:
+            with Locks.from_url(url) as locks:
+                lease = locks.try_acquire("key")
+                return bool(lease)
+
+        eventually(newcomer_gets_it)
+
+    def test_the_word_of_a_clock_is_not_enough(self, client) -> None:
+        """A holder that lives, but has not renewed, is given its ttl by whoever comes."""
+        url = fresh_zookeeper()
+        with Locks.from_url(url) as locks:
+            lease = locks.acquire("key", ttl=0.3, renew=False)
+            eventually(lambda: not lease.held)
+            for _ in range(3):
+                with Locks.from_url(f"{url}&timeout=1.5") as newcomer:
+                    assert newcomer.try_acquire("key") is None
+            assert hold(locks)
+
+
+class TestAccess:
+    def test_nodes_are_for_their_user_only(self, client) -> None:
+        """With a user in the URL, others can neither read nor take what it locks."""
+        url = fresh_zookeeper()
+        ours = url.replace("://", "://joe:s%40cret@")
+        with Locks.from_url(ours) as locks, Locks.from_url(url) as others:
+            assert "s@cret" not in locks.engine + repr(locks)
+            lease = locks.acquire("key")
+            with pytest.raises(EngineUnavailable, match="NoAuth"):
+                others.acquire("key", wait=0)
+            lease.release()
+
+    @pytest.mark.parametrize(
+        ("url", "names"),
+        [
+            ("zookeeper://host:99999", "host:99999"),
+            ("zookeeper://a,b c", "b c"),
+            ("zookeeper://host/a//b", "/a//b"),
+            ("zookeeper://host/a/../b", "/a/../b"),
+            ("zookeeper://joe@host", "user:password@"),
+            ("zookeeper://host?ttl=3", "'ttl'"),
+            ("zookeeper://host?timeout=none", "timeout='none'"),
+            ("zookeeper://host?session_timeout=-1", "session_timeout='-1'"),
+        ],
+    )
+    def test_a_url_that_cannot_work(self, url, names) -> None:
+        """It is refused when it is read, with what is wrong with it."""
+        with pytest.raises(ConfigurationError, match=names.replace("?", r"\?")):
+            Locks.from_url(url)
+
+    def test_no_password_is_shown(self) -> None:
+        """A password that is not percent-encoded is in no message."""
+        with pytest.raises(ConfigurationError) as refused:
+            Locks.from_url("zookeeper://joe:se/cret@host:99999/x")
+        assert "cret" not in str(refused.value)
+
+    def test_a_url(self) -> None:
+        """Hosts, ports and the chroot may be left out."""
+        settings = parse("zookeeper://")
+        assert (settings.hosts, settings.root) == (("localhost:2181",), "/weblock")
+        settings = parse("zookeeper://u:p@a:1,[::1]:2,c/x/y?timeout=3&session_timeout=4")
+        assert settings.hosts == ("a:1", "[::1]:2", "c:2181")
+        assert (settings.root, settings.credentials) == ("/x/y", "u:p")
+        assert (settings.timeout, settings.session_timeout) == (3, 4)
+        assert settings.name == "zookeeper://a:1,[::1]:2,c:2181/x/y"
+        assert "u:p" not in repr(settings)
