@@ -227,7 +227,7 @@ class TestSession:
     @pytest.mark.parametrize("busy", [False, True], ids=["lease", "place"])
     def test_an_answer_that_is_lost(self, client, threads, busy) -> None:
         """Asking again finds the lease or the place that was made; nothing is left of either."""
-        url = fresh_zookeeper()
+        url = fresh_zookeeper(session_timeout=4)
         address, look = shared_zookeeper().address, client()
         with (
             Proxy(Listener(shared_zookeeper().port)) as proxy,
@@ -238,7 +238,7 @@ class TestSession:
             driver = locks._engine.session().client
             before = driver.last_zxid
             lease = holders.acquire("key", ttl=LONG) if busy else None
-            proxy.delay(1000, "replies")
+            proxy.delay(500, "replies")
             got = threads.submit(locks.acquire, "key", wait=LONG, ttl=LONG)
             made = ["lease", "place"] if busy else ["lease"]
             eventually(lambda: keys_left(look, url) and sorted(below(look, url)) == made)
