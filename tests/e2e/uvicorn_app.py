@@ -112,7 +112,7 @@ def naive_early_lock(_: Annotated[Any, EarlyNaiveLock], connection: Session) -> 
     create(connection)
 
 
-@app.get("/health")
+@app.api_route("/health", methods=["GET", "POST"])
 def health() -> str:
     """Takes no lock."""
     return "well"
