@@ -258,6 +258,29 @@ class TestServers:
                 listed = [info.key for info in locks.list("item:")]
                 assert listed == [f"item:{number:03}" for number in range(600)]
 
+    def test_a_queue_that_no_item_can_hold(self, machine) -> None:
+        """Who does not fit into the item of a key is told what to do, and the others wait on."""
+        long = machine(0.0)
+        long.acquire("holder")
+
+        def wait(number: int) -> Any:
+            claim = Claim(str(number), long.store.process, LONG, "x" * 100_000)
+            return drive(long.store.acquire("key", claim, room=99)).answer
+
+        assert [type(wait(number)) for number in range(10)] == [Waiting] * 10
+        with pytest.raises(EngineUnavailable, match="max_waiters"):
+            wait(10)
+        long.release("holder")
+        assert isinstance(long.acquire("0"), Held)
+
+    def test_a_note_that_is_kept_for_months(self) -> None:
+        """What is done once for all is remembered beyond the 30 days that memcached counts in seconds."""
+        with Memcached("-M") as server, Locks.from_url(f"{server.url}?recovery=off") as locks:
+            drive(locks._locker.store.mark("default:key", 90 * 86400.0))
+            assert drive(locks._locker.store.marked("default:key"))
+            drive(locks._locker.store.mark("default:key", 0))
+            assert not drive(locks._locker.store.marked("default:key"))
+
     def test_what_is_not_ours_is_not_overwritten(self) -> None:
         """An item that another version wrote is an error that says what to do."""
         with Memcached("-M") as server, Locks.from_url(f"{server.url}?recovery=off") as locks:

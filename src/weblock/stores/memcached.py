@@ -55,6 +55,9 @@ LONGEST_EXPIRY: Final = 30 * 86400
 RECOVERY: Final = 10.0
 """Seconds for which a server that may have lost leases grants none."""
 
+UPTIME_AHEAD: Final = 3.0
+"""Seconds by which a server may say that it has been up for longer than it has."""
+
 FIRST_LOOK: Final = 0.003
 LONGEST_LOOK: Final = 0.25
 """Seconds between two looks at a key that others hold, while somebody here waits for it."""
@@ -530,7 +533,7 @@ class _ItemCells:
         if quiet:
             stats = client.stats()
             if not stats[b"cmd_flush"] and not stats[b"evictions"]:
-                quiet -= stats[b"uptime"] - 1
+                quiet = min(quiet, quiet - stats[b"uptime"] + UPTIME_AHEAD)
         if quiet > 0:
             client.add(self._quiet, b"1", math.ceil(quiet) + 1, noreply=False)
         client.add(self._mark, b"1", noreply=False)
