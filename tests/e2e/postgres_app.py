@@ -4,9 +4,12 @@
 ``ENGINE`` in the environment. ``/ours/...`` uses the lock, ``/naive/...`` what one writes first.
 """
 
+import asyncio
 import itertools
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, HTTPException, Request
@@ -16,7 +19,9 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from starlette.middleware.base import BaseHTTPMiddleware
 
 from tests.contrib.naive import naive_lock
+from weblock import AsyncLease
 from weblock.contrib.fastapi import install, lock
+from weblock.contrib.sqlalchemy import guard
 
 BOUND = 3
 DRIVERS = ("psycopg", "async psycopg", "asyncpg")
@@ -136,6 +141,46 @@ for way, parts in zip(WAYS, itertools.product(DRIVERS, SCOPES, ORDERS), strict=T
 add("/naive/yield", Depends(naive), "psycopg", "request", "session-first")
 add("/naive/early", Depends(naive, scope="function"), "asyncpg", "request", "lock-first")
 add("/naive/middleware", Depends(lambda: None), "asyncpg", "request", "lock-first")
+
+
+Frozen = Annotated[AsyncLease, Depends(lock("frozen", ttl=1, on_lost="continue"))]
+"""Of work that takes longer than its lease, if its process stands still meanwhile."""
+
+
+def guarded_session(
+    lease: Frozen, session: Annotated[Session, Depends(SESSIONS["psycopg"])]
+) -> Session:
+    """A session that commits nothing without the lease."""
+    guard(session, lease)
+    return session
+
+
+async def guarded_async_session(
+    lease: Frozen, session: Annotated[AsyncSession, Depends(SESSIONS["asyncpg"])]
+) -> AsyncSession:
+    """The same, for asyncio."""
+    guard(session, lease)
+    return session
+
+
+@app.post("/guarded/def", status_code=201, response_model=None)
+def guarded(session: Annotated[Session, Depends(guarded_session)], begun: str) -> None:
+    """Commits by itself, after what it knew when it held the lease."""
+    Path(begun).touch()
+    time.sleep(0.5)
+    session.add(Item(note=""))
+    session.commit()
+
+
+@app.post("/guarded/async", status_code=201, response_model=None)
+async def guarded_async(
+    session: Annotated[AsyncSession, Depends(guarded_async_session)], begun: str
+) -> None:
+    """The same, for asyncio."""
+    Path(begun).touch()  # noqa: ASYNC240 - it takes no time
+    await asyncio.sleep(0.5)
+    session.add(Item(note=""))
+    await session.commit()
 
 
 class NaiveMiddleware(BaseHTTPMiddleware):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import signal
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import Popen
 
 import httpx
 import pytest
@@ -32,9 +35,10 @@ TOP = Path(__file__).parents[2]
 class Shop:
     """Two servers, one database, one engine."""
 
-    def __init__(self, database: str, urls: list[str], probe: Locks) -> None:
+    def __init__(self, database: str, servers: dict[str, Popen], probe: Locks) -> None:
         self.database = create_engine(database)
-        self.urls = urls
+        self.servers = servers
+        self.urls = list(servers)
         self.probe = probe
 
     def items(self) -> int:
@@ -70,15 +74,16 @@ def shop():
         engine.dispose()
         probe = stack.enter_context(Locks.from_url(f"file://{folder}/locks", wait=PATIENCE))
         environment = {"DATABASE": url.partition("//")[2], "ENGINE": probe.engine}
-        urls = [stack.enter_context(served(folder / f"{n}.log", environment)) for n in range(2)]
-        shop = Shop(url, urls, probe)
+        logs = [folder / "one.log", folder / "other.log"]
+        servers = dict(stack.enter_context(served(log, environment)) for log in logs)
+        shop = Shop(url, servers, probe)
         stack.callback(shop.database.dispose)
         yield shop
 
 
 @contextlib.contextmanager
-def served(log: Path, environment: dict[str, str]) -> Iterator[str]:
-    """The URL of the application in a process of its own."""
+def served(log: Path, environment: dict[str, str]) -> Iterator[tuple[str, Popen]]:
+    """The URL of the application, and the process of its own that it runs in."""
     url = f"http://127.0.0.1:{free_port()}"
     command = f"{sys.executable} -m uvicorn tests.e2e.postgres_app:app --app-dir {TOP}"
     command += f" --port {url.rpartition(':')[2]} --log-level warning"
@@ -86,7 +91,7 @@ def served(log: Path, environment: dict[str, str]) -> Iterator[str]:
     try:
         eventually(lambda: answers(url) or process.poll() is not None, within=PATIENCE)
         assert process.poll() is None, log.read_text()
-        yield url
+        yield url, process
     finally:
         process.terminate()
         process.wait()
@@ -130,3 +135,25 @@ def test_a_naive_lock_breaks_the_bound(shop, way):
             break
     assert made > BOUND
     eventually(lambda: shop.items() > BOUND)  # Some have been told before they commit.
+
+
+@pytest.mark.parametrize("world", ["def", "async"])
+def test_a_process_that_stood_still_commits_nothing(shop, tmp_path, world):
+    """Stopped for longer than its lease, it comes back while another has the key: 503, no row."""
+    shop.start_anew()
+    url, process = next(iter(shop.servers.items()))
+    begun = tmp_path / "begun"
+    with ThreadPoolExecutor(1) as client:
+        post = client.submit(
+            httpx.post, f"{url}/guarded/{world}", params={"begun": begun}, timeout=PATIENCE
+        )
+        eventually(begun.exists, within=PATIENCE)
+        process.send_signal(signal.SIGSTOP)
+        try:
+            other = shop.probe.acquire("frozen")
+        finally:
+            process.send_signal(signal.SIGCONT)
+        answer = post.result()
+    assert (answer.status_code, answer.json()["code"]) == (503, "lease_lost")
+    assert shop.items() == 0
+    other.release()
