@@ -111,8 +111,7 @@ def _longest(wait: Any) -> float:
     """Seconds for which a request waits at most."""
     checked = Options(wait=wait).of_call({})[1]
     if isinstance(checked, Attempts):
-        pauses = (checked.pause * 2.0**number for number in range(min(checked.count - 1, 100)))
-        return sum(min(pause, checked.longest) for pause in pauses)
+        return sum(checked.pauses())
     return inf if checked is None else checked
 
 
