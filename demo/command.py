@@ -14,6 +14,7 @@ from typing import Final
 from rich.console import Console
 
 from demo.engine import EngineError
+from demo.framework import FRAMEWORKS
 from demo.process import ServerError
 from demo.story import tell
 from demo.versions.story import tell as tell_versions
@@ -50,7 +51,10 @@ def _story(console: Console, options: argparse.Namespace) -> Coroutine[None, Non
         requests = options.requests or 24
         return tell_versions(console, requests=requests, replicas=workers, picture=options.picture)
     requests = options.requests or 12
-    return tell(console, engine=options.engine, requests=requests, workers=workers)
+    framework = FRAMEWORKS[options.framework]
+    return tell(
+        console, engine=options.engine, framework=framework, requests=requests, workers=workers
+    )
 
 
 async def _until_interrupted(story: Coroutine[None, None, int]) -> int:
@@ -93,6 +97,12 @@ def _arguments() -> argparse.Namespace:
         metavar="URL",
         help="where the locks are: file:// (this machine, the default), redis://host:port or the like,"
         " or just redis or valkey, which starts a server for the demo",
+    )
+    parser.add_argument(
+        "--framework",
+        default="fastapi",
+        choices=sorted(FRAMEWORKS),
+        help="what the application is written in (fastapi)",
     )
     parser.add_argument(
         "--requests",

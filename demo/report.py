@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from demo.engine import Engine
+from demo.framework import Framework
 from demo.load import Answer
 from demo.outcome import BOUND, Run, Takeover
 from demo.timeline import ASCII, UNICODE, Marks, draw, legend
@@ -19,10 +20,12 @@ LONGEST_LIST: Final = 20
 """With more requests than this, equal answers are counted instead of listed."""
 
 
-def introduce(console: Console, engine: Engine, requests: int, workers: int) -> None:
+def introduce(
+    console: Console, engine: Engine, framework: Framework, requests: int, workers: int
+) -> None:
     """Says what is about to be shown."""
     console.print(
-        f"An application may make at most [bold]{BOUND} items[/]. Its handler counts them, does"
+        f"A {framework.name} application may make at most [bold]{BOUND} items[/]. Its handler counts them, does"
         f" some work (0.15 s), and adds one if there were fewer than {BOUND}. It runs in"
         f" [bold]{workers} workers[/] behind one address, each a uvicorn server of its own; they"
         f" share one SQLite file. [bold]{requests} requests[/] come at once.\n"
@@ -72,7 +75,9 @@ def show_takeover(console: Console, takeover: Takeover) -> None:
     console.print(_indented(_told(takeover)))
 
 
-def verdict(console: Console, without: Run, locked: Run, takeover: Takeover) -> int:
+def verdict(
+    console: Console, framework: Framework, without: Run, locked: Run, takeover: Takeover
+) -> int:
     """Says whether the demo showed what it is to show. Returns the exit status."""
     claims = {
         "without the lock no race was seen: try --requests 50": without.raced,
@@ -86,8 +91,8 @@ def verdict(console: Console, without: Run, locked: Run, takeover: Takeover) -> 
         console.print(f"[bold red]Not shown:[/] {failure}.")
     if not failures:
         console.print(
-            "[bold green]The lock held.[/] It is one line of demo/app.py,"
-            ' [cyan]Depends(lock("create_item"))[/], and nothing else differs.'
+            f"[bold green]The lock held.[/] It is in one line of {framework.file},"
+            f" [cyan]{framework.line}[/], and nothing else differs."
         )
     return 1 if failures else 0
 

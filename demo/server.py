@@ -12,11 +12,12 @@ from typing import Final
 
 from demo.balancer import balancing
 from demo.engine import Engine
+from demo.framework import Framework
 from demo.process import running
 from demo.trace import TRACE
 
 _UVICORN: Final = [
-    *(sys.executable, "-m", "uvicorn", "demo.app:app", "--no-access-log"),
+    *(sys.executable, "-m", "uvicorn", "--no-access-log"),
     *("--port", "0", "--workers", "1"),
 ]
 
@@ -48,7 +49,7 @@ class Application:
 
 @asynccontextmanager
 async def serving(
-    directory: Path, engine: Engine, *, workers: int, locked: bool
+    directory: Path, engine: Engine, framework: Framework, *, workers: int, locked: bool
 ) -> AsyncIterator[Application]:
     """Runs the application while the block lasts. Raises ``ServerError`` if it does not start."""
     database, trace = directory / "items.sqlite3", directory / "trace.jsonl"
@@ -60,12 +61,11 @@ async def serving(
         "DEMO_TTL": str(engine.ttl),
         TRACE: str(trace),
     }
+    command = [*_UVICORN, framework.application]
     with ExitStack() as stack:
         servers = [
             stack.enter_context(
-                running(
-                    "the application", _UVICORN, directory / f"worker-{number}.log", environment
-                )
+                running("the application", command, directory / f"worker-{number}.log", environment)
             )
             for number in range(workers)
         ]

@@ -7,6 +7,7 @@ import os
 import signal
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,7 @@ from rich.console import Console
 
 from demo import report, trace
 from demo.engine import Engine, engine_for
+from demo.framework import Framework
 from demo.load import Answer, client, create_item, create_items
 from demo.outcome import Run, Takeover
 from demo.process import ServerError
@@ -27,7 +29,9 @@ IN_VAIN: Final = 0.5
 """Seconds for which they wait in vain before it is killed."""
 
 
-async def tell(console: Console, *, engine: str, requests: int, workers: int) -> int:
+async def tell(
+    console: Console, *, engine: str, framework: Framework, requests: int, workers: int
+) -> int:
     """The demo, from start to end. Returns the exit status.
 
     Raises ``EngineError``, or ``ServerError`` if the application does not run.
@@ -38,18 +42,19 @@ async def tell(console: Console, *, engine: str, requests: int, workers: int) ->
     ):
         directory = Path(name)
         async with engine_for(engine, directory) as opened:
-            report.introduce(console, opened, requests, workers)
+            report.introduce(console, opened, framework, requests, workers)
+            serve = partial(serving, directory, opened, framework, workers=workers)
             status.update("1 of 3: without the lock ...")
-            async with serving(directory, opened, workers=workers, locked=False) as application:
+            async with serve(locked=False) as application:
                 without = await run_until_it_races(application, requests)
             status.update("2 of 3: with the lock ...")
-            async with serving(directory, opened, workers=workers, locked=True) as application:
+            async with serve(locked=True) as application:
                 locked = await run(application, requests)
                 report.compare(console, without, locked)
                 status.update("3 of 3: a worker dies while it holds the lock ...")
                 takeover = await kill_the_holder(application, opened)
                 report.show_takeover(console, takeover)
-    return report.verdict(console, without, locked, takeover)
+    return report.verdict(console, framework, without, locked, takeover)
 
 
 async def run_until_it_races(application: Application, requests: int) -> Run:

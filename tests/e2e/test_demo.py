@@ -109,13 +109,19 @@ def workers_starting(demo: Demo) -> bool:
     return bool(list(demo.scratch.glob("*/items.sqlite3")))
 
 
-@pytest.mark.parametrize("name", ["file", "redis"])
-def test_it_shows_the_race_and_its_end(name: str, demo: Callable[..., Demo], scratch: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "framework"), [("file", "fastapi"), ("redis", "fastapi"), ("file", "django")]
+)
+def test_it_shows_the_race_and_its_end(
+    name: str, framework: str, demo: Callable[..., Demo], scratch: Path
+) -> None:
     """The demo sees the race without the lock, none with it, and a killed holder's lock freed.
 
-    On the machine's own engine, which is the default, as on a server that it starts.
+    On the machine's own engine, which is the default, as on a server that it starts; in each of
+    the frameworks.
     """
-    running = demo("--no-color", *(() if name == "file" else ("--engine", name)))
+    engine = () if name == "file" else ("--engine", name)
+    running = demo("--no-color", "--framework", framework, *engine)
     output, errors = running.end()
 
     assert running.process.returncode == 0, output + errors
