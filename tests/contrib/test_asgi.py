@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from weblock import ConfigurationError, LockTimeout
+from weblock import AsyncLocks, ConfigurationError, LockTimeout
 from weblock.contrib.asgi import RequestLayer, problem_of, request_locks
 from weblock.contrib.asgi.inbox import Inbox
 
@@ -78,6 +78,20 @@ class TestTheLayer:
             assert send == exchange.send
 
         await exchange.served_by(RequestLayer(app, locks))
+
+    async def test_locks_are_closed_before_the_server_hears_of_the_end(self, locks, url):
+        """Some cancel the application when it has told them that it has shut down."""
+        mine = AsyncLocks.from_url(url)
+
+        async def app(scope, receive, send):
+            await send({"type": "lifespan.shutdown.complete"})
+
+        async def told(message):
+            with pytest.raises(ConfigurationError, match="is closed"):
+                await mine.acquire("x")
+
+        layer = RequestLayer(app, mine, reopen=lambda: AsyncLocks.from_url(url))
+        await layer({"type": "lifespan"}, None, told)
 
     async def test_an_error_after_the_response_began_to_wait_leaves_nothing_to_send(self, locks):
         """A response that was discarded is not sent later by its timer."""

@@ -256,7 +256,7 @@ class TestClientsThatGo:
             await until_waited_for(locks, "items")
             exchange.leaves()
             await served
-            assert (await locks.inspect("items")).waiters == ()
+            await until_waited_for(locks, "items", by=0)
         assert app.began == 0
         assert exchange.sent == []
 

@@ -19,8 +19,8 @@ async def eventually(condition: Callable[[], object], *, within: float = PATIENC
 
 
 async def until_waited_for(locks: AsyncLocks, key: str, *, by: int = 1) -> None:
-    """Returns when so many wait for ``key``."""
+    """Returns when so many wait for ``key``, which is held."""
     async with asyncio.timeout(PATIENCE):
         # Any engine, whoever waits.
-        while (info := await locks.inspect(key)) is None or len(info.waiters) < by:  # noqa: ASYNC110
+        while (info := await locks.inspect(key)) is None or len(info.waiters) != by:  # noqa: ASYNC110
             await asyncio.sleep(0.001)

@@ -18,7 +18,7 @@ from ...errors import LeaseLost
 from .inbox import Inbox
 from .outbox import Outbox
 from .problems import problem_of
-from .protocol import App, Receive, Scope, Send
+from .protocol import App, Message, Receive, Scope, Send
 from .request import SCOPE_KEY, ClientGone, RequestLocks
 
 logger = logging.getLogger("weblock")
@@ -98,9 +98,19 @@ class RequestLayer:
     ) -> None:
         if self._shut_down:
             self._locks, self._shut_down = reopen(), False
+
+        async def close_and_send(message: Message) -> None:
+            if message["type"].startswith("lifespan.shutdown."):
+                await self._shut_down_once()  # A server may cancel us when it has had this.
+            await send(message)
+
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, close_and_send)
         finally:
+            await self._shut_down_once()
+
+    async def _shut_down_once(self) -> None:
+        if not self._shut_down:
             self._shut_down = True
             await self._locks.close()
 

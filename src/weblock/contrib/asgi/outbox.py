@@ -13,7 +13,7 @@ from .protocol import Message, Send
 logger = logging.getLogger("weblock")
 
 LIMIT: Final = 1024 * 1024
-"""Bytes of a response that are held back, at most."""
+"""Bytes of a response that are held back, at most, while there is more to come."""
 
 LOOK_AGAIN: Final = 0.05
 """Seconds after which it is looked again whether the application still finishes its work."""
@@ -23,11 +23,11 @@ class Outbox:
     """``send`` for the application.
 
     After ``hold_back``, the response stays here until ``let_go`` or ``discard``. It is let go
-    earlier if it is a stream of events, if it is larger than ``LIMIT``, if it is complete and
-    ``work_goes_on`` says that background tasks follow, or if the application has not returned
-    so many seconds after it began to answer; but not while it is complete and ``is_finishing`` says
-    that what remains is the work that it tells of. ``on_stream`` is called when a part of a response
-    is sent while the application still makes the rest.
+    earlier if it is a stream of events, if it passes ``LIMIT`` before its last part, if it is
+    complete and ``work_goes_on`` says that background tasks follow, or if the application has not
+    returned so many seconds after it began to answer; but not while it is complete and
+    ``is_finishing`` says that what remains is the work that it tells of. ``on_stream`` is called
+    when a part of a response is sent while the application still makes the rest.
 
     A response that ``promises`` something is not taken when there is a ``loss``: that is raised.
     """
@@ -173,7 +173,9 @@ class Outbox:
         if message["type"] == "http.response.start":
             return _is_event_stream(message)
         self._complete = not message.get("more_body", False)
-        return self._size > LIMIT or (self._complete and self._work_goes_on())
+        if self._complete:
+            return self._work_goes_on()
+        return self._size > LIMIT
 
 
 def _is_event_stream(start: Message) -> bool:

@@ -1,0 +1,272 @@
+"""``LockMiddleware`` on every kind of ASGI server, with clients that read slowly or go at once."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import re
+import socket
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.contract import conditions
+from tests.contract.conditions import queue_of
+from tests.servers.ports import free_port
+from tests.servers.process import spawn
+from weblock import Locks
+
+TOP = Path(__file__).parents[2]
+APP = "tests.e2e.asgi_app:app"
+PATIENCE = 60.0
+
+MIB = 1024 * 1024
+UPLOAD = int(os.environ.get("WEBLOCK_TEST_UPLOAD_MIB", "96")) * MIB
+"""The issue's 1 GiB with 1024; the bound on memory is the same."""
+
+COMMANDS = {
+    "uvicorn": [APP, "--port={port}", "--log-level=warning", "--ws=none"],
+    "hypercorn": [APP, "--bind=127.0.0.1:{port}", "--log-level=warning"],
+    "granian": [APP, "--interface=asgi", "--port={port}", "--log-level=warning", "--no-ws"],
+    "gunicorn": [APP, "--worker-class=asgi", "--bind=127.0.0.1:{port}", "--log-level=warning"],
+}
+
+numbers = itertools.count()
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    """Returns when ``condition`` is true."""
+    conditions.eventually(condition, within=PATIENCE)
+
+
+class Server:
+    """A server with the application, and what its engine knows of its keys."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind = kind
+        self.folder = folder
+        self.address = ("127.0.0.1", free_port())
+        engine = f"file://{folder}/locks"
+        arguments = [each.format(port=self.address[1]) for each in COMMANDS[kind]]
+        self.process = spawn(
+            [sys.executable, "-m", kind, *arguments],
+            log=folder / "log",
+            env={
+                "WEBLOCK_TEST_FOLDER": str(folder),
+                "WEBLOCK_TEST_ENGINE": engine,
+                "PYTHONPATH": str(TOP),
+            },
+        )
+        self.probe = Locks.from_url(engine, wait=PATIENCE)
+        eventually(lambda: self.serves() or self.process.poll() is not None)
+        assert self.process.poll() is None, self.log()
+
+    def serves(self) -> bool:
+        try:
+            socket.create_connection(self.address).close()
+        except ConnectionRefusedError:
+            return False
+        return True
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def noted(self, name: str) -> bool:
+        return (self.folder / name).exists()
+
+    def goes_on(self, name: str) -> None:
+        (self.folder / f"{name}-goes-on").touch()
+
+    def waiting_for(self, key: str) -> int | None:
+        """How many wait for a key; ``None`` if nobody holds it."""
+        with ThreadPoolExecutor(1) as stranger:  # The test's own thread may hold the key.
+            return stranger.submit(queue_of, self.probe, key).result()
+
+    def raw(self, path: str, *, method: str = "POST", length: int = 0) -> socket.socket:
+        """A connection that has sent the head of a request, and reads nothing by itself."""
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
+        client.settimeout(PATIENCE)
+        client.connect(self.address)
+        head = f"{method} {path} HTTP/1.1\r\nHost: shop\r\nContent-Length: {length}\r\n"
+        client.sendall(f"{head}Connection: close\r\n\r\n".encode())
+        return client
+
+    def answer(self, path: str, method: str = "POST") -> bytes:
+        """What a request is answered, whole."""
+        with self.raw(path, method=method) as client:
+            return read_all(client)
+
+    def memory(self) -> int:
+        """The most memory that the serving process has ever had, in bytes."""
+        return int(self.answer("/memory", "GET").rpartition(b"\r\n\r\n")[2])
+
+    def end(self) -> None:
+        """Has it shut down."""
+        self.probe.close()
+        self.process.terminate()
+        self.process.wait(timeout=PATIENCE)
+
+
+@pytest.fixture(scope="module", params=COMMANDS)
+def server(request) -> Iterator[Server]:
+    """Each kind of server, for all tests."""
+    with tempfile.TemporaryDirectory(prefix="wl-") as folder:
+        server = Server(request.param, Path(folder))
+        try:
+            yield server
+        finally:
+            server.end()
+        assert server.noted("started")
+        assert server.noted("shut-down")
+        assert not re.search(r"Traceback|ERROR|Exception", server.log()), server.log()
+
+
+@pytest.fixture
+def name() -> str:
+    """A name that no other test uses."""
+    return f"n{next(numbers)}"
+
+
+def read_all(client: socket.socket) -> bytes:
+    """What it is sent until the server closes."""
+    parts = []
+    while part := client.recv(65536):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def reset(client: socket.socket) -> None:
+    """Closes a connection without a word of farewell."""
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+
+
+@pytest.fixture(params=["closes", "resets"])
+def leave(request):
+    """The ways in which a client goes."""
+    return reset if request.param == "resets" else socket.socket.close
+
+
+@pytest.mark.parametrize("path", ["/fixed", "/fixed%0A", "/fixed?x=1", "/%66ixed%0a?%0A"])
+def test_no_url_passes_by_the_lock(server, path):
+    """However a URL is written that reaches the handler: it waits while the key is held."""
+    assert b" 200 " in server.answer(path)
+    with server.probe.hold("fixed"):
+        client = server.raw(path)
+        eventually(lambda: server.waiting_for("fixed") == 1)
+    with client:
+        assert b" 200 " in read_all(client)
+
+
+def test_a_client_that_goes_leaves_the_queue(server, name, leave):
+    """A waiting client that goes gives up its place; its handler never runs."""
+    with server.probe.hold(name):
+        leaving = server.raw(f"/steered/{name}/{name}-left")
+        staying = server.raw(f"/quick/{name}")
+        eventually(lambda: server.waiting_for(name) == 2)
+        leave(leaving)
+        eventually(lambda: server.waiting_for(name) == 1)
+    with staying:
+        assert b" 200 " in read_all(staying)
+    assert not server.noted(f"{name}-left-began")
+
+
+def test_a_client_that_goes_with_half_its_body_leaves_the_queue(server, name, leave):
+    """So does one that has sent a part of what it announced."""
+    with server.probe.hold(name):
+        leaving = server.raw(f"/upload/{name}", length=1000)
+        leaving.sendall(b"x" * 500)
+        eventually(lambda: server.waiting_for(name) == 1)
+        leave(leaving)
+        eventually(lambda: server.waiting_for(name) == 0)
+    assert b" 200 " in server.answer(f"/quick/{name}")
+    assert not server.noted(f"{name}-broke-off")
+
+
+def test_a_handler_whose_client_goes_ends_inside_the_lock(server, name, leave):
+    """A connection that ends while its handler runs does not let the next one in."""
+    leaving = server.raw(f"/steered/{name}/{name}")
+    eventually(lambda: server.noted(f"{name}-began"))
+    leave(leaving)
+    with server.raw(f"/quick/{name}") as next_one:
+        eventually(lambda: server.waiting_for(name) == 1)
+        assert server.noted(f"{name}-ended") is False
+        server.goes_on(name)
+        assert b" 200 " in read_all(next_one)
+    assert server.noted(f"{name}-ended")
+
+
+def test_an_upload_that_breaks_off_frees_the_key(server, name, leave):
+    """A handler that reads a body inside the lock ends when its client goes in the middle."""
+    leaving = server.raw(f"/upload/{name}", length=1000)
+    leaving.sendall(b"x" * 500)
+    eventually(lambda: server.waiting_for(name) is not None)
+    leave(leaving)
+    server.probe.acquire(name).release()
+
+
+def test_a_slow_reader_does_not_keep_the_lock(server, name):
+    """The lock is free while the client has read nothing of a response that was made in one piece."""
+    size = 16 * MIB
+    with server.raw(f"/large/{name}?size={size}") as slow:
+        eventually(lambda: slow.recv(1, socket.MSG_PEEK))
+        server.probe.acquire(name).release()
+        head, _, body = read_all(slow).partition(b"\r\n\r\n")
+    assert len(body) == size, head
+
+
+def test_events_flow(server, name):
+    """Events reach the client as they are made, and the lock is held until the last."""
+    with server.raw(f"/events/{name}/{name}") as client:
+        seen = b""
+        while b"first" not in seen:
+            seen += client.recv(65536)
+        assert server.probe.try_acquire(name) is None
+        server.goes_on(name)
+        assert b"data: second" in read_all(client)
+    server.probe.acquire(name).release()
+
+
+def test_a_large_upload_waits_with_its_request_in_bounded_memory(server, name):
+    """Little is read of what a waiting request sends, all arrives, and memory does not grow with it."""
+    part = bytes(range(256)) * 4096
+    before = server.memory()
+    holder = server.probe.acquire(name)
+    with server.raw(f"/upload/{name}", length=UPLOAD) as client:
+        digest = hashlib.sha256()
+        sent = send_what_is_taken(client, part, UPLOAD)
+        eventually(lambda: server.waiting_for(name) == 1)
+        assert sent < UPLOAD / 4
+        holder.release()
+        client.settimeout(PATIENCE)
+        position = sent
+        while position < UPLOAD:
+            start = position % len(part)
+            client.sendall(part[start:])
+            position += len(part) - start
+        for _ in range(UPLOAD // len(part)):
+            digest.update(part)
+        assert digest.hexdigest().encode() in read_all(client)
+    assert server.memory() - before < 32 * MIB
+
+
+def send_what_is_taken(client: socket.socket, part: bytes, length: int) -> int:
+    """Sends ``part`` again and again until nothing has been taken for a while. How much it was."""
+    client.setblocking(False)
+    sent = refused = 0
+    while refused < 30 and sent < length:
+        try:
+            sent += client.send(part[sent % len(part) :])
+            refused = 0
+        except BlockingIOError:
+            refused += 1
+            time.sleep(0.01)
+    return sent
