@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..._core.table import Claim
     from ..redis.connections import Connections
     from ..redis.servers import Server
-    from .store import Candidate
+    from .candidate import Candidate
 
 TIMEOUT: Final = 0.25
 """Seconds that one of the servers has for an answer, unless its URL says otherwise."""
@@ -121,19 +121,18 @@ class QuorumEngine:
 
     def candidate(self, claim: Claim) -> Candidate:
         """What is known of an acquisition, from its first question on."""
-        from .store import Candidate
+        from .candidate import Candidate
 
         if claim.owner not in self.candidates:
             self.candidates[claim.owner] = Candidate(claim, round(self.wall_clock() * 1_000_000))
         return self.candidates[claim.owner]
 
-    def ring(self, server: int, owner: str) -> None:
-        """Hears that one server has handed over; when a majority has, the waiter is to ask."""
+    def ring(self, server: int, owner: str, message: Message) -> None:
+        """Hears that one server has handed over; when a majority has, the waiter is told."""
         if candidate := self.candidates.get(owner):
-            candidate.rung.add(server)
-            if len(candidate.rung | candidate.holding) >= self._majority:
-                candidate.rung.clear()
-                self.switchboard.ring(owner, Ask())
+            told = candidate.rung(server, message, majority=self._majority)
+            if told:
+                self.switchboard.ring(owner, told)
 
     def forget(self, owner: str) -> None:
         """Drops what is known of an acquisition that is over."""
@@ -186,7 +185,7 @@ class _Board(Switchboard):
         self._server = server
 
     def ring(self, owner: str, message: Message) -> None:
-        self._engine.ring(self._server, owner)
+        self._engine.ring(self._server, owner, message)
 
     def ring_all(self, message: Message) -> None:
         self._engine.switchboard.ring_all(message)

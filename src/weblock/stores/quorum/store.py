@@ -10,6 +10,7 @@ from ..._core.ports import Look, Pulse, Reply, Runtime
 from ..._core.table import Busy, Claim, Gone, Waiting
 from ...errors import EngineUnavailable
 from ..redis.store import RedisStore
+from .candidate import Candidate
 from .tally import Tally
 
 if TYPE_CHECKING:
@@ -20,36 +21,7 @@ T = TypeVar("T")
 PAUSES: Final = (0.002, 0.005, 0.01, 0.02)
 """Seconds, at most, after which one that got some servers, but no majority, looks again."""
 
-LATEST: Final = 5.0
-"""Seconds by which a request may be late that its server has not answered, beyond two ttl."""
-
 Question = Callable[[RedisStore], Coroutine[Any, Any, T]]
-
-
-class Candidate:
-    """One acquisition: what it asks all servers for, and what it knows of them."""
-
-    def __init__(self, claim: Claim, ticket: int) -> None:
-        self.claim = claim
-        self.ticket = ticket
-        self.fence: int | None = None
-        """What a majority has agreed on; none before that."""
-        self.asked: set[int] = set()
-        """The servers that may know of it."""
-        self.holding: set[int] = set()
-        """Those that had let it in when they last said so."""
-        self.rung: set[int] = set()
-        """Those that have handed over to it since."""
-        self.in_doubt = False
-        """Whether a request of it may still be under way."""
-        self.over = False
-        self.forgotten_at = float("inf")
-        """When all servers have forgotten it, also those that never answered."""
-
-    @property
-    def void(self) -> float:
-        """Seconds for which a late request of it is to be refused."""
-        return 2 * self.claim.ttl + LATEST
 
 
 class QuorumStore:
@@ -99,6 +71,8 @@ class QuorumStore:
         for pulse, tally in zip(pulses, tallies(replies), strict=True):
             candidate = self._engine.candidates.get(pulse.owner)
             fence = candidate.fence if candidate else None
+            if candidate:
+                candidate.handovers.reminded(tally)
             if candidate and tally.granted and fence and tally.forgetful:
                 await self._repair(pulse, candidate, tally.forgetful, fence)
             outcomes.append(tally.heartbeat(fence) or self._unavailable(tally))
@@ -160,13 +134,16 @@ class QuorumStore:
         claim, ticket = candidate.claim, candidate.ticket
 
         def question(store: RedisStore) -> Coroutine[Any, Any, Reply]:
-            candidate.asked.add(self._stores.index(store))
+            server = self._stores.index(store)
+            candidate.asked.add(server)
+            candidate.handovers.asking(server)
             mine = claim._replace(process=store.process)
             return store.acquire(key, mine, room=room, ticket=ticket)
 
         tally = await self._tally(self._servers(), question, enough=lambda tally: tally.granted)
         candidate.in_doubt |= tally.answered < len(candidate.asked)
         candidate.holding = set(tally.holding)
+        candidate.handovers.told(tally)
         return tally
 
     async def _agreed(self, key: str, candidate: Candidate, tally: Tally) -> Reply:
@@ -190,12 +167,15 @@ class QuorumStore:
         claim, ticket = candidate.claim, candidate.ticket
 
         def question(store: RedisStore) -> Coroutine[Any, Any, Reply]:
+            server = self._stores.index(store)
+            candidate.handovers.asking(server)
             mine = claim._replace(process=store.process)
-            until = tally.until(self._stores.index(store))
+            until = tally.until(server)
             return store.stand_back(key, mine, ticket=ticket, until=until)
 
         answers = await self._tally(tally.holding, question)
         candidate.holding = set(answers.holding)
+        candidate.handovers.told(answers)
         return bool(answers.holding)
 
     def _refused(self, reply: Reply, busy: Busy, candidate: Candidate, tally: Tally) -> Reply:

@@ -70,6 +70,11 @@ class Tally(NamedTuple):
         return self._that_say(Busy)
 
     @property
+    def waiting(self) -> list[int]:
+        """The servers where the asker waits."""
+        return self._that_say(Waiting)
+
+    @property
     def forgetful(self) -> list[int]:
         """The servers that know nothing of the asker."""
         return self._that_say(Gone)
@@ -87,6 +92,12 @@ class Tally(NamedTuple):
         position = max(each.position for each in self._answers(Waiting))
         return Reply(Waiting(position, self._freed_at(), ()), self.sent)
 
+    def time_of(self, server: int) -> float:
+        """The time on a server's clock at which it answered."""
+        reply = self.replies[server]
+        assert isinstance(reply, Reply)
+        return reply.now
+
     def until(self, server: int) -> float:
         """When the asker's lease there ends, on the server's clock."""
         return self._held(server).until
@@ -97,7 +108,7 @@ class Tally(NamedTuple):
         ``fence`` is what a majority has agreed on: others may have given larger ones on their own.
         ``Gone`` for a waiter that should ask: servers have let it in, but there is no fence yet.
         """
-        waiting = len(self._that_say(Waiting))
+        waiting = len(self.waiting)
         if self.granted:
             held = Reply(Held(fence or 0, self._kept_until()), self.sent)
             return held if fence else Reply(Gone(), self.sent)

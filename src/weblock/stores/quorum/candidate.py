@@ -1,0 +1,119 @@
+"""One acquisition, and what it knows of the servers that it has asked."""
+
+from __future__ import annotations
+
+import threading
+from typing import Final, NamedTuple
+
+from ..._core.holding import DRIFT
+from ..._core.ports import Ask, Grasp, Message
+from ..._core.table import HANDOFF, Claim
+from .tally import Tally
+
+LATEST: Final = 5.0
+"""Seconds by which a request may be late that its server has not answered, beyond two ttl."""
+
+
+class Candidate:
+    """One acquisition: what it asks all servers for, and what it knows of them."""
+
+    def __init__(self, claim: Claim, ticket: int) -> None:
+        self.claim = claim
+        self.ticket = ticket
+        self.fence: int | None = None
+        """What a majority has agreed on; none before that."""
+        self.asked: set[int] = set()
+        """The servers that may know of it."""
+        self.holding: set[int] = set()
+        """Those that had let it in when they last said so."""
+        self.handovers = Handovers(min(claim.ttl, HANDOFF))
+        self.in_doubt = False
+        """Whether a request of it may still be under way."""
+        self.over = False
+        self.forgotten_at = float("inf")
+        """When all servers have forgotten it, also those that never answered."""
+
+    def rung(self, server: int, message: Message, *, majority: int) -> Message | None:
+        """What it is to be told when a server has rung."""
+        told = self.handovers.rung(server, message, holding=self.holding, majority=majority)
+        if isinstance(told, Grasp):
+            self.fence = told.fence
+        return told
+
+    @property
+    def void(self) -> float:
+        """Seconds for which a late request of it is to be refused."""
+        return 2 * self.claim.ttl + LATEST
+
+
+class _Clock(NamedTuple):
+    """A server's time at which the asker waited there, and a local time that came before it."""
+
+    server: float
+    local: float
+
+
+class Handovers:
+    """Which servers have rung, and whether a majority of them has granted the same.
+
+    Then the waiter need not ask. A ring may be late, and tell of a grant that has been given back
+    since; so one counts as a grant only if it was made after the asker was last told that it waits
+    there, and until it asks again. Rings come in from other threads.
+    """
+
+    def __init__(self, length: float) -> None:
+        self._length = length
+        self._guard = threading.Lock()
+        self._rung: set[int] = set()
+        self._clocks: dict[int, _Clock] = {}
+        self._grants: dict[int, Grasp] = {}
+
+    def asking(self, server: int) -> None:
+        """Forgets what the server has rung for: its answer will tell."""
+        with self._guard:
+            self._rung.discard(server)
+            self._clocks.pop(server, None)
+            self._grants.pop(server, None)
+
+    def told(self, tally: Tally) -> None:
+        """Notes where the asker waits."""
+        with self._guard:
+            for server in tally.waiting:
+                self._clocks[server] = _Clock(tally.time_of(server), tally.sent)
+
+    def reminded(self, tally: Tally) -> None:
+        """Notes that the asker still waits there, unless it has asked for more meanwhile."""
+        with self._guard:
+            for server in tally.waiting:
+                clock = _Clock(tally.time_of(server), tally.sent)
+                if clock > self._clocks.get(server, clock):
+                    self._clocks[server] = clock
+
+    def rung(
+        self, server: int, message: Message, *, holding: set[int], majority: int
+    ) -> Message | None:
+        """What the waiter is to be told now, if anything."""
+        with self._guard:
+            self._rung.add(server)
+            if isinstance(message, Grasp):
+                self._note(server, message)
+            told: Message | None = self._agreed(majority)
+            if told is None and len(self._rung | holding) >= majority:
+                told = Ask()
+            if told:
+                self._rung.clear()
+            return told
+
+    def _note(self, server: int, grasp: Grasp) -> None:
+        clock = self._clocks.get(server)
+        if clock and grasp.until - self._length > clock.server:
+            until = clock.local + (grasp.until - clock.server) * (1 - DRIFT)
+            self._grants[server] = Grasp(grasp.fence, until)
+
+    def _agreed(self, majority: int) -> Grasp | None:
+        for fence in {grant.fence for grant in self._grants.values()}:
+            ends = [grant.until for grant in self._grants.values() if grant.fence == fence]
+            if len(ends) >= majority:
+                self._grants.clear()
+                return Grasp(fence, sorted(ends, reverse=True)[majority - 1])
+        return None
