@@ -95,12 +95,21 @@ class Keeping:
                 ) from error
             value = self._codec.loads(entry)[_VALUE]
         put = self._method("set")
-        await self._answer(put(key, entry, **_for_seconds(put, self._expiry + self._stale)))
+        await self._answer(put(key, entry, **self._for_as_long_as_served(put)))
         return value
 
     def serves(self, entry: Entry) -> bool:
         """Whether an entry may be served while the next one is computed."""
         return time.time() < entry.fresh_until + self._stale
+
+    def _for_as_long_as_served(self, put: Callable[..., Any]) -> dict[str, int]:
+        """How the cache is told how long to keep an entry, if it can be told. It may do so longer."""
+        names = inspect.signature(put).parameters
+        word = next((word for word in _WORDS_FOR_EXPIRY if word in names), None)
+        length = self._expiry + self._stale
+        if _driver(self._cache) == "pymemcache":
+            length = min(length, _LONGEST_IN_MEMCACHED)
+        return {word: math.ceil(length * 1000 if word == "px" else length)} if word else {}
 
     def _method(self, name: str) -> Callable[..., Any]:
         """Django's caches have those for asyncio beside the others."""
@@ -193,18 +202,13 @@ _VALUE: Final = "value"
 _FRESH_UNTIL: Final = "fresh_until"
 _OF_BYTES: Final = {"redis", "valkey", "pymemcache"}
 _WITH_TWO_CLIENTS: Final = {"redis", "valkey"}
+_LONGEST_IN_MEMCACHED: Final = 30 * 86400.0
+"""Seconds; what is longer is taken for a moment on its clock, and in the past."""
 _WORDS_FOR_EXPIRY: Final = ("px", "timeout", "ttl", "ex", "expire", "expiry")
 
 
 def _is_fresh(entry: Entry) -> bool:
     return time.time() < entry.fresh_until
-
-
-def _for_seconds(put: Callable[..., Any], length: float) -> dict[str, int]:
-    """How a cache is told how long to keep something, if it can be told. It may keep it longer."""
-    names = inspect.signature(put).parameters
-    word = next((word for word in _WORDS_FOR_EXPIRY if word in names), None)
-    return {word: math.ceil(length * 1000 if word == "px" else length)} if word else {}
 
 
 def _driver(cache: object) -> str:

@@ -421,6 +421,19 @@ def test_a_server_that_is_down(foo) -> None:
         client.close()
 
 
+def test_clients_of_one_pool_share_connections(port, foo) -> None:
+    """A client that is made anew for each request costs no connections of its own each time."""
+    pool = redis.ConnectionPool(port=port)
+    for _ in range(3):
+        with Lock(redis.Redis(connection_pool=pool), foo):
+            pass
+    assert compat._locks.of(redis.Redis(connection_pool=pool)) is compat._locks.of(
+        redis.Redis(connection_pool=pool)
+    )
+    compat.close(redis.Redis(connection_pool=pool))
+    pool.close()
+
+
 def test_a_client_that_is_gone_leaves_nothing(port, foo) -> None:
     """The connections that were made for a client end with it."""
     client = redis.Redis(port=port)

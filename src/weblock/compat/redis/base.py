@@ -142,7 +142,7 @@ def translated(name: str) -> Iterator[None]:
 
 
 class PerClient(Generic[F]):
-    """One ``Locks`` for each client, for as long as that lives."""
+    """One ``Locks`` for all clients that share a pool of connections, for as long as it lives."""
 
     def __init__(self, face: type[F]) -> None:
         self._face = face
@@ -150,16 +150,22 @@ class PerClient(Generic[F]):
 
     def of(self, client: Any) -> F:
         """Those of a client, made when they are first needed."""
-        if client in self._known:
-            return self._known[client]
+        pool = _pool_of(client)
+        if pool in self._known:
+            return self._known[pool]
         ours = self._face.from_client(client)
-        locks = self._known.setdefault(client, ours)  # Another thread may have come first.
-        weakref.finalize(client, _close, ours).atexit = False
+        locks = self._known.setdefault(pool, ours)  # Another thread may have come first.
+        weakref.finalize(pool, _close, ours).atexit = False
         return locks
 
     def leave(self, client: Any) -> F | None:
         """Forgets those of a client, which are to be closed."""
-        return self._known.pop(client, None)
+        return self._known.pop(_pool_of(client), None)
+
+
+def _pool_of(client: Any) -> Any:
+    """What clients have in common that are made anew for each request; a cluster's has only itself."""
+    return getattr(client, "connection_pool", client)
 
 
 def _close(locks: Face) -> None:

@@ -241,7 +241,9 @@ class _RecordCells:
             try:
                 if not home.directory.deleted:
                     return work(home.directory)
-            except (ConfigurationError, OSError, ValueError) as error:
+            except EngineUnavailable:
+                raise
+            except (ConfigurationError, OSError) as error:
                 raise EngineUnavailable(self._engine.name, str(error)) from error
             self._engine.leave(home)
 

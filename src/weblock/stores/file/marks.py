@@ -19,8 +19,17 @@ def put(directory: Directory, key: str, keep: float | None) -> None:
 
 def has(directory: Directory, key: str) -> bool:
     """Whether there is a mark that has not ended. It is by the wall clock, to outlive a reboot."""
-    written = directory.read(_file_of(key))
-    return written is not None and time.time() < float(written)
+    name = _file_of(key)
+    written = directory.read(name)
+    if written is None:
+        return False
+    try:
+        return time.time() < float(written)
+    except ValueError as error:
+        raise directory.unavailable(
+            f"{directory.path}/{name}, which says that something has been done, is damaged: remove"
+            " it to have that done again"
+        ) from error
 
 
 def _file_of(key: str) -> str:
