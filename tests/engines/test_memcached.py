@@ -15,7 +15,7 @@ from tests.servers import Memcached, fresh_memcached
 from weblock import AsyncLocks, ConfigurationError, EngineUnavailable, LeaseLost, Locks
 from weblock._core.table import Claim, Held, Waiting
 from weblock._runtime.blocking import BlockingRuntime, drive
-from weblock.stores.memcached import LONGEST_LOOK, MemcachedEngine, _Sightings, open_engine
+from weblock.stores.memcached import LONGEST_LOOK, THREADS, MemcachedEngine, _Sightings, open_engine
 
 LONG = 60.0
 
@@ -247,6 +247,23 @@ class TestServers:
 
         with Memcached("-M") as server:
             assert asyncio.run(main()) > 3
+
+    def test_who_waits_for_silence_waits_once(self) -> None:
+        """Of many who ask a server that is silent, those whose turn comes later are told at once."""
+
+        async def main() -> list[EngineUnavailable]:
+            async with AsyncLocks.from_url(f"{server.url}?recovery=off&timeout=0.5") as locks:
+                await (await locks.acquire("key")).release()
+                server.stop()
+                asked = (locks.acquire(f"{number}", wait=0) for number in range(200))
+                errors = await asyncio.gather(*asked, return_exceptions=True)
+                server.cont()
+                return errors
+
+        with Memcached("-M") as server:
+            errors = asyncio.run(main())
+        assert {type(each) for each in errors} == {EngineUnavailable}
+        assert len([each for each in errors if each.__cause__]) < 3 * THREADS
 
     def test_a_long_list_among_strangers(self) -> None:
         """Hundreds of keys are listed in full, out of a cache in which others have their own items."""

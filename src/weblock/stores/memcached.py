@@ -68,6 +68,9 @@ ATTENTION: Final = 3.0
 THREADS: Final = 16
 """In which requests of event loops run, for the driver blocks."""
 
+LATELY: Final = 0.1
+"""Seconds for which nobody need wait in vain for an answer that somebody else has just missed."""
+
 IDLE: Final = 32
 """Connections that are kept open, at most, while nobody uses them."""
 
@@ -130,6 +133,7 @@ class MemcachedEngine:
         self.name = settings.name
         self.switchboard = Switchboard()
         self.closed = False
+        self._silent_at = -LATELY
         self._idle: list[Client] = []
         self._executor: ThreadPoolExecutor | None = None
         self._start_anew()
@@ -164,6 +168,8 @@ class MemcachedEngine:
         """
         from pymemcache.exceptions import MemcacheError
 
+        if time.monotonic() - self._silent_at < LATELY:
+            raise EngineUnavailable(self.name, _SILENT)
         client = None
         try:
             client = self._take() or self._connected()
@@ -171,6 +177,8 @@ class MemcachedEngine:
         except EngineUnavailable:
             raise
         except (MemcacheError, OSError) as error:
+            if isinstance(error, TimeoutError):
+                self._silent_at = time.monotonic()
             raise EngineUnavailable(self.name, _explained(error)) from error
         else:
             if self.closed or len(self._idle) >= IDLE:
@@ -789,6 +797,9 @@ _OPTIONS: Final[dict[str, Callable[[str, str], Any]]] = {
 }
 
 
+_SILENT: Final = "it did not answer in time"
+
+
 def _explained(error: Exception) -> str:
     """What went wrong, for a reader, with the remedy where there is one."""
     text = str(error.args[0], errors="replace") if _is_bytes(error) else str(error)
@@ -797,7 +808,7 @@ def _explained(error: Exception) -> str:
     if "too large" in text:
         return "too many wait for one key: lower max_waiters, or raise -I"
     if isinstance(error, TimeoutError):
-        return "it did not answer in time"
+        return _SILENT
     return text or type(error).__name__
 
 
