@@ -70,8 +70,10 @@ class Family(NamedTuple):
     lease: str | None
     places: tuple[Place, ...]
 
-    def place_of(self, owner: str) -> Place | None:
-        return next((place for place in self.places if place.owner == owner), None)
+    def position_of(self, owner: str) -> int | None:
+        """How many wait before an owner, if it waits."""
+        owners = [place.owner for place in self.places]
+        return owners.index(owner) if owner in owners else None
 
 
 class Lease(NamedTuple):

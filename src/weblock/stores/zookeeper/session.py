@@ -51,11 +51,11 @@ class Session:
         client_id = self.client.client_id
         return f"{(client_id[0] or 0) % 2**64:x}" if client_id else "none"
 
-    def prepare(self) -> None:
-        """Makes the nodes that all others stand below, and our sign of life. Waits for nothing."""
-        for path in self.layout.above:
-            self.client.create_async(path)
-        self.client.create_async(self.layout.of_session(self.name), ephemeral=True)
+    def prepare(self) -> list[AsyncResult]:
+        """Has the nodes made that all others stand below, and our sign of life."""
+        create = self.client.create_async
+        above = [create(path) for path in self.layout.above]
+        return [*above, create(self.layout.of_session(self.name), ephemeral=True)]
 
     def hang_up(self) -> None:
         """Ends a connection whose server does not answer: kazoo looks for another then.

@@ -37,8 +37,18 @@ from kazoo.handlers.utils import AsyncResult
 from ..._core import table
 from ..._core.holding import DRIFT
 from ..._core.ports import Ask, Look, Pulse, Reply, Runtime
-from ..._core.table import HANDOFF, Answer, Busy, Claim, Gone, Grant, Held, KeyState, Released
-from ..._core.table import Waiting as WaitingAnswer
+from ..._core.table import (
+    HANDOFF,
+    Answer,
+    Busy,
+    Claim,
+    Gone,
+    Grant,
+    Held,
+    KeyState,
+    Released,
+    Waiting,
+)
 from ...errors import EngineUnavailable
 from .memory import Own
 from .nodes import (
@@ -130,7 +140,10 @@ class ZooKeeperStore:
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
         """Whatever the owner has goes; ``void`` is needless where requests keep their order."""
-        return self._reply(await self._give_back(await self._key(key), owner))
+        held = owner in self._engine.memory.leases
+        self._engine.memory.forget(owner)
+        node = await self._key(key)
+        return self._reply(await self._give_back(node, owner, held=held))
 
     async def refresh(self, pulses: Sequence[Pulse]) -> Sequence[Reply | EngineUnavailable]:
         session, memory = await self._session(), self._engine.memory
@@ -232,7 +245,7 @@ class ZooKeeperStore:
         (scene,) = await self._look(key)
         if scene.family.lease == f"{LEASE}{claim.owner}":
             return await self._renew_own(key, claim)
-        if room and not scene.family.place_of(claim.owner):
+        if room and scene.family.position_of(claim.owner) is None:
             asked.discard(claim.owner)
             return None
         if scene.ended(self._now()) or (new and await self._has_ended_before(scene)):
@@ -275,8 +288,8 @@ class ZooKeeperStore:
             for part in refused:
                 if not isinstance(part, _NOT_DONE):
                     raise self._unavailable(part) from part
-            if isinstance(parts[0], NoNodeError):
-                key.session.prepare()  # Somebody has removed what we stand on.
+            if isinstance(parts[0], NoNodeError):  # Somebody has removed what we stand on.
+                await self._all(*key.session.prepare())
             return None
         if isinstance(stat, Exception):
             return None
@@ -298,17 +311,16 @@ class ZooKeeperStore:
 
     async def _stay(self, scene: Scene, claim: Claim, room: int) -> Reply | None:
         """Waits where we are, if there is room."""
-        answer = self._standing(scene, claim.owner)
-        places = scene.family.places
-        if not isinstance(answer, WaitingAnswer):
+        places, position = scene.family.places, scene.family.position_of(claim.owner)
+        if position is None:
             self._engine.memory.forget(claim.owner)
             return self._reply(Busy(scene.until, len(places)))
-        if answer.position >= room:
+        if position >= room:
             await self._give_back(scene.key, claim.owner)
             return self._reply(Busy(scene.until, len(places) - 1))
-        before = places[answer.position - 1].name if answer.position else scene.family.lease
+        before = places[position - 1].name if position else scene.family.lease
         if before and await self._watch(scene.key, before, claim.owner):
-            return self._reply(answer)
+            return self._reply(Waiting(position, scene.until, ()))
         return None
 
     async def _watch(self, key: Key, name: str, owner: str) -> bool:
@@ -339,19 +351,21 @@ class ZooKeeperStore:
         reply = self._renewed(renewal, *await self._all(renewal.result))
         return reply if isinstance(reply.answer, Held) else None
 
-    async def _give_back(self, key: Key, owner: str) -> Answer:
+    async def _give_back(self, key: Key, owner: str, *, held: bool = False) -> Answer:
+        """Removes whatever the owner has: if it is known to be ``held``, that is a lease."""
         self._engine.memory.forget(owner)
         client = key.session.client
-        lease, children, _ = await self._all(
+        lease, _ = await self._all(
             client.delete_async(key.lease_of(owner)),
-            client.get_children_async(key.node),
             client.delete_async(key.node),  # Which is refused while anybody waits below it.
         )
-        names = () if isinstance(children, Exception) else children
-        if ours := [place for place in family_of(names).places if place.owner == owner]:
-            gone = (client.delete_async(key.path(place.name)) for place in ours)
-            await self._all(*gone, client.delete_async(key.node))
-        return Gone() if isinstance(lease, Exception) else Released()
+        given_back = not isinstance(lease, Exception)
+        if not (held and given_back):
+            (children,) = await self._all(client.get_children_async(key.node))
+            places = () if isinstance(children, Exception) else family_of(children).places
+            gone = [key.path(place.name) for place in places if place.owner == owner]
+            await self._all(*map(client.delete_async, [*gone, key.node] if gone else []))
+        return Released() if given_back else Gone()
 
     # What stands there, and what has ended.
 
@@ -416,13 +430,10 @@ class ZooKeeperStore:
 
     def _standing(self, scene: Scene, owner: str) -> Answer:
         """Where a waiter stands; ``Gone`` if it has no place, or if it is its turn to ask."""
-        place = scene.family.place_of(owner)
-        if place is None:
+        position = scene.family.position_of(owner)
+        if position is None or (position == 0 and scene.ended(self._now())):
             return Gone()
-        position = scene.family.places.index(place)
-        if position == 0 and scene.ended(self._now()):
-            return Gone()
-        return WaitingAnswer(position, scene.until, ())
+        return Waiting(position, scene.until, ())
 
     # Heartbeats.
 
