@@ -22,4 +22,7 @@ DATABASES = {
         "ATOMIC_REQUESTS": True,
     }
 }
+SIGNS = os.environ["SITE_SIGNS"]
+"""A folder for signs between views and tests."""
+
 WEBLOCK = {"default": {"URL": os.environ["SITE_LOCKS"], "WAIT": 100}}

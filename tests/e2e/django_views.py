@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import time
+from pathlib import Path
+
+from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 
@@ -20,7 +25,19 @@ def create(request: HttpRequest) -> HttpResponse:
     return HttpResponse(status=201)
 
 
+@lock("create_item", ttl=1)
+def linger(request: HttpRequest) -> HttpResponse:
+    """Adds an item, and takes its time before it commits."""
+    signs = Path(settings.SIGNS)
+    Item.objects.create()
+    (signs / "inside").write_text(str(os.getpid()))
+    while not (signs / "go on").exists():
+        time.sleep(0.01)
+    return HttpResponse(status=201)
+
+
 urlpatterns = [
+    path("linger", linger),
     path("ours", lock("create_item")(create)),
     path("naive", naive_lock("create_item")(create)),
 ]

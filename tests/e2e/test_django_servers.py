@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,7 @@ class Site:
 
     def __init__(self, kind: str, postgres: Postgres, folder: Path) -> None:
         command, copies = SERVERS[kind]
+        self.signs = folder
         self.database = postgres.url(postgres.create_database(f"site{next(databases)}"))
         with psycopg.connect(self.database, autocommit=True) as connection:
             connection.execute(SLOW_COMMITS.encode())
@@ -76,6 +79,7 @@ class Site:
             "SITE_DATABASE": self.database.rpartition("/")[2],
             "SITE_DATABASE_PORT": str(postgres.port),
             "SITE_LOCKS": fresh_url() if ENGINES.get(kind) == "redis" else f"file://{folder}/locks",
+            "SITE_SIGNS": str(folder),
             "PYTHONPATH": str(TOP),
         }
         self.ports = [free_port() for _ in range(copies)]
@@ -101,6 +105,9 @@ class Site:
             )
         except httpx.TransportError:
             return False
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.ports[0]}/{path}"
 
     def post(self, path: str, count: int) -> Counter[int]:
         """How often each status came, of so many requests at once."""
@@ -163,3 +170,23 @@ def test_a_naive_decorator_breaks_the_bound(site: Any) -> None:
         site.post("naive", 20)
         made.append(site.items())
     assert max(made) > BOUND
+
+
+@pytest.mark.parametrize("site", ["gunicorn-sync"], indirect=True)
+def test_a_worker_that_was_stopped_does_not_commit(site: Any) -> None:
+    """It wakes up when another has had the lock: its work is rolled back, and its client told."""
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(lambda: httpx.post(site.url("linger"), timeout=PATIENCE))
+        inside = site.signs / "inside"
+        eventually(lambda: inside.exists() and inside.read_text())
+        worker = int(inside.read_text())
+        os.kill(worker, signal.SIGSTOP)
+        try:
+            second = httpx.post(site.url("ours"), timeout=PATIENCE)
+            assert second.status_code == 201
+            (site.signs / "go on").touch()
+        finally:
+            os.kill(worker, signal.SIGCONT)
+        answer = first.result(PATIENCE)
+    assert (answer.status_code, answer.json()["code"]) == (503, "lease_lost")
+    assert site.items() == 1

@@ -26,7 +26,7 @@ View = Callable[..., Any]
 
 @sync_and_async_middleware  # type: ignore[untyped-decorator] # Django has no types.
 def LockMiddleware(get_response: Callable[[HttpRequest], Any]) -> _Layer:  # noqa: N802 - a class, to those who name it
-    """Middleware for what ``@lock`` marks, and what ``RULES`` say: last in ``MIDDLEWARE``, in WSGI and in ASGI."""
+    """Holds what ``@lock`` marks and what ``RULES`` say, in WSGI and in ASGI."""
     return (_TaskLayer if iscoroutinefunction(get_response) else _ThreadLayer)(get_response)
 
 

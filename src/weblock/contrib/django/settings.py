@@ -49,8 +49,8 @@ class AliasSettings:
 
 
 def aliases() -> tuple[str, ...]:
-    """The aliases that there are, ``default`` among them."""
-    return tuple({DEFAULT: None, **_setting()})
+    """The aliases that there are: ``default``, where nothing is set."""
+    return tuple(_setting()) or (DEFAULT,)
 
 
 def of_alias(alias: str) -> AliasSettings:
