@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 import time
@@ -13,6 +14,7 @@ import pytest
 from tests.contract.conditions import eventually
 from tests.servers import Memcached, fresh_memcached
 from weblock import AsyncLocks, ConfigurationError, EngineUnavailable, LeaseLost, Locks
+from weblock._core.ports import Pulse
 from weblock._core.table import Claim, Held, Waiting
 from weblock._runtime.blocking import BlockingRuntime, drive
 from weblock.stores.memcached import LONGEST_LOOK, THREADS, MemcachedEngine, _Sightings, open_engine
@@ -302,10 +304,33 @@ class TestServers:
         """An item that another version wrote is an error that says what to do."""
         with Memcached("-M") as server, Locks.from_url(f"{server.url}?recovery=off") as locks:
             locks.acquire("key", ttl=LONG)
-            name = f"weblock:{sha256(b'default:key').hexdigest()}".encode()
+            name = f"weblock/lock/{sha256(b'default:key').hexdigest()}".encode()
             server.ask(b"set " + name + b" 0 0 5\r\n[99]\n")
             with pytest.raises(EngineUnavailable, match="this version of weblock"):
                 locks.inspect("key")
+
+    def test_what_is_not_ours_spoils_nothing_else(self) -> None:
+        """Leases are renewed, though an item that another version wrote is asked for along with them."""
+        with Memcached("-M") as server, Locks.from_url(f"{server.url}?recovery=off") as locks:
+            lease = locks.acquire("fine", ttl=LONG)
+            name = f"weblock/lock/{sha256(b'default:spoilt').hexdigest()}".encode()
+            server.ask(b"set " + name + b" 0 0 5\r\n[99]\n")
+            owners = {"spoilt": "somebody", "fine": lease.owner}
+            pulses = [Pulse(f"default:{key}", owner, LONG) for key, owner in owners.items()]
+            spoilt, fine = drive(locks._locker.store.refresh(pulses))
+            assert isinstance(spoilt, EngineUnavailable)
+            assert isinstance(fine.answer, Held)
+
+    def test_prefixes_are_worlds_of_their_own(self) -> None:
+        """No prefix sees the keys of another, whatever it is called."""
+        prefixes = ("a", "a:b", "a.mark", "a.done", "a-lock")
+        with Memcached("-M") as server, contextlib.ExitStack() as stack:
+            urls = [f"{server.url}?recovery=off&prefix={prefix}" for prefix in prefixes]
+            worlds = [stack.enter_context(Locks.from_url(url)) for url in urls]
+            for each in worlds:
+                each.acquire("key", ttl=LONG, wait=0)
+                drive(each._locker.store.mark("default:key", None))
+            assert [len(each.list()) for each in worlds] == [1] * len(worlds)
 
 
 @pytest.mark.parametrize(

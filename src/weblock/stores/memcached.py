@@ -30,7 +30,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 from .._core.ports import Ask, Grasp, Pulse, Reply, Runtime, Store, Switchboard
 from .._core.table import Claim, Grant, KeyState, Moment, Place, Step, Voided, Waiting
@@ -158,7 +158,12 @@ class MemcachedEngine:
         """Does something that blocks; for an event loop, in a thread."""
         if not runtime.suspends:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._threads(), work)
+        loop, threads = asyncio.get_running_loop(), self._threads()
+        try:
+            done = loop.run_in_executor(threads, work)
+        except RuntimeError as error:  # It was closed just now.
+            raise EngineUnavailable(self.name, "it was closed") from error
+        return await done
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[Client]:
@@ -308,16 +313,19 @@ class _Items:
 
     def __init__(self, engine: MemcachedEngine) -> None:
         self._engine = engine
+        # No prefix has a slash in it, so that none can reach the items of another.
         self._prefix = engine.settings.prefix
-        self._start = f"{self._prefix}:"
+        self.locks = f"{self._prefix}/lock/"
+        self.mark = f"{self._prefix}/mark"
+        self.quiet = f"{self._prefix}/quiet"
 
     def item_of(self, key: str) -> str:
         """A name that memcached can take; the key itself is in the item."""
-        return self._start + hashlib.sha256(key.encode()).hexdigest()
+        return self.locks + hashlib.sha256(key.encode()).hexdigest()
 
     def note_of(self, key: str) -> str:
         """The item that says that something has been done."""
-        return f"{self._prefix}.done:{hashlib.sha256(key.encode()).hexdigest()}"
+        return f"{self._prefix}/done/{hashlib.sha256(key.encode()).hexdigest()}"
 
     def decode(self, key: str, found: tuple[bytes, bytes] | None, now: float) -> _Reading:
         item = self.item_of(key)
@@ -367,7 +375,7 @@ class _Items:
         if version != _FORMAT:
             raise EngineUnavailable(
                 self._engine.name,
-                f"what is there under {self._start!r} was not written by this version of weblock:"
+                f"what is there under {self.locks!r} was not written by this version of weblock:"
                 " let all processes run the same version, or give each a prefix of its own",
             )
         return fields
@@ -425,8 +433,6 @@ class _ItemCells:
         self._engine = engine
         self._runtime = runtime
         self._items = _Items(engine)
-        self._mark = f"{engine.settings.prefix}.mark"
-        self._quiet = f"{engine.settings.prefix}.quiet"
 
     async def update(self, key: str, transition: Transition, *, patience: float) -> Done:
         return await self._engine.call(
@@ -489,8 +495,12 @@ class _ItemCells:
             with self._engine.connection() as client:
                 readings, quiet = self._read(client, keys[start : start + PORTION])
                 for key, reading in readings.items():
-                    if done := self._replace(client, reading, changes[key], quiet=quiet):
-                        outcomes[key] = done
+                    try:
+                        done = self._replace(client, reading, changes[key], quiet=quiet)
+                    except EngineUnavailable as error:
+                        outcomes[key] = error
+                    else:
+                        outcomes |= {key: done} if done else {}
         for key in changes.keys() - outcomes.keys():
             try:
                 outcomes[key] = self._update(key, changes[key], patience)
@@ -499,18 +509,25 @@ class _ItemCells:
         return outcomes
 
     def _read(self, client: Client, keys: Sequence[str]) -> tuple[dict[str, _Reading], bool]:
-        """What stands in items, and whether the server is to grant nothing now."""
+        """What stands in items, and whether the server is to grant nothing now.
+
+        Of many, those that cannot be read are left out.
+        """
         items = [self._items.item_of(key) for key in keys]
         while True:
-            found = client.gets_many([*items, self._mark, self._quiet])
+            found = client.gets_many([*items, self._items.mark, self._items.quiet])
             now = self._runtime.now()
-            if self._mark in found:
+            if self._items.mark in found:
                 break
             self._begin(client)
-        decode = self._items.decode
-        return {
-            key: decode(key, found.get(item), now) for key, item in zip(keys, items, strict=True)
-        }, self._quiet in found
+        readings: dict[str, _Reading] = {}
+        for key, item in zip(keys, items, strict=True):
+            try:
+                readings[key] = self._items.decode(key, found.get(item), now)
+            except EngineUnavailable:
+                if len(keys) == 1:
+                    raise
+        return readings, self._items.quiet in found
 
     def _replace(
         self, client: Client, reading: _Reading, transition: Transition, *, quiet: bool
@@ -540,23 +557,21 @@ class _ItemCells:
         quiet = self._engine.settings.recovery
         if quiet:
             stats = client.stats()
-            if not stats[b"cmd_flush"] and not stats[b"evictions"]:
-                quiet = min(quiet, quiet - stats[b"uptime"] + UPTIME_AHEAD)
+            if stats.get(b"cmd_flush") == stats.get(b"evictions") == 0:
+                quiet = min(quiet, quiet - stats.get(b"uptime", 0) + UPTIME_AHEAD)
         if quiet > 0:
-            client.add(self._quiet, b"1", math.ceil(quiet) + 1, noreply=False)
-        client.add(self._mark, b"1", noreply=False)
+            client.add(self._items.quiet, b"1", math.ceil(quiet) + 1, noreply=False)
+        client.add(self._items.mark, b"1", noreply=False)
 
     def _names(self, prefix: str, patience: float) -> list[str]:
         names: list[str] = []
         with self._engine.connection() as client:
-            items = [each for each in self._dump(client, patience) if self._is_item(each)]
+            dumped = self._dump(client, patience)
+            items = [each for each in dumped if each.startswith(self._items.locks)]
             for start in range(0, len(items), PORTION):
                 found = client.get_many(items[start : start + PORTION])
                 names += [self._items.fields(value)[0] for value in found.values()]
         return [name for name in names if name.startswith(prefix)]
-
-    def _is_item(self, item: str) -> bool:
-        return item.startswith(f"{self._engine.settings.prefix}:")
 
     def _dump(self, client: Client, patience: float) -> list[str]:
         """All that is there, ours or not, by the names of items.
@@ -566,6 +581,7 @@ class _ItemCells:
         give_up_at = self._runtime.now() + patience
         while True:
             client.sock.sendall(b"lru_crawler metadump hash\r\n")
+            line = b""
             with client.sock.makefile("rb") as lines:
                 dumped: list[str] = []
                 for line in lines:
@@ -573,8 +589,7 @@ class _ItemCells:
                         return dumped
                     if not line.startswith(b"key="):
                         break
-                    # What we name ourselves has nothing in it that is encoded here, but a colon.
-                    dumped.append(line[4:].partition(b" ")[0].decode().replace("%3A", ":"))
+                    dumped.append(unquote(line[4:].partition(b" ")[0].decode()))
             if not line.startswith(b"BUSY") or self._runtime.now() >= give_up_at:
                 raise EngineUnavailable(
                     self._engine.name, f"it does not list its items: {line.decode():.80}"
@@ -681,21 +696,23 @@ class _Lookout:
                 if self._closed:
                     return
             try:
-                readings = cells.read(due)
+                readings = cells.read(list(due))
             except EngineUnavailable:
                 readings = {}
             with self._changed:
-                for key in due:
-                    self._plan(key, readings.get(key), runtime)
+                for key, until in due.items():
+                    self._plan(key, readings.get(key), until, runtime)
 
-    def _due(self, now: float) -> list[str]:
-        return [key for key, watch in self._watches.items() if watch.due <= now][:PORTION]
+    def _due(self, now: float) -> dict[str, float]:
+        """Keys that are to be looked at now, and until when that is asked for."""
+        due = [(key, watch.until) for key, watch in self._watches.items() if watch.due <= now]
+        return dict(due[:PORTION])
 
     def _pause(self, now: float) -> float | None:
         dues = [watch.due for watch in self._watches.values()]
         return max(0.0, min(dues) - now) if dues else None
 
-    def _plan(self, key: str, reading: _Reading | None, runtime: Runtime) -> None:
+    def _plan(self, key: str, reading: _Reading | None, until: float, runtime: Runtime) -> None:
         """Rings the waiter that has been given the key, and says when to look again.
 
         A key that goes from hand to hand is looked at often, one that is held for long seldom, and
@@ -713,11 +730,12 @@ class _Lookout:
                 watch.fence, watch.pause = grant.fence, FIRST_LOOK
                 if grant.claim.process == process and not grant.confirmed:
                     self._engine.switchboard.ring(grant.claim.owner, Ask())
-            ahead = next((n for n, each in enumerate(queue) if each.claim.process == process), None)
-            if ahead is None:
+            ours = (n for n, each in enumerate(queue) if each.claim.process == process)
+            ahead = next(ours, -1)
+            if ahead < 0 and watch.until == until:  # Nobody has joined since it was looked at.
                 del self._watches[key]
                 return
-            pause = min(LONGEST_LOOK, watch.pause * (1 + ahead))
+            pause = min(LONGEST_LOOK, watch.pause * (1 + max(0, ahead)))
             watch.pause = min(LONGEST_LOOK, 1.5 * watch.pause)
         watch.due = now + pause * (0.75 + runtime.jitter() / 2)
 
