@@ -292,8 +292,8 @@ class Machine:
 
     def scene(self):
         """What a look shows now, to be acted on later."""
-        key = drive(self.store._key("key"))
-        return drive(self.store._look(key))[0]
+        key = drive(self.store._wire.key("key"))
+        return drive(self.store._scenes.look(key))[0]
 
     def take_over(self, scene, owner: str):
         """What comes of a turn that is taken as that look showed it."""

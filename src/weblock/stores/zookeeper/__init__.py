@@ -77,7 +77,7 @@ class ZooKeeperEngine:
     def after_fork(self) -> None:
         self._guard = threading.Lock()
         self.switchboard.clear()
-        self.memory = Memory()
+        self.memory.reset()
         session, self._session = self._session, None
         if session:
             session.abandon()

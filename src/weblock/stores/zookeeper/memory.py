@@ -21,6 +21,10 @@ class Memory:
     """All of it may be forgotten: that costs a question, or some time. Any thread may use it."""
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets everything, in a forked child: it has nothing there yet."""
         self.renewing = threading.Lock()
         self.leases: dict[str, Own] = {}
         """What this process holds, by owner."""

@@ -23,22 +23,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kazoo.exceptions import (
-    BadVersionError,
-    KazooException,
-    NodeExistsError,
     NoNodeError,
-    NotEmptyError,
     RolledBackError,
     RuntimeInconsistency,
 )
-from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.handlers.utils import AsyncResult
 
 from ..._core import table
-from ..._core.holding import DRIFT
 from ..._core.ports import Ask, Look, Pulse, Reply, Runtime
 from ..._core.table import (
-    HANDOFF,
     Answer,
     Busy,
     Claim,
@@ -54,16 +47,16 @@ from .memory import Own
 from .nodes import (
     LEASE,
     PLACE,
-    Family,
     Lease,
     Place,
     family_of,
     fields_of,
     key_of,
-    lease_of,
     packed,
 )
-from .session import Session, asyncio_answer, blocking_answer
+from .scenes import Scene, Scenes
+from .session import Session
+from .wire import EXPECTED, Key, Wire
 
 if TYPE_CHECKING:
     from . import ZooKeeperEngine
@@ -74,42 +67,8 @@ _ATTEMPTS: Final = 100
 _PORTION: Final = 500
 """Keys that are looked at in one go, where many are listed."""
 
-_EXPECTED: Final = (BadVersionError, NodeExistsError, NoNodeError, NotEmptyError)
-"""What ZooKeeper says of a node that is not as it was seen."""
-
-_NOT_DONE: Final = (*_EXPECTED, RolledBackError, RuntimeInconsistency)
-"""The same of each part of a transaction."""
-
-
-class Key(NamedTuple):
-    """The node of a key, in the session that asks about it."""
-
-    session: Session
-    node: str
-
-    def path(self, name: str) -> str:
-        return f"{self.node}/{name}"
-
-    def lease_of(self, owner: str) -> str:
-        return f"{self.node}/{LEASE}{owner}"
-
-
-class Scene(NamedTuple):
-    """What there is below a key's node."""
-
-    key: Key
-    family: Family
-    lease: Lease | None
-    until: float
-    """When we may take the lease for ended, unless it is renewed before."""
-
-    def ended(self, now: float) -> bool:
-        return self.lease is None or now >= self.until
-
-    @property
-    def seen(self) -> tuple[str, str, int] | None:
-        """What is seen of the lease, and changes with each renewal."""
-        return (self.key.node, self.lease.name, self.lease.version) if self.lease else None
+_NOT_DONE: Final = (*EXPECTED, RolledBackError, RuntimeInconsistency)
+"""What the parts of a transaction say that was refused, because something was not as it was seen."""
 
 
 class Renewal(NamedTuple):
@@ -127,27 +86,28 @@ class ZooKeeperStore:
     process = ""  # Nobody else rings us: ZooKeeper does, in our session.
 
     def __init__(self, engine: ZooKeeperEngine, runtime: Runtime) -> None:
-        self._engine = engine
-        self._now = runtime.now
-        self._wait_for = asyncio_answer if runtime.suspends else blocking_answer
+        self._memory = engine.memory
+        self._switchboard = engine.switchboard
+        self._wire = Wire(engine, runtime)
+        self._scenes = Scenes(self._wire, self._memory)
 
     async def acquire(self, key: str, claim: Claim, *, room: int) -> Reply:
-        node = await self._key(key)
+        node = await self._wire.key(key)
         for _ in range(_ATTEMPTS):
             if reply := await self._attempt(node, claim, room):
                 return reply
-        raise EngineUnavailable(self._engine.name, "the key kept changing under our hands")
+        raise self._wire.unavailable("the key kept changing under our hands")
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
         """Whatever the owner has goes; ``void`` is needless where requests keep their order."""
-        held = owner in self._engine.memory.leases
-        self._engine.memory.forget(owner)
-        node = await self._key(key)
+        held = owner in self._memory.leases
+        self._memory.forget(owner)
+        node = await self._wire.key(key)
         return self._reply(await self._give_back(node, owner, held=held))
 
     async def refresh(self, pulses: Sequence[Pulse]) -> Sequence[Reply | EngineUnavailable]:
-        session, memory = await self._session(), self._engine.memory
-        memory.forget_ended(self._now())
+        session, memory = await self._wire.session(), self._memory
+        memory.forget_ended(self._wire.now())
         held = [pulse for pulse in pulses if pulse.owner in memory.leases]
         waiting = [pulse for pulse in pulses if pulse.owner not in memory.leases]
         replies = dict(zip(_owners(held), await self._renew(session, held), strict=True))
@@ -158,22 +118,22 @@ class ZooKeeperStore:
         return [replies[pulse.owner] for pulse in pulses]
 
     async def force_release(self, key: str) -> Reply:
-        node = await self._key(key, anew=True)
-        (scene,) = await self._look(node)
-        if scene.lease is None or scene.ended(self._now()):
+        node = await self._wire.key(key, anew=True)
+        (scene,) = await self._scenes.look(node)
+        if scene.lease is None or scene.ended(self._wire.now()):
             return self._reply(Gone())
         client = node.session.client
-        done, _ = await self._all(
+        done, _ = await self._wire.all(
             client.delete_async(node.path(scene.lease.name)), client.delete_async(node.node)
         )
         return self._reply(Gone() if isinstance(done, Exception) else Released())
 
     async def look(self, key: str) -> Look:
-        node = await self._key(key, anew=True)
-        (scene,) = await self._look(node)
+        node = await self._wire.key(key, anew=True)
+        (scene,) = await self._scenes.look(node)
         get, places = node.session.client.get_async, scene.family.places
-        found = await self._all(*(get(node.path(place.name)) for place in places))
-        now = self._now()
+        found = await self._wire.all(*(get(node.path(place.name)) for place in places))
+        now = self._wire.now()
         queue = tuple(
             _waiter(place, data[0], now)
             for place, data in zip(places, found, strict=True)
@@ -184,9 +144,9 @@ class ZooKeeperStore:
         return Look(KeyState(scene.lease.fence, _grant(scene.lease, scene.until, now), queue), now)
 
     async def names(self, prefix: str, limit: int) -> Sequence[str]:
-        session = await self._session()
+        session = await self._wire.session()
         root, client = session.layout.keys, session.client
-        _, nodes = await self._all(client.sync_async(root), client.get_children_async(root))
+        _, nodes = await self._wire.all(client.sync_async(root), client.get_children_async(root))
         if isinstance(nodes, Exception):
             return ()
         names = [name for name in map(key_of, nodes) if name.startswith(prefix)]
@@ -196,7 +156,7 @@ class ZooKeeperStore:
                 break
             portion = names[start : start + _PORTION]
             keys = [Key(session, session.layout.of_key(name)) for name in portion]
-            scenes, now = await self._look(*keys), self._now()
+            scenes, now = await self._scenes.look(*keys), self._wire.now()
             found += [
                 name
                 for name, scene in zip(portion, scenes, strict=True)
@@ -205,24 +165,24 @@ class ZooKeeperStore:
         return found[:limit]
 
     async def mark(self, key: str, keep: float | None) -> None:
-        session = await self._session()
+        session = await self._wire.session()
         path, data = session.layout.of_mark(key), json.dumps(keep).encode()
         if keep == 0:
-            await self._all(session.client.delete_async(path))
+            await self._wire.all(session.client.delete_async(path))
             return
         create, change = session.client.create_async, session.client.set_async
-        outcomes = await self._all(create(path, data), change(path, data))
+        outcomes = await self._wire.all(create(path, data), change(path, data))
         if isinstance(outcomes[1], Exception):
-            raise self._unavailable(outcomes[1])
+            raise self._wire.unavailable(outcomes[1])
 
     async def marked(self, key: str) -> bool:
-        session = await self._session()
+        session = await self._wire.session()
         path, client = session.layout.of_mark(key), session.client
-        _, found = await self._all(client.sync_async(path), client.get_async(path))
+        _, found = await self._wire.all(client.sync_async(path), client.get_async(path))
         if isinstance(found, Exception):
             return False
         keep, stat = json.loads(found[0]), found[1]
-        if keep is None or await self._stamp(session) < stat.mtime / 1000 + keep:
+        if keep is None or await self._wire.stamp(session) < stat.mtime / 1000 + keep:
             return True
         client.delete_async(path, version=stat.version)
         return False
@@ -234,7 +194,7 @@ class ZooKeeperStore:
 
         Who has asked before looks first: the answer may have been lost.
         """
-        asked = self._engine.memory.asked
+        asked = self._memory.asked
         new = claim.owner not in asked
         if new:
             asked.add(claim.owner)
@@ -242,13 +202,13 @@ class ZooKeeperStore:
                 return reply
             if room:
                 await self._join(key, claim)
-        (scene,) = await self._look(key)
+        (scene,) = await self._scenes.look(key)
         if scene.family.lease == f"{LEASE}{claim.owner}":
             return await self._renew_own(key, claim)
         if room and scene.family.position_of(claim.owner) is None:
             asked.discard(claim.owner)
             return None
-        if scene.ended(self._now()) or (new and await self._has_ended_before(scene)):
+        if scene.ended(self._wire.now()) or (new and await self._scenes.has_ended_before(scene)):
             return await self._succeed(scene, claim, room)
         return await self._stay(scene, claim, room)
 
@@ -260,7 +220,7 @@ class ZooKeeperStore:
             return None
         if places[0].owner == claim.owner:
             return await self._grant(scene.key, claim, self._for_our_turn(scene))
-        self._pass_over_first(scene)
+        self._scenes.pass_over_first(scene)
         return await self._stay(scene, claim, room)
 
     def _for_free_key(self, key: Key) -> Any:
@@ -282,23 +242,23 @@ class ZooKeeperStore:
         """Makes the lease on conditions; the number of the transaction that does is its fence."""
         path = key.lease_of(claim.owner)
         grant.create(path, packed(key.session.name, claim.label, claim.ttl))
-        sent = self._now()
-        parts, stat = await self._all(grant.commit_async(), key.session.client.get_async(path))
+        sent = self._wire.now()
+        parts, stat = await self._wire.all(grant.commit_async(), key.session.client.get_async(path))
         if refused := [part for part in parts if isinstance(part, Exception)]:
             for part in refused:
                 if not isinstance(part, _NOT_DONE):
-                    raise self._unavailable(part) from part
+                    raise self._wire.unavailable(part) from part
             if isinstance(parts[0], NoNodeError):  # Somebody has removed what we stand on.
-                await self._all(*key.session.prepare())
+                await self._wire.all(*key.session.prepare())
             return None
         if isinstance(stat, Exception):
             return None
-        self._engine.memory.leases[claim.owner] = Own(sent + claim.ttl, claim.label)
+        self._memory.leases[claim.owner] = Own(sent + claim.ttl, claim.label)
         return Reply(Held(stat[1].czxid, sent + claim.ttl), sent)
 
     async def _join(self, key: Key, claim: Claim) -> None:
         """Takes a place behind all others, unless the key has become free."""
-        (place,) = await self._all(
+        (place,) = await self._wire.all(
             key.session.client.create_async(
                 key.path(f"{PLACE}{key.session.name}-{claim.owner}-"),
                 packed(key.session.name, claim.label, claim.ttl),
@@ -307,13 +267,13 @@ class ZooKeeperStore:
             )
         )
         if isinstance(place, Exception):
-            self._engine.memory.forget(claim.owner)
+            self._memory.forget(claim.owner)
 
     async def _stay(self, scene: Scene, claim: Claim, room: int) -> Reply | None:
         """Waits where we are, if there is room."""
         places, position = scene.family.places, scene.family.position_of(claim.owner)
         if position is None:
-            self._engine.memory.forget(claim.owner)
+            self._memory.forget(claim.owner)
             return self._reply(Busy(scene.until, len(places)))
         if position >= room:
             await self._give_back(scene.key, claim.owner)
@@ -325,14 +285,14 @@ class ZooKeeperStore:
 
     async def _watch(self, key: Key, name: str, owner: str) -> bool:
         """Has the owner rung when something happens to a node; whether it is still there."""
-        watched, watch = self._engine.memory.watched, (key.path(name), owner)
+        watched, watch = self._memory.watched, (key.path(name), owner)
         if watch in watched:
             return True
         watched.add(watch)
         there = False
         try:
             rung = partial(self._rung, watch)
-            (found,) = await self._all(key.session.client.get_async(watch[0], rung))
+            (found,) = await self._wire.all(key.session.client.get_async(watch[0], rung))
             there = not isinstance(found, Exception)
         finally:
             if not there:
@@ -341,99 +301,31 @@ class ZooKeeperStore:
 
     def _rung(self, watch: tuple[str, str], _event: object) -> None:
         """Something has happened, or is not watched for any more. Runs in kazoo's thread."""
-        self._engine.memory.watched.discard(watch)
-        self._engine.switchboard.ring(watch[1], Ask())
+        self._memory.watched.discard(watch)
+        self._switchboard.ring(watch[1], Ask())
 
     async def _renew_own(self, key: Key, claim: Claim) -> Reply | None:
-        leases = self._engine.memory.leases
-        leases.setdefault(claim.owner, Own(self._now(), claim.label))
+        leases = self._memory.leases
+        leases.setdefault(claim.owner, Own(self._wire.now(), claim.label))
         renewal = self._renewal(key, claim.owner, claim.ttl)
-        reply = self._renewed(renewal, *await self._all(renewal.result))
+        reply = self._renewed(renewal, *await self._wire.all(renewal.result))
         return reply if isinstance(reply.answer, Held) else None
 
     async def _give_back(self, key: Key, owner: str, *, held: bool = False) -> Answer:
         """Removes whatever the owner has: if it is known to be ``held``, that is a lease."""
-        self._engine.memory.forget(owner)
+        self._memory.forget(owner)
         client = key.session.client
-        lease, _ = await self._all(
+        lease, _ = await self._wire.all(
             client.delete_async(key.lease_of(owner)),
             client.delete_async(key.node),  # Which is refused while anybody waits below it.
         )
         given_back = not isinstance(lease, Exception)
         if not (held and given_back):
-            (children,) = await self._all(client.get_children_async(key.node))
+            (children,) = await self._wire.all(client.get_children_async(key.node))
             places = () if isinstance(children, Exception) else family_of(children).places
             gone = [key.path(place.name) for place in places if place.owner == owner]
-            await self._all(*map(client.delete_async, [*gone, key.node] if gone else []))
+            await self._wire.all(*map(client.delete_async, [*gone, key.node] if gone else []))
         return Released() if given_back else Gone()
-
-    # What stands there, and what has ended.
-
-    async def _look(self, *keys: Key) -> list[Scene]:
-        """What there is below several nodes."""
-        found = await self._all(
-            *(key.session.client.get_children_async(key.node, include_data=True) for key in keys)
-        )
-        families = [
-            family_of(()) if isinstance(each, Exception) else family_of(each[0], each[1].version)
-            for each in found
-        ]
-        having = [(key, family.lease) for key, family in zip(keys, families, strict=True)]
-        read = iter(
-            await self._all(
-                *(key.session.client.get_async(key.path(name)) for key, name in having if name)
-            )
-        )
-        leases = [
-            lease_of(name, *data)
-            if name and not isinstance(data := next(read), Exception)
-            else None
-            for _, name in having
-        ]
-        return [self._scene(*each) for each in zip(keys, families, leases, strict=True)]
-
-    def _scene(self, key: Key, family: Family, lease: Lease | None) -> Scene:
-        now = self._now()
-        scene = Scene(key, family, lease, now)
-        if lease is None:
-            return scene
-        return scene._replace(until=self._engine.memory.first_seen(scene.seen, now) + lease.ttl)
-
-    async def _has_ended_before(self, scene: Scene) -> bool:
-        """Whether a lease had ended when we came, without anybody there to see it unchanged.
-
-        Its holder's session must have expired; only then are the servers' stamps believed.
-        """
-        if scene.lease is None:
-            return True
-        session = scene.key.session
-        sign = session.layout.of_session(scene.lease.session)
-        (alive,) = await self._all(session.client.get_async(sign))
-        if not isinstance(alive, Exception):
-            return False
-        unchanged = await self._stamp(session) - scene.lease.renewed
-        if unchanged < scene.lease.ttl * (1 + 2 * DRIFT):
-            return False
-        self._engine.memory.ended(scene.seen)
-        return True
-
-    def _pass_over_first(self, scene: Scene) -> None:
-        """Removes the first place, if its turn has come and is not taken, and all of its process."""
-        now, places = self._now(), scene.family.places
-        if not places or not scene.ended(now):
-            return
-        turn = (scene.key.node, places[0].name, scene.seen)
-        if now - self._engine.memory.first_seen(turn, now) >= HANDOFF:
-            for place in places:
-                if place.session == places[0].session:
-                    scene.key.session.client.delete_async(scene.key.path(place.name))
-
-    def _standing(self, scene: Scene, owner: str) -> Answer:
-        """Where a waiter stands; ``Gone`` if it has no place, or if it is its turn to ask."""
-        position = scene.family.position_of(owner)
-        if position is None or (position == 0 and scene.ended(self._now())):
-            return Gone()
-        return Waiting(position, scene.until, ())
 
     # Heartbeats.
 
@@ -445,7 +337,7 @@ class ZooKeeperStore:
             self._renewal(Key(session, session.layout.of_key(key)), owner, ttl)
             for key, owner, ttl in pulses
         ]
-        stats = await self._outcomes(*(renewal.result for renewal in renewals))
+        stats = await self._wire.outcomes(*(renewal.result for renewal in renewals))
         return [self._renewed(*each) for each in zip(renewals, stats, strict=True)]
 
     def _renewal(self, key: Key, owner: str, ttl: float) -> Renewal:
@@ -453,9 +345,9 @@ class ZooKeeperStore:
 
         What an earlier one has promised, a later one keeps: they are sent in their order.
         """
-        memory = self._engine.memory
+        memory = self._memory
         with memory.renewing:
-            sent = self._now()
+            sent = self._wire.now()
             own = memory.leases.get(owner, Own(sent, ""))
             until = max(sent + ttl, own.until)
             memory.leases[owner] = own._replace(until=until)
@@ -467,80 +359,21 @@ class ZooKeeperStore:
         if isinstance(stat, EngineUnavailable):
             return stat
         if isinstance(stat, Exception):
-            self._engine.memory.forget(renewal.owner)
+            self._memory.forget(renewal.owner)
             return self._reply(Gone())
         return Reply(Held(stat.czxid, renewal.until), renewal.sent)
 
     async def _watch_over(self, session: Session, pulses: Sequence[Pulse]) -> list[Reply]:
         """How those who wait stand; whoever does not take their turn is passed over."""
         keys = {pulse.key: Key(session, session.layout.of_key(pulse.key)) for pulse in pulses}
-        scenes = dict(zip(keys, await self._look(*keys.values()), strict=True))
+        scenes = dict(zip(keys, await self._scenes.look(*keys.values()), strict=True))
+        now = self._wire.now()
         for scene in scenes.values():
-            self._pass_over_first(scene)
-        return [self._reply(self._standing(scenes[pulse.key], pulse.owner)) for pulse in pulses]
-
-    # Talking to the servers.
-
-    async def _session(self) -> Session:
-        """The session, when it is connected."""
-        session = self._engine.session()
-        try:
-            await self._wait_for(session.ready, self._engine.settings.timeout)
-        except KazooTimeoutError as error:
-            raise EngineUnavailable(self._engine.name, "no server can be reached") from error
-        return session
-
-    async def _key(self, key: str, *, anew: bool = False) -> Key:
-        """A key's node. With ``anew``, a server that lags behind has caught up before it is read."""
-        session = await self._session()
-        node = Key(session, session.layout.of_key(key))
-        if anew:
-            session.client.sync_async(node.node)
-        return node
-
-    async def _all(self, *results: AsyncResult) -> list[Any]:
-        """What requests that are under way come to.
-
-        Of a node that is not as it was seen, the error. Raises ``EngineUnavailable`` for others.
-        """
-        outcomes = await self._outcomes(*results)
-        for outcome in outcomes:
-            if isinstance(outcome, EngineUnavailable):
-                raise outcome
-        return outcomes
-
-    async def _outcomes(self, *results: AsyncResult) -> list[Any]:
-        until = self._now() + self._engine.settings.timeout
-        return [await self._outcome(result, until - self._now()) for result in results]
-
-    async def _outcome(self, result: AsyncResult, timeout: float) -> Any:
-        try:
-            return await self._wait_for(result, timeout)
-        except _EXPECTED as error:
-            return error
-        except (KazooException, KazooTimeoutError) as error:
-            if isinstance(error, KazooTimeoutError):
-                self._engine.session().hang_up()
-            unavailable = self._unavailable(error)
-            unavailable.__cause__ = error
-            return unavailable
-
-    async def _stamp(self, session: Session) -> float:
-        """The servers' time, by their own clock."""
-        (stat,) = await self._all(session.client.set_async(session.layout.marks, b""))
-        if isinstance(stat, Exception):
-            raise self._unavailable(stat)
-        return float(stat.mtime / 1000)
-
-    def _unavailable(self, error: Exception) -> EngineUnavailable:
-        if isinstance(error, KazooTimeoutError):
-            reason = f"no answer within {self._engine.settings.timeout:g} s"
-        else:
-            reason = str(error) or type(error).__name__
-        return EngineUnavailable(self._engine.name, reason)
+            self._scenes.pass_over_first(scene)
+        return [self._reply(scenes[pulse.key].standing(pulse.owner, now)) for pulse in pulses]
 
     def _reply(self, answer: Answer) -> Reply:
-        return Reply(answer, self._now())
+        return Reply(answer, self._wire.now())
 
 
 def _owners(pulses: Sequence[Pulse]) -> list[str]:

@@ -1,0 +1,113 @@
+"""One runtime's way to the servers: it asks in the session, and waits as its runtime does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from kazoo.exceptions import (
+    BadVersionError,
+    KazooException,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+)
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.handlers.utils import AsyncResult
+
+from ..._core.ports import Runtime
+from ...errors import EngineUnavailable
+from .nodes import LEASE
+from .session import Session, asyncio_answer, blocking_answer
+
+if TYPE_CHECKING:
+    from . import ZooKeeperEngine
+
+EXPECTED: Final = (BadVersionError, NodeExistsError, NoNodeError, NotEmptyError)
+"""What ZooKeeper says of a node that is not as it was seen."""
+
+
+class Key(NamedTuple):
+    """The node of a key, in the session that asks about it."""
+
+    session: Session
+    node: str
+
+    def path(self, name: str) -> str:
+        return f"{self.node}/{name}"
+
+    def lease_of(self, owner: str) -> str:
+        return f"{self.node}/{LEASE}{owner}"
+
+
+class Wire:
+    """All methods that ask raise ``EngineUnavailable`` if there is no answer."""
+
+    def __init__(self, engine: ZooKeeperEngine, runtime: Runtime) -> None:
+        self.now = runtime.now
+        self._engine = engine
+        self._timeout = engine.settings.timeout
+        self._wait_for = asyncio_answer if runtime.suspends else blocking_answer
+
+    async def session(self) -> Session:
+        """The session, when it is connected. Nothing is sent before: it would be sent too late."""
+        session = self._engine.session()
+        try:
+            await self._wait_for(session.ready, self._timeout)
+        except KazooTimeoutError as error:
+            raise self.unavailable("no server can be reached") from error
+        return session
+
+    async def key(self, key: str, *, anew: bool = False) -> Key:
+        """A key's node. With ``anew``, a server that lags behind catches up before it is read."""
+        session = await self.session()
+        node = Key(session, session.layout.of_key(key))
+        if anew:
+            session.client.sync_async(node.node)
+        return node
+
+    async def all(self, *results: AsyncResult) -> list[Any]:
+        """What requests that are under way come to; one of ``EXPECTED``, where that is the answer."""
+        outcomes = await self.outcomes(*results)
+        for outcome in outcomes:
+            if isinstance(outcome, EngineUnavailable):
+                raise outcome
+        return outcomes
+
+    async def outcomes(self, *results: AsyncResult) -> list[Any]:
+        """The same, each for itself: ``EngineUnavailable`` stands where there was no answer."""
+        until = self.now() + self._timeout
+        outcomes = [await self._outcome(result, until - self.now()) for result in results]
+        if any(
+            isinstance(getattr(each, "__cause__", None), KazooTimeoutError) for each in outcomes
+        ):
+            self._engine.session().hang_up()
+        return outcomes
+
+    async def stamp(self, session: Session) -> float:
+        """The servers' time, by their own clock."""
+        (stat,) = await self.all(session.client.set_async(session.layout.marks, b""))
+        if isinstance(stat, Exception):
+            raise self.unavailable(stat) from stat
+        return float(stat.mtime / 1000)
+
+    def unavailable(self, reason: str | Exception) -> EngineUnavailable:
+        """The error to raise for what a server said."""
+        reason = reason if isinstance(reason, str) else _said(reason)
+        return EngineUnavailable(self._engine.name, reason)
+
+    async def _outcome(self, result: AsyncResult, timeout: float) -> Any:
+        try:
+            return await self._wait_for(result, timeout)
+        except EXPECTED as error:
+            return error
+        except KazooTimeoutError as error:
+            unavailable = self.unavailable(f"no answer within {self._timeout:g} s")
+            unavailable.__cause__ = error
+        except KazooException as error:
+            unavailable = self.unavailable(error)
+            unavailable.__cause__ = error
+        return unavailable
+
+
+def _said(error: Exception) -> str:
+    return str(error) or type(error).__name__
