@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import inspect
 import itertools
@@ -15,11 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pymemcache
 import pytest
 import redis
 from django.core.cache.backends.locmem import LocMemCache
 
 from tests.servers import fresh_url, shared
+from tests.servers.memcached import Memcached
 from weblock import AsyncLocks, ConfigurationError, InvalidKey, Locks, LockTimeout
 
 LONG = 60.0
@@ -229,6 +232,16 @@ class TestKeeping:
             made = locks.cached(key, lambda: today, expiry=LONG, cache=client, codec=pickle)
             assert made == today
         client.close()
+
+    @pytest.mark.parametrize("expiry", [LONG, 40 * 86400])
+    def test_clients_of_memcached(self, locks, key, expiry) -> None:
+        """What is fresh for longer than a month is kept, though memcached counts no further."""
+        computing = Computing()
+        with contextlib.closing(Memcached()) as server:
+            client = pymemcache.Client(("127.0.0.1", server.port))
+            for _ in range(2):
+                assert locks.cached(key, computing, expiry=expiry, cache=client) == 1
+            client.close()
 
     @pytest.mark.parametrize("foreign", [b"not json", b"7", b'{"value": 1}', b"\xff"])
     def test_what_is_not_ours_is_replaced(self, locks, key, foreign) -> None:

@@ -12,6 +12,7 @@ import warnings
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, Generic, Literal, Self, TypedDict, TypeVar, Unpack, cast
 
 from ._core.acquiring import Locker
@@ -33,6 +34,8 @@ Duration = float | timedelta
 
 SHORTEST_TTL: Final = 0.1
 """Seconds; a shorter lease leaves no time to renew it."""
+
+SHORTEST_EXPIRY: Final = 0.001
 
 LONGEST: Final = 366 * 86400.0
 
@@ -232,6 +235,11 @@ def refuse_coroutine(work: object) -> None:
         raise TypeError(f"give {work.__qualname__} itself and its arguments, not its coroutine")
 
 
+def kept_for(expiry: Duration | None) -> float | None:
+    """For how many seconds a step stays done; ``None`` for good."""
+    return None if expiry is None else seconds("expiry", expiry, least=SHORTEST_EXPIRY)
+
+
 def in_turn(options: HoldOptions) -> HoldOptions:
     """How a step is held that must be done by somebody: it is waited for, and never fails open."""
     return {"wait": None, **options, "on_unavailable": "raise"}
@@ -355,24 +363,25 @@ class Face:
 
     async def _is_done(self, key: str) -> bool:
         (name,) = self._keys((key,))
-        return await self._locker.store.marked(name)
+        return await self._locker.insist(lambda: self._locker.store.marked(name))
 
     async def _unless_done(
-        self, lease: BaseLease, step: Callable[[], Awaitable[object]], expiry: Duration | None
+        self, lease: BaseLease, step: Callable[[], Awaitable[object]], keep: float | None
     ) -> bool:
         """Does a step and notes it, if nobody has since we looked; whether it did."""
         (name,) = self._keys((lease.key,))
-        if await self._locker.store.marked(name):
+        if await self._is_done(lease.key):
             return False
         await step()
         for holding in lease._leased:  # noqa: SLF001
-            await self._locker.extend(holding, 0)  # The engine says whether it is ours still.
-        await self._locker.store.mark(name, None if expiry is None else seconds("expiry", expiry))
+            # The engine says whether it is ours still.
+            await self._locker.insist(partial(self._locker.extend, holding, 0))
+        await self._locker.insist(lambda: self._locker.store.mark(name, keep))
         return True
 
     async def _forget(self, key: str) -> None:
         (name,) = self._keys((key,))
-        await self._locker.store.mark(name, 0)
+        await self._locker.insist(lambda: self._locker.store.mark(name, 0))
 
     async def _inspect(self, key: str) -> KeyInfo | None:
         (name,) = self._keys((key,))

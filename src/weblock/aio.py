@@ -18,6 +18,7 @@ from ._face import (
     Inside,
     OnBusy,
     in_turn,
+    kept_for,
     refuse_coroutine,
     seconds,
     skips_where_busy,
@@ -117,8 +118,8 @@ class AsyncLocks(Face):
     ) -> R | None:
         """Runs ``work(*args)`` while it holds the key, and returns what it returns.
 
-        The lease is renewed for as long as the work takes. If it is
-        lost nevertheless, the work is cancelled, and ``LeaseLost`` raised.
+        The lease is renewed for as long as the work takes. If it is lost nevertheless, the work is
+        cancelled, and ``LeaseLost`` raised.
 
         ``on_busy="skip"`` gives up at once where the key is busy (or after ``wait`` seconds, if
         that is given), does not call ``work``, and returns ``None``. Keyword arguments are the
@@ -156,10 +157,11 @@ class AsyncLocks(Face):
         ran and could not be noted. It never fails open.
         """
         refuse_coroutine(step)
+        keep = kept_for(expiry)
         if await self._is_done(key):
             return False
         async with self.hold(key, **in_turn(options)) as lease, CancelledWhenLost(lease):
-            return await self._unless_done(lease, lambda: call(step, args), expiry)
+            return await self._unless_done(lease, lambda: call(step, args), keep)
 
     async def forget(self, key: str) -> None:
         """Takes back that the step of ``once`` has been done: the next one to come runs it again.

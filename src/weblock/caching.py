@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Generic, NamedTuple, Protocol, Required, TypeVar, cast
 
-from ._face import Duration, HoldOptions, seconds
+from ._face import SHORTEST_EXPIRY, Duration, HoldOptions, seconds
 from .errors import ConfigurationError, LeaseLost, LockTimeout
 from .keys import check_key
 
@@ -194,8 +194,6 @@ def of_hold(options: CacheOptions) -> HoldOptions:
     rest = {name: each for name, each in options.items() if name not in _ABOUT_THE_CACHE}
     return cast("HoldOptions", rest)
 
-
-SHORTEST_EXPIRY: Final = 0.001
 
 _ABOUT_THE_CACHE: Final = {"expiry", "cache", "stale", "codec"}
 _VALUE: Final = "value"

@@ -16,6 +16,7 @@ from ._face import (
     Inside,
     OnBusy,
     in_turn,
+    kept_for,
     refuse_coroutine,
     seconds,
     skips_where_busy,
@@ -115,8 +116,8 @@ class Locks(Face):
     ) -> R | None:
         """Runs ``work(*args)`` while it holds the key, and returns what it returns.
 
-        The lease is renewed for as long as the work takes. If it is
-        lost nevertheless, ``LeaseLost`` is raised when the work has ended.
+        The lease is renewed for as long as the work takes. If it is lost nevertheless,
+        ``LeaseLost`` is raised when the work has ended.
 
         ``on_busy="skip"`` gives up at once where the key is busy (or after ``wait`` seconds, if
         that is given), does not call ``work``, and returns ``None``. Keyword arguments are the
@@ -154,6 +155,7 @@ class Locks(Face):
         ran and could not be noted. It never fails open.
         """
         refuse_async(step)
+        keep = kept_for(expiry)
 
         async def the_step() -> None:
             step(*args)
@@ -161,7 +163,7 @@ class Locks(Face):
         if drive(self._is_done(key)):
             return False
         with self.hold(key, **in_turn(options)) as lease:
-            return drive(self._unless_done(lease, the_step, expiry))
+            return drive(self._unless_done(lease, the_step, keep))
 
     def forget(self, key: str) -> None:
         """Takes back that the step of ``once`` has been done: the next one to come runs it again.

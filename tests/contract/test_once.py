@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from weblock import LeaseLost, LockTimeout
+from weblock import ConfigurationError, LeaseLost, LockTimeout
 
 from .conditions import eventually
 
@@ -47,6 +47,14 @@ def test_a_step_is_forgotten_at_its_expiry(locks, face, one, ran) -> None:
     one.do(locks.once, "hourly", step, "first", expiry=0.2)
     eventually(lambda: one.do(locks.once, "hourly", step, "second", expiry=LONG))
     assert ran == ["kept", "first", "second"]
+
+
+@pytest.mark.parametrize("expiry", [0, -1, "tomorrow"])
+def test_an_expiry_that_cannot_be_is_refused(locks, face, one, ran, expiry) -> None:
+    """It is refused before the step has run."""
+    with pytest.raises(ConfigurationError, match="expiry="):
+        one.do(locks.once, "init", face.work(ran.append), "no", expiry=expiry)
+    assert ran == []
 
 
 def test_a_step_can_be_forgotten(locks, face, one, ran) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,6 +84,18 @@ def test_a_step_never_fails_open() -> None:
         server.kill()
         with pytest.raises(EngineUnavailable):
             locks.once("init", lambda: pytest.fail("it ran"))
+
+
+def test_a_step_is_noted_when_the_engine_is_back() -> None:
+    """An engine that is away when a step ends is asked again: the step has not run in vain."""
+    with Server() as server, Locks.from_url(server.url(recovery="off", timeout=0.2)) as locks:
+
+        def step() -> None:
+            server.stop()
+            threading.Timer(1, server.cont).start()
+
+        assert locks.once("init", step, wait=60, ttl=60)
+        assert not locks.once("init", lambda: pytest.fail("it ran again"))
 
 
 async def test_work_is_cancelled_while_the_engine_hangs() -> None:

@@ -9,8 +9,8 @@ itself (it was cancelled, the engine did not answer) it owes, and the keeper pay
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
 
 from ..errors import AlreadyHeld, EngineUnavailable, LockTimeout
 from ..keys import unqualified
@@ -22,6 +22,8 @@ from .outage import Outage
 from .pace import Pace
 from .ports import Ask, Grasp, Pulse, Reply, Runtime, Store, Switchboard
 from .table import PLACE, Answer, Busy, Claim, Gone, Held, Waiting
+
+T = TypeVar("T")
 
 BEAT: Final = 1.0
 """Seconds between a waiter's heartbeats, at most."""
@@ -117,6 +119,21 @@ class Locker:
         elif holding.status is Status.HELD:
             holding.lose("taken")
         holding.check(self.runtime.now())
+
+    async def insist(self, question: Callable[[], Awaitable[T]]) -> T:
+        """Asks the engine something that may be repeated, until it answers.
+
+        Raises ``EngineUnavailable`` if it has not for as long as an outage may last.
+        """
+        pause, give_up_at = FIRST_PAUSE, self.runtime.now() + OUTAGE
+        while True:
+            try:
+                return await question()
+            except EngineUnavailable:
+                if self.runtime.now() + pause >= give_up_at:
+                    raise
+            await self.runtime.sleep(pause * (0.5 + self.runtime.jitter() / 2))
+            pause = min(LONGEST_PAUSE, 2 * pause)
 
     async def release(self, holdings: Sequence[Holding]) -> None:
         """Gives back all leases. Raises ``LeaseLost`` if one of them was not ours any more.
