@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Final, Protocol
 from unittest import mock
 
@@ -16,7 +17,7 @@ from django.http import HttpRequest
 from django.test import override_settings
 
 from ...errors import ConfigurationError
-from .marks import locks_of
+from . import signals
 from .request import locks_of_request
 
 _numbers: Final = itertools.count(1)
@@ -44,7 +45,7 @@ def memory_locks() -> override_settings:
 
 def refuse_transaction_of_test() -> None:
     """Raises ``ConfigurationError`` inside a ``TestCase``, whose rows no other thread would see."""
-    if any(each.in_atomic_block for each in connections.all(initialized_only=True)):
+    if _in_transaction():
         raise ConfigurationError(
             "this test runs in a transaction, of which concurrent requests see nothing: use"
             " TransactionTestCase, or @pytest.mark.django_db(transaction=True)"
@@ -68,9 +69,15 @@ class Sections(Protocol):
         """The function, which takes a while longer."""
 
 
-def watching_views(sections: Sections, names: tuple[str, ...]) -> AbstractContextManager[object]:
-    """Has views noted, from before their transaction until after its COMMIT, by name or all."""
+@contextmanager
+def watching_views(sections: Sections, names: tuple[str, ...]) -> Iterator[None]:
+    """Has views noted, from before their transaction until after its COMMIT, by name or all.
+
+    Raises ``ConfigurationError`` if one of them turns out to take its lock itself: many at a time
+    wait inside it, which says nothing.
+    """
     make_atomic = BaseHandler.make_view_atomic
+    waiting_inside: set[str] = set()
 
     def make_watched(handler: BaseHandler, view: View) -> View:
         asynchronous = iscoroutinefunction(view)
@@ -78,30 +85,57 @@ def watching_views(sections: Sections, names: tuple[str, ...]) -> AbstractContex
         atomic = make_atomic(handler, sections.lingering(view, asynchronous=asynchronous))
         watched = sections.noted(atomic, asynchronous=asynchronous)
 
-        def chosen(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-            if names and _name_of(request) not in names:
-                return make_atomic(handler, view)(request, *args, **kwargs)
-            _refuse_own_locks(request, view)
-            return watched(request, *args, **kwargs)
+        def choose(request: HttpRequest) -> View:
+            chosen = not names or _name_of(request) in names
+            return watched if chosen else make_atomic(handler, view)
 
-        async def chosen_async(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-            return await chosen(request, *args, **kwargs)
+        def serve(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            with _inside(request):
+                return choose(request)(request, *args, **kwargs)
 
-        return chosen_async if asynchronous else chosen
+        async def serve_async(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            with _inside(request):
+                return await choose(request)(request, *args, **kwargs)
 
-    return mock.patch.object(BaseHandler, "make_view_atomic", make_watched)
+        return serve_async if asynchronous else serve
 
+    def note_acquired(**_facts: object) -> None:
+        name = _unlocked_view.get()
+        # Who acquires in a transaction is let in by many, and will be seen to overlap.
+        if name and (not names or name in names) and not _in_transaction():
+            waiting_inside.add(name)
 
-def _name_of(request: HttpRequest) -> str | None:
-    return request.resolver_match.view_name if request.resolver_match else None
-
-
-def _refuse_own_locks(request: HttpRequest, view: View) -> None:
-    """A view that waits inside is entered by many at a time, which says nothing."""
-    held = locks_of_request(request)
-    if not all(held and held.has(lock) for lock in locks_of(view, request.method)):
+    signals.acquired.connect(note_acquired)
+    try:
+        with mock.patch.object(BaseHandler, "make_view_atomic", make_watched):
+            yield
+    finally:
+        signals.acquired.disconnect(note_acquired)
+    if waiting_inside:
         raise ConfigurationError(
-            f"{_name_of(request) or view!r} takes its lock itself, because"
-            " weblock.contrib.django.middleware.LockMiddleware is not in MIDDLEWARE: say what must not"
-            " overlap, inside='shop.orders.make_item'"
+            f"{min(waiting_inside)} takes its lock itself, inside the view, where LockMiddleware does not"
+            " see it: say what must not overlap, inside='shop.orders.make_item'"
         )
+
+
+_unlocked_view: Final[ContextVar[str | None]] = ContextVar("weblock_unlocked_view", default=None)
+"""The view that runs here, if it was entered without a lock."""
+
+
+@contextmanager
+def _inside(request: HttpRequest) -> Iterator[None]:
+    held = locks_of_request(request)
+    is_locked = held is not None and not held.may_end()
+    entered = _unlocked_view.set(None if is_locked else _name_of(request))
+    try:
+        yield
+    finally:
+        _unlocked_view.reset(entered)
+
+
+def _name_of(request: HttpRequest) -> str:
+    return request.resolver_match.view_name if request.resolver_match else request.path
+
+
+def _in_transaction() -> bool:
+    return any(each.in_atomic_block for each in connections.all(initialized_only=True))
