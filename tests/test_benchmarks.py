@@ -29,3 +29,13 @@ def test_the_redis_engine_is_measured_beside_other_locks(tmp_path: Path) -> None
     assert "**Redis, no contention, blocking, one thread**" in run.stdout
     assert "| redis-py Lock |" in run.stdout
     assert ">weblock, asyncio</text>" in plot.read_text()
+
+
+def test_the_adapters_are_measured_beside_the_bare_application() -> None:
+    """The same requests go to servers with and without them, whose answers are looked at."""
+    command = [sys.executable, "-m", "benchmarks", "--quick", "--rounds=1", "--only=web"]
+    run = subprocess.run([*command, "--markdown"], capture_output=True, text=True, check=False)
+
+    assert run.returncode == 0, run.stderr
+    assert "| FastAPI, bare |" in run.stdout
+    assert "| LockMiddleware, uncontended |" in run.stdout

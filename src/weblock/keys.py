@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -122,16 +123,7 @@ class KeyTemplate:
         ``{x}`` and ``{path.x}`` are path parameters, ``{query.x}`` and ``{header.x}`` what they say.
         Raises ``ConfigurationError`` for another prefix.
         """
-        return {name: self._source(name) for name in self.names}
-
-    def _source(self, name: str) -> Source:
-        kind, dot, rest = name.rpartition(".")
-        if dot and kind not in _KINDS:
-            raise ConfigurationError(
-                f"key template {self.text!r} has {{{name}}}: before the dot of a request's key"
-                f" stands one of {', '.join(_KINDS)}"
-            )
-        return Source(kind or "path", rest.lower() if kind == "header" else rest)
+        return {name: _source(self.text, name) for name in self.names}
 
     def for_call_of(self, function: Callable[..., object]) -> CallKey:
         """A function from the arguments of a call of ``function`` to its key.
@@ -165,6 +157,17 @@ class KeyTemplate:
             if character not in self._safe:
                 quoted = quoted.replace(character, f"%{ord(character):02X}")
         return quoted
+
+
+@functools.cache
+def _source(template: str, name: str) -> Source:
+    kind, dot, rest = name.rpartition(".")
+    if dot and kind not in _KINDS:
+        raise ConfigurationError(
+            f"key template {template!r} has {{{name}}}: before the dot of a request's key"
+            f" stands one of {', '.join(_KINDS)}"
+        )
+    return Source(kind or "path", rest.lower() if kind == "header" else rest)
 
 
 def in_order(keys: Iterable[str]) -> tuple[str, ...]:

@@ -1,12 +1,15 @@
 """Rules beside Starlette's own router, on paths that nobody would think of."""
 
-from hypothesis import assume, example, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.routing import Mount, Route, compile_path
 
 from weblock import ConfigurationError, InvalidKey
 from weblock.contrib.rules import Rule, RuleSet
+
+# A busy machine is no reason to fail.
+unhurried = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 TEXT = ["a", "7", ".", "-", "x.json", "%", "é", "\n", "A"]
 
@@ -50,7 +53,7 @@ def parsed(template):
         assume(False)
 
 
-@settings(max_examples=150, deadline=None)
+@unhurried
 @given(st.data())
 def test_a_template_matches_as_starlette_does(data):
     """Whatever the path: the same answer, and the same parameters, from another expression."""
@@ -114,7 +117,7 @@ def shops(draw):
     return routes, rules
 
 
-@settings(max_examples=150, deadline=None)
+@unhurried
 @given(st.data())
 def test_what_starlette_routes_to_a_locked_endpoint_is_locked(data):
     """Through mounts, root paths, redirects and newlines: no URL passes by its lock."""
@@ -152,6 +155,7 @@ def compare(routes, rules, method, path, root_path):
         assert key == template.fill(expected)
 
 
+@unhurried
 @example("/shops/items\n")
 @given(st.sampled_from(["/shops/items\n", "/shops/items", "/shops/a/items\n", "/shops/a/items"]))
 def test_a_confused_mount_passes_by_no_lock(path):

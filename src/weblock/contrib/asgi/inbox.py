@@ -27,11 +27,12 @@ class Inbox:
         "_ahead",
         "_direct",
         "_gone",
-        "_may_know",
         "_pending",
+        "_reading",
         "_receive",
         "_room",
         "_whole",
+        "_withheld",
     )
 
     def __init__(self, receive: Receive) -> None:
@@ -39,11 +40,11 @@ class Inbox:
         self._ahead: deque[Message] = deque()
         self._room = LIMIT
         self._pending: asyncio.Task[None] | None = None
+        self._reading = False
         self._direct: asyncio.Future[None] | None = None
         self._gone = False
         self._whole = False
-        self._may_know = asyncio.Event()
-        self._may_know.set()
+        self._withheld: asyncio.Event | None = None
 
     async def receive(self) -> Message:
         """The next message, for the application."""
@@ -58,8 +59,8 @@ class Inbox:
             self._whole = not message.get("more_body", False)
         elif message["type"] == "http.disconnect":
             self._ahead.append(message)  # Whoever asks again is told again.
-            if self._whole:
-                await self._may_know.wait()
+            if self._whole and self._withheld:
+                await self._withheld.wait()
         return message
 
     def withhold_disconnect(self) -> None:
@@ -67,16 +68,19 @@ class Inbox:
 
         But one that has not had the whole body is told, for it may be waiting for the rest.
         """
-        self._may_know.clear()
+        self._withheld = self._withheld or asyncio.Event()
+        self._withheld.clear()
 
     def tell_disconnect(self) -> None:
         """Lets the application know again."""
-        self._may_know.set()
+        if self._withheld:
+            self._withheld.set()
 
     async def until_gone(self) -> None:
         """Returns when the client has gone; never, if it sends more than ``LIMIT`` before."""
         while not self._gone and self._room > 0:
-            if self._direct:
+            if self._reading:
+                self._direct = self._direct or asyncio.get_running_loop().create_future()
                 await asyncio.wait({self._direct})
             else:
                 await self._until_more()
@@ -90,13 +94,15 @@ class Inbox:
 
     async def _directly(self) -> Message:
         """Reads as the application would without us; who watches meanwhile waits for that."""
-        self._direct = read = asyncio.get_running_loop().create_future()
+        self._reading = True
         try:
             message = await self._receive()
             self._note(message)
         finally:
-            self._direct = None
-            read.set_result(None)
+            self._reading = False
+            if self._direct:
+                self._direct.set_result(None)
+                self._direct = None
         return message
 
     async def _until_more(self) -> None:

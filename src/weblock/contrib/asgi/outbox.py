@@ -101,6 +101,15 @@ class Outbox:
         if self._letting_go:
             await asyncio.shield(self._letting_go)
 
+    async def finish(self) -> None:
+        """Sends what was held back: the application has ended."""
+        self._stop_holding()
+        if self._letting_go:
+            await asyncio.shield(self._letting_go)
+        elif self._held:
+            held, self._held = self._held, []
+            await self._send_all(held)
+
     def discard(self) -> None:
         """Forgets what was held back: another answer takes its place."""
         self._stop_holding()
