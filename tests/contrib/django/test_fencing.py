@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.db import connection, connections, transaction
+from django.db.migrations.writer import MigrationWriter
 from django.db.models import F, QuerySet
 from django.test.utils import CaptureQueriesContext
 
 from weblock import ConfigurationError, LeaseLost, Locks
 from weblock.contrib.django import locks
-from weblock.contrib.django.fencing import FencedQuerySet, StaleFence
+from weblock.contrib.django.fencing import FencedQuerySet, FenceField, StaleFence
 
 from .project.ledger.models import Account, Entry, Owner, Savings
 
@@ -108,6 +109,13 @@ def test_a_plain_save_does_not_turn_the_fence_back() -> None:
     assert list(rows.values_list("balance", "fence")) == [(5, 7)]
 
 
+def test_a_migration_can_have_the_field() -> None:
+    """What makemigrations writes for the field makes the same field, for rows that exist already."""
+    written, imports = MigrationWriter.serialize(FenceField())
+    assert written == "weblock.contrib.django.fencing.FenceField(default=0, editable=False)"
+    assert imports == {"import weblock.contrib.django.fencing"}
+
+
 def test_columns_of_another_table_are_refused() -> None:
     """What would take two statements, columns of a parent's table, is refused by name."""
     Savings.objects.create(owner=Owner.objects.create(name="Ann"))
@@ -128,7 +136,9 @@ def test_async_code_has_it_too() -> None:
 
 def test_a_section_without_a_lease_is_refused() -> None:
     """Where the engine was down and the section runs all the same, there is no fence to compare."""
-    lease = Locks.from_url("redis://127.0.0.1:1", on_unavailable="open").acquire("account:1")
+    lease = Locks.from_url("redis://127.0.0.1:1", on_unavailable="open").acquire(
+        "account:1", wait=0
+    )
     with pytest.raises(ConfigurationError, match="has no fence"):
         Account.objects.fenced_update(lease, balance=1)
 

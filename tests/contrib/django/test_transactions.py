@@ -26,7 +26,18 @@ from .naive import naive_lock
 from .project.shop.models import Item
 from .requests import Crowd, at_once, fetch
 
-pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+pytestmark = pytest.mark.django_db(
+    transaction=True,
+    databases=["default", "other"],
+    # Fewer tables to empty, and none to fill again.
+    available_apps=[
+        "django.contrib.auth",
+        "django.contrib.contenttypes",
+        "django.contrib.sessions",
+        "weblock.contrib.django",
+        "tests.contrib.django.project.shop",
+    ],
+)
 
 BOUND = 2
 CROWD = 5
@@ -253,6 +264,24 @@ def test_hooks_after_the_commit_run_inside_the_lock(database: Any, serve: Any) -
     serve(items=create)
     assert fetch("/items").status_code == 200
     assert held == [True]
+
+
+def test_what_was_committed_under_the_lease_is_told_as_it_is(
+    database: Any, serve: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A lease that was lost after the COMMIT is a line in the log, and no lie to the client."""
+    database(ATOMIC_REQUESTS=True)
+
+    @lock("create_item", ttl=0.1, renew=False)
+    def create(request: HttpRequest) -> HttpResponse:
+        transaction.on_commit(lambda: until_lost(request))
+        Item.objects.create()
+        return HttpResponse(status=201)
+
+    serve(items=create)
+    assert fetch("/items").status_code == 201
+    assert items() == 1
+    assert "after its work was committed, the lease of 'create_item'" in caplog.text
 
 
 def test_an_exception_rolls_back_and_releases(database: Any, serve: Any, url: str) -> None:

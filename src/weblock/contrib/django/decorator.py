@@ -84,7 +84,7 @@ def _serve(wanted: Lock, view: Callable[..., Any], args: Any, kwargs: Any) -> An
         response = view(*args, **kwargs)
         if inspect.iscoroutine(response):
             _refuse_coroutine(view, response)
-        held.check()
+        held.prove()
         return response
 
     outer = locks_of_request(request)
@@ -117,7 +117,7 @@ async def _serve_async(wanted: Lock, view: Callable[..., Any], args: Any, kwargs
         response = view(*args, **kwargs)
         if inspect.isawaitable(response):  # A dispatch may answer by itself.
             response = await response
-        held.check()
+        held.prove()
         return response
 
     outer = locks_of_request(request)

@@ -37,6 +37,7 @@ class RequestLocks(Generic[L]):
         self.request = request
         self.over = False
         self.waiting = False
+        self._proven = False
         self._whole = begin_whole()
         self._leases: list[L] = []
         self._by_key: dict[tuple[str, str], L] = {}
@@ -51,6 +52,14 @@ class RequestLocks(Generic[L]):
         """Raises ``LeaseLost`` if something that we hold is not ours any more."""
         for lease in tuple(self._leases):
             lease.check()
+
+    def prove(self) -> None:
+        """Notes that the view has returned under its lease: its work is done, or checked at COMMIT.
+
+        Raises ``LeaseLost`` if that is not so.
+        """
+        self.check()
+        self._proven = True
 
     def has(self, lock: Lock) -> bool:
         """Whether this very lock has been acquired."""
@@ -74,14 +83,20 @@ class RequestLocks(Generic[L]):
     def answered(self, response: Any, loss: LeaseLost | None) -> Any:
         """The response, or what is to be said instead if the lock was lost before it was made."""
         if not isinstance(response, HttpResponseBase):  # It is an inner function's own affair.
-            return answer(loss) if loss else response
+            return answer(loss) if loss and not self._proven else response
         if loss and response.status_code < 500:  # Otherwise it promises nothing.
-            response = _replaced(response, loss)
+            response = self._after(loss, response)
         if self._waited is not None:
             others = response.headers.get("Server-Timing")
             own = f"lock;dur={1000 * self._waited:.1f}"
             response.headers["Server-Timing"] = f"{others}, {own}" if others else own
         return response
+
+    def _after(self, loss: LeaseLost, response: HttpResponseBase) -> HttpResponseBase:
+        if self._proven:
+            logger.error("a response is sent although, after its work was committed, the %s", loss)
+            return response
+        return _replaced(response, loss)
 
     @contextmanager
     def _acquiring(self) -> Iterator[None]:
