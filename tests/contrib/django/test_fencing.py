@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +25,8 @@ from weblock.contrib.django.fencing import FencedQuerySet, FenceField, StaleFenc
 from .project.ledger.models import Account, Entry, Owner, Savings
 
 BOTH = ["default", "lite"]
+
+TOP = Path(__file__).parents[3]
 
 pytestmark = pytest.mark.django_db(databases=BOTH)
 
@@ -50,6 +56,34 @@ def test_a_paused_holder_is_refused(alias: str, url: str) -> None:
     assert list(rows.values_list("balance", "fence")) == [(100, lease.fence)]
     with pytest.raises(LeaseLost):
         paused.release()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_stopped_process_is_refused(tmp_path: Path) -> None:
+    """A process that was stopped while it held the lock is refused; without a fence it would write."""
+    rows = accounts()
+    engine = f"file://{tmp_path}"
+    database = connection.settings_dict
+    command = [sys.executable, "-m", f"{__package__}.paused_holder", engine]
+    command += [str(database["PORT"]), database["NAME"], str(rows.get().pk)]
+    with subprocess.Popen(
+        command, cwd=TOP, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        try:
+            assert holder.stdout
+            assert holder.stdin
+            assert holder.stdout.readline() == "holds\n"
+            holder.send_signal(signal.SIGSTOP)
+            with Locks.from_url(engine, wait=60).hold("account") as lease:
+                rows.fenced_update(lease, balance=100)
+            holder.send_signal(signal.SIGCONT)
+            holder.stdin.write("\n")
+            holder.stdin.flush()
+            assert holder.stdout.readline() == "naive: 1\n"
+            assert f"fence {lease.fence} has written since" in holder.stdout.readline()
+        finally:
+            holder.kill()
+    assert rows.get().balance == -1  # What the naive write has left behind.
 
 
 @pytest.mark.parametrize("alias", BOTH)
