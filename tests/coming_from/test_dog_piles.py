@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.core.cache.backends.locmem import LocMemCache
 
-from tests.servers import fresh_url
+from tests.servers import eventually, fresh_url
 from weblock import Locks
 
 MANY = 20
@@ -24,10 +24,23 @@ def page(shown):
     return shown("dog-piles.md")
 
 
+class CountingCache(LocMemCache):
+    """A cache of Django's that counts how often something was looked for in vain."""
+
+    misses = 0
+    counting = threading.Lock()
+
+    def get(self, *args: Any, **kwargs: Any) -> Any:
+        found = super().get(*args, **kwargs)
+        with self.counting:
+            self.misses += found is None
+        return found
+
+
 @pytest.fixture
-def cache() -> LocMemCache:
-    """A cache of Django's that is empty."""
-    return LocMemCache(uuid.uuid4().hex, {})
+def cache() -> CountingCache:
+    """A cache that is empty."""
+    return CountingCache(uuid.uuid4().hex, {})
 
 
 @pytest.fixture
@@ -40,10 +53,10 @@ def locks():
 class Computing:
     """Counts how often it computes, and how many do so at a time."""
 
-    def __init__(self, value: Any = "value", seconds: float = 0.02) -> None:
+    def __init__(self, value: Any = "value", lasts: Callable[[], object] = lambda: None) -> None:
         self.calls = self.at_once = self.most_at_once = 0
         self._value = value
-        self._seconds = seconds
+        self._lasts = lasts
         self._guard = threading.Lock()
 
     def __call__(self) -> Any:
@@ -51,7 +64,7 @@ class Computing:
             self.calls += 1
             self.at_once += 1
             self.most_at_once = max(self.most_at_once, self.at_once)
-        time.sleep(self._seconds)
+        self._lasts()
         with self._guard:
             self.at_once -= 1
         return self._value
@@ -72,13 +85,13 @@ def all_miss(get: Callable[[], Any], count: int = MANY) -> set[Any]:
 class TestManyMiss:
     def test_the_copied_one_computes_again_and_again(self, page, cache) -> None:
         """Whoever waited for the lock does not look a second time."""
-        computing = Computing()
+        computing = Computing(lasts=lambda: eventually(lambda: cache.misses >= MANY))
         all_miss(lambda: page.cache_without_dogpiling(cache, "key", computing, 60))
-        assert computing.calls > 1
+        assert computing.calls == MANY
 
     def test_cached_computes_once(self, page, cache, locks) -> None:
         """All get what the first has computed."""
-        computing = Computing()
+        computing = Computing(lasts=lambda: eventually(lambda: cache.misses >= MANY))
         assert all_miss(lambda: page.top_books(locks, cache, computing)) == {"value"}
         assert computing.calls == 1
 
@@ -86,14 +99,14 @@ class TestManyMiss:
 class TestNone:
     def test_the_copied_one_never_keeps_it(self, page, cache) -> None:
         """``None`` looks like a miss there."""
-        computing = Computing(None, 0)
+        computing = Computing(None)
         for _ in range(3):
             page.cache_without_dogpiling(cache, "key", computing, 60)
         assert computing.calls == 3
 
     def test_cached_keeps_it(self, page, cache, locks) -> None:
         """Here it is a value."""
-        computing = Computing(None, 0)
+        computing = Computing(None)
         for _ in range(3):
             assert page.top_books(locks, cache, computing) is None
         assert computing.calls == 1
@@ -102,12 +115,12 @@ class TestNone:
 class TestSlow:
     def test_the_copied_lock_is_too_short(self, page, cache) -> None:
         """When the work outlasts the lock, the next one is at it, too."""
-        computing = Computing(seconds=0.5)
+        computing = Computing(lasts=lambda: eventually(lambda: computing.most_at_once == 2))
         all_miss(lambda: page.cache_without_dogpiling(cache, "key", computing, 60, 0.1), 2)
         assert computing.most_at_once == 2
 
     def test_the_lease_lasts(self, cache, locks) -> None:
         """A lease is renewed while the work takes its time."""
-        computing = Computing(seconds=1.5)
+        computing = Computing(lasts=lambda: time.sleep(1.5))
         all_miss(lambda: locks.cached("key", computing, expiry=60, cache=cache, ttl=1, wait=60), 2)
         assert computing.calls == computing.most_at_once == 1

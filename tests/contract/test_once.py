@@ -29,6 +29,7 @@ def test_a_step_runs_once(locks, face, one, other, ran) -> None:
     assert other.do(locks.once, "init:v1", step, "third") is False
     assert one.do(locks.once, "init:v2", step, "of another step") is True
     assert ran == ["first", "of another step"]
+    assert one.do(locks.list) == []
 
 
 def test_a_step_that_fails_is_not_done(locks, face, one, ran) -> None:
