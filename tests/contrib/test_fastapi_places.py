@@ -6,6 +6,7 @@ from typing import Annotated
 import httpx
 import pytest
 from fastapi import APIRouter, Depends, FastAPI, Security, WebSocket
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.security import SecurityScopes
 
 from tests.servers import Server
@@ -227,3 +228,107 @@ async def test_an_endpoint_may_run_without_a_lease_while_the_engine_is_down(tmp_
             assert (refused.status_code, refused.json()["code"]) == (503, "engine_unavailable")
             assert locks.fail_opens == 1
         await locks.close()
+
+
+tasks: list[asyncio.Task | None] = []
+
+
+async def note() -> None:
+    """An endpoint that notes the task that it runs in."""
+    tasks.append(asyncio.current_task())
+
+
+async def runs_apart(app: FastAPI, path: str) -> bool:
+    """Whether the endpoint of ``path`` runs in another task than the server's."""
+    exchange = Exchange(path=path)
+    served = exchange.served_by(app)
+    await served
+    assert exchange.status == 200
+    return tasks.pop() is not served
+
+
+class TestRequestsThatLockNothing:
+    """They are served in the server's own task; those that may lock in one that is not cancelled."""
+
+    @pytest.mark.parametrize(
+        ("path", "apart"),
+        [
+            ("/plain", False),
+            ("/plain/7", False),
+            ("/plain/locks", False),
+            ("/locks", True),
+            ("/locks\n", True),
+            ("/carts/7/lines", True),
+            ("/files/a/b/c", True),
+            ("/sub/tenant/locks", True),
+            ("/sub/tenant/plain", False),
+            ("/opaque/plain", True),
+        ],
+    )
+    async def test_it_is_told_by_the_path(self, app, path, apart):
+        """Parameters, prefixes, mounts, and applications that cannot be looked into."""
+        sub, hidden, router = FastAPI(), FastAPI(), APIRouter(prefix="/carts/{cart}")
+        one = [Depends(lock("x"))]
+        for target in (app, sub, hidden):
+            target.post("/locks", dependencies=one)(note)
+            target.post("/plain")(note)
+        app.post("/plain/{item}")(note)
+        app.post("/files/{name:path}", dependencies=one)(note)
+        router.post("/lines", dependencies=one)(note)
+        app.include_router(router)
+        app.mount("/sub/{tenant}", sub)
+        app.mount("/opaque", CORSMiddleware(hidden))
+        assert await runs_apart(app, path) is apart
+
+    async def test_a_path_below_a_root(self, app):
+        """A server may say that the application is at home below a prefix."""
+        app.post("/locks", dependencies=[Depends(lock("x"))])(note)
+        app.post("/plain")(note)
+        for path, apart in (("/root/locks", True), ("/locks", True), ("/root/plain", False)):
+            exchange = Exchange(path=path)
+            exchange.scope["root_path"] = "/root"
+            served = exchange.served_by(app)
+            await served
+            assert exchange.status == 200
+            assert (tasks.pop() is not served) is apart
+
+    async def test_a_lock_that_was_not_known_of_is_held_all_the_same(self, app, locks):
+        """A route that came after the start is served rightly, and apart from the next time on."""
+        app.post("/plain")(note)
+        assert not await runs_apart(app, "/plain")
+        app.post("/late", dependencies=[Depends(lock("x"))])(note)
+        assert not await runs_apart(app, "/late")
+        assert await runs_apart(app, "/late")
+        assert await locks.try_acquire("x")
+
+    async def test_errors_and_losses_are_answered_there_too(self, app, locks):
+        """Where it was not known that a request locks, it is answered in the same way."""
+        app.post("/plain")(note)
+        assert not await runs_apart(app, "/plain")
+
+        @app.post("/busy", dependencies=[Depends(lock("x", wait=0))])
+        async def busy() -> None: ...
+
+        @app.post("/lost")
+        async def lost(lease: Held) -> None:
+            for holding in lease._holdings:
+                holding.lose("taken")
+            await asyncio.sleep(60)
+
+        async with locks.hold("x"):
+            exchange = Exchange(path="/busy")
+            await exchange.served_by(app)
+        assert exchange.problem["code"] == "lock_timeout"
+        exchange = Exchange(path="/lost")
+        await exchange.served_by(app)
+        assert exchange.problem["code"] == "lease_lost"
+
+    async def test_an_override_may_lock(self, app):
+        """``dependency_overrides`` are seen when the request comes."""
+
+        def nothing() -> None: ...
+
+        app.post("/plain", dependencies=[Depends(nothing)])(note)
+        assert not await runs_apart(app, "/plain")
+        app.dependency_overrides[nothing] = lock("x")
+        assert await runs_apart(app, "/plain")

@@ -37,6 +37,9 @@ class RequestLayer:
     down, and made again if it starts again. ``before_start`` is called before the first request is
     served: what it raises is why the application does not start. ``answer`` gives the response to an
     error of weblock, instead of its problem, where the application has not given one.
+
+    ``may_lock`` says of a scope whether its request may lock; one that does not is spared what
+    keeps work inside a lock from being cancelled. Where it was wrong, it is not asked again.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class RequestLayer:
         reopen: Callable[[], AsyncLocks] | None = None,
         before_start: Callable[[], None] | None = None,
         answer: Callable[[BaseException], App | None] = problem_of,
+        may_lock: Callable[[Scope], bool] | None = None,
     ) -> None:
         self._app = app
         self._locks = locks
@@ -55,6 +59,7 @@ class RequestLayer:
         self._reopen = reopen
         self._before_start = before_start
         self._answer = answer
+        self._may_lock = may_lock
         self._shut_down = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -73,8 +78,13 @@ class RequestLayer:
         if self._is_inside_another(scope):
             await app(scope, receive, send)
         else:
+            apart = self._may_lock is None or self._may_lock(scope)
             exchange = _Exchange(self._locks, self._hold_back, scope, receive, send)
-            await exchange.run(app, self._answer)
+            try:
+                await exchange.run(app, self._answer, apart=apart)
+            finally:
+                if not apart and exchange.has_locked:
+                    self._may_lock = None
 
     def _is_inside_another(self, scope: Scope) -> bool:
         """Whether a layer on the same locks, farther out, has this request already."""
@@ -123,6 +133,7 @@ class _Exchange:
     def __init__(
         self, locks: AsyncLocks, hold_back: float, scope: Scope, receive: Receive, send: Send
     ) -> None:
+        self._ended: asyncio.Future[None] | None = None
         self._scope = scope
         self._receive = receive
         self._inbox = Inbox(receive)
@@ -135,20 +146,36 @@ class _Exchange:
         )
         self._request = RequestLocks(locks, scope, self._inbox, self._outbox, hold_back)
 
-    async def run(self, app: App, answer_to: Callable[[BaseException], App | None]) -> None:
+    async def run(
+        self, app: App, answer_to: Callable[[BaseException], App | None], *, apart: bool
+    ) -> None:
+        """Serves the request; ``apart`` in a task of its own, which is not cancelled with ours."""
         self._answer_to = answer_to
         self._scope[SCOPE_KEY] = self._request
-        self._ended = asyncio.get_running_loop().create_future()
-        work = asyncio.ensure_future(self._work(app))
         try:
-            await self._to_its_end(work)
-            await self._answer(work.exception(), work)
+            if apart:
+                await self._work_apart(app)
+            else:
+                await self._answer(await self._work(app))
         except asyncio.CancelledError:
             self._outbox.abort()
             raise
+        except Exception as error:  # noqa: BLE001 - it is raised again, unless it is answered
+            await self._answer_error(error)
         finally:
             self._inbox.close()
             await self._outbox.close()
+
+    @property
+    def has_locked(self) -> bool:
+        """Whether the request has acquired anything."""
+        return self._request.has_locked
+
+    async def _work_apart(self, app: App) -> None:
+        self._ended = asyncio.get_running_loop().create_future()
+        work = asyncio.ensure_future(self._work(app))
+        await self._to_its_end(work, self._ended)
+        await self._answer(work.result())
 
     def _work_goes_on(self) -> bool:
         return self._request.background()
@@ -178,11 +205,15 @@ class _Exchange:
         finally:
             loss = await self._request.release()
             self._inbox.tell_disconnect()
-            if not self._ended.done():  # It is done where the waiting was cancelled.
+            if (
+                self._ended and not self._ended.done()
+            ):  # It is done where the waiting was cancelled.
                 self._ended.set_result(None)
         return loss
 
-    async def _to_its_end(self, work: asyncio.Task[LeaseLost | None]) -> None:
+    async def _to_its_end(
+        self, work: asyncio.Task[LeaseLost | None], ended: asyncio.Future[None]
+    ) -> None:
         """Waits for the application.
 
         Work inside a lock is not cancelled, whoever wants it to be, but it waits for no other lock.
@@ -192,7 +223,7 @@ class _Exchange:
         while not work.done():
             try:
                 # The first is the cheaper one, but nobody tells it of work that never began.
-                await (_end_of(work) if cancelled else self._ended)
+                await (_end_of(work) if cancelled else ended)
             except asyncio.CancelledError:
                 cancelled = True
                 if self._request.any_held and not self._request.streams:
@@ -204,12 +235,8 @@ class _Exchange:
                 logger.error("a request that was cancelled failed", exc_info=error)
             raise asyncio.CancelledError
 
-    async def _answer(
-        self, error: BaseException | None, work: asyncio.Task[LeaseLost | None]
-    ) -> None:
-        if error is not None:
-            await self._answer_error(error)
-        elif loss := work.result():
+    async def _answer(self, loss: LeaseLost | None) -> None:
+        if loss:
             await self._answer_loss(loss)
         else:
             await self._outbox.finish()

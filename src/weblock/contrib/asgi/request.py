@@ -87,6 +87,11 @@ class RequestLocks:
         return bool(self._leases)
 
     @property
+    def has_locked(self) -> bool:
+        """Whether it has acquired anything, be it released by now or not."""
+        return bool(self._by_key)
+
+    @property
     def over(self) -> bool:
         """Whether the request has ended."""
         return self._over

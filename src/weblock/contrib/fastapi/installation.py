@@ -13,7 +13,7 @@ from ..asgi import RequestLayer
 from ..asgi.opening import opened
 from .answers import Answers, Rewrite
 from .documentation import document, document_mounted
-from .routes import check_keys
+from .routes import LockingPaths, check_keys
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -51,17 +51,20 @@ def install(
     locks, reopen = opened(locks, options)
     answers = Answers(app, rewrite)
     document(app, answers)
+    paths = LockingPaths(app)
     app.add_middleware(
         RequestLayer,
         locks=locks,
         hold_back=hold_back,
         reopen=reopen,
-        before_start=functools.partial(_before_start, app, answers),
+        before_start=functools.partial(_before_start, app, answers, paths),
         answer=answers.of,
+        may_lock=paths.may_lock,
     )
     return locks
 
 
-def _before_start(app: FastAPI, answers: Answers) -> None:
+def _before_start(app: FastAPI, answers: Answers, paths: LockingPaths) -> None:
     check_keys(app.routes)
+    paths.find()
     document_mounted(app.routes, answers)
