@@ -11,7 +11,8 @@ from kazoo.client import KazooClient
 from kazoo.protocol.states import KeeperState
 
 from tests.contract.conditions import eventually
-from tests.contract.puppets import Puppet
+from tests.contract.history import fences_out_of_order, overlaps, read_journals
+from tests.contract.puppets import Puppet, Worker
 from tests.servers import Proxy
 from tests.servers.proxy import Listener
 from tests.servers.zookeeper import Ensemble, ZooKeeper, fresh_zookeeper, shared_zookeeper
@@ -88,43 +89,7 @@ def keys_left(client: KazooClient, url: str) -> list[str]:
 
 
 class TestEnsemble:
-    """Three servers, of which one is killed, stopped, or cut off from the others."""
-
-    def test_a_holder_whose_server_is_cut_off(self, ensemble, client, threads) -> None:
-        """It knows before another holds. The holder of kazoo's own lock is told nothing by then."""
-        first, leader = ensemble.first.address, ensemble.leader().address
-        naive, rival = client(first, timeout=1.0), client(leader)
-        assert naive.Lock("/naive").acquire()
-
-        def take_over_naively() -> str:
-            assert rival.Lock("/naive").acquire()
-            return naive.client_state
-
-        url = fresh_zookeeper(first, session_timeout=1, timeout=0.4)
-        with Locks.from_url(url) as here, Locks.from_url(url.replace(first, leader)) as there:
-            lease = here.acquire("key", ttl=1.5)
-
-            def take_over() -> tuple[int, bool]:
-                with there.hold("key", wait=LONG) as theirs:
-                    return theirs.fence, lease.held
-
-            naively, properly = threads.submit(take_over_naively), threads.submit(take_over)
-            eventually(lambda: waiters(there) == 1)
-            eventually(lambda: len(rival.get_children("/naive")) == 2)
-            for link in ensemble.links:
-                link.freeze()
-            try:
-                assert naively.result(LONG) == KeeperState.CONNECTED
-                fence, both = properly.result(LONG)
-            finally:
-                for link in ensemble.links:
-                    link.thaw()
-            assert not both
-            assert fence > lease.fence
-            with pytest.raises(LeaseLost) as lost:
-                lease.release()
-            assert lost.value.reason == "expired"
-        ensemble.first.wait_until_up()
+    """Three servers, of which one is killed or stopped."""
 
     def test_a_leader_that_is_killed(self, ensemble) -> None:
         """A lease outlives its leader: nobody else gets it meanwhile, and the next fence is larger."""
@@ -141,6 +106,31 @@ class TestEnsemble:
             lease.release()
             assert hold(others) > lease.fence
         dead.start()
+
+    def test_sections_while_the_leader_is_killed(self, ensemble, tmp_path) -> None:
+        """Threads and tasks of several processes go on under a new leader; no two sections overlap."""
+        ensemble.leader()
+        url = fresh_zookeeper(ensemble.address)
+        flows, rounds = 2, 10
+        workers = [
+            Worker("sections", url, str(tmp_path), str(flows), str(rounds)) for _ in range(2)
+        ]
+        try:
+            for worker in workers:
+                assert worker.hear() == "ready"
+                worker.say("go")
+            eventually(lambda: len(read_journals(tmp_path)) > 10)
+            dead = ensemble.leader()
+            dead.kill()
+            done = sum(worker.hear(within=100)["done"] for worker in workers)
+        finally:
+            for worker in workers:
+                worker.close()
+        dead.start()
+        sections = read_journals(tmp_path)
+        assert done == len(sections) == len(workers) * 2 * flows * rounds
+        assert overlaps(sections) == []
+        assert fences_out_of_order(sections) == []
 
     def test_a_server_that_hangs(self, ensemble) -> None:
         """A holder whose server is stopped renews its lease at another, in time.
@@ -170,6 +160,47 @@ class TestEnsemble:
                 stopped.cont()
             lease.release()
         stopped.wait_until_up()
+
+
+@pytest.fixture
+def linked() -> Iterator[Ensemble]:
+    """Three servers, the first of which can be cut off from the leader."""
+    with Ensemble(link=True) as ensemble:
+        yield ensemble
+
+
+def test_a_holder_whose_server_is_cut_off(linked, client, threads) -> None:
+    """It knows before another holds. The holder of kazoo's own lock is told nothing by then."""
+    first, leader = linked.first.address, linked.leader().address
+    naive, rival = client(first, timeout=1.0), client(leader)
+    assert naive.Lock("/naive").acquire()
+
+    def take_over_naively() -> str:
+        assert rival.Lock("/naive").acquire()
+        return naive.client_state
+
+    url = fresh_zookeeper(first, session_timeout=1, timeout=0.4)
+    with Locks.from_url(url) as here, Locks.from_url(url.replace(first, leader)) as there:
+        lease = here.acquire("key", ttl=1.5)
+
+        def take_over() -> tuple[int, bool]:
+            with there.hold("key", wait=LONG) as theirs:
+                return theirs.fence, lease.held
+
+        naively, properly = threads.submit(take_over_naively), threads.submit(take_over)
+        eventually(lambda: waiters(there) == 1)
+        eventually(lambda: len(rival.get_children("/naive")) == 2)
+        linked.link.freeze()
+        try:
+            assert naively.result(LONG) == KeeperState.CONNECTED
+            fence, both = properly.result(LONG)
+        finally:
+            linked.link.thaw()
+        assert not both
+        assert fence > lease.fence
+        with pytest.raises(LeaseLost) as lost:
+            lease.release()
+        assert lost.value.reason == "expired"
 
 
 class TestServer:

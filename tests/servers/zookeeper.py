@@ -74,7 +74,7 @@ class ZooKeeper:
             "clientPortAddress": "127.0.0.1",
             "tickTime": int(TICK * 1000),
             "initLimit": 50,
-            "syncLimit": 10,
+            "syncLimit": 25,
             "maxClientCnxns": 0,
             "4lw.commands.whitelist": "*",
         }
@@ -151,18 +151,17 @@ class ZooKeeper:
 class Ensemble:
     """Three servers that agree: they serve while two of them can talk to one another.
 
-    The first never leads, and reaches each of the others through one of the ``links``.
+    The last leads, at first. With ``link``, the first reaches it through a proxy of that name. (Not
+    for elections: a proxy also listens for a leader that does not listen yet.)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, link: bool = False) -> None:
         clients, peers, elections = ([free_port() for _ in range(3)] for _ in range(3))
-        self.links = [Proxy(Listener(port)) for port in peers[1:]]
-        seen_by_first = [peers[0], *(link.port for link in self.links)]
+        self.link = Proxy(Listener(peers[2])) if link else None
+        seen = [*peers[:2], self.link.port if self.link else peers[2]]
         self.servers = [
-            ZooKeeper(number=number, members=_members(seen, elections), port=port)
-            for number, (port, seen) in enumerate(
-                zip(clients, (seen_by_first, peers, peers), strict=True)
-            )
+            ZooKeeper(number=number, members=_members(peers, elections), port=port)
+            for number, (port, peers) in enumerate(zip(clients, (seen, peers, peers), strict=True))
         ]
 
     @property
@@ -172,7 +171,7 @@ class Ensemble:
 
     @property
     def first(self) -> ZooKeeper:
-        """The one that never leads."""
+        """The one at the end of the link."""
         return self.servers[0]
 
     def leader(self) -> ZooKeeper:
@@ -187,9 +186,9 @@ class Ensemble:
 
     def __enter__(self) -> Self:
         for server in reversed(self.servers):
+            if server is self.first:
+                self.leader()  # Chosen by the other two.
             server.begin()
-            if server is self.servers[1]:
-                self.leader()  # Chosen by two, so that the first finds one.
         for server in self.servers:
             server.wait_until_up()
         return self
@@ -197,8 +196,8 @@ class Ensemble:
     def __exit__(self, *exc_info: object) -> None:
         for server in self.servers:
             server.close()
-        for link in self.links:
-            link.close()
+        if self.link:
+            self.link.close()
 
 
 def _members(peers: Sequence[int], elections: Sequence[int]) -> str:
