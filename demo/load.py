@@ -27,10 +27,10 @@ def client(url: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url, timeout=60, limits=limits, trust_env=False)
 
 
-async def create_item(clients: httpx.AsyncClient, **params: float) -> Answer:
+async def create_item(clients: httpx.AsyncClient, path: str = "/items", **params: float) -> Answer:
     """Asks for one item."""
     try:
-        response = await clients.post("/items", params=params)
+        response = await clients.post(path, params=params)
     except httpx.HTTPError as error:
         return Answer(0, f"no answer: {type(error).__name__}")
     if response.status_code == 201:

@@ -43,8 +43,8 @@ def compare(console: Console, without: Run, locked: Run) -> None:
         table.add_row("answers", _counted(without.answers), _counted(locked.answers))
     table.add_section()
     table.add_row("items made", *map(_items, (without, locked)), style="bold")
-    table.add_row("most inside at once", str(without.at_once), str(locked.at_once))
-    table.add_row("workers that took part", str(without.took_part), str(locked.took_part))
+    table.add_row("most at once", str(without.at_once), str(locked.at_once))
+    table.add_row("workers involved", str(without.took_part), str(locked.took_part))
     console.print(table)
 
     marks = marks_of(console)

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import httpx
 
-from demo.load import Answer, client
+from demo.load import Answer, client, create_item
 from demo.versions import TTL
 
 WORK: Final = 0.15
@@ -42,8 +42,4 @@ async def ask(url: str, name: str, requests: int) -> list[Answer]:
 
 async def _ask(clients: httpx.AsyncClient, name: str, request: Request) -> Answer:
     await asyncio.sleep(request.at)
-    try:
-        response = await clients.post(f"/{name}/items", params={"work": request.work})
-    except httpx.HTTPError as error:
-        return Answer(0, f"no answer: {type(error).__name__}")
-    return Answer(response.status_code, response.text)
+    return await create_item(clients, f"/{name}/items", work=request.work)

@@ -46,6 +46,11 @@ class Outcome:
         return self.overlaps > 0 and self.items > BOUND
 
     @property
+    def lost(self) -> bool:
+        """Whether somebody was told that its lease was lost."""
+        return any(answer.code == "lease_lost" for answer in self.answers)
+
+    @property
     def held(self) -> bool:
         """Whether as many as may be were made, one by one, and all others told that there are."""
         told = self.told
