@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from demo.engine import engine_for
+from demo.framework import FRAMEWORKS
 from demo.outcome import BOUND
 from demo.server import serving
 from demo.story import run
@@ -25,7 +26,9 @@ async def test_two_hundred_requests_never_exceed_the_bound(engine: str, tmp_path
     took_part = set()
     async with (
         engine_for(url, tmp_path) as opened,
-        serving(tmp_path, opened, workers=WORKERS, locked=True) as application,
+        serving(
+            tmp_path, opened, FRAMEWORKS["fastapi"], workers=WORKERS, locked=True
+        ) as application,
     ):
         for _ in range(ROUNDS):
             done = await run(application, REQUESTS)
