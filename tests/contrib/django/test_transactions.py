@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import copy_context
 from typing import Any
 
@@ -20,6 +21,7 @@ from rest_framework.decorators import api_view
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from weblock import LeaseLost
 from weblock.contrib.django import lock, locks
 
 from .naive import naive_lock
@@ -213,7 +215,7 @@ def test_errors_that_are_made_responses_do_not_commit(database: Any, serve: Any)
     database(ATOMIC_REQUESTS=True)
 
     class Items(APIView):
-        @lock("create_item", ttl=0.1, renew=False)
+        @lock("create_item")
         def post(self, request: Any) -> HttpResponse:
             return in_atomic_requests(request)
 
@@ -272,9 +274,9 @@ def test_what_was_committed_under_the_lease_is_told_as_it_is(
     """A lease that was lost after the COMMIT is a line in the log, and no lie to the client."""
     database(ATOMIC_REQUESTS=True)
 
-    @lock("create_item", ttl=0.1, renew=False)
+    @lock("create_item")
     def create(request: HttpRequest) -> HttpResponse:
-        transaction.on_commit(lambda: until_lost(request))
+        transaction.on_commit(lambda: lose(request))
         Item.objects.create()
         return HttpResponse(status=201)
 
@@ -301,16 +303,18 @@ def test_an_exception_rolls_back_and_releases(database: Any, serve: Any, url: st
     assert fetch("/items").status_code == 200
 
 
-def until_lost(request: Any) -> None:
-    """Spins until the lease has ended."""
-    while request.weblock.held:
-        pass
+def lose(request: Any) -> None:
+    """Has the lease taken away, and notices."""
+    assert locks["default"].force_release("create_item")
+    with suppress(LeaseLost):
+        request.weblock.extend(1)
+    assert not request.weblock.held
 
 
 def in_atomic_requests(request: Any) -> HttpResponse:
     """A view whose transaction is the request's."""
     Item.objects.create()
-    until_lost(request)
+    lose(request)
     return HttpResponse(status=201)
 
 
@@ -318,7 +322,7 @@ def in_own_transaction(request: Any) -> HttpResponse:
     """A view whose lease ends inside a transaction of its own."""
     with transaction.atomic():
         Item.objects.create()
-        until_lost(request)
+        lose(request)
     return HttpResponse(status=201)
 
 
@@ -335,7 +339,7 @@ def on_another_database(request: Any) -> HttpResponse:
     """A view whose transaction is on a database that is not the default."""
     with transaction.atomic("other"):
         Item.objects.using("other").create()
-        until_lost(request)
+        lose(request)
     return HttpResponse(status=201)
 
 
@@ -359,7 +363,7 @@ def test_what_is_not_committed_under_the_lease_is_rolled_back(
     if not middleware:
         settings.MIDDLEWARE = settings.MIDDLEWARE[:-1]
     database(ATOMIC_REQUESTS=view is in_atomic_requests)
-    serve(items=lock("create_item", ttl=0.1, renew=False)(view))
+    serve(items=lock("create_item")(view))
     response = fetch("/items")
     assert response.status_code == 503
     assert response.json()["code"] == "lease_lost"
@@ -372,7 +376,7 @@ def test_a_naive_decorator_commits_without_a_lease(database: Any, serve: Any) ->
     """The same view under a naive decorator commits, for nobody asks."""
 
     def held(request: Any) -> HttpResponse:
-        with locks["default"].hold("create_item", ttl=0.1, renew=False) as request.weblock:
+        with locks["default"].hold("create_item") as request.weblock:
             return in_own_transaction(request)
 
     serve(items=held)

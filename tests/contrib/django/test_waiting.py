@@ -255,6 +255,34 @@ async def test_a_client_that_leaves_stops_waiting(serve: Any, settings: Any) -> 
     assert visit.status is None
 
 
+async def test_who_holds_and_has_left_waits_for_nothing_more(serve: Any, settings: Any) -> None:
+    """A view goes on when its client has left, but does not queue for another lock any more."""
+    settings.MIDDLEWARE = settings.MIDDLEWARE[-1:]
+    inside, go_on, ran = asyncio.Event(), asyncio.Event(), []
+
+    @lock("other", wait=None)
+    async def inner(request: Any) -> HttpResponse:
+        ran.append(request)
+        return HttpResponse()
+
+    @lock("report")
+    async def view(request: Any) -> HttpResponse:
+        inside.set()
+        await go_on.wait()
+        return await inner(request)
+
+    serve(report=view)
+    async with async_locks["default"].hold("other"):
+        visit = Visit("/report")
+        await inside.wait()
+        visit.leave()
+        await turns()
+        go_on.set()
+        await visit.task
+    assert not ran
+    assert await async_locks["default"].try_acquire("report")
+
+
 async def turns() -> None:
     """Lets the event loop do what it has to."""
     for _ in range(100):

@@ -134,7 +134,7 @@ async def _serve_async(wanted: Lock, view: Callable[..., Any], args: Any, kwargs
             await alone.acquire(wanted, values)
             return await work(alone)
 
-        return await to_its_end(alone.run(acquire_and_work), may_end=alone.may_end)
+        return await to_its_end(alone.run(acquire_and_work), may_end=alone.leave)
     except WeblockError as error:
         if response := await aanswer_for(wanted, request, error):
             return response

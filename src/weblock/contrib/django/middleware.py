@@ -82,7 +82,7 @@ class _TaskLayer(_Layer):
     async def __call__(self, request: HttpRequest) -> Any:
         held = TaskLocks(request)
         work = held.run(lambda: self._get_response(request))
-        return await to_its_end(work, may_end=held.may_end)
+        return await to_its_end(work, may_end=held.leave)
 
     async def process_view(
         self, request: HttpRequest, view: View, _args: Any, values: Mapping[str, object]

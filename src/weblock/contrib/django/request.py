@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,7 +37,8 @@ class RequestLocks(Generic[L]):
     def __init__(self, request: HttpRequest) -> None:
         self.request = request
         self.over = False
-        self.waiting = False
+        self._waiting = False
+        self._unwanted = False
         self._proven = False
         self._whole = begin_whole()
         self._leases: list[L] = []
@@ -44,9 +46,13 @@ class RequestLocks(Generic[L]):
         self._by_lock: dict[Lock, tuple[str, ...]] = {}
         self._waited: float | None = None
 
-    def may_end(self) -> bool:
-        """Whether nothing would go wrong if the request were cancelled now."""
-        return self.waiting or not self._leases
+    def leave(self) -> bool:
+        """Notes that nobody wants the answer any more. Whether the request may be cancelled now.
+
+        Once its view has begun under a lock, it may not; but it waits for no other lock then.
+        """
+        self._unwanted = True
+        return self._waiting or not self._leases
 
     def check(self) -> None:
         """Raises ``LeaseLost`` if something that we hold is not ours any more."""
@@ -105,13 +111,15 @@ class RequestLocks(Generic[L]):
                 "this request has ended: what outlives it holds its locks by itself, with"
                 ' locks["default"].hold'
             )
+        if self._unwanted:
+            raise asyncio.CancelledError
         began = time.monotonic()
-        self.waiting = True
+        self._waiting = True
         try:
             with acting_for(self._whole):
                 yield
         finally:
-            self.waiting = False
+            self._waiting = False
             self._waited = (self._waited or 0.0) + time.monotonic() - began
 
     def _missing(self, lock: Lock, keys: Sequence[str]) -> list[str]:
