@@ -17,10 +17,13 @@ from .simulation.quorum_campaign import (
     quorum_schedule,
     run_quorum_seeds,
 )
+from .simulation.quorum_mutants import MUTANTS
 from .simulation.world import Violation
 
-SCHEDULES = 250
+SCHEDULES = 200
 CHUNK = 25
+LIMIT = 400
+"""Schedules that a mutant may survive."""
 
 
 @pytest.mark.timeout(900)
@@ -68,6 +71,27 @@ def test_what_it_does_not_bear_is_found(hole: str) -> None:
 def test_servers_that_forget_are_borne() -> None:
     """The schedules that find two holders without recovery find none with it."""
     run_all(range(30), Variant(forgetful=True))
+
+
+def hunt(index: int) -> tuple[str, str]:
+    """A mutant, and the property that noticed it; nothing if it survives."""
+    mutant = MUTANTS[index]
+    with mutant.alive():
+        for seed in range(LIMIT):
+            try:
+                quorum_schedule(seed).run()
+            except Violation as violation:
+                if violation.name.split()[0] in mutant.killers:
+                    return mutant.name, violation.name
+    return mutant.name, ""
+
+
+@pytest.mark.timeout(900)
+def test_no_mutant_of_the_quorum_survives() -> None:
+    """Votes that are miscounted, fences that differ, releases that are left out: each is noticed."""
+    deaths = list(on_all_processors(hunt, range(len(MUTANTS))))
+    survivors = [name for name, property_ in deaths if not property_]
+    assert not survivors, f"survived {LIMIT} schedules"
 
 
 def run_all(seeds: range, variant: Variant) -> None:

@@ -76,6 +76,20 @@ class TestTally:
         assert self.tally(self.held(7), gone, gone).heartbeat(7) == Reply(Gone(), 100.0)
         assert isinstance(self.tally(self.held(7), gone, self.held(7)).heartbeat(7), Reply)
 
+    def test_a_waiter_that_some_have_let_in_is_to_ask(self) -> None:
+        """With no fence agreed on, nobody holds; and who has a minority must see who came first."""
+        waiting = Reply(Waiting(2, 5003.0, ()), 5000.0)
+        for replies in ((self.held(7), self.held(7), DOWN), (self.held(7), waiting, waiting)):
+            assert self.tally(*replies).heartbeat(None) == Reply(Gone(), 100.0)
+        assert self.tally(waiting, waiting, DOWN).heartbeat(None) == Reply(
+            Waiting(2, 103.0, ()), 100.0
+        )
+
+    def test_a_renewal_has_the_fence_that_was_agreed_on(self) -> None:
+        """A server that gave a larger one on its own does not change it."""
+        outcome = self.tally(self.held(9), self.held(7), self.held(7)).heartbeat(7)
+        assert outcome == Reply(Held(7, 110.0), 100.0)
+
     def test_a_release(self) -> None:
         """Ours until then if a majority says so; not ours if none can."""
         released, gone = Reply(Released(), 5000.0), Reply(Gone(), 5000.0)

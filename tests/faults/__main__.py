@@ -13,7 +13,7 @@ from tests.servers import Cluster, SentinelDeployment, Server
 from tests.servers.proxy import Proxy
 
 from . import strikes
-from .rig import TTL, Workers
+from .rig import DURABLE, TTL, Workers
 
 
 def main() -> int:
@@ -21,7 +21,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="how long (10)")
     parser.add_argument("--seed", type=int, default=0, help="decides the order of the faults (0)")
-    parser.add_argument("--engine", choices=["single", "sentinel", "cluster"], default="single")
+    parser.add_argument(
+        "--engine", choices=["single", "sentinel", "cluster", "quorum"], default="single"
+    )
     asked = parser.parse_args()
     with ExitStack() as stack:
         workers, faults = _rig(asked.engine, stack)
@@ -38,7 +40,12 @@ def _rig(engine: str, stack: ExitStack) -> tuple[Workers, strikes.Strikes]:
         workers = stack.enter_context(Workers(cluster.url(recovery=TTL), wait=20.0))
         slot = strikes.slot_in_use(cluster)
         return workers, {**strikes.on_workers(workers), **strikes.on_cluster(cluster, slot)}
-    server = stack.enter_context(Server(appendonly="yes", appendfsync="always"))
+    if engine == "quorum":
+        servers = [stack.enter_context(Server(**DURABLE)) for _ in range(3)]
+        urls = [server.url(recovery=TTL) for server in servers]
+        workers = stack.enter_context(Workers(urls, wait=20.0))
+        return workers, {**strikes.on_workers(workers), **strikes.on_quorum(servers)}
+    server = stack.enter_context(Server(**DURABLE))
     proxy = stack.enter_context(Proxy(server))
     workers = stack.enter_context(Workers(proxy.url(recovery=TTL, timeout=0.5)))
     return workers, {

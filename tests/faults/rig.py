@@ -21,6 +21,8 @@ from .worker import KEY
 
 TOP = Path(__file__).parents[2]
 TTL = 1.0
+DURABLE: dict[str, Any] = {"appendonly": "yes", "appendfsync": "always"}
+"""How a server is set up that keeps its data over a restart."""
 PATIENCE = 60.0
 """Seconds after which workers that get nothing count as stuck."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from tests.servers import Cluster, SentinelDeployment, Server
 from tests.servers.proxy import Direction, Proxy, Then
@@ -104,6 +105,46 @@ def on_cluster(cluster: Cluster, slot: int) -> Strikes:
     return {
         "CLUSTER FAILOVER": lambda: cluster.failover(slot),
         "the slot moves": lambda: cluster.migrate(slot),
+    }
+
+
+def on_quorum(servers: Sequence[Server]) -> Strikes:
+    """What happens to one of several servers at a time, each time to the next."""
+    turns = itertools.cycle(servers)
+
+    def down(lasting: float) -> None:
+        server = next(turns)
+        server.kill()
+        time.sleep(lasting)
+        server.start()
+
+    def stop(lasting: float) -> None:
+        server = next(turns)
+        server.stop()
+        time.sleep(lasting)
+        server.cont()
+
+    def pause() -> None:
+        next(turns).command("CLIENT", "PAUSE", round(1.5 * TTL * 1000))
+        time.sleep(1.5 * TTL)
+
+    def restart(*, keep_data: bool) -> None:
+        next(turns).restart(keep_data=keep_data)
+
+    return {
+        "kill -9 of a server, which is back soon": lambda: down(0.3 * TTL),
+        "kill -9 of a server, which is back after two ttl": lambda: down(2 * TTL),
+        "SIGSTOP of a server for half the ttl": lambda: stop(0.5 * TTL),
+        "SIGSTOP of a server for two ttl": lambda: stop(2 * TTL),
+        "CLIENT PAUSE beyond the ttl": pause,
+        "restart with data": lambda: restart(keep_data=True),
+        "restart without data": lambda: restart(keep_data=False),
+        "restart of one without data, and then of the next": lambda: (
+            restart(keep_data=False),
+            restart(keep_data=False),
+            stop(0.5 * TTL),
+        ),
+        "FLUSHALL": lambda: next(turns).command("FLUSHALL"),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import pytest
 
@@ -12,7 +13,7 @@ from tests.servers.proxy import Proxy
 
 from . import strikes
 from .history import Hold, out_of_order, overlap_by_force, overlaps
-from .rig import TTL, Workers
+from .rig import DURABLE, TTL, Workers
 
 
 def strike(workers: Workers, *kinds: strikes.Strikes) -> None:
@@ -27,7 +28,7 @@ def strike(workers: Workers, *kinds: strikes.Strikes) -> None:
 def test_faults_of_one_server(server_of: Callable[[], str]) -> None:
     """Killed and stopped holders, a stopped, paused and forgetful server: nobody ever overlaps."""
     with (
-        Server(server_of(), appendonly="yes", appendfsync="always") as server,
+        Server(server_of(), **DURABLE) as server,
         Workers(server.url(recovery=TTL)) as workers,
     ):
         on_server, on_data = strikes.on_server(server), strikes.on_data(server)
@@ -65,6 +66,16 @@ def test_failovers_and_moves_of_a_cluster() -> None:
         strike(workers, strikes.on_cluster(cluster, slot))
         cluster.kill_master_of(slot)
         workers.go_on()
+        workers.check()
+
+
+def test_faults_of_a_quorum() -> None:
+    """One server of three after the other dies, hangs and forgets: nobody overlaps or is kept out."""
+    with ExitStack() as stack:
+        servers = [stack.enter_context(Server(**DURABLE)) for _ in range(3)]
+        urls = [server.url(recovery=TTL) for server in servers]
+        workers = stack.enter_context(Workers(urls, wait=20.0))
+        strike(workers, strikes.on_quorum(servers), strikes.on_workers(workers))
         workers.check()
 
 

@@ -42,7 +42,7 @@ class Mutant:
             setattr(self.owner, self.where, original)
 
     def _edited(self, original: Any) -> Any:
-        function: FunctionType = original
+        function: FunctionType = original.fget if isinstance(original, property) else original
         source = textwrap.dedent(inspect.getsource(function))
         if source.count(self.old) != 1:
             raise LookupError(

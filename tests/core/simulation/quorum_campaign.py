@@ -119,6 +119,10 @@ class QuorumSchedule(Schedule):
             multiplexed=random.random() < 0.5,
             amnesia=random.random() < 0.6,
         )
+        if random.random() < 0.4:  # All want one key at once, and wait for it.
+            swarm = replace(swarm, keys=1, spread=0.05, endless_wait=0.9, zero_wait=0.0, room=100)
+            if random.random() < 0.4:  # And several servers forget the queue.
+                swarm = replace(swarm, attempts=10, ttl=0.6, section=0.3, restarts=4, amnesia=True)
         if variant.forgetful:
             swarm = replace(
                 swarm, restarts=6, amnesia=True, ttl=3.0, section=3.0, keys=1, unrenewed=1.0

@@ -31,6 +31,7 @@ class QuorumServer(RedisServer):
         self._rate = rate
         self._skew = skew
         self.lost_at = NEVER
+        self._released: set[str] = set()
         super().__init__(granularity=0.0, alive=lambda _process: True, **options)
         self._model.run = 1_000_000 * (number + 1)
 
@@ -77,6 +78,7 @@ class QuorumServer(RedisServer):
 
     def _lost(self) -> None:
         self.lost_at = self._world.now
+        self._released.clear()
         assert self.observer is not None
         self.observer.forgot()
 
@@ -84,9 +86,19 @@ class QuorumServer(RedisServer):
         raw = self._model.evaluate(self._scripted(script), keys, args)
         several = script is scripts.REFRESH
         replies = [reply_of(each) for each in (raw if several else [raw])]
+        self._not_after_release(script, args[3:], replies)
         if seen := _SEEN.get((script.name, type(replies[0].answer))):
             self._sometimes(seen)
         return raw, replies
+
+    def _not_after_release(self, script: Script, args: list[str], replies: list[Any]) -> None:
+        """What was released does not come back, however late a request of its owner arrives."""
+        owner, answer = args[0], replies[0].answer
+        if script is scripts.RELEASE:
+            self._released.add(owner)
+        came_back = script is scripts.ACQUIRE and isinstance(answer, Held | Waiting)
+        if came_back and owner in self._released:
+            self._world.fail("P6 cancelled", f"{owner} came back after its release")
 
 
 class Quorum:

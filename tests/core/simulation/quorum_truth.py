@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from weblock._core.acquiring import BEAT
@@ -165,7 +166,8 @@ class LeavesNothing(QuorumProperty):
     def __init__(self, truth: Truth) -> None:
         super().__init__(truth)
         pause_of_a_debt = 0.51
-        self.bound = 2 * truth.swarm.op_timeout + pause_of_a_debt + ROUNDS * self.round_trips
+        self.at_once = 2 * self.round_trips
+        self.bound = self.at_once + truth.swarm.op_timeout + pause_of_a_debt
 
     def sent(self, process: Process, request: Request) -> None:
         if isinstance(request, Refresh):
@@ -191,7 +193,9 @@ class LeavesNothing(QuorumProperty):
         if attempt.started_at <= self.truth.forgot_at:
             return False  # The mark that would refuse its late request may be forgotten too.
         gave_up = self.world.now - attempt.ended_at >= attempt.plan.terms.ttl / 1.01
-        return not gave_up and self.undisturbed_for(attempt.ended_at) > self.bound
+        calm = self.truth.disturbed_until < attempt.started_at
+        bound = self.at_once if calm else self.bound
+        return not gave_up and self.undisturbed_for(attempt.ended_at) > bound
 
 
 class WakeUp(QuorumProperty):
@@ -237,6 +241,16 @@ class QuorumLive(Live):
     def lost(self, attempt: Attempt, loss: LeaseLost) -> None:
         if self._solid.issuperset(attempt.owners):
             super().lost(attempt, loss)
+
+    def released(
+        self,
+        attempt: Attempt,
+        holdings: Sequence[Holding],
+        had_lost: Sequence[Holding],
+        loss: LeaseLost | None,
+    ) -> None:
+        if loss and not had_lost:
+            self.lost(attempt, loss)
 
 
 class QuorumHonest(Honest):

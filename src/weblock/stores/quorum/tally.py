@@ -106,12 +106,14 @@ class Tally(NamedTuple):
         """The majority's answer to a heartbeat; ``None`` while it is not known.
 
         ``fence`` is what a majority has agreed on: others may have given larger ones on their own.
-        ``Gone`` for a waiter that should ask: servers have let it in, but there is no fence yet.
+        ``Gone`` for a waiter that any server has let in: it should ask, so as to agree on a fence,
+        or to give back what others have a better claim to.
         """
         waiting = len(self.waiting)
+        if self.holding and not fence:
+            return Reply(Gone(), self.sent)
         if self.granted:
-            held = Reply(Held(fence or 0, self._kept_until()), self.sent)
-            return held if fence else Reply(Gone(), self.sent)
+            return Reply(Held(fence or 0, self._kept_until()), self.sent)
         if waiting >= self.majority:
             return self.outcome()
         unknown = self.servers - self.answered

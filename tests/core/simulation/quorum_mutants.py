@@ -1,0 +1,148 @@
+"""The quorum with one mistake at a time, and the properties that may find it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from weblock.stores.quorum import QuorumEngine
+from weblock.stores.quorum.store import QuorumStore
+from weblock.stores.quorum.tally import Tally
+
+from .mutants import Mutant
+
+MUTANTS: Final = (
+    # Votes.
+    Mutant(
+        "half of the servers are a majority",
+        Tally,
+        "majority",
+        "// 2 + 1",
+        "// 2",
+        ("P1", "P2", "P7"),
+    ),
+    Mutant(
+        "a majority takes one server more",
+        Tally,
+        "majority",
+        "// 2 + 1",
+        "// 2 + 2",
+        ("P4", "P10", "P11"),
+    ),
+    Mutant(
+        "a majority is not enough",
+        Tally,
+        "granted",
+        ">= self.majority",
+        "> self.majority",
+        ("P4", "P10", "P11"),
+    ),
+    Mutant(
+        "those who wait vote as well",
+        Tally,
+        "holding",
+        "self._that_say(Held)",
+        "self._that_say(Held) + self._that_say(Waiting)[:0 if self._that_say(Held) else 1]",
+        ("P1", "P2", "P7", "P11"),
+    ),
+    # Deadlines.
+    # Fences.
+    Mutant(
+        "a renewal has the largest fence that any server gave",
+        Tally,
+        "heartbeat",
+        "Held(fence or 0,",
+        "Held(self.fence,",
+        ("P10",),
+    ),
+    Mutant(
+        "a heartbeat grants what nobody has agreed on",
+        Tally,
+        "heartbeat",
+        "if self.holding and not fence:",
+        "if False:",
+        ("P1", "P2", "P7"),
+    ),
+    Mutant(
+        "servers need not agree on the fence",
+        QuorumStore,
+        "_agreed",
+        "if len(level) < tally.majority:",
+        "if False:",
+        ("P2",),
+    ),
+    Mutant(
+        "fences are agreed on by fewer than a majority",
+        QuorumStore,
+        "_agreed",
+        "if len(level) < tally.majority:",
+        "if len(level) < tally.majority - 1:",
+        ("P2",),
+    ),
+    # What is not known.
+    Mutant(
+        "a release that a majority confirmed is none",
+        Tally,
+        "released",
+        "released >= self.majority",
+        "released > self.servers",
+        ("P11", "P10"),
+    ),
+    # Giving back.
+    Mutant(
+        "nobody stands back",
+        QuorumStore,
+        "_holds_on",
+        "if not tally.holding:",
+        "if True:",
+        ("P4", "P10"),
+    ),
+    Mutant(
+        "only those that voted are released",
+        QuorumStore,
+        "_nominate",
+        "candidate.holding = set(tally.holding)",
+        "candidate.holding = candidate.asked = set(tally.holding)",
+        ("P6", "P9"),
+    ),
+    Mutant(
+        "a request that nobody answered is forgotten",
+        QuorumStore,
+        "_nominate",
+        "candidate.in_doubt |= tally.answered < len(candidate.asked)",
+        "pass",
+        ("P6",),
+    ),
+    Mutant(
+        "who was refused by some leaves its place with others",
+        QuorumStore,
+        "_refused",
+        "bool(candidate.asked - set(tally.refusing))",
+        "False",
+        ("P6",),
+    ),
+    Mutant(
+        "a server that did not answer a release is not asked again",
+        QuorumStore,
+        "release",
+        "if tally.answered < len(tally.replies):",
+        "if tally.answered < tally.majority:",
+        ("P6",),
+    ),
+    # What a process remembers.
+    Mutant(
+        "an acquisition that failed is remembered",
+        QuorumEngine,
+        "forget_later",
+        "min(candidate.forgotten_at, now + candidate.void)",
+        'float("inf")',
+        ("P9",),
+    ),
+    Mutant(
+        "every question makes another candidate",
+        QuorumEngine,
+        "candidate",
+        "if claim.owner not in self.candidates:",
+        "if True:",
+        ("P2", "P4", "P6", "P9", "P10"),
+    ),
+)
