@@ -15,6 +15,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 _BLOCK = re.compile(
@@ -42,10 +43,12 @@ def blocks_of(page: str) -> Iterator[Block]:
 async def run(blocks: Iterable[Block], page: str) -> None:
     """Runs a page. An error's traceback names the page and its line."""
     shown = defaultdict(list)
-    names = {"__name__": "__page__", "shown": shown}
+    module = ModuleType("__page__")
+    module.shown = shown
+    sys.modules[module.__name__] = module  # There frameworks look for what annotations name.
     for block in blocks:
         if block.language in ("python", "hidden"):
-            await _run(block, page, names)
+            await _run(block, page, vars(module))
         shown[block.language].append(block.text)
 
 
