@@ -7,5 +7,5 @@ import sys
 
 from django.core.management import execute_from_command_line
 
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "demo.django.settings")
+os.environ["DJANGO_SETTINGS_MODULE"] = "demo.django.settings"  # Whatever the shell says.
 execute_from_command_line(["python -m demo.django", *sys.argv[1:]])

@@ -10,7 +10,7 @@ from django.core.management import call_command
 
 from weblock.contrib.django import locks
 
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "demo.django.settings")
+os.environ["DJANGO_SETTINGS_MODULE"] = "demo.django.settings"  # Whatever the shell says.
 application = get_asgi_application()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import signal
+import sys
 import threading
 import time
 import types
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from weblock import AsyncLocks, Locks
+from weblock._runtime.blocking import BlockingBell
 
 from .conditions import eventually, queue_of
 from .faces import AsyncioFace, ThreadActor
@@ -95,6 +97,7 @@ def test_an_interrupted_thread_leaves_nothing(url, probe) -> None:
 
     def interrupt_when_it_waits() -> None:
         eventually(lambda: queue_of(probe, "key") == 1)
+        eventually(lambda: _waits_for_its_bell(threading.main_thread()))
         while not interrupts:  # One that comes just before a thread blocks is seen at the next.
             signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
             time.sleep(0.01)
@@ -112,6 +115,11 @@ def test_an_interrupted_thread_leaves_nothing(url, probe) -> None:
     probe.acquire("key", wait=0).release()
     holder.close()
     watcher.close()
+
+
+def _waits_for_its_bell(thread: threading.Thread) -> bool:
+    """Whether it is past asking: there Python itself could not clear away behind an interrupt."""
+    return sys._current_frames()[thread.ident].f_code is BlockingBell.heard.__code__
 
 
 async def test_acquire_cancelled_at_every_await(url: str) -> None:

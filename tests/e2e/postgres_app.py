@@ -164,21 +164,25 @@ async def guarded_async_session(
 
 
 @app.post("/guarded/def", status_code=201, response_model=None)
-def guarded(session: Annotated[Session, Depends(guarded_session)], begun: str) -> None:
-    """Commits by itself, after what it knew when it held the lease."""
-    Path(begun).touch()
-    time.sleep(0.5)
+def guarded(
+    session: Annotated[Session, Depends(guarded_session)], begun: Path, go_on: Path
+) -> None:
+    """Commits by itself, when it is told to, what it knew when it held the lease."""
+    begun.touch()
+    while not go_on.exists():
+        time.sleep(0.01)
     session.add(Item(note=""))
     session.commit()
 
 
 @app.post("/guarded/async", status_code=201, response_model=None)
 async def guarded_async(
-    session: Annotated[AsyncSession, Depends(guarded_async_session)], begun: str
+    session: Annotated[AsyncSession, Depends(guarded_async_session)], begun: Path, go_on: Path
 ) -> None:
     """The same, for asyncio."""
-    Path(begun).touch()  # noqa: ASYNC240 - it takes no time
-    await asyncio.sleep(0.5)
+    begun.touch()  # noqa: ASYNC240 - it takes no time
+    while not go_on.exists():  # noqa: ASYNC110, ASYNC240 - a test sets it, in another process
+        await asyncio.sleep(0.01)
     session.add(Item(note=""))
     await session.commit()
 

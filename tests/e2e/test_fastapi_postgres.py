@@ -142,16 +142,15 @@ def test_a_process_that_stood_still_commits_nothing(shop, tmp_path, world):
     """Stopped for longer than its lease, it comes back while another has the key: 503, no row."""
     shop.start_anew()
     url, process = next(iter(shop.servers.items()))
-    begun = tmp_path / "begun"
+    signs = {"begun": tmp_path / "begun", "go_on": tmp_path / "go-on"}
     with ThreadPoolExecutor(1) as client:
-        post = client.submit(
-            httpx.post, f"{url}/guarded/{world}", params={"begun": begun}, timeout=PATIENCE
-        )
-        eventually(begun.exists, within=PATIENCE)
+        post = client.submit(httpx.post, f"{url}/guarded/{world}", params=signs, timeout=PATIENCE)
+        eventually(signs["begun"].exists, within=PATIENCE)
         process.send_signal(signal.SIGSTOP)
         try:
             other = shop.probe.acquire("frozen")
         finally:
+            signs["go_on"].touch()
             process.send_signal(signal.SIGCONT)
         answer = post.result()
     assert (answer.status_code, answer.json()["code"]) == (503, "lease_lost")

@@ -270,6 +270,7 @@ class Acquisition:
                 self._retry_after = answer.until - now
                 raise self._timeout(answer.waiters if self._wait != 0 else None)
             else:
+                self._refuse_if_closed()  # To close gives back what is waited for.
                 raise EngineUnavailable(self._locker.engine, "it refused the claim")
             deadline = self._anchor.deadline(until)
             if self._runtime.now() < deadline:

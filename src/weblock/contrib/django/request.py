@@ -52,7 +52,7 @@ class RequestLocks(Generic[L]):
         Once its view has begun under a lock, it may not; but it waits for no other lock then.
         """
         self._unwanted = True
-        return self._waiting or not self._leases
+        return self._waiting or not self.has_any
 
     def check(self) -> None:
         """Raises ``LeaseLost`` if something that we hold is not ours any more."""
@@ -66,6 +66,11 @@ class RequestLocks(Generic[L]):
         """
         self.check()
         self._proven = True
+
+    @property
+    def has_any(self) -> bool:
+        """Whether anything has been acquired."""
+        return bool(self._leases)
 
     def has(self, lock: Lock) -> bool:
         """Whether this very lock has been acquired."""

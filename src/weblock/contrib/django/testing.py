@@ -125,7 +125,7 @@ _unlocked_view: Final[ContextVar[str | None]] = ContextVar("weblock_unlocked_vie
 @contextmanager
 def _inside(request: HttpRequest) -> Iterator[None]:
     held = locks_of_request(request)
-    is_locked = held is not None and not held.may_end()
+    is_locked = held is not None and held.has_any
     entered = _unlocked_view.set(None if is_locked else _name_of(request))
     try:
         yield
