@@ -1,7 +1,7 @@
 """weblock serializes critical request handlers across threads, processes and machines."""
 
 from ._core.attempts import Attempts
-from ._face import Duration, HoldOptions, LocksOptions
+from ._options import Duration, HoldOptions, LocksOptions
 from .aio import AsyncLease, AsyncLocks
 from .caching import CacheOptions
 from .errors import (

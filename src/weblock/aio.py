@@ -10,12 +10,10 @@ from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
-from ._face import (
-    BaseLease,
+from ._face import BaseLease, Face, Inside
+from ._options import (
     Duration,
-    Face,
     HoldOptions,
-    Inside,
     OnBusy,
     in_turn,
     kept_for,

@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Generic, NamedTuple, Protocol, Required, TypeVar, cast
 
-from ._face import SHORTEST_EXPIRY, Duration, HoldOptions, seconds
+from ._options import SHORTEST_EXPIRY, Duration, HoldOptions, seconds
 from .errors import ConfigurationError, LeaseLost, LockTimeout
 from .keys import check_key
 

@@ -73,6 +73,27 @@ def test_a_bad_option_of_one_call_is_refused(url: str, name: str, value: object)
         locks.acquire("key", wait=0).release()
 
 
+@pytest.mark.parametrize("share", [-0.01, 0.3, 1, NAN, True, "1%", None])
+def test_a_drift_that_is_no_share(face: Any, url: str, share: object) -> None:
+    """A drift allowance is a share of the time, and leaves most of a lease."""
+    with pytest.raises(ConfigurationError, match=r"^drift=.*from 0 to 0\.25"):
+        face.from_url(url, drift=share)
+
+
+def test_the_drift_allowance_is_not_relied_on(url: str) -> None:
+    """A holder gives its lease up as much earlier as clocks may differ, also when it is renewed."""
+    with Locks.from_url(url, ttl=100, drift=0.2) as locks, locks.hold("key") as lease:
+        assert lease.remaining() <= 80
+        lease.extend(100 - lease.remaining())
+        assert lease.remaining() <= 80
+
+
+def test_a_drift_is_for_all_leases(url: str) -> None:
+    """It tells of the machines, not of one key."""
+    with Locks.from_url(url) as locks, pytest.raises(TypeError, match="no option 'drift'"):
+        locks.acquire("key", drift=0.1)
+
+
 @pytest.mark.parametrize("name", ["wait", "max_hold"])
 def test_the_remedy_for_infinity(url: str, name: str) -> None:
     """Who writes infinity is told how to say it."""
@@ -86,7 +107,7 @@ def test_the_remedy_for_infinity(url: str, name: str) -> None:
         {"ttl": 0.1},
         {"ttl": timedelta(minutes=5), "wait": timedelta(0), "max_hold": timedelta(hours=1)},
         {"ttl": 10, "wait": None, "max_hold": None, "max_waiters": 0, "renew": False},
-        {"label": "x" * 10_000, "namespace": "a.b_c-D9", "require_scope": "process"},
+        {"label": "x" * 10_000, "namespace": "a.b_c-D9", "require_scope": "process", "drift": 0},
         {"ttl": 366 * 86400},
     ],
 )

@@ -105,7 +105,7 @@ class Machine:
 
     def _hear(self, reply: Reply, sent: float) -> None:
         if isinstance(reply.answer, Held):
-            deadline = Anchor(reply.now, sent).deadline(reply.answer.until)
+            deadline = Anchor(reply.now, sent).deadline(reply.answer.until, DRIFT)
             if self.now() < deadline:
                 if not self.holds:
                     self.world.begins(self, reply.answer.fence)
@@ -198,6 +198,6 @@ def test_a_mistake_about_time_is_found_out(
 
 def test_a_holder_that_counts_from_the_reply_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A deadline that is counted from when the lease was granted, and not from before, comes too late."""
-    monkeypatch.setattr(Anchor, "deadline", lambda self, until: until + 1)
+    monkeypatch.setattr(Anchor, "deadline", lambda self, until, drift: until + 1)
     with pytest.raises(TwoHold):
         _worlds(20)

@@ -115,7 +115,8 @@ class Locker:
             raise reply
         holding.check(self.runtime.now())
         if isinstance(reply.answer, Held) and reply.answer.fence == holding.fence:
-            holding.extended(Anchor(reply.now, sent).deadline(reply.answer.until))
+            anchor = Anchor(reply.now, sent)
+            holding.extended(anchor.deadline(reply.answer.until, holding.terms.drift))
         elif holding.status is Status.HELD:
             holding.lose("taken")
         holding.check(self.runtime.now())
@@ -255,6 +256,7 @@ class Acquisition:
         while True:
             self._refuse_if_closed()
             answer, now = await self._ask()
+            anchor = self._anchor
             # One after the other, which costs less than ``match``, and the first the most often.
             if isinstance(answer, Held):
                 fence, until, confirmed = answer.fence, answer.until, True
@@ -265,6 +267,7 @@ class Acquisition:
                 if isinstance(message, Ask) or not self._terms.renew:
                     continue
                 fence, until, confirmed = message.fence, message.until, False
+                anchor = self._anchor if message.since is None else Anchor.at(message.since)
             elif isinstance(answer, Busy):
                 self._leaves_traces = self._in_doubt or answer.elsewhere
                 self._retry_after = answer.until - now
@@ -272,7 +275,7 @@ class Acquisition:
             else:
                 self._refuse_if_closed()  # To close gives back what is waited for.
                 raise EngineUnavailable(self._locker.engine, "it refused the claim")
-            deadline = self._anchor.deadline(until)
+            deadline = anchor.deadline(until, self._terms.drift)
             if self._runtime.now() < deadline:
                 return self._hold(fence, deadline, confirmed=confirmed)
             if self._patience() <= 0:

@@ -12,7 +12,10 @@ from .ports import Pulse, Reply
 from .table import Held
 
 DRIFT: Final = 0.01
-"""How much faster than ours the engine's clock may run, as a share of the time that passes."""
+"""How much faster than ours the engine's clock may run, as a share of the time that passes.
+
+Unless the terms say otherwise.
+"""
 
 MARGIN: Final = 0.003
 """Seconds for the granularity of clocks and of an engine's expiry."""
@@ -32,19 +35,24 @@ class Anchor(NamedTuple):
     engine: float
     local: float
 
-    def deadline(self, until: float) -> float:
+    @classmethod
+    def at(cls, time: float) -> Anchor:
+        """That of an engine which tells the time by the asker's own clock."""
+        return cls(time, time)
+
+    def deadline(self, until: float, drift: float) -> float:
         """The local time by which a lease must be given up that the engine keeps until ``until``.
 
         Counted from before the request was sent, and less a drift allowance, it comes before the
         engine's own, however long the reply took: the validity of the Redlock algorithm, and
         the conservative lease of Chubby (Burrows, OSDI 2006, section 2.8).
         """
-        return self.local + (until - self.engine) * (1 - DRIFT) - MARGIN
+        return self.local + (until - self.engine) * (1 - drift) - MARGIN
 
 
-def covering(length: float) -> float:
+def covering(length: float, drift: float) -> float:
     """The ttl to ask for so that the deadline comes ``length`` seconds from now, or later."""
-    return length * (1 + 2 * DRIFT) + 2 * MARGIN
+    return (length + 2 * MARGIN) / (1 - drift)
 
 
 class Terms(NamedTuple):
@@ -56,10 +64,15 @@ class Terms(NamedTuple):
     max_waiters: int
     label: str
     fail_open: bool = False
+    drift: float = DRIFT
 
     @property
     def first_ttl(self) -> float:
-        return self.ttl if self.max_hold is None else min(self.ttl, covering(self.max_hold))
+        return self.ttl if self.max_hold is None else self.until_released(self.max_hold)
+
+    def until_released(self, seconds: float) -> float:
+        """The ttl to ask for where a lease is given up after so many seconds."""
+        return min(self.ttl, covering(seconds, self.drift))
 
 
 class Status(enum.Enum):
@@ -199,7 +212,7 @@ class Holding:
             return None
         ttl = self.terms.ttl
         if self.hold_until is not None:
-            ttl = min(ttl, covering(self.hold_until - now))
+            ttl = self.terms.until_released(self.hold_until - now)
         return Pulse(self.key, self.owner, ttl)
 
     def heard(self, reply: Reply | EngineUnavailable, sent: float, now: float) -> None:
@@ -211,7 +224,7 @@ class Holding:
         elif now >= self.deadline:  # Whoever looked meanwhile took it for lost, and so it is.
             self.lose(self._why_it_ends())
         elif isinstance(reply.answer, Held) and reply.answer.fence == self.fence:
-            self.extended(Anchor(reply.now, sent).deadline(reply.answer.until))
+            self.extended(Anchor(reply.now, sent).deadline(reply.answer.until, self.terms.drift))
         else:
             self.lose("taken")
 

@@ -88,6 +88,8 @@ class Grasp(NamedTuple):
 
     fence: int
     until: float
+    since: float | None = None
+    """A local time from which ``until`` counts; without it, what the waiter was told last does."""
 
 
 class Ask(NamedTuple):

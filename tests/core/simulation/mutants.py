@@ -77,7 +77,7 @@ MUTANTS: Final = (
         "clocks are taken to run alike",
         Anchor,
         "deadline",
-        " * (1 - DRIFT) - MARGIN",
+        " * (1 - drift) - MARGIN",
         "",
         ("P7", "P1"),
     ),

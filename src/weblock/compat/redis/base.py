@@ -12,7 +12,8 @@ from typing import Any, Generic, TypeVar
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import LockError, LockNotOwnedError
 
-from ..._face import BaseLease, Face, HoldOptions
+from ..._face import BaseLease, Face
+from ..._options import HoldOptions
 from ...errors import ConfigurationError, EngineUnavailable, LeaseLost
 from ...inspection import KeyInfo
 

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from ..._face import Duration, seconds
+from ..._options import Duration, seconds
 from ...aio import AsyncLocks
 from ...errors import LeaseLost
 from .inbox import Inbox

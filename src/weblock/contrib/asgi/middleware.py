@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
-from ..._face import Duration, LocksOptions
+from ..._options import Duration, LocksOptions
 from ...aio import AsyncLocks
 from ..rules import Match, Rule, RuleSet
 from .layer import HOLD_BACK, RequestLayer

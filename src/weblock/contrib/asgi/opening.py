@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
-from ..._face import LocksOptions
+from ..._options import LocksOptions
 from ...aio import AsyncLocks
 
 Reopen = Callable[[], AsyncLocks]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final, Unpack
 from urllib.parse import quote
 
-from ..._face import HoldOptions
+from ..._options import HoldOptions
 from ..._runtime.clock import acting_for, begin_whole
 from ...aio import AsyncLease, AsyncLocks
 from ...errors import ConfigurationError, LeaseLost

@@ -10,7 +10,8 @@ from typing import Any, Unpack
 
 from django.db import connections
 
-from ..._face import BaseLease, HoldOptions
+from ..._face import BaseLease
+from ..._options import HoldOptions
 from ...aio import AsyncLease, AsyncLocks
 from ...errors import EngineUnavailable, LockTimeout
 from ...sync import Lease, Locks

@@ -15,7 +15,7 @@ from django.utils.module_loading import import_string
 from django.views import View
 
 from ..._core.attempts import Attempts
-from ..._face import Options
+from ..._options import Options
 from ...errors import ConfigurationError
 from .description import Lock
 from .gunicorn import worker_timeout

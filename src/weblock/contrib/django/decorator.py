@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar, Unpack
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
 
-from ..._face import HoldOptions
+from ..._options import HoldOptions
 from ...errors import ConfigurationError, WeblockError
 from .answers import aanswer_for, answer_for
 from .description import KeyFunction, Lock, OnBusy, acall, call

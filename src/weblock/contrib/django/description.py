@@ -9,7 +9,7 @@ from typing import Any
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.http import HttpRequest, HttpResponse
 
-from ..._face import HoldOptions, Options
+from ..._options import HoldOptions, Options
 from ...errors import ConfigurationError, LockTimeout
 from ...keys import KeyTemplate
 from ..request_values import Headers, request_values

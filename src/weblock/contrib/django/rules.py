@@ -9,7 +9,7 @@ from typing import Any, Final
 from django.http import HttpRequest
 from django.urls import ResolverMatch
 
-from ..._face import HoldOptions
+from ..._options import HoldOptions
 from ...errors import ConfigurationError
 from ..rules import Match, RuleSet, methods_of
 from .description import Lock, headers_of, query_of

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlsplit
 from django.conf import settings as django_settings
 from django.utils.module_loading import import_string
 
-from ..._face import LocksOptions
+from ..._options import LocksOptions
 from ...errors import ConfigurationError
 from .rules import Rules
 

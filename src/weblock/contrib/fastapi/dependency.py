@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Unpack, get_args
 from fastapi import BackgroundTasks, Depends
 from fastapi.requests import HTTPConnection
 
-from ..._face import HoldOptions, Options
+from ..._options import HoldOptions, Options
 from ...aio import AsyncLease
 from ...errors import ConfigurationError
 from ...keys import KeyTemplate

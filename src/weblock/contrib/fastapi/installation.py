@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Unpack
 
-from ..._face import Duration, LocksOptions, seconds
+from ..._options import Duration, LocksOptions, seconds
 from ...aio import AsyncLocks
 from ...errors import ConfigurationError
 from ..asgi import RequestLayer

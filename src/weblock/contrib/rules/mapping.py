@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from ..._face import HoldOptions
+from ..._options import HoldOptions
 from ...errors import ConfigurationError
 from .rule import Rule
 

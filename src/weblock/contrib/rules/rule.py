@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Unpack
 
-from ..._face import HoldOptions, Options
+from ..._options import HoldOptions, Options
 from ...errors import ConfigurationError
 from ...keys import KeyTemplate
 from ..request_values import Headers, request_values

@@ -76,7 +76,9 @@ class Processes:
         """Tells a waiter that it has the lease. If that cannot be said, its heartbeat finds out."""
         if process == self.process:
             self._switchboard.ring(owner, grasp)
-        elif not self._send(process, message := _MESSAGE.pack(owner.encode(), *grasp)):
+        elif not self._send(
+            process, message := _MESSAGE.pack(owner.encode(), grasp.fence, grasp.until)
+        ):
             self._unsent.append((process, message))
             self._wake_thread()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from typing import Final, NamedTuple
 
-from ..._core.holding import DRIFT
 from ..._core.ports import Ask, Grasp, Message
 from ..._core.table import HANDOFF, Claim
 from .tally import Tally
@@ -53,6 +52,14 @@ class _Clock(NamedTuple):
     local: float
 
 
+class _Grant(NamedTuple):
+    """What a server has granted, until when by the local clock if both run alike, and since when."""
+
+    fence: int
+    until: float
+    since: float
+
+
 class Handovers:
     """Which servers have rung, and whether a majority of them has granted the same.
 
@@ -66,7 +73,7 @@ class Handovers:
         self._guard = threading.Lock()
         self._rung: set[int] = set()
         self._clocks: dict[int, _Clock] = {}
-        self._grants: dict[int, Grasp] = {}
+        self._grants: dict[int, _Grant] = {}
 
     def asking(self, server: int) -> None:
         """Forgets what the server has rung for: its answer will tell."""
@@ -107,13 +114,14 @@ class Handovers:
     def _note(self, server: int, grasp: Grasp) -> None:
         clock = self._clocks.get(server)
         if clock and grasp.until - self._length > clock.server:
-            until = clock.local + (grasp.until - clock.server) * (1 - DRIFT)
-            self._grants[server] = Grasp(grasp.fence, until)
+            until = clock.local + grasp.until - clock.server
+            self._grants[server] = _Grant(grasp.fence, until, clock.local)
 
     def _agreed(self, majority: int) -> Grasp | None:
         for fence in {grant.fence for grant in self._grants.values()}:
-            ends = [grant.until for grant in self._grants.values() if grant.fence == fence]
-            if len(ends) >= majority:
+            alike = [grant for grant in self._grants.values() if grant.fence == fence]
+            if len(alike) >= majority:
                 self._grants.clear()
-                return Grasp(fence, sorted(ends, reverse=True)[majority - 1])
+                until = sorted((grant.until for grant in alike), reverse=True)[majority - 1]
+                return Grasp(fence, until, min(grant.since for grant in alike))
         return None

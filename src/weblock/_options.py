@@ -1,0 +1,254 @@
+"""What can be said of how keys are to be held, and what is wrong with it."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+import socket
+import weakref
+from datetime import timedelta
+from typing import Any, Final, Literal, TypedDict, Unpack, cast
+
+from ._core.attempts import Attempts
+from ._core.holding import DRIFT, Terms
+from ._core.ports import SCOPES
+from .errors import ConfigurationError
+from .keys import check_namespace
+
+Duration = float | timedelta
+"""Seconds, or a ``timedelta``."""
+
+SHORTEST_TTL: Final = 0.1
+"""Seconds; a shorter lease leaves no time to renew it."""
+
+SHORTEST_EXPIRY: Final = 0.001
+
+LONGEST: Final = 366 * 86400.0
+
+MOST_DRIFT: Final = 0.25
+"""A share; more would leave too little of a lease."""
+
+
+class HoldOptions(TypedDict, total=False):
+    """How one key is to be held; what is left out is as in the ``Locks`` itself."""
+
+    ttl: Duration
+    wait: Duration | Attempts | None
+    max_hold: Duration | None
+    renew: bool
+    max_waiters: int
+    label: str
+    on_unavailable: Literal["raise", "open"]
+
+
+class LocksOptions(HoldOptions, total=False):
+    """What a ``Locks`` or ``AsyncLocks`` may be told.
+
+    - ``ttl``: length of a lease, seconds (10). A holder that dies frees the key within it.
+    - ``wait``: how long to wait for a busy key, seconds (5); 0 never waits, None without end.
+      ``Attempts(5)`` asks five times instead, with growing pauses, and does not queue.
+    - ``max_hold``: renewal stops after so many seconds, and the lease is lost (None: never).
+    - ``renew``: whether leases are renewed in the background (True).
+    - ``max_waiters``: how many may wait for one key before others are refused at once (1000).
+    - ``label``: what others see of the holder (host and process id).
+    - ``on_unavailable``: ``"open"`` has a section run **without a lease** when the engine does not
+      answer; by default, ``"raise"``, that is ``EngineUnavailable``.
+    - ``namespace``: keeps the keys of different applications apart (``"default"``).
+    - ``drift``: by which share the engine's clock may run faster than ours (0.01). So much of each
+      lease is not relied on: at a ttl of 10 s the holder gives it up 0.1 s before the engine does.
+    - ``require_scope``: ``"host"`` or ``"cluster"``; an engine of less reach is refused.
+    """
+
+    namespace: str
+    drift: float
+    require_scope: str
+
+
+_DEFAULTS: Final[dict[str, Any]] = {
+    "ttl": 10.0,
+    "wait": 5.0,
+    "max_hold": None,
+    "renew": True,
+    "max_waiters": 1000,
+    "label": "",
+    "on_unavailable": "raise",
+}
+
+
+class Options:
+    """The options of one ``Locks``, checked."""
+
+    def __init__(self, **given: Unpack[LocksOptions]) -> None:
+        self.namespace = check_namespace(given.pop("namespace", "default"))
+        self.require_scope = given.pop("require_scope", "none")
+        if self.require_scope not in SCOPES:
+            raise ConfigurationError(
+                f"require_scope={self.require_scope!r} is not one of {', '.join(SCOPES)}"
+            )
+        self._drift = _drift(given.pop("drift", DRIFT))
+        self._hold = {**_DEFAULTS, "label": _label_of_process()}
+        self._hold = self._merged(cast("HoldOptions", given))
+        self._terms = self._terms_of(self._hold)
+        if "label" not in given:
+            _labelled_by_process.add(self)
+
+    @property
+    def label(self) -> str:
+        return self._terms.label
+
+    def after_fork(self) -> None:
+        """Takes the label of the child process, where that of the parent was the default."""
+        self._hold["label"] = _label_of_process()
+        self._terms = self._terms_of(self._hold)
+
+    def of_call(self, given: HoldOptions) -> tuple[Terms, float | Attempts | None]:
+        """The terms and the wait of one call, where ``given`` goes before our own."""
+        if not given:
+            return self._terms, self._hold["wait"]
+        options = self._merged(given)
+        return self._terms_of(options), options["wait"]
+
+    def _terms_of(self, options: dict[str, Any]) -> Terms:
+        names = ("ttl", "max_hold", "renew", "max_waiters", "label")
+        return Terms(
+            **{name: options[name] for name in names},
+            fail_open=options["on_unavailable"] == "open",
+            drift=self._drift,
+        )
+
+    def _merged(self, given: HoldOptions) -> dict[str, Any]:
+        merged = dict(self._hold)
+        for name, value in given.items():
+            if name not in _CHECKS:
+                raise TypeError(f"there is no option {name!r}; there are {', '.join(_CHECKS)}")
+            merged[name] = _CHECKS[name](name, value)
+        return merged
+
+
+def _drift(value: Any) -> float:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not 0 <= value <= MOST_DRIFT
+    ):
+        raise ConfigurationError(
+            f"drift={value!r:.80} must be a share from 0 to {MOST_DRIFT:g}: 0.01 stands for clocks that"
+            " differ by 1 %"
+        )
+    return float(value)
+
+
+def _label_of_process() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+_labelled_by_process: weakref.WeakSet[Options] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for options in _labelled_by_process:
+        options.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def seconds(name: str, value: Any, *, least: float = 0.0) -> float:
+    """A duration in seconds; ``ConfigurationError`` names what is wrong with it."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, int | float) or _is_nan(value):
+        raise ConfigurationError(
+            f"{name}={value!r:.80} is not a duration: give seconds, or a timedelta"
+        )
+    if not least <= value <= LONGEST:
+        without_end = "; None stands for no limit" if name in ("wait", "max_hold") else ""
+        raise ConfigurationError(
+            f"{name}={value!r:.80} must be {least:g} to {LONGEST:g} seconds{without_end}"
+        )
+    return float(value)
+
+
+def _is_nan(value: object) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _ttl(name: str, value: Any) -> float:
+    return seconds(name, value, least=SHORTEST_TTL)
+
+
+def _wait(name: str, value: Any) -> float | Attempts | None:
+    return value if value is None or isinstance(value, Attempts) else seconds(name, value)
+
+
+def _max_hold(name: str, value: Any) -> float | None:
+    return None if value is None else seconds(name, value, least=SHORTEST_TTL)
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{name}={value!r:.80} must be True or False")
+    return value
+
+
+def count(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigurationError(f"{name}={value!r:.80} must be a whole number, 0 or more")
+    return value
+
+
+def _label(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ConfigurationError(f"{name}={value!r:.80} must be a string")
+    return value[:200].encode(errors="replace").decode()  # No engine can carry lone surrogates.
+
+
+def _on_unavailable(name: str, value: Any) -> str:
+    if value not in ("raise", "open"):
+        raise ConfigurationError(
+            f"{name}={value!r:.80} must be 'raise', or 'open' to run without a lock when the"
+            " engine does not answer"
+        )
+    return str(value)
+
+
+_CHECKS: Final = {
+    "ttl": _ttl,
+    "wait": _wait,
+    "max_hold": _max_hold,
+    "renew": _flag,
+    "max_waiters": count,
+    "label": _label,
+    "on_unavailable": _on_unavailable,
+}
+
+
+OnBusy = Literal["wait", "skip"]
+"""What a piece of work does that finds its key busy."""
+
+
+def skips_where_busy(on_busy: OnBusy, options: HoldOptions) -> bool:
+    """Whether busy keys are skipped; without waiting, where the ``options`` do not say."""
+    if on_busy not in ("wait", "skip"):
+        raise ConfigurationError(f"on_busy={on_busy!r:.80} must be 'wait' or 'skip'")
+    if on_busy == "skip":
+        options.setdefault("wait", 0)
+    return on_busy == "skip"
+
+
+def refuse_coroutine(work: object) -> None:
+    """Raises for a coroutine where something to call is wanted, and sees to it that it is closed."""
+    if inspect.iscoroutine(work):
+        work.close()
+        raise TypeError(f"give {work.__qualname__} itself and its arguments, not its coroutine")
+
+
+def kept_for(expiry: Duration | None) -> float | None:
+    """For how many seconds a step stays done; ``None`` for good."""
+    return None if expiry is None else seconds("expiry", expiry, least=SHORTEST_EXPIRY)
+
+
+def in_turn(options: HoldOptions) -> HoldOptions:
+    """How a step is held that must be done by somebody: it is waited for, and never fails open."""
+    return {"wait": None, **options, "on_unavailable": "raise"}
