@@ -17,7 +17,10 @@ from weblock import AsyncLocks, ConfigurationError, EngineUnavailable, LeaseLost
 from weblock._core.ports import Pulse
 from weblock._core.table import Claim, Held, Waiting
 from weblock._runtime.blocking import BlockingRuntime, drive
-from weblock.stores.memcached import LONGEST_LOOK, THREADS, MemcachedEngine, _Sightings, open_engine
+from weblock.stores.memcached import MemcachedEngine, open_engine
+from weblock.stores.memcached.lookout import LONGEST_LOOK
+from weblock.stores.memcached.stamps import Observer
+from weblock.stores.memcached.threads import THREADS
 
 LONG = 60.0
 
@@ -75,8 +78,8 @@ class TestClocks:
     def test_naive_clocks_do(self, machine, monkeypatch) -> None:
         """An engine that believes the times that others wrote lets two hold at once."""
         monkeypatch.setattr(
-            _Sightings,
-            "first",
+            Observer,
+            "first_seen",
             lambda self, item, stamps, now: {each: each.written for each in stamps},
         )
         holder, waiter = machine(5000.0), machine(1e6)

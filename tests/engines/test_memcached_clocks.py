@@ -14,8 +14,8 @@ from weblock._core.ports import Pulse, Reply
 from weblock._core.table import Claim, Held
 from weblock._runtime.blocking import BlockingRuntime, drive
 from weblock.errors import EngineUnavailable
-from weblock.stores import memcached
 from weblock.stores.memcached import open_engine
+from weblock.stores.memcached.stamps import Observer
 
 TTL = 5.0
 
@@ -62,8 +62,9 @@ class Machine:
         self.engine = open_engine(url)
         runtime = BlockingRuntime()
         runtime.now = self.now
-        connected = self.engine._connected
-        self.engine._connected = lambda: Network(connected(), world)
+        connections = self.engine.connections
+        opened = connections.opened
+        connections.opened = lambda: Network(opened(), world)
         self.engine.lookout.attend = lambda key, runtime: None  # Its thread has a time of its own.
         self.store = self.engine.connect(runtime)
 
@@ -176,10 +177,11 @@ def _as_written(self: Any, item: str, stamps: Any, now: float) -> Any:
 
 def _from_the_first_lease(self: Any, item: str, stamps: Any, now: float) -> Any:
     known = self.__dict__.setdefault("owners", {})
-    return {each: known.setdefault(each.owner, now) for each in stamps}
+    theirs = [each for each in stamps if each.writer != self.process]
+    return {each: known.setdefault(each.owner, now) for each in theirs}
 
 
-_first = memcached._Sightings.first
+_first = Observer.first_seen
 
 
 def _in_advance(self: Any, item: str, stamps: Any, now: float) -> Any:
@@ -191,7 +193,7 @@ def test_a_mistake_about_time_is_found_out(
     mistake: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Times of others' clocks, a renewal taken for the lease before it, an earlier start: two hold."""
-    monkeypatch.setattr(memcached._Sightings, "first", mistake)
+    monkeypatch.setattr(Observer, "first_seen", mistake)
     with pytest.raises(TwoHold):
         _worlds(20)
 

@@ -59,8 +59,12 @@ class Bells(Protocol):
     def ring(self, process: str, owner: str, grasp: Grasp) -> None:
         """Tells a waiter of a process that it has the lease. May fail in silence."""
 
-    def watch(self, processes: Sequence[str]) -> None:
-        """Has the waiters here ask again when one of ``processes`` dies, if that can be told."""
+    def watch(self, key: str, ahead: Sequence[str]) -> None:
+        """Hears that somebody here waits for ``key``, behind these processes: often, while it does.
+
+        Where none can ring another it looks for them, and where it can be told that one has died
+        it has them ask again.
+        """
 
 
 class LocalBells:
@@ -74,7 +78,7 @@ class LocalBells:
     def ring(self, process: str, owner: str, grasp: Grasp) -> None:
         self._switchboard.ring(owner, grasp)
 
-    def watch(self, processes: Sequence[str]) -> None:
+    def watch(self, key: str, ahead: Sequence[str]) -> None:
         pass
 
 
@@ -154,18 +158,20 @@ class CellStore:
             return dict.fromkeys((pulse.owner for pulse in heartbeats.pulses), outcome)
         if outcome.step.woken:
             self._ring(outcome.step.woken)
-        for answer in heartbeats.answers.values():
-            if isinstance(answer, Waiting):
-                self._bells.watch(answer.ahead)
+        for pulse in heartbeats.pulses:
+            self._watch(pulse.key, heartbeats.answers[pulse.owner])
         return {owner: Reply(answer, outcome.now) for owner, answer in heartbeats.answers.items()}
 
     async def _apply(self, key: str, transition: Transition) -> Reply:
         (_, answer, woken), now = await self._cells.update(key, transition, patience=self._patience)
         if woken:
             self._ring(woken)
-        if isinstance(answer, Waiting):
-            self._bells.watch(answer.ahead)
+        self._watch(key, answer)
         return Reply(answer, now)
+
+    def _watch(self, key: str, answer: Answer) -> None:
+        if isinstance(answer, Waiting):
+            self._bells.watch(key, answer.ahead)
 
     def _ring(self, grant: Grant) -> None:
         claim, fence, _, until, _ = grant

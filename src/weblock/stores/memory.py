@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-import weakref
 from collections.abc import Mapping
 
 from .._core.ports import Runtime, Store, Switchboard
 from .._core.table import KeyState, Moment
 from .cells import CellStore, Done, LocalBells, Transition
+from .forks import heed_forks
 from .marks import MarksInProcess
 from .url import without_secrets
 
@@ -25,8 +24,8 @@ class MemoryEngine:
     def __init__(self, name: str = "memory://") -> None:
         self.name = name
         self.switchboard = Switchboard()
-        self.reset()
-        _engines.add(self)
+        self.after_fork()
+        heed_forks(self)
 
     def connect(self, runtime: Runtime) -> Store:
         cells = _MemoryCells(self, runtime)
@@ -35,8 +34,8 @@ class MemoryEngine:
     def close(self) -> None:
         """Nothing is open."""
 
-    def reset(self) -> None:
-        """Forgets all leases, and all that was done."""
+    def after_fork(self) -> None:
+        """The child begins with nothing: no lease, and nothing that was done."""
         self.states: dict[str, KeyState] = {}
         self.marks = MarksInProcess()
         self.last_fence = 0
@@ -80,14 +79,3 @@ class _MemoryCells:
 def open_engine(url: str) -> MemoryEngine:
     """An engine of its own for each URL: ``memory://``, ``memory://tests``."""
     return MemoryEngine(without_secrets(url))
-
-
-_engines: weakref.WeakSet[MemoryEngine] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for engine in _engines:
-        engine.reset()
-
-
-os.register_at_fork(after_in_child=_after_fork)

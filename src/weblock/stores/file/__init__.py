@@ -11,7 +11,6 @@ import os
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeVar
@@ -21,6 +20,7 @@ from ..._core.ports import Ask, Grasp, Runtime, Store, Switchboard
 from ..._core.table import Moment, Step
 from ...errors import ConfigurationError, EngineUnavailable
 from ..cells import CellStore, Done, Transition
+from ..forks import heed_forks
 from ..url import shown
 from . import marks
 from .directory import Directory
@@ -88,7 +88,7 @@ class FileEngine:
         self.home: Home | None = None
         self._closed = False
         self._guard = threading.Lock()
-        _engines.add(self)
+        heed_forks(self)
         self._open()
 
     def connect(self, runtime: Runtime) -> Store:
@@ -310,17 +310,6 @@ class _HomeBells:
         if home := self._engine.home:
             home.processes.ring(process, owner, grasp)
 
-    def watch(self, processes: Sequence[str]) -> None:
+    def watch(self, key: str, ahead: Sequence[str]) -> None:
         if home := self._engine.home:
-            home.processes.watch(processes)
-
-
-_engines: weakref.WeakSet[FileEngine] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for engine in _engines:
-        engine.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+            home.processes.watch(ahead)

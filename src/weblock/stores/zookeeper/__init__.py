@@ -6,13 +6,12 @@ is in ``store``, and the connection that all of a process share in ``session``.
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from typing import TYPE_CHECKING
 
 from ..._core.ports import Ask, Runtime, Store, Switchboard
 from ...errors import ConfigurationError, EngineUnavailable
+from ..forks import heed_forks
 from ..url import without_secrets
 from .memory import Memory
 from .settings import SCHEMES, Settings, parse
@@ -51,7 +50,7 @@ class ZooKeeperEngine:
         self._session: Session | None = None
         self._closed = False
         self._guard = threading.Lock()
-        _engines.add(self)
+        heed_forks(self)
 
     def connect(self, runtime: Runtime) -> Store:
         from .store import ZooKeeperStore
@@ -91,14 +90,3 @@ class ZooKeeperEngine:
             if self._session is None:
                 self._session = Session(self.settings)
             return self._session
-
-
-_engines: weakref.WeakSet[ZooKeeperEngine] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for engine in _engines:
-        engine.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)

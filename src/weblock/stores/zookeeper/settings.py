@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
-from urllib.parse import parse_qsl, unquote
+from typing import Final
+from urllib.parse import unquote
 
 from ...errors import ConfigurationError
+from ..options import Reader, options_in, seconds
 
 SCHEMES: Final = ("zookeeper",)
 
@@ -42,18 +42,11 @@ def parse(url: str) -> Settings:
     rest, _, query = rest.partition("?")
     userinfo, _, place = rest.rpartition("@")
     hosts, slash, path = place.partition("/")
-    options: dict[str, Any] = {}
-    for name, value in parse_qsl(query, keep_blank_values=True):
-        if name not in _OPTIONS:
-            raise ConfigurationError(
-                f"there is no ZooKeeper option {name!r:.40}; there are {', '.join(sorted(_OPTIONS))}"
-            )
-        options[name] = _OPTIONS[name](name, value)
     return Settings(
         hosts=tuple(_host(each) for each in hosts.split(",")),
         root=_root(unquote(slash + path)),
         credentials=_credentials(userinfo),
-        **options,
+        **options_in(query, _OPTIONS, engine="ZooKeeper"),
     )
 
 
@@ -89,17 +82,4 @@ def _credentials(userinfo: str) -> str:
     return f"{unquote(user)}:{unquote(password)}" if userinfo else ""
 
 
-def _seconds(name: str, value: str) -> float:
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < 86400:
-        raise ConfigurationError(f"{name}={value!r:.40} must be seconds, more than 0")
-    return seconds
-
-
-_OPTIONS: Final[dict[str, Callable[[str, str], Any]]] = {
-    "session_timeout": _seconds,
-    "timeout": _seconds,
-}
+_OPTIONS: Final[dict[str, Reader]] = {"session_timeout": seconds, "timeout": seconds}

@@ -1,0 +1,77 @@
+"""``memcached://``: leases on one memcached. A key is an item, which is replaced as a whole.
+
+``items`` reads and replaces them, as ``format`` writes them down; ``stamps`` says what times of
+other machines mean; ``lookout`` looks for those who wait, as memcached cannot wake them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Final
+
+from ..._core.ports import Ask, Runtime, Store, Switchboard
+from ...errors import ConfigurationError
+from ..cells import CellStore
+from ..forks import heed_forks
+from ..url import without_secrets
+from .cells import Bells, ItemCells
+from .connections import Connections
+from .lookout import Lookout
+from .settings import SCHEMES, Settings, parse
+from .stamps import Observer
+from .threads import Threads
+
+__all__ = ["SCHEMES", "MemcachedEngine", "open_engine"]
+
+PATIENCE: Final = 5.0
+"""Seconds of losing to others who change the same key after which that is an error."""
+
+BEAT_PATIENCE: Final = 1.0
+"""The same for heartbeats: the next comes soon."""
+
+
+def open_engine(url: str) -> MemcachedEngine:
+    """The engine of ``memcached://host:port``, which connects when it is first used.
+
+    Raises ``ConfigurationError``.
+    """
+    if importlib.util.find_spec("pymemcache") is None:
+        raise ConfigurationError(
+            f"{without_secrets(url)} needs pymemcache, which is not installed:"
+            " pip install 'weblock[memcached]'"
+        )
+    return MemcachedEngine(parse(url))
+
+
+class MemcachedEngine:
+    """The leases on one server, as this process sees them."""
+
+    scope = "cluster"
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.name = settings.name
+        self.switchboard = Switchboard()
+        self.observer = Observer()
+        self.connections = Connections(settings)
+        self.threads = Threads(settings.name)
+        self.lookout = Lookout(self)
+        heed_forks(self)
+
+    def connect(self, runtime: Runtime) -> Store:
+        cells, bells = ItemCells(self, runtime), Bells(self, runtime)
+        return CellStore(cells, bells, patience=PATIENCE, beat_patience=BEAT_PATIENCE)
+
+    def close(self) -> None:
+        """Whoever still waits here is told."""
+        self.lookout.close()
+        self.threads.close()
+        self.connections.close()
+        self.switchboard.ring_all(Ask())
+
+    def after_fork(self) -> None:
+        self.connections.drop()
+        self.switchboard.clear()
+        self.observer.begin_anew()
+        self.threads.begin_anew()
+        self.lookout.begin_anew()

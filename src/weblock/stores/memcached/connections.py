@@ -1,0 +1,140 @@
+"""Connections to the server. Each serves one request at a time, and is kept for the next."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from ...errors import EngineUnavailable
+from .server import refuse_unfit
+from .settings import Settings
+
+IDLE: Final = 32
+"""Connections that are kept open, at most, while nobody uses them."""
+
+LATELY: Final = 0.1
+"""Seconds for which nobody need wait in vain for an answer that somebody else has just missed."""
+
+_SILENT: Final = "it did not answer in time"
+
+
+class Client(Protocol):
+    """What is used of the driver's."""
+
+    sock: socket.socket
+
+    def stats(self, *args: str) -> Mapping[bytes, Any]: ...
+
+    def get_many(self, keys: Sequence[str]) -> dict[str, bytes]: ...
+
+    def gets_many(self, keys: Sequence[str]) -> dict[str, tuple[bytes, bytes]]: ...
+
+    def add(self, key: str, value: bytes, expire: int = 0, *, noreply: bool) -> bool: ...
+
+    def set(self, key: str, value: bytes, expire: int = 0, *, noreply: bool) -> bool: ...
+
+    def delete(self, key: str, *, noreply: bool) -> bool: ...
+
+    def cas(self, key: str, value: bytes, cas: bytes, expire: int) -> bool | None: ...
+
+    def close(self) -> None: ...
+
+
+class Connections:
+    """Those of one process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._name = settings.name
+        self._idle: list[Client] = []
+        self._silent_at = -LATELY
+        self._closed = False
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[Client]:
+        """A connection for as long as a request takes.
+
+        Raises ``EngineUnavailable`` for whatever goes wrong meanwhile.
+        """
+        from pymemcache.exceptions import MemcacheError
+
+        if time.monotonic() - self._silent_at < LATELY:
+            raise EngineUnavailable(self._name, _SILENT)
+        client = None
+        try:
+            client = self._kept() or self.opened()
+            yield client
+        except EngineUnavailable:
+            raise
+        except (MemcacheError, OSError) as error:
+            if isinstance(error, TimeoutError):
+                self._silent_at = time.monotonic()
+            raise EngineUnavailable(self._name, _explained(error)) from error
+        else:
+            if self._closed or len(self._idle) >= IDLE:
+                return
+            self._idle.append(client)
+            client = None
+        finally:
+            if client:
+                client.close()
+
+    def opened(self) -> Client:
+        """A new one, to a server that locks can be kept on."""
+        from pymemcache.client import base
+
+        if self._closed:
+            raise EngineUnavailable(self._name, "it was closed")
+        host, port, timeout = self._settings.host, self._settings.port, self._settings.timeout
+        client: Client = base.Client(
+            (host, port), connect_timeout=timeout, timeout=timeout, no_delay=True
+        )
+        try:
+            refuse_unfit(client, self._settings)
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+    def close(self) -> None:
+        self._closed = True
+        self.drop()
+
+    def drop(self) -> None:
+        """Closes those that nobody uses; in a forked child, for the parent goes on using them."""
+        while self._idle:
+            self._idle.pop().close()
+
+    def _kept(self) -> Client | None:
+        """One that is open; one that has something to say unasked has ended."""
+        while self._idle:
+            try:
+                client = self._idle.pop()
+            except IndexError:  # Another thread was quicker.
+                return None
+            poll = select.poll()
+            poll.register(client.sock, select.POLLIN)
+            if not poll.poll(0):
+                return client
+            client.close()
+        return None
+
+
+def _explained(error: Exception) -> str:
+    """What went wrong, for a reader, with the remedy where there is one."""
+    text = str(error.args[0], errors="replace") if _is_bytes(error) else str(error)
+    if "out of memory" in text:
+        return "its memory is full, and it takes no new leases: raise -m"
+    if "too large" in text:
+        return "too many wait for one key: lower max_waiters, or raise -I"
+    if isinstance(error, TimeoutError):
+        return _SILENT
+    return text or type(error).__name__
+
+
+def _is_bytes(error: Exception) -> bool:
+    return bool(error.args) and isinstance(error.args[0], bytes)

@@ -1,0 +1,133 @@
+"""What items are called, and how states are written down in them: as JSON, with stamps for times."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from typing import Any, Final, TypeVar
+
+from ..._core.table import Claim, Grant, KeyState, Place, Voided
+from ...errors import EngineUnavailable
+from .settings import Settings
+from .stamps import Observer, Seen, Stamp
+
+_FORMAT: Final = 1
+
+Written = list[Any]
+"""A lease, a place or a mark of one who gave up, as it stands in an item."""
+
+E = TypeVar("E", Grant, Place, Voided)
+
+
+class Names:
+    """The names of items. No prefix has a slash in it, so none can reach the items of another."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self.locks = f"{prefix}/lock/"
+        self.mark = f"{prefix}/mark"
+        """Says that the server has not lost anything since we came."""
+        self.quiet = f"{prefix}/quiet"
+        """Says that it is to grant nothing."""
+
+    def of_key(self, key: str) -> str:
+        """One that memcached can take; the key itself is in the item."""
+        return self.locks + hashlib.sha256(key.encode()).hexdigest()
+
+    def of_note(self, key: str) -> str:
+        """The item that says that something has been done."""
+        return f"{self._prefix}/done/{hashlib.sha256(key.encode()).hexdigest()}"
+
+
+class Reading:
+    """An item as it was read: a state in our own time, and what it was read from."""
+
+    def __init__(self, key: str, token: bytes | None, now: float) -> None:
+        self.key = key
+        self.token = token
+        self.now = now
+        self.state = KeyState()
+        self.written: dict[Grant | Place | Voided, Written] = {}
+
+    def noted(self, written: Written, entry: E) -> E:
+        self.written[entry] = written
+        return entry
+
+
+class Format:
+    """How one process reads and writes the items of a server."""
+
+    def __init__(self, settings: Settings, observer: Observer) -> None:
+        self._settings = settings
+        self._names = Names(settings.prefix)
+        self._observer = observer
+
+    def read(self, key: str, found: tuple[bytes, bytes] | None, now: float) -> Reading:
+        """What stands in the item of a key. Raises ``EngineUnavailable`` if it is not ours."""
+        value, token = found or (None, None)
+        reading, item = Reading(key, token, now), self._names.of_key(key)
+        if value is None:
+            self._observer.first_seen(item, (), now)
+            return reading
+        _, fence, lease, places, voids = self.fields(value)
+        entries = [*places, *voids, *([lease] if lease else [])]
+        seen = self._observer.first_seen(item, [Stamp(*each[-1]) for each in entries], now)
+        reading.state = KeyState(
+            fence,
+            reading.noted(lease, _grant(lease, seen)) if lease else None,
+            tuple(reading.noted(each, _place(each, seen)) for each in places),
+            tuple(reading.noted(each, _voided(each, seen)) for each in voids),
+        )
+        return reading
+
+    def write(self, reading: Reading, state: KeyState) -> bytes:
+        """What is to be written; what has not changed stays as its writer wrote it."""
+        known, process, now = reading.written, self._observer.process, reading.now
+
+        def stamp(owner: str, until: float) -> Stamp:
+            return Stamp(owner, process, now, until)
+
+        lease: Any = None
+        if grant := state.grant:
+            claim, fence, since, until, confirmed = grant
+            mark = stamp(claim.owner, until)
+            lease = known.get(grant) or [claim, fence, since, confirmed, mark]
+        places = [
+            known.get(each) or [each.claim, stamp(each.claim.owner, each.until)]
+            for each in state.queue
+        ]
+        voids = [known.get(each) or [stamp(each.owner, each.until)] for each in state.voided]
+        fields = [_FORMAT, reading.key, state.fence, lease, places, voids]
+        return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+
+    def fields(self, value: bytes) -> list[Any]:
+        """Key, fence, lease, places and voids, as they were written."""
+        version, fields = None, []
+        with contextlib.suppress(ValueError, TypeError):
+            version, *fields = json.loads(value)
+        if version != _FORMAT:
+            raise EngineUnavailable(
+                self._settings.name,
+                f"what is there under {self._names.locks!r} was not written by this version of"
+                " weblock: let all processes run the same version, or give each a prefix of its own",
+            )
+        return fields
+
+
+def _grant(written: Written, seen: Seen) -> Grant:
+    claim, fence, since, confirmed, mark = written
+    stamp = Stamp(*mark)
+    shift = stamp.shift(seen)
+    return Grant(Claim(*claim), fence, since + shift, stamp.until + shift, confirmed)
+
+
+def _place(written: Written, seen: Seen) -> Place:
+    claim, mark = written
+    stamp = Stamp(*mark)
+    return Place(Claim(*claim), stamp.until + stamp.shift(seen))
+
+
+def _voided(written: Written, seen: Seen) -> Voided:
+    stamp = Stamp(*written[0])
+    return Voided(stamp.owner, stamp.until + stamp.shift(seen))

@@ -1,0 +1,173 @@
+"""Items, read with ``gets`` and replaced with ``cas`` or ``add``. All of it blocks."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from ..._core.ports import Runtime
+from ..._core.table import KeyState, Moment, Step
+from ...errors import EngineUnavailable
+from ..cells import Done, Transition
+from .connections import Client
+from .format import Format, Names, Reading
+from .server import items_on, leave_mark
+
+if TYPE_CHECKING:
+    from . import MemcachedEngine
+
+REMEMBERED: Final = 600.0
+"""Seconds for which an item outlives what is in it, so that the next fence is larger for sure."""
+
+LONGEST_EXPIRY: Final = 30 * 86400
+"""Seconds; memcached takes more for a date, in seconds since 1970."""
+
+PORTION: Final = 500
+"""Items that are fetched in one go."""
+
+
+class Items:
+    """The items of a server, for one runtime. All methods raise ``EngineUnavailable``."""
+
+    def __init__(self, engine: MemcachedEngine, runtime: Runtime) -> None:
+        self._settings = engine.settings
+        self._names = Names(engine.settings.prefix)
+        self._format = Format(engine.settings, engine.observer)
+        self._connections = engine.connections
+        self._runtime = runtime
+
+    def read(self, keys: Sequence[str]) -> dict[str, Reading]:
+        """What stands in several items; those that cannot be read are left out."""
+        with self._connections.one() as client:
+            return self._read(client, keys)[0]
+
+    def update(self, key: str, transition: Transition, patience: float) -> Done:
+        """Replaces an item, with nobody between the look and the change."""
+        give_up_at = self._runtime.now() + patience
+        with self._connections.one() as client:
+            while True:
+                readings, quiet = self._read(client, (key,))
+                if done := self._replace(client, readings[key], transition, quiet=quiet):
+                    return done
+                if self._runtime.now() >= give_up_at:
+                    raise EngineUnavailable(self._settings.name, "too many change the same key")
+                time.sleep(0.002 * self._runtime.jitter())
+
+    def update_many(
+        self, changes: Mapping[str, Transition], patience: float
+    ) -> dict[str, Done | EngineUnavailable]:
+        """Replaces several, each by itself: all are read at once, and again if another was quicker."""
+        outcomes: dict[str, Done | EngineUnavailable] = {}
+        keys = list(changes)
+        for start in range(0, len(keys), PORTION):
+            outcomes |= self._update_portion(keys[start : start + PORTION], changes)
+        for key in changes.keys() - outcomes.keys():
+            try:
+                outcomes[key] = self.update(key, changes[key], patience)
+            except EngineUnavailable as error:
+                outcomes[key] = error
+        return outcomes
+
+    def keys(self, prefix: str, patience: float) -> list[str]:
+        """The keys that have an item."""
+        keys: list[str] = []
+        with self._connections.one() as client:
+            there = items_on(client, self._settings, patience)
+            items = [each for each in there if each.startswith(self._names.locks)]
+            for start in range(0, len(items), PORTION):
+                found = client.get_many(items[start : start + PORTION])
+                keys += [self._format.fields(value)[0] for value in found.values()]
+        return [key for key in keys if key.startswith(prefix)]
+
+    def put_note(self, key: str, keep: float | None) -> None:
+        note = self._names.of_note(key)
+        with self._connections.one() as client:
+            if keep == 0:
+                client.delete(note, noreply=False)
+            else:
+                client.set(note, b"1", 0 if keep is None else _expiry(keep + 1), noreply=False)
+
+    def has_note(self, key: str) -> bool:
+        with self._connections.one() as client:
+            return bool(client.get_many([self._names.of_note(key)]))
+
+    def _update_portion(
+        self, keys: Sequence[str], changes: Mapping[str, Transition]
+    ) -> dict[str, Done | EngineUnavailable]:
+        outcomes: dict[str, Done | EngineUnavailable] = {}
+        with self._connections.one() as client:
+            readings, quiet = self._read(client, keys)
+            for key, reading in readings.items():
+                try:
+                    done = self._replace(client, reading, changes[key], quiet=quiet)
+                except EngineUnavailable as error:
+                    outcomes[key] = error
+                else:
+                    outcomes |= {key: done} if done else {}
+        return outcomes
+
+    def _read(self, client: Client, keys: Sequence[str]) -> tuple[dict[str, Reading], bool]:
+        """What stands in items, and whether the server is to grant nothing now.
+
+        Of many, those that cannot be read are left out.
+        """
+        names = self._names
+        items = [names.of_key(key) for key in keys]
+        while True:
+            found = client.gets_many([*items, names.mark, names.quiet])
+            now = self._runtime.now()
+            if names.mark in found:
+                break
+            leave_mark(client, names, self._settings.recovery)
+        readings: dict[str, Reading] = {}
+        for key, item in zip(keys, items, strict=True):
+            try:
+                readings[key] = self._format.read(key, found.get(item), now)
+            except EngineUnavailable:
+                if len(keys) == 1:
+                    raise
+        return readings, names.quiet in found
+
+    def _replace(
+        self, client: Client, reading: Reading, transition: Transition, *, quiet: bool
+    ) -> Done | None:
+        """Writes what a transition makes of an item; ``None`` if somebody else was quicker."""
+        floor = int(time.time() * 1_000_000)
+        step = transition(reading.state, Moment(reading.now, floor))
+        if step.state == reading.state:
+            return Done(step, reading.now)
+        if quiet and _grants_anew(reading.state, step):
+            raise EngineUnavailable(
+                self._settings.name,
+                "it was started or flushed just now, and may have lost leases: it grants none until"
+                f" they have ended ({self._settings.recovery:g} s after it)",
+            )
+        item = self._names.of_key(reading.key)
+        value = self._format.write(reading, step.state)
+        expiry = _expiry(_use_of(step.state, reading.now))
+        if reading.token is None:
+            done = client.add(item, value, expiry, noreply=False)
+        else:
+            done = bool(client.cas(item, value, reading.token, expiry))
+        return Done(step, reading.now) if done else None
+
+
+def _grants_anew(before: KeyState, step: Step) -> bool:
+    after = step.state.grant
+    return after is not None and (before.grant is None or before.grant.fence != after.fence)
+
+
+def _expiry(seconds: float) -> int:
+    """How memcached is told to keep something for so long, or for longer by less than a second."""
+    return math.ceil(seconds if seconds <= LONGEST_EXPIRY else time.time() + seconds)
+
+
+def _use_of(state: KeyState, now: float) -> float:
+    """Seconds after which nothing in it is of any use."""
+    ends = [each.until for each in state.queue]
+    ends += [each.until for each in state.voided]
+    if state.grant:
+        ends.append(state.grant.until)
+    return max(ends, default=now) - now + REMEMBERED

@@ -1,0 +1,129 @@
+"""A thread that looks for those who wait here, since memcached wakes nobody."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Final
+
+from ..._core.ports import Ask, Runtime
+from ...errors import EngineUnavailable
+from .format import Reading
+from .items import PORTION, Items
+
+if TYPE_CHECKING:
+    from . import MemcachedEngine
+
+FIRST_LOOK: Final = 0.003
+LONGEST_LOOK: Final = 0.25
+"""Seconds between two looks at a key that others hold, while somebody here waits for it."""
+
+ATTENTION: Final = 3.0
+"""Seconds for which a key is looked at after a waiter's last heartbeat."""
+
+
+class _Watch:
+    """A key that somebody here waits for."""
+
+    def __init__(self, due: float) -> None:
+        self.due = due
+        self.until = 0.0
+        self.pause = FIRST_LOOK
+        self.fence = 0
+
+
+class Lookout:
+    """Rings waiters of this process whose turn has come, whoever released in whatever process.
+
+    A key that goes from hand to hand is looked at often, one that is held for long seldom, and so
+    is one of which the first here has many before it.
+    """
+
+    def __init__(self, engine: MemcachedEngine) -> None:
+        self._engine = engine
+        self._closed = False
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """In a forked child, where nobody waits."""
+        self._changed = threading.Condition()
+        self._watches: dict[str, _Watch] = {}
+        self._thread: threading.Thread | None = None
+
+    def attend(self, key: str, runtime: Runtime) -> None:
+        """Looks at a key from now on, until it is not waited for any more."""
+        now = runtime.now()
+        with self._changed:
+            if self._closed:
+                return
+            if key not in self._watches:
+                self._watches[key] = _Watch(now + FIRST_LOOK)
+                self._changed.notify()
+            self._watches[key].until = now + ATTENTION
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, args=(runtime,), name="weblock-lookout", daemon=True
+                )
+                self._thread.start()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+            thread = self._thread
+        if thread and thread is not threading.current_thread():
+            thread.join(1)
+
+    def _run(self, runtime: Runtime) -> None:
+        items = Items(self._engine, runtime)
+        while due := self._wait_for_due(runtime):
+            try:
+                readings = items.read(list(due))
+            except EngineUnavailable:
+                readings = {}
+            with self._changed:
+                for key, until in due.items():
+                    self._plan(key, readings.get(key), until, runtime)
+
+    def _wait_for_due(self, runtime: Runtime) -> dict[str, float]:
+        """Keys that are to be looked at now, and until when that is asked for; none at the end."""
+        with self._changed:
+            while not self._closed:
+                now = runtime.now()
+                watches = self._watches.items()
+                due = [(key, watch.until) for key, watch in watches if watch.due <= now]
+                if due:
+                    return dict(due[:PORTION])
+                next_at = min((watch.due for watch in self._watches.values()), default=None)
+                self._changed.wait(None if next_at is None else next_at - now)
+        return {}
+
+    def _plan(self, key: str, reading: Reading | None, until: float, runtime: Runtime) -> None:
+        """Rings the waiter that has been given the key, and says when to look again."""
+        watch, now = self._watches[key], runtime.now()
+        pause: float | None = LONGEST_LOOK
+        if reading:
+            self._ring_new_holder(watch, reading)
+            pause = self._pause(watch, reading, until)
+        if pause is None or now >= watch.until:
+            del self._watches[key]
+        else:
+            watch.due = now + pause * (0.75 + runtime.jitter() / 2)
+
+    def _ring_new_holder(self, watch: _Watch, reading: Reading) -> None:
+        grant = reading.state.grant
+        if grant is None or grant.fence == watch.fence:
+            return
+        watch.fence, watch.pause = grant.fence, FIRST_LOOK
+        if grant.claim.process == self._engine.observer.process and not grant.confirmed:
+            self._engine.switchboard.ring(grant.claim.owner, Ask())
+
+    def _pause(self, watch: _Watch, reading: Reading, until: float) -> float | None:
+        """How long until the next look; ``None`` if nobody here waits any more."""
+        processes = [place.claim.process for place in reading.state.queue]
+        ours = self._engine.observer.process
+        ahead = processes.index(ours) if ours in processes else 0
+        if ours not in processes and watch.until == until:  # Nor joined since it was looked at.
+            return None
+        pause = min(LONGEST_LOOK, watch.pause * (1 + ahead))
+        watch.pause = min(LONGEST_LOOK, 1.5 * watch.pause)
+        return pause

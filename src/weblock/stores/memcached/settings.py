@@ -1,0 +1,77 @@
+"""What a memcached URL says: where the server is, and how it is used."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from ...errors import ConfigurationError
+from ..options import Reader, flag, options_in, seconds
+from ..url import shown
+
+SCHEMES: Final = ("memcached",)
+
+DEFAULT_PORT: Final = 11211
+
+RECOVERY: Final = 10.0
+"""Seconds for which a server that may have lost leases grants none."""
+
+
+class Settings(NamedTuple):
+    """How to reach the server, and how to lock there."""
+
+    host: str
+    port: int
+    prefix: str = "weblock"
+    """What the names of all our items start with."""
+    timeout: float = 1.0
+    """Seconds that the server has to connect, and for an answer."""
+    recovery: float = RECOVERY
+    """Seconds; 0 grants at once also where leases may have been lost."""
+    allow_eviction: bool = False
+
+    @property
+    def name(self) -> str:
+        """The URL, without options."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"memcached://{host}:{self.port}"
+
+
+def parse(url: str) -> Settings:
+    """Reads a URL. Raises ``ConfigurationError``, whose message shows no password."""
+    where, _, query = url.partition("://")[2].partition("?")
+    if "@" in where:
+        raise ConfigurationError(
+            "a memcached:// URL names a user or a password, and no such login is supported: have the"
+            " server listen on a private network only"
+        )
+    if "," in where:
+        raise ConfigurationError(
+            f"{shown(url)} names several servers, between which memcached agrees on nothing: name one"
+        )
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:/#\s]+)(?::(\d{1,5}))?/?", where)
+    if not match or not 0 < int(match[2] or DEFAULT_PORT) < 65536:
+        raise ConfigurationError(f"{shown(url)} names no server: write memcached://host:port")
+    options = options_in(query, _OPTIONS, engine="memcached")
+    return Settings(match[1].strip("[]"), int(match[2] or DEFAULT_PORT), **options)
+
+
+def _recovery(name: str, text: str) -> float:
+    words = {"safe": RECOVERY, "off": 0.0}
+    return words[text] if text in words else seconds(name, text)
+
+
+def _prefix(name: str, text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._:-]{1,100}", text):
+        raise ConfigurationError(
+            f"{name}={text!r:.80} must be 1 to 100 letters, digits or any of . _ : -"
+        )
+    return text
+
+
+_OPTIONS: Final[dict[str, Reader]] = {
+    "prefix": _prefix,
+    "timeout": seconds,
+    "recovery": _recovery,
+    "allow_eviction": flag,
+}

@@ -1,0 +1,66 @@
+"""Times that others wrote, which are on their own clocks, and what they mean on ours.
+
+Memcached tells no time that a lease could be counted on, so there is no clock that all share. Whoever
+writes a lease says how long it is to last. Its holder counts that from before the write, and everybody
+else from when they first saw it, each on a monotonic clock of their own: so the holder's end comes
+first, whatever the machines' clocks say.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+KNOWN: Final = 10_000
+"""Items of which it is remembered when their stamps were first seen."""
+
+
+class Stamp(NamedTuple):
+    """Who wrote something about an owner, when, and until when it lasts: on the writer's clock.
+
+    A lease is known again by the stamp of its last renewal, which others carry over as it is.
+    """
+
+    owner: str
+    writer: str
+    written: float
+    until: float
+
+    def shift(self, seen: Seen) -> float:
+        """What brings its writer's times into ours. What we wrote ourselves is in ours."""
+        return seen[self] - self.written if self in seen else 0.0
+
+
+Seen = Mapping[Stamp, float]
+"""When what others have written was first seen here."""
+
+
+class Observer:
+    """This process: as a writer, and as one who sees what others write."""
+
+    def __init__(self) -> None:
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """In a forked child: it has written nothing, and seen nothing."""
+        self.process = secrets.token_hex(8)
+        self._guard = threading.Lock()
+        self._by_item: OrderedDict[str, dict[Stamp, float]] = OrderedDict()
+
+    def first_seen(self, item: str, stamps: Iterable[Stamp], now: float) -> Seen:
+        """When each stamp in an item was first seen: before now, or now. Others are forgotten.
+
+        Whatever is forgotten too early is counted anew, which only makes us wait for longer.
+        """
+        theirs = [stamp for stamp in stamps if stamp.writer != self.process]
+        with self._guard:
+            known = self._by_item.pop(item, {})
+            seen = {stamp: known.get(stamp, now) for stamp in theirs}
+            if seen:
+                self._by_item[item] = seen
+            while len(self._by_item) > KNOWN:
+                self._by_item.popitem(last=False)
+        return seen

@@ -1,0 +1,58 @@
+"""Threads in which event loops have done what blocks, for the driver does."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
+
+from ..._core.ports import Runtime
+from ...errors import EngineUnavailable
+
+THREADS: Final = 16
+
+T = TypeVar("T")
+
+
+class Threads:
+    """Those of one process, started when they are first needed."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._closed = False
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """In a forked child, which has none."""
+        self._guard = threading.Lock()
+        self._executor: ThreadPoolExecutor | None = None
+
+    async def do(self, runtime: Runtime, work: Callable[[], T]) -> T:
+        """Does something that blocks: here, or in a thread if an event loop would be blocked.
+
+        Raises ``EngineUnavailable`` if they were closed.
+        """
+        if not runtime.suspends:
+            return work()
+        executor = self._opened()
+        try:
+            done = asyncio.get_running_loop().run_in_executor(executor, work)
+        except RuntimeError as error:  # It was closed just now.
+            raise EngineUnavailable(self._name, "it was closed") from error
+        return await done
+
+    def close(self) -> None:
+        with self._guard:
+            self._closed = True
+            executor, self._executor = self._executor, None
+        if executor:
+            executor.shutdown(wait=False)
+
+    def _opened(self) -> ThreadPoolExecutor:
+        with self._guard:
+            if self._closed:
+                raise EngineUnavailable(self._name, "it was closed")
+            self._executor = self._executor or ThreadPoolExecutor(THREADS, "weblock-memcached")
+            return self._executor
