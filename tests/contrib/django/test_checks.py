@@ -10,6 +10,7 @@ import pytest
 from django.core.checks import run_checks
 from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse
+from django.urls import include, path
 from django.views import View
 
 from weblock import Attempts
@@ -64,7 +65,7 @@ def test_nothing_is_wrong(project: Any, tmp_path: Path) -> None:
         ({"default": {"WIAT": 5}}, "'WIAT'"),
         ({"default": {"TTL": -1}}, "ttl=-1"),
         ({"default": {}, "jobs": {"CACHE": "default"}}, "'jobs'"),
-        ({"default": {"ON_BUSY": "no.such.module"}}, "'default']: No module"),
+        ({"default": {"ON_BUSY": "no.such.module"}}, "['ON_BUSY']: No module"),
         ({"default": {"RULES": [{"view": "shop:item"}]}}, "RULES"),
         ("redis://localhost", "dict of aliases"),
     ],
@@ -127,6 +128,37 @@ def test_keys_that_no_url_fills_in(project: Any) -> None:
     assert "wants 'pk' of its URL. The URL gives nothing." in found()["weblock.E004"]
 
 
+def test_aliases_that_there_are_not(project: Any) -> None:
+    """A view whose lock is of no alias in WEBLOCK is an error, before its requests fail."""
+    project.ROOT_URLCONF = urls(items=lock("create_item", alias="reprots")(items))
+    assert "wants the alias 'reprots'" in found()["weblock.E005"]
+
+
+SHOP = (path("shop/", include(([path("<pk>", items, name="item")], "shop"))),)
+
+
+@pytest.mark.parametrize(
+    ("rule", "wrong"),
+    [
+        ({"view": "shop:item", "key": "item:{pk}"}, None),
+        ({"namespace": "shop", "key": "item:{pk}"}, None),
+        ({"view": "shop:item", "exempt": True}, None),
+        ({"path": "/nowhere", "key": "item"}, None),
+        ({"view": "shop:itme", "key": "item:{pk}"}, "weblock.W005"),
+        ({"view": "item", "key": "item:{pk}"}, "weblock.W005"),
+        ({"namespace": "sho", "key": "shop"}, "weblock.W005"),
+        ({"view": "shop:item", "key": "item:{id}"}, "weblock.E004"),
+        ({"namespace": "shop", "key": "item:{id}"}, "weblock.E004"),
+    ],
+)
+def test_rules_that_are_about_nothing(rule: Any, wrong: str | None, project: Any) -> None:
+    """A rule by view that covers none, and so locks nothing, is found; one without its key, too."""
+    project.ROOT_URLCONF = SHOP
+    project.WEBLOCK["default"]["RULES"] = [rule]
+    assert list(found()) == ([wrong] if wrong else [])
+    assert all("RULES'].0" in message for message in found().values())
+
+
 @pytest.mark.parametrize(
     ("variable", "file", "waits"),
     [
@@ -156,6 +188,17 @@ def test_waits_beyond_the_life_of_a_worker(
     if file is not None:
         Path("gunicorn.conf.py").write_text(file)
     assert ("weblock.W004" in found()) == waits
+
+
+@pytest.mark.parametrize("rule", [{"view": "items"}, {"path": "/items"}])
+def test_waits_of_rules_beyond_the_life_of_a_worker(
+    rule: Any, project: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait of a rule counts as well."""
+    project.ROOT_URLCONF = urls(items=items)
+    project.WEBLOCK["default"]["RULES"] = [{**rule, "key": "k", "wait": 11}]
+    monkeypatch.setenv("GUNICORN_CMD_ARGS", "--timeout 10")
+    assert "is 11 s, but gunicorn" in found()["weblock.W004"]
 
 
 def test_waits_of_views_beyond_the_life_of_a_worker(

@@ -14,7 +14,7 @@ from django.urls import include, path
 from ninja import NinjaAPI
 
 from weblock import ConfigurationError, LeaseLost
-from weblock.contrib.django import locks
+from weblock.contrib.django import lock, locks
 
 from .project.shop.models import Item
 from .requests import fetch
@@ -171,3 +171,22 @@ def test_a_lost_lease_outside_transactions_is_told(rule: Any, settings: Any) -> 
     settings.ROOT_URLCONF = (path("items", create, name="items"),)
     assert fetch("/items").json()["code"] == "lease_lost"
     assert Item.objects.count() == 1
+
+
+def test_an_inner_function_says_nothing_of_the_view(rule: Any, settings: Any) -> None:
+    """What an inner function has done under a lock of its own does not vouch for a rule's view."""
+
+    @lock("inner")
+    def inner(request: HttpRequest) -> None:
+        """A part of the view, under another lock."""
+
+    def create(request: Any) -> HttpResponse:
+        lease = request.weblock
+        inner(request)
+        request.weblock = lease
+        lose(request)
+        return HttpResponse(status=201)
+
+    rule({"view": "items", "key": "items"})
+    settings.ROOT_URLCONF = (path("items", create, name="items"),)
+    assert fetch("/items").json()["code"] == "lease_lost"

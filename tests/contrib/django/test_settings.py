@@ -53,7 +53,8 @@ def test_settings_are_read_when_they_are_needed(url: str) -> None:
         ({"default": {"TTL": "soon"}}, r"WEBLOCK\['default'\]: ttl='soon'"),
         ({"default": {"URL": "nosuch://"}}, r"WEBLOCK\['default'\]: no engine"),
         ({"default": {"URL": "memory://", "CACHE": "default"}}, "both URL and CACHE"),
-        ({"default": {"CACHE": "nosuch"}}, "names the cache 'nosuch'"),
+        ({"default": {"CACHE": "nosuch"}}, r"WEBLOCK\['default'\] names the cache 'nosuch'"),
+        ({"default": {"ON_BUSY": 429}}, r"WEBLOCK\['default'\]\['ON_BUSY'\] is 429: a function"),
         ({"other": {}}, "no alias 'default'"),
     ],
 )
@@ -73,6 +74,19 @@ def test_wrong_settings_are_refused(setting: object, message: str) -> None:
         ("redis://me:own@cache/1", {"PASSWORD": "other"}, "redis://me:own@cache/1"),
         ("rediss://cache/1", {"username": "u", "password": "p"}, "rediss://u:p@cache/1"),
         ("unix:///run/redis.sock?db=1", {}, "unix:///run/redis.sock?db=1"),
+        ("unix:///run/redis.sock", {"password": "p"}, "unix://:p@/run/redis.sock"),
+        ("redis://cache", {"db": "3"}, "redis://cache/3"),
+        ("redis://cache/1", {"db": "3"}, "redis://cache/1"),
+        (
+            "redis://shop/2",
+            {"SENTINELS": [("one", 26379), ("two", 26380)], "PASSWORD": "p"},
+            "redis+sentinel://:p@one:26379,two:26380/shop/2",
+        ),
+        (
+            "rediss://shop",
+            {"SENTINELS": [("one", 26379)], "SENTINEL_KWARGS": {"password": "s@"}},
+            "rediss+sentinel://one:26379/shop?sentinel_password=s%40",
+        ),
     ],
 )
 def test_the_server_of_a_cache_serves_locks_too(
@@ -82,3 +96,4 @@ def test_the_server_of_a_cache_serves_locks_too(
     caches = {"default": {"BACKEND": "b", "LOCATION": location, "OPTIONS": options}}
     with override_settings(CACHES=caches, WEBLOCK={"default": {"CACHE": "default"}}):
         assert of_alias("default").url == url
+        assert locks["default"].engine.partition("@")[2] == ""  # It is one that there is, too.

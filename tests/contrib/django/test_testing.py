@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -193,6 +194,18 @@ def test_engines_are_replaced_and_options_stay() -> None:
         before = default.engine
     with memory_locks():
         assert locks["default"].engine != before
+
+
+def test_engines_end_with_their_use() -> None:
+    """Of a run of many tests, with the settings of each, no engine's thread is left."""
+    before = threading.enumerate()
+    with memory_locks():
+        for _ in range(3):
+            with override_settings(WEBLOCK=None), memory_locks(), locks["default"].hold("key"):
+                assert set(threading.enumerate()) > set(before)
+        with locks["default"].hold("key") as lease:
+            assert lease.held
+    assert set(threading.enumerate()) <= set(before)
 
 
 def in_another_thread(default: Any) -> None:

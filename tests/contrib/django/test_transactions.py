@@ -150,6 +150,27 @@ def test_without_the_middleware_a_transaction_outside_is_refused(
     assert shop.items.count() == 0
 
 
+def that_reads(get_response: Any) -> Any:
+    """Middleware that asks the database before the view does."""
+
+    def serve(request: HttpRequest) -> Any:
+        Item.objects.exists()
+        return get_response(request)
+
+    return serve
+
+
+def test_a_transaction_for_want_of_autocommit_is_refused(
+    database: Any, serve: Any, settings: Any
+) -> None:
+    """Without autocommit, what was read before the lock has begun a transaction, atomic or not."""
+    settings.MIDDLEWARE = [f"{__name__}.that_reads", *settings.MIDDLEWARE[-1:]]
+    database(AUTOCOMMIT=False)
+    serve(items=lock("create_item")(Shop().create))
+    assert "leave AUTOCOMMIT on" in str(fetch("/items").exc_info[1])
+    connection.close()
+
+
 def in_a_transaction(get_response: Any) -> Any:
     """Middleware that opens a transaction around everything."""
 

@@ -19,4 +19,5 @@ class WeblockConfig(AppConfig):
         register(checks.check_settings, "weblock")
         register(checks.check_middleware, "weblock")
         register(checks.check_views, "weblock", Tags.urls)
+        register(checks.check_rules, "weblock", Tags.urls)
         register(checks.check_waits, "weblock")

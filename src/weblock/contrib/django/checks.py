@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import inf
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as Caution
-from django.db import connections
-from django.urls import URLPattern, URLResolver, get_resolver
 from django.utils.module_loading import import_string
-from django.views import View
 
 from ..._core.attempts import Attempts
 from ..._options import Options
 from ...errors import ConfigurationError
-from .description import Lock
+from .discovery import Place, marked_views, places
 from .gunicorn import worker_timeout
-from .marks import locks_of
 from .middleware import LockMiddleware
 from .registry import locks
-from .settings import aliases, of_alias, rules
+from .rules import Rules
+from .settings import aliases, of_alias
 
 MIDDLEWARE: Final = "weblock.contrib.django.middleware.LockMiddleware"
 
@@ -31,32 +28,20 @@ ENGINES: Final = "Set URL: file:// serializes the processes of one machine, redi
 
 def check_settings(**_kwargs: object) -> list[CheckMessage]:
     """``WEBLOCK`` makes locks, which reach beyond one process where that counts."""
-    found: list[CheckMessage] = []
-    for alias in _aliases(found):
-        try:
-            scope = locks[alias].scope
-        except ConfigurationError as error:
-            found.append(Error(str(error), id="weblock.E001"))
-            continue
-        except ImportError as error:
-            found.append(Error(f"WEBLOCK[{alias!r}]: {error}", id="weblock.E001"))
-            continue
-        if scope in ("none", "process") and not settings.DEBUG:
-            engine = locks[alias].engine
-            what = "locks nothing" if scope == "none" else "serializes one process"
-            text = f"WEBLOCK[{alias!r}] is on {engine}, which {what}, and DEBUG is off."
-            found.append(Caution(text, hint=ENGINES, id="weblock.W001"))
-    return found
+    try:
+        return [message for alias in aliases() for message in _of_alias(alias)]
+    except ConfigurationError as error:
+        return [Error(str(error), id="weblock.E001")]
 
 
 def check_middleware(**_kwargs: object) -> list[CheckMessage]:
     """The middleware is there, and last, for what needs it."""
-    places = [number for number, path in enumerate(settings.MIDDLEWARE) if _is_ours(path)]
-    if not places:
+    found = [number for number, path in enumerate(settings.MIDDLEWARE) if _is_ours(path)]
+    if not found:
         return list(_without_middleware())
-    if places == [len(settings.MIDDLEWARE) - 1]:
+    if found == [len(settings.MIDDLEWARE) - 1]:
         return []
-    after = settings.MIDDLEWARE[places[-1] + 1 :]
+    after = settings.MIDDLEWARE[found[-1] + 1 :]
     what = f"before {after[0]!r}" if after else "more than once"
     return [
         Caution(
@@ -69,17 +54,39 @@ def check_middleware(**_kwargs: object) -> list[CheckMessage]:
 
 
 def check_views(**_kwargs: object) -> list[CheckMessage]:
-    """What the keys of ``@lock`` want of a URL is there."""
+    """What ``@lock`` wants is there: the alias in the settings, and in the URL what keys are of."""
     found: list[CheckMessage] = []
-    for marked in _marked_views():
-        for template in marked.lock.templates:
-            wanted = {
-                source.name for source in template.in_request().values() if source.kind == "path"
-            }
-            if missing := sorted(wanted - marked.given):
-                text = f"lock({template.text!r}) of {marked.view} wants {missing[0]!r} of its URL."
-                there = ", ".join(sorted(marked.given)) or "nothing"
-                found.append(Error(text, hint=f"The URL gives {there}.", id="weblock.E004"))
+    known = _readable_aliases()
+    for place, lock, _ in marked_views():
+        found += [
+            _missing(f"lock({template!r}) of {place.dotted}", name, place)
+            for template, name in place.missing(lock.templates)
+        ]
+        if known and lock.alias not in known:
+            text = (
+                f"@lock on {place.dotted} wants the alias {lock.alias!r}, which is not in WEBLOCK."
+            )
+            found.append(Error(text, hint=f"There is {', '.join(known)}.", id="weblock.E005"))
+    return found
+
+
+def check_rules(**_kwargs: object) -> list[CheckMessage]:
+    """Rules by view and namespace are about views that there are, with what their keys are of."""
+    found: list[CheckMessage] = []
+    everywhere = places()
+    for rule in (rule for rules in _readable_rules() for rule in rules.by_view):
+        covered = [place for place in everywhere if rule.covers(place.resolved)]
+        if not covered:
+            text = (
+                f"{rule.label} is about a view or namespace that no URL leads to: it locks nothing."
+            )
+            hint = "Name it as reverse() does: 'shop:item', or the namespace 'shop'."
+            found.append(Caution(text, hint=hint, id="weblock.W005"))
+        for place in covered:
+            found += [
+                _missing(f"{rule.label}, which covers {place.dotted},", name, place)
+                for _, name in place.missing(rule.templates)
+            ]
     return found
 
 
@@ -88,13 +95,7 @@ def check_waits(**_kwargs: object) -> list[CheckMessage]:
     limit = worker_timeout()
     if limit is None:
         return []
-    waits = {f"WAIT of WEBLOCK[{alias!r}]": _wait(alias) for alias in _aliases([])}
-    waits |= {
-        f"wait of @lock on {marked.view}": dict(marked.lock.options)["wait"]
-        for marked in _marked_views()
-        if "wait" in dict(marked.lock.options)
-    }
-    longest = {what: _longest(wait) for what, wait in waits.items()}
+    longest = {what: _longest(wait) for what, wait in _waits()}
     return [
         Caution(
             f"{what} is {'without end' if wait == inf else f'{wait:g} s'}, but gunicorn kills a"
@@ -107,6 +108,37 @@ def check_waits(**_kwargs: object) -> list[CheckMessage]:
     ]
 
 
+def _of_alias(alias: str) -> Iterator[CheckMessage]:
+    try:
+        engine, scope = locks[alias].engine, locks[alias].scope
+    except ConfigurationError as error:
+        yield Error(str(error), id="weblock.E001")
+        return
+    if scope in ("none", "process") and not settings.DEBUG:
+        what = "locks nothing" if scope == "none" else "serializes one process"
+        text = f"WEBLOCK[{alias!r}] is on {engine}, which {what}, and DEBUG is off."
+        yield Caution(text, hint=ENGINES, id="weblock.W001")
+
+
+def _missing(what: str, name: str, place: Place) -> CheckMessage:
+    there = ", ".join(sorted(place.names)) or "nothing"
+    return Error(
+        f"{what} wants {name!r} of its URL.", hint=f"The URL gives {there}.", id="weblock.E004"
+    )
+
+
+def _waits() -> Iterator[tuple[str, Any]]:
+    """All that is said of how long a request waits, and where."""
+    for alias in _readable_aliases():
+        default = Options().of_call({})[1]
+        yield f"WAIT of WEBLOCK[{alias!r}]", of_alias(alias).options.get("wait", default)
+    given = [rule for rules in _readable_rules() for rule in rules.options()]
+    given += [(f"@lock on {place.dotted}", dict(lock.options)) for place, lock, _ in marked_views()]
+    for what, options in given:
+        if "wait" in options:
+            yield f"wait of {what}", options["wait"]
+
+
 def _longest(wait: Any) -> float:
     """Seconds for which a request waits at most."""
     checked = Options(wait=wait).of_call({})[1]
@@ -117,18 +149,14 @@ def _longest(wait: Any) -> float:
 
 def _without_middleware() -> Iterator[CheckMessage]:
     hint = f"Put {MIDDLEWARE!r} last into MIDDLEWARE."
-    try:
-        ruled = bool(rules())
-    except (ConfigurationError, ImportError):
-        ruled = False  # check_settings says it.
-    if ruled:
+    if _readable_rules():
         text = "WEBLOCK has RULES, which do nothing without LockMiddleware."
         yield Error(text, hint=hint, id="weblock.E002")
-    marked = list(_marked_views())
-    if refused := {each.view for each in marked if each.atomic}:
+    marked = list(marked_views())
+    if refused := {each.place.dotted for each in marked if each.atomic}:
         text = f"@lock on {_some(refused)} is refused at each request: with ATOMIC_REQUESTS, the"
         yield Error(f"{text} transaction begins before the lock.", hint=hint, id="weblock.E003")
-    if served := {each.view for each in marked if not each.atomic}:
+    if served := {each.place.dotted for each in marked if not each.atomic}:
         text = f"@lock on {_some(served)} takes the lock inside the view, after other decorators."
         yield Caution(text, hint=hint, id="weblock.W003")
 
@@ -138,19 +166,17 @@ def _some(names: set[str]) -> str:
     return f"{first} (and {len(others)} more)" if others else first
 
 
-def _aliases(found: list[CheckMessage]) -> tuple[str, ...]:
+def _readable_aliases() -> tuple[str, ...]:
+    """The aliases; none if ``check_settings`` has an error to tell."""
     try:
-        return aliases()
-    except ConfigurationError as error:
-        found.append(Error(str(error), id="weblock.E001"))
+        return tuple(of_alias(alias).alias for alias in aliases())
+    except ConfigurationError:
         return ()
 
 
-def _wait(alias: str) -> Any:
-    try:
-        return of_alias(alias).options.get("wait", Options().of_call({})[1])
-    except (ConfigurationError, ImportError):
-        return 0  # check_settings says it.
+def _readable_rules() -> list[Rules]:
+    found = (of_alias(alias).rules for alias in _readable_aliases())
+    return [rules for rules in found if rules]
 
 
 def _is_ours(path: str) -> bool:
@@ -158,38 +184,3 @@ def _is_ours(path: str) -> bool:
         return import_string(path) is LockMiddleware
     except ImportError:
         return False  # Django says it.
-
-
-class _Marked(NamedTuple):
-    """A view that ``@lock`` marks."""
-
-    view: str
-    given: set[str]
-    """What its URL gives it."""
-    lock: Lock
-    atomic: bool
-    """Whether it runs in a transaction that Django begins."""
-
-
-def _marked_views() -> Iterator[_Marked]:
-    if not getattr(settings, "ROOT_URLCONF", None):
-        return
-    for name, given, view in _views(get_resolver(), set()):
-        methods = (locks_of(view, method) for method in View.http_method_names)
-        for lock in dict.fromkeys(lock for each in methods for lock in each):
-            yield _Marked(name, given, lock, _is_atomic(view))
-
-
-def _is_atomic(view: Any) -> bool:
-    not_in = getattr(view, "_non_atomic_requests", ())
-    databases = connections.settings.items()
-    return any(each["ATOMIC_REQUESTS"] and alias not in not_in for alias, each in databases)
-
-
-def _views(resolver: URLResolver, outer: set[str]) -> Iterator[tuple[str, set[str], Any]]:
-    for each in resolver.url_patterns:
-        given = outer | set(each.pattern.regex.groupindex)
-        if isinstance(each, URLResolver):
-            yield from _views(each, given | set(each.default_kwargs))
-        elif isinstance(each, URLPattern):
-            yield each.lookup_str, given | set(each.default_args), each.callback

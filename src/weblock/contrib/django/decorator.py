@@ -51,6 +51,11 @@ def lock(
                 f"@lock decorates functions: on the class {view.__qualname__}, use"
                 ' @method_decorator(lock(...), name="dispatch")'
             )
+        if hasattr(view, "_ninja_operation"):
+            raise TypeError(
+                f"@lock stands above django-ninja's decorator of {view.__qualname__}, which has"
+                " registered what is below: put @lock below it"
+            )
         held = _aheld(wanted, view) if iscoroutinefunction(view) else _held(wanted, view)
         functools.update_wrapper(held, view)
         mark(held, wanted)
@@ -84,7 +89,7 @@ def _serve(wanted: Lock, view: Callable[..., Any], args: Any, kwargs: Any) -> An
         response = view(*args, **kwargs)
         if inspect.iscoroutine(response):
             _refuse_coroutine(view, response)
-        held.prove()
+        held.prove(wanted)
         return response
 
     outer = locks_of_request(request)
@@ -117,7 +122,7 @@ async def _serve_async(wanted: Lock, view: Callable[..., Any], args: Any, kwargs
         response = view(*args, **kwargs)
         if inspect.isawaitable(response):  # A dispatch may answer by itself.
             response = await response
-        held.prove()
+        held.prove(wanted)
         return response
 
     outer = locks_of_request(request)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, TypeVar, cast
 
 from ...errors import ConfigurationError
@@ -18,7 +18,7 @@ class LocksByAlias(Mapping[str, L], Generic[L]):
     """The locks of each alias in ``WEBLOCK``, made when they are first asked for.
 
     Equal settings give the same object, in a test that overrides them too. Those of settings that
-    are gone are not closed: somebody may be inside.
+    are gone are not closed by themselves: somebody may be inside.
     """
 
     def __init__(self, face: type[L]) -> None:
@@ -38,6 +38,15 @@ class LocksByAlias(Mapping[str, L], Generic[L]):
 
     def __len__(self) -> int:
         return len(settings.aliases())
+
+    def close_where(self, is_over: Callable[[str], bool]) -> None:
+        """Closes the locks on engines that nobody needs any more, as those of a test."""
+        with self._guard:
+            gone = {key: made for key, made in self._made.items() if is_over(made.engine)}
+            for key in gone:
+                del self._made[key]
+        for made in gone.values():
+            made._close()  # noqa: SLF001 - of either face, from where no event loop may run
 
     def _make_once(self, given: settings.AliasSettings) -> L:
         with self._guard:

@@ -39,7 +39,7 @@ class RequestLocks(Generic[L]):
         self.over = False
         self._waiting = False
         self._unwanted = False
-        self._proven = False
+        self._proven: set[Lock] = set()
         self._whole = begin_whole()
         self._leases: list[L] = []
         self._by_key: dict[tuple[str, str], L] = {}
@@ -59,13 +59,18 @@ class RequestLocks(Generic[L]):
         for lease in tuple(self._leases):
             lease.check()
 
-    def prove(self) -> None:
-        """Notes that the view has returned under its lease: its work is done, or checked at COMMIT.
+    def prove(self, lock: Lock) -> None:
+        """Notes that what runs under ``lock`` has returned: its work is done, or checked at COMMIT.
 
-        Raises ``LeaseLost`` if that is not so.
+        Raises ``LeaseLost`` if a lease was lost before.
         """
         self.check()
-        self._proven = True
+        self._proven.add(lock)
+
+    @property
+    def _is_proven(self) -> bool:
+        """Whether all that the request has held for is done; what a rule locks never says so."""
+        return self._by_lock.keys() <= self._proven
 
     @property
     def has_any(self) -> bool:
@@ -94,7 +99,7 @@ class RequestLocks(Generic[L]):
     def answered(self, response: Any, loss: LeaseLost | None) -> Any:
         """The response, or what is to be said instead if the lock was lost before it was made."""
         if not isinstance(response, HttpResponseBase):  # It is an inner function's own affair.
-            return answer(loss) if loss and not self._proven else response
+            return answer(loss) if loss and not self._is_proven else response
         if loss and response.status_code < 500:  # Otherwise it promises nothing.
             response = self._after(loss, response)
         if self._waited is not None:
@@ -104,7 +109,7 @@ class RequestLocks(Generic[L]):
         return response
 
     def _after(self, loss: LeaseLost, response: HttpResponseBase) -> HttpResponseBase:
-        if self._proven:
+        if self._is_proven:
             logger.error("a response is sent although, after its work was committed, the %s", loss)
             return response
         return _replaced(response, loss)

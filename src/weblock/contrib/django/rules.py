@@ -11,6 +11,7 @@ from django.urls import ResolverMatch
 
 from ..._options import HoldOptions
 from ...errors import ConfigurationError
+from ...keys import KeyTemplate
 from ..rules import Match, RuleSet, methods_of
 from .description import Lock, headers_of, query_of
 
@@ -31,15 +32,20 @@ class Rules:
         by_view = {label: entry for label, entry in entries.items() if _is_by_view(entry)}
         by_path = {label: entry for label, entry in entries.items() if label not in by_view}
         self._alias = alias
-        self._by_view = [_view_rule(f"{name}.{label}", e, alias) for label, e in by_view.items()]
+        self.by_view = tuple(_view_rule(f"{name}.{each}", e, alias) for each, e in by_view.items())
         self._by_path = RuleSet(by_path, name=name)
+
+    def options(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """What each rule says of how its keys are held, by the rule's name."""
+        yield from ((rule.label, dict(rule.lock.options)) for rule in self.by_view if rule.lock)
+        yield from ((repr(rule), rule.options) for rule in self._by_path)
 
     def find(self, request: HttpRequest) -> Lock | None:
         """What a request locks, when its view is known; ``None`` if nothing."""
         resolved = request.resolver_match
         assert resolved
         method = (request.method or "GET").upper()
-        for rule in self._by_view:
+        for rule in self.by_view:
             if rule.takes(method, resolved):
                 return rule.lock
         match = self._by_path.find(method, request.path_info)
@@ -68,14 +74,21 @@ class RuledLock(Lock):
 
 
 @dataclass(frozen=True)
-class _ViewRule:
+class ViewRule:
     """Requests whose URL leads to views of these names lock what the rule says."""
 
+    label: str
     covers: Callable[[ResolverMatch], bool]
     methods: frozenset[str] | None
     lock: Lock | None
 
+    @property
+    def templates(self) -> tuple[KeyTemplate, ...]:
+        """What its keys are made of."""
+        return self.lock.templates if self.lock else ()
+
     def takes(self, method: str, resolved: ResolverMatch) -> bool:
+        """Whether it is about requests of this method to the view that they are resolved to."""
         return (self.methods is None or method in self.methods) and self.covers(resolved)
 
 
@@ -94,7 +107,7 @@ def _is_by_view(entry: object) -> bool:
     return isinstance(entry, Mapping) and ("view" in entry or "namespace" in entry)
 
 
-def _view_rule(label: str, entry: Any, alias: str) -> _ViewRule:
+def _view_rule(label: str, entry: Any, alias: str) -> ViewRule:
     if strange := [each for each in entry if each not in _FIELDS]:
         raise ConfigurationError(
             f"{label} has {strange[0]!r:.80}; a rule by view or namespace has one of these, and"
@@ -103,7 +116,8 @@ def _view_rule(label: str, entry: Any, alias: str) -> _ViewRule:
     options: Any = {name: entry[name] for name in _OPTIONS if name in entry}
     methods = entry.get("methods")
     try:
-        return _ViewRule(
+        return ViewRule(
+            label,
             _condition(entry),
             None if methods is None else methods_of(methods),
             _lock(

@@ -6,18 +6,17 @@ It is read when it is needed, so that it may be overridden, and it may be missin
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
-from urllib.parse import quote, urlsplit
 
 from django.conf import settings as django_settings
 from django.utils.module_loading import import_string
 
 from ..._options import LocksOptions
 from ...errors import ConfigurationError
+from .caches import url_of_cache
 from .rules import Rules
 
 DEFAULT: Final = "default"
@@ -102,13 +101,12 @@ def _of_alias(alias: str) -> AliasSettings:
         )
     given = setting.get(alias, {})
     _refuse_unknown(alias, given)
-    on_busy = given.get("ON_BUSY")
     options: Any = {name.lower(): given[name] for name in OPTIONS if name in given}
     return AliasSettings(
         alias=alias,
         url=_url(alias, given),
         options=options,
-        on_busy=import_string(on_busy) if isinstance(on_busy, str) else on_busy,
+        on_busy=_on_busy(alias, given.get("ON_BUSY")),
         rules=Rules(given["RULES"], alias=alias) if "RULES" in given else None,
     )
 
@@ -138,31 +136,21 @@ def _refuse_unknown(alias: str, given: Mapping[str, Any]) -> None:
 
 def _url(alias: str, given: Mapping[str, Any]) -> str | Sequence[str] | None:
     if "CACHE" in given:
-        return _url_of_cache(alias, given["CACHE"])
+        try:
+            return url_of_cache(given["CACHE"])
+        except ConfigurationError as error:
+            raise ConfigurationError(f"WEBLOCK[{alias!r}] {error}") from error
     url: str | Sequence[str] | None = given.get("URL")
     return url
 
 
-def _url_of_cache(alias: str, name: object) -> str:
-    """The server that a cache of Django's, or of django-redis, writes to."""
-    cache = django_settings.CACHES.get(name)
-    location = cache and cache.get("LOCATION")
-    if isinstance(location, str):
-        location = re.split("[;,]", location)
-    first = location[0] if location else None
-    if not isinstance(first, str) or not re.match(r"(rediss?|unix)://", first):
-        raise ConfigurationError(
-            f"WEBLOCK[{alias!r}] names the cache {name!r:.80}, which has no redis://, rediss:// or"
-            " unix:// in LOCATION"
-        )
-    options = {key.lower(): value for key, value in cache.get("OPTIONS", {}).items()}
-    return _with_password(first, options.get("username") or "", options.get("password"))
-
-
-def _with_password(url: str, username: str, password: str | None) -> str:
-    """``url`` with the password that the cache has among its options instead."""
-    parts = urlsplit(url)
-    if not password or parts.password:
-        return url
-    user = f"{quote(username, safe='')}:{quote(password, safe='')}"
-    return parts._replace(netloc=f"{user}@{parts.netloc.rpartition('@')[2]}").geturl()
+def _on_busy(alias: str, given: object) -> object:
+    """The function that answers, which may be named by its path."""
+    name = f"WEBLOCK[{alias!r}]['ON_BUSY']"
+    try:
+        found = import_string(given) if isinstance(given, str) else given
+    except ImportError as error:
+        raise ConfigurationError(f"{name}: {error}") from error
+    if not (found is None or callable(found)):
+        raise ConfigurationError(f"{name} is {found!r:.80}: a function is wanted, or its path")
+    return found

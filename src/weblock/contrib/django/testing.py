@@ -12,14 +12,17 @@ from unittest import mock
 from asgiref.sync import iscoroutinefunction
 from django.conf import settings
 from django.core.handlers.base import BaseHandler
+from django.core.signals import setting_changed
 from django.db import connections
 from django.http import HttpRequest
 from django.test import override_settings
 
 from ...errors import ConfigurationError
 from . import signals
+from .registry import async_locks, locks
 from .request import locks_of_request
 
+_ENGINES: Final = "memory://of-a-test-"
 _numbers: Final = itertools.count(1)
 
 View = Callable[..., Any]
@@ -36,11 +39,26 @@ def memory_locks() -> override_settings:
 
     def in_memory(given: Mapping[str, Any]) -> dict[str, Any]:
         engine = repr((given.get("URL"), given.get("CACHE")))
-        url = engines.setdefault(engine, f"memory://test-{next(_numbers)}")
+        url = engines.setdefault(engine, f"{_ENGINES}{next(_numbers)}")
         kept = {name: given[name] for name in given if name not in ("CACHE", "REQUIRE_SCOPE")}
         return {**kept, "URL": url}
 
     return override_settings(WEBLOCK={alias: in_memory(setting[alias]) for alias in setting})
+
+
+def _close_engines(*, setting: str, value: Any, enter: bool, **_facts: object) -> None:
+    """Each has a thread once it was used, of which a long run of tests would have thousands."""
+    if setting != "WEBLOCK" or enter:
+        return
+
+    def is_over(engine: str) -> bool:
+        return engine.startswith(_ENGINES) and repr(engine) not in repr(value)
+
+    locks.close_where(is_over)
+    async_locks.close_where(is_over)
+
+
+setting_changed.connect(_close_engines, dispatch_uid="weblock.testing")
 
 
 def refuse_transaction_of_test() -> None:

@@ -26,9 +26,16 @@ checked_at_commit: Final[ContextVar[Checked | None]] = ContextVar("weblock_check
 def open_transaction() -> str | None:
     """The database on which this thread has a transaction open; not that around a ``TestCase``."""
     for connection in connections.all(initialized_only=True):
-        if any(not block._from_testcase for block in connection.atomic_blocks):  # noqa: SLF001 - as Atomic asks
+        if _has_transaction(connection):
             return str(connection.alias)
     return None
+
+
+def _has_transaction(connection: Any) -> bool:
+    if connection.in_atomic_block:
+        return any(not block._from_testcase for block in connection.atomic_blocks)  # noqa: SLF001 - as Atomic asks
+    # With AUTOCOMMIT off, whatever was asked first has begun one.
+    return connection.connection is not None and not connection.autocommit
 
 
 def _refuse_open_transaction() -> None:
@@ -42,7 +49,7 @@ def _refuse_open_transaction() -> None:
             " the lock and would commit after it. With ATOMIC_REQUESTS, put"
             " weblock.contrib.django.middleware.LockMiddleware last into MIDDLEWARE, and @lock"
             " where the middleware sees it: on the view, or on a method of its class. Otherwise"
-            " put atomic() inside the lock"
+            " put atomic() inside the lock, and leave AUTOCOMMIT on"
         )
 
 

@@ -1,0 +1,92 @@
+"""The views that the project's URLs lead to, and what they lock: for ``manage.py check``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from django.conf import settings
+from django.db import connections
+from django.urls import ResolverMatch, URLPattern, URLResolver, get_resolver
+from django.views import View
+
+from ...keys import KeyTemplate
+from .description import Lock
+from .marks import locks_of
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where URLs lead to: a view, or a part of the project that is included there."""
+
+    names: frozenset[str] = frozenset()
+    """What its URL gives the view."""
+    namespaces: tuple[str, ...] = ()
+    view: Any = None
+    dotted: str = ""
+    name: str | None = None
+
+    @property
+    def resolved(self) -> ResolverMatch:
+        """What a request would be resolved to."""
+        return ResolverMatch(
+            self.view, (), {}, url_name=self.name, namespaces=list(self.namespaces)
+        )
+
+    def missing(self, templates: Iterable[KeyTemplate]) -> Iterator[tuple[str, str]]:
+        """The key templates that want something which the URL does not give, and what they want."""
+        for template in templates:
+            wanted = {each.name for each in template.in_request().values() if each.kind == "path"}
+            yield from ((template.text, each) for each in sorted(wanted - self.names))
+
+
+class Marked(NamedTuple):
+    """A view that ``@lock`` marks."""
+
+    place: Place
+    lock: Lock
+    atomic: bool
+    """Whether it runs in a transaction that Django begins."""
+
+
+def places() -> list[Place]:
+    """All views that the project's URLs lead to."""
+    if not getattr(settings, "ROOT_URLCONF", None):
+        return []
+    return list(_below(get_resolver(), Place()))
+
+
+def marked_views() -> Iterator[Marked]:
+    """Those of them that ``@lock`` marks, for whatever method."""
+    for place in places():
+        methods = (locks_of(place.view, method) for method in View.http_method_names)
+        for lock in dict.fromkeys(lock for each in methods for lock in each):
+            yield Marked(place, lock, _is_atomic(place.view))
+
+
+def _below(resolver: URLResolver, outer: Place) -> Iterator[Place]:
+    for each in resolver.url_patterns:
+        names = outer.names | set(each.pattern.regex.groupindex)
+        if isinstance(each, URLResolver):
+            own = (each.namespace,) if each.namespace else ()
+            inner = replace(
+                outer,
+                names=names | set(each.default_kwargs),
+                namespaces=(*outer.namespaces, *own),
+            )
+            yield from _below(each, inner)
+        elif isinstance(each, URLPattern):
+            yield replace(
+                outer,
+                names=names | set(each.default_args),
+                view=each.callback,
+                dotted=each.lookup_str,
+                name=each.name,
+            )
+
+
+def _is_atomic(view: Any) -> bool:
+    not_in = getattr(view, "_non_atomic_requests", ())
+    databases = connections.settings.items()
+    return any(each["ATOMIC_REQUESTS"] and alias not in not_in for alias, each in databases)
