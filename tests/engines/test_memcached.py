@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -23,6 +24,9 @@ from weblock.stores.memcached.stamps import Observer
 from weblock.stores.memcached.threads import THREADS
 
 LONG = 60.0
+
+SMALL = ("-m", "2", "-I", "512k")
+"""Options of a server that is soon full."""
 
 
 class Machine:
@@ -181,6 +185,35 @@ class TestServers:
             with Locks.from_url(f"{server.url}?allow_eviction=true&recovery=off") as locks:
                 locks.acquire("key", wait=0).release()
 
+    def test_a_lease_that_is_thrown_away_is_told(self) -> None:
+        """Where a server may evict, the former holder finds out when it asks, and the fence is larger."""
+        with Memcached(*SMALL) as server:
+            url = f"{server.url}?allow_eviction=true&recovery=off"
+            with Locks.from_url(url) as holder, Locks(open_engine(url)) as other:
+                lease = holder.acquire("key", ttl=LONG)
+                for _ in _fill(server, _item_of("key"), 8000):
+                    pass
+                theirs = other.try_acquire("key")
+                assert theirs
+                assert theirs.fence > lease.fence
+                with pytest.raises(LeaseLost):
+                    lease.extend(1)
+
+    def test_one_that_is_full_says_so(self) -> None:
+        """One that does not evict answers with an error when it is full, and keeps what it has."""
+        with Memcached("-M", *SMALL) as server:
+            url = f"{server.url}?recovery=off"
+            with Locks.from_url(url) as holder, Locks(open_engine(url)) as other:
+                lease = holder.acquire("key", ttl=LONG)
+                assert any(
+                    b"out of memory" in each for each in _fill(server, _item_of("key"), 8000)
+                )
+                for ask in (partial(lease.extend, 1), partial(other.acquire, "another", wait=0)):
+                    with pytest.raises(EngineUnavailable, match="raise -m"):
+                        ask()
+                assert lease.held
+                assert other.try_acquire("key") is None
+
     def test_one_without_cas_is_refused(self) -> None:
         """Without cas nothing can be replaced safely."""
         refused = pytest.raises(EngineUnavailable, match="-C")
@@ -307,8 +340,7 @@ class TestServers:
         """An item that another version wrote is an error that says what to do."""
         with Memcached("-M") as server, Locks.from_url(f"{server.url}?recovery=off") as locks:
             locks.acquire("key", ttl=LONG)
-            name = f"weblock/lock/{sha256(b'default:key').hexdigest()}".encode()
-            server.ask(b"set " + name + b" 0 0 5\r\n[99]\n")
+            server.ask(b"set " + _item_of("key") + b" 0 0 5\r\n[99]\n")
             with pytest.raises(EngineUnavailable, match="this version of weblock"):
                 locks.inspect("key")
 
@@ -316,8 +348,7 @@ class TestServers:
         """Leases are renewed, though an item that another version wrote is asked for along with them."""
         with Memcached("-M") as server, Locks.from_url(f"{server.url}?recovery=off") as locks:
             lease = locks.acquire("fine", ttl=LONG)
-            name = f"weblock/lock/{sha256(b'default:spoilt').hexdigest()}".encode()
-            server.ask(b"set " + name + b" 0 0 5\r\n[99]\n")
+            server.ask(b"set " + _item_of("spoilt") + b" 0 0 5\r\n[99]\n")
             owners = {"spoilt": "somebody", "fine": lease.owner}
             pulses = [Pulse(f"default:{key}", owner, LONG) for key, owner in owners.items()]
             spoilt, fine = drive(locks._locker.store.refresh(pulses))
@@ -370,6 +401,23 @@ def test_a_url_that_cannot_work(url: str, told: str) -> None:
 def test_a_url_says_where_the_server_is(url: str, name: str) -> None:
     """Host and port are taken from the URL, the port may be left out."""
     assert open_engine(url).name == name
+
+
+def _item_of(key: str) -> bytes:
+    return f"weblock/lock/{sha256(f'default:{key}'.encode()).hexdigest()}".encode()
+
+
+def _fill(server: Memcached, like: bytes, count: int) -> Iterator[bytes]:
+    """Sets so many items that are as large as one that is there; the answers."""
+    with socket.create_connection(("127.0.0.1", server.port)) as sock, sock.makefile("rb") as lines:
+        sock.sendall(b"get " + like + b"\r\n")
+        size = int(lines.readline().split()[3])
+        while lines.readline() != b"END\r\n":
+            pass
+        for number in range(count):
+            name = b"%0*d" % (len(like), number)
+            sock.sendall(b"set %s 0 0 %d\r\n%s\r\n" % (name, size, bytes(size)))
+            yield lines.readline()
 
 
 def _as_soon_as_it_grants(locks: Locks) -> Any:

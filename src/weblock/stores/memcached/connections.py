@@ -128,7 +128,7 @@ def _explained(error: Exception) -> str:
     """What went wrong, for a reader, with the remedy where there is one."""
     text = str(error.args[0], errors="replace") if _is_bytes(error) else str(error)
     if "out of memory" in text:
-        return "its memory is full, and it takes no new leases: raise -m"
+        return "its memory is full, and it takes and renews no leases: raise -m"
     if "too large" in text:
         return "too many wait for one key: lower max_waiters, or raise -I"
     if isinstance(error, TimeoutError):
