@@ -97,7 +97,8 @@ def serve(app: WebApp, told: Connection) -> None:
     """Serves until it is killed; tells the port when it is ready."""
     machine.is_worker()
 
-    with socket.socket() as listener:
+    # uvicorn turns off Nagle only where the socket says that it is TCP.
+    with socket.socket(proto=socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(128)
         told.send(listener.getsockname()[1])
