@@ -7,7 +7,7 @@ from fastapi import Depends, FastAPI
 
 from weblock import ConfigurationError
 from weblock.contrib.asgi import RequestLayer, request_locks
-from weblock.contrib.asgi.request import LOOK_AFTER, ClientGone
+from weblock.contrib.asgi.waiting import LOOK_AFTER, ClientGone
 from weblock.contrib.fastapi import install, lock
 
 from .waiting import eventually

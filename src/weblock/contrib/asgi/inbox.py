@@ -33,6 +33,7 @@ class Inbox:
         "_room",
         "_whole",
         "_withheld",
+        "_withholds",
     )
 
     def __init__(self, receive: Receive) -> None:
@@ -44,6 +45,7 @@ class Inbox:
         self._direct: asyncio.Future[None] | None = None
         self._gone = False
         self._whole = False
+        self._withholds = False
         self._withheld: asyncio.Event | None = None
 
     async def receive(self) -> Message:
@@ -59,7 +61,8 @@ class Inbox:
             self._whole = not message.get("more_body", False)
         elif message["type"] == "http.disconnect":
             self._ahead.append(message)  # Whoever asks again is told again.
-            if self._whole and self._withheld:
+            if self._whole and self._withholds:
+                self._withheld = self._withheld or asyncio.Event()
                 await self._withheld.wait()
         return message
 
@@ -68,13 +71,14 @@ class Inbox:
 
         But one that has not had the whole body is told, for it may be waiting for the rest.
         """
-        self._withheld = self._withheld or asyncio.Event()
-        self._withheld.clear()
+        self._withholds = True
 
     def tell_disconnect(self) -> None:
         """Lets the application know again."""
+        self._withholds = False
         if self._withheld:
             self._withheld.set()
+            self._withheld = None
 
     async def until_gone(self) -> None:
         """Returns when the client has gone; never, if it sends more than ``LIMIT`` before."""

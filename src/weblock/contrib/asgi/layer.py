@@ -19,7 +19,8 @@ from .inbox import Inbox
 from .outbox import Outbox
 from .problems import problem_of
 from .protocol import App, Message, Receive, Scope, Send
-from .request import SCOPE_KEY, ClientGone, RequestLocks
+from .request import SCOPE_KEY, RequestLocks
+from .waiting import ClientGone
 
 logger = logging.getLogger("weblock")
 

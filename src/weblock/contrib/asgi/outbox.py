@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ...errors import LeaseLost
+from .later import Later, call_later
 from .protocol import Message, Send
 
 logger = logging.getLogger("weblock")
@@ -70,7 +71,7 @@ class Outbox:
         self._complete = False
         self._holding = False
         self._hold_for: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Later | None = None
         self._letting_go: asyncio.Task[None] | None = None
         self.headers: list[tuple[bytes, bytes]] = []
         self.sent = False
@@ -136,8 +137,7 @@ class Outbox:
             await self.let_go()
 
     def _let_go_after(self, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(seconds, self._let_go_unless_it_finishes)
+        self._timer = call_later(seconds, self._let_go_unless_it_finishes)
 
     def _let_go_unless_it_finishes(self) -> None:
         if self._complete and self._is_finishing():

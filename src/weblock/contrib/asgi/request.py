@@ -17,17 +17,11 @@ from ...keys import in_order
 from .inbox import Inbox
 from .outbox import Outbox
 from .protocol import Scope
+from .waiting import Waiting
 
 logger = logging.getLogger("weblock")
 
 SCOPE_KEY: Final = "weblock"
-
-LOOK_AFTER: Final = 0.05
-"""Seconds of waiting after which it is looked whether the client is still there."""
-
-
-class ClientGone(Exception):
-    """The client left while its request was waiting for a lock."""
 
 
 class RequestLocks:
@@ -69,13 +63,13 @@ class RequestLocks:
         self._by_key: dict[str, AsyncLease] = {}
         self._one_at_a_time = asyncio.Lock()
         self._whole: object = None
-        self._waiting: asyncio.Timeout | None = None
+        self._waiting: Waiting | None = None
         self._unwanted = False
         self._over = False
         self.streams = False
         self.interrupted = False
-        self.background: Callable[[], bool] = lambda: False
-        self.finishing: Callable[[], bool] = lambda: False
+        self.background: Callable[[], bool] = _never
+        self.finishing: Callable[[], bool] = _never
 
     def begin(self) -> None:
         """Has all that runs in this context, and comes of it, know what the request holds."""
@@ -100,7 +94,7 @@ class RequestLocks:
         """Has the request wait for no lock, neither for the present one nor for another."""
         self._unwanted = True
         if self._waiting:
-            self._waiting.reschedule(0)
+            self._waiting.end()
 
     def hold_back(self) -> None:
         """Has the response wait until the work is done, if none of it has been sent yet."""
@@ -162,7 +156,8 @@ class RequestLocks:
             await lease.release()
             self._refuse_if_over()
         self._leases.append(lease)
-        self._by_key.update((key, lease) for key in lease.keys)
+        for key in lease.keys:
+            self._by_key[key] = lease
         self._inbox.withhold_disconnect()
 
     async def _wait_for(self, keys: list[str], options: HoldOptions) -> AsyncLease:
@@ -174,40 +169,22 @@ class RequestLocks:
         return lease
 
     async def _while_client_is_there(self, keys: list[str], options: HoldOptions) -> AsyncLease:
-        watch: asyncio.Task[None] | None = None
-        waiting = asyncio.timeout(LOOK_AFTER if self._unwanted else None)
-
-        def look() -> None:
-            nonlocal watch
-            watch = asyncio.ensure_future(self._inbox.until_gone())
-            watch.add_done_callback(stop_waiting)
-
-        def stop_waiting(ended: asyncio.Task[None]) -> None:
-            if not ended.cancelled():
-                ended.exception()  # A server that cannot receive has no client any more.
-                if self._waiting is waiting:
-                    waiting.reschedule(0)
-
-        timer = asyncio.get_running_loop().call_later(LOOK_AFTER, look)
         try:
-            async with waiting:
-                self._waiting = waiting
-                try:
-                    with acting_for(self._whole):
-                        return await self.locks.acquire(*keys, **options)
-                finally:
-                    self._waiting = None
-                    timer.cancel()
-                    if watch:
-                        watch.cancel()
-        except TimeoutError:
-            if waiting.expired():
-                raise ClientGone from None
-            raise
+            with (
+                Waiting(self._inbox, unwanted=self._unwanted) as self._waiting,
+                acting_for(self._whole),
+            ):
+                return await self.locks.acquire(*keys, **options)
+        finally:
+            self._waiting = None
 
     def _label(self) -> str:
         method = self._scope.get("method", "WEBSOCKET")
         return f"{self.locks.label} {method} {quote(self._scope['path'], errors='replace')}"
+
+
+def _never() -> bool:
+    return False
 
 
 def request_locks(scope: Scope) -> RequestLocks:
