@@ -33,7 +33,7 @@ class Promises:
     """The modules of the suite that it is held to; all, if none is named."""
     death_noticed_at_once: bool = False
     """A killed holder or waiter delays nobody; otherwise a holder does, by its ttl."""
-    sections: int = 10_240
+    sections: int = 5_120
     """Of how many it is shown, all on one key, that none overlap."""
 
 
@@ -52,10 +52,11 @@ ENGINES = {
     "valkey": Promises(lambda tmp: fresh_url(a_valkey())),
     "redis": Promises(lambda tmp: fresh_url(a_redis())),
     "zookeeper": Promises(lambda tmp: fresh_zookeeper(), sections=640),
-    "redlock-3": Promises(lambda tmp: fresh_quorum(3)),
+    "redlock-3": Promises(lambda tmp: fresh_quorum(3), sections=2_560),
     # What depends on how many there are; the rest would take as long again, and tell nothing new.
     "redlock-5": Promises(
         lambda tmp: fresh_quorum(5),
+        sections=2_560,
         modules=("test_acquiring", "test_holding", "test_leaving_nothing", "test_mutual_exclusion"),
     ),
     # It keeps every promise, but cannot wake another process: a waiter there looks, some milliseconds

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from .simulation.campaign import on_all_processors, run_seed
+from .simulation.campaign import CORE, on_all_processors
 from .simulation.mutants import MUTANTS
 from .simulation.properties import PROPERTIES
 
@@ -31,7 +31,7 @@ def hunt(mutant: int) -> Death:
     """
     with MUTANTS[mutant].alive():
         for seed in range(LIMIT):
-            _, failure = run_seed(seed)
+            _, failure = CORE.run_seed(seed)
             if failure is not None and failure.property.split()[0] in MUTANTS[mutant].killers:
                 return Death(mutant, seed + 1, failure.property)
     return Death(mutant, LIMIT, "")

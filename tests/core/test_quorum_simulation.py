@@ -5,23 +5,15 @@ Each server crashes, comes back with its data or without, stands still, and has 
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
 from .simulation.campaign import on_all_processors
 from .simulation.properties import Mutex
-from .simulation.quorum_campaign import (
-    SOMETIMES,
-    Variant,
-    quorum_schedule,
-    run_quorum_seeds,
-)
+from .simulation.quorum_campaign import QUORUM, Variant, quorum_schedule
 from .simulation.quorum_mutants import MUTANTS
 from .simulation.world import Violation
 
-SCHEDULES = 200
-CHUNK = 25
+SCHEDULES = 2_000
 LIMIT = 400
 """Schedules that a mutant may survive."""
 
@@ -29,15 +21,7 @@ LIMIT = 400
 @pytest.mark.timeout(900)
 def test_no_schedule_violates_a_property() -> None:
     """No two hold, fences increase, nothing is left behind, and a minority's faults stop nobody."""
-    chunks = [range(first, first + CHUNK) for first in range(0, SCHEDULES, CHUNK)]
-    counts: Counter[str] = Counter()
-    stories: list[str] = []
-    for met, failed in on_all_processors(run_quorum_seeds, chunks):
-        counts.update(met)
-        stories += failed
-    assert not stories, f"{len(stories)} failures:\n\n{stories[0]}"
-    never = [what for what in SOMETIMES if not counts[what]]
-    assert not never, "the schedules never met these states, so they prove nothing of them"
+    QUORUM.check(QUORUM.run(range(SCHEDULES)))
 
 
 def test_the_same_seed_is_the_same_schedule() -> None:
@@ -54,7 +38,7 @@ HOLES = {
         Variant(recovers=False, forgetful=True, properties=(Mutex,)),
         "P1 mutex",
     ),
-    "clocks that differ by 20 %": (Variant(drift=0.2, properties=(Mutex,)), "P1 mutex"),
+    "clocks that differ by 30 %": (Variant(drift=0.3, properties=(Mutex,)), "P1 mutex"),
     "clocks that differ by 3 %": (Variant(drift=0.03), "P7 deadline first"),
 }
 """What Redlock does not bear, and what is violated."""

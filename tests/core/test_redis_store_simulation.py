@@ -6,7 +6,6 @@ and the reading of answers, over connections that end with the server's run.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -15,12 +14,10 @@ import pytest
 from weblock.stores.redis import calls, store, wire
 
 from .simulation import redis_links
-from .simulation.campaign import on_all_processors
-from .simulation.redis_stores import SOMETIMES, run_store_seeds, store_schedule
+from .simulation.redis_stores import STORE, store_schedule
 from .simulation.world import Violation
 
 SCHEDULES = 1_000
-CHUNK = 50
 LIMIT = 600
 
 Mistake = tuple[Any, str, Callable[..., Any]]
@@ -29,15 +26,7 @@ Mistake = tuple[Any, str, Callable[..., Any]]
 @pytest.mark.timeout(900)
 def test_no_schedule_violates_a_property() -> None:
     """P1 to P11 hold for the store, over resets, lost data, flushes, and dead subscriptions."""
-    chunks = [range(first, first + CHUNK) for first in range(0, SCHEDULES, CHUNK)]
-    counts: Counter[str] = Counter()
-    stories: list[str] = []
-    for met, failed in on_all_processors(run_store_seeds, chunks):
-        counts.update(met)
-        stories += failed
-    assert not stories, f"{len(stories)} failures:\n\n{stories[0]}"
-    never = [what for what in SOMETIMES if not counts[what]]
-    assert not never, "the schedules never met these states, so they prove nothing of them"
+    STORE.check(STORE.run(range(SCHEDULES)))
 
 
 def test_the_same_seed_is_the_same_schedule() -> None:

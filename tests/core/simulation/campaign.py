@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -19,7 +19,7 @@ from .world import Violation
 T = TypeVar("T")
 R = TypeVar("R")
 
-CHUNK = 250
+CHUNK = 50
 """Schedules that one worker runs at a stretch."""
 
 SHOWN = 40
@@ -50,10 +50,58 @@ class Tally:
         self.counts.update(other.counts)
         self.failures += other.failures
 
-    @property
-    def never(self) -> list[str]:
-        """The states that should have been met, and were not."""
-        return [what for what in SOMETIMES if not self.counts[what]]
+
+@dataclass(frozen=True)
+class Campaign:
+    """Schedules of one kind: how one is made from its seed, and the rare states that all meet."""
+
+    name: str
+    schedule: Callable[[int], Schedule]
+    sometimes: Sequence[str]
+
+    def run(self, seeds: Sequence[int], on_chunk: Callable[[Tally], None] | None = None) -> Tally:
+        """Runs the schedules of these seeds, on all processors."""
+        chunks = [seeds[first : first + CHUNK] for first in range(0, len(seeds), CHUNK)]
+        tally = Tally()
+        for done in on_all_processors(self.run_here, chunks):
+            tally.add(done)
+            if on_chunk is not None:
+                on_chunk(tally)
+        return tally
+
+    def run_here(self, seeds: Sequence[int]) -> Tally:
+        """Runs the schedules of some seeds, in this process."""
+        tally = Tally()
+        with _collecting_afterwards():
+            for seed in seeds:
+                schedule, failure = self.run_seed(seed)
+                tally.schedules += 1
+                tally.events += schedule.world.events
+                tally.counts.update(schedule.truth.counts)
+                if failure is not None:
+                    tally.failures.append(failure)
+        return tally
+
+    def run_seed(self, seed: int) -> tuple[Schedule, Failure | None]:
+        """Runs the schedule of one seed, in this process."""
+        schedule = self.schedule(seed)
+        try:
+            schedule.run()
+        except Violation as violation:
+            story = (
+                f"{violation}\n{told(schedule, SHOWN)}\n{schedule.swarm}\n"
+                f"seed {seed}; replay it with: scripts/simulate --of {self.name} --replay {seed}"
+            )
+            return schedule, Failure(seed, violation.name, story)
+        return schedule, None
+
+    def check(self, tally: Tally) -> None:
+        """Fails if a property was violated, or a state never met."""
+        failures = tally.failures
+        seeds = [failure.seed for failure in failures]
+        assert not failures, f"seeds {seeds} failed:\n\n{failures[0].story}"
+        never = [what for what in self.sometimes if not tally.counts[what]]
+        assert not never, "the schedules never met these states, so they prove nothing of them"
 
 
 def told(schedule: Schedule, last: int | None = None) -> str:
@@ -64,44 +112,12 @@ def told(schedule: Schedule, last: int | None = None) -> str:
     )
 
 
-def run_seed(seed: int) -> tuple[Schedule, Failure | None]:
-    """Runs the schedule of one seed, in this process."""
-    schedule = Schedule(Random(seed))
-    try:
-        schedule.run()
-    except Violation as violation:
-        story = (
-            f"{violation}\n{told(schedule, SHOWN)}\n"
-            f"{schedule.swarm}\nseed {seed}; replay it with: scripts/simulate --replay {seed}"
-        )
-        return schedule, Failure(seed, violation.name, story)
-    return schedule, None
+def _core_schedule(seed: int) -> Schedule:
+    return Schedule(Random(seed))
 
 
-def run_seeds(seeds: Iterable[int]) -> Tally:
-    """Runs the schedules of some seeds, in this process."""
-    tally = Tally()
-    with _collecting_afterwards():
-        for seed in seeds:
-            schedule, failure = run_seed(seed)
-            tally.schedules += 1
-            tally.events += schedule.world.events
-            tally.counts.update(schedule.truth.counts)
-            if failure is not None:
-                tally.failures.append(failure)
-    return tally
-
-
-def run_campaign(start: int, count: int, on_chunk: Callable[[Tally], None] | None = None) -> Tally:
-    """Runs ``count`` schedules from seed ``start`` on."""
-    seeds = range(start, start + count)
-    chunks = [seeds[first : first + CHUNK] for first in range(0, count, CHUNK)]
-    tally = Tally()
-    for done in on_all_processors(run_seeds, chunks):
-        tally.add(done)
-        if on_chunk is not None:
-            on_chunk(tally)
-    return tally
+CORE = Campaign("core", _core_schedule, SOMETIMES)
+"""The protocol, on an engine that is made of its pure functions."""
 
 
 def on_all_processors(work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -11,7 +9,7 @@ from typing import Any, Final
 
 from weblock._core.holding import DRIFT
 
-from .campaign import SHOWN, told
+from .campaign import Campaign
 from .faults import Faults
 from .network import Network
 from .process import Process
@@ -23,7 +21,7 @@ from .redis_campaign import AS_SHIPPED, Scripted
 from .redis_stores import Log
 from .schedule import AUDITS_AFTERWARDS, Schedule
 from .swarm import Swarm
-from .world import Violation, World
+from .world import World
 
 SOMETIMES: Final = (
     "engine forgot leases",
@@ -203,19 +201,5 @@ def quorum_schedule(seed: int, variant: Variant = Variant()) -> QuorumSchedule:
     return QuorumSchedule(Random(seed), variant)
 
 
-def run_quorum_seeds(
-    seeds: Iterable[int], variant: Variant = Variant()
-) -> tuple[Counter[str], list[str]]:
-    """What the schedules of some seeds met, and the stories of those that violated a property."""
-    counts: Counter[str] = Counter()
-    stories: list[str] = []
-    for seed in seeds:
-        schedule = quorum_schedule(seed, variant)
-        try:
-            schedule.run()
-        except Violation as violation:
-            stories.append(f"seed {seed}: {violation}\n{told(schedule, SHOWN)}")
-        counts.update(schedule.truth.counts)
-        counts["schedules"] += 1
-        counts["events"] += schedule.world.events
-    return counts, stories
+QUORUM = Campaign("quorum", quorum_schedule, SOMETIMES)
+"""Three and five servers, of which a majority must agree."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -15,11 +14,10 @@ from lupa import lua51
 from weblock.stores.redis import scripts
 from weblock.stores.redis.scripts import Script
 
-from .campaign import SHOWN, told
+from .campaign import Campaign
 from .redis_engine import RedisEngine
 from .schedule import Schedule
 from .swarm import Swarm
-from .world import Violation
 
 Scripted = Callable[[Script], Script]
 
@@ -55,18 +53,8 @@ def redis_schedule(
     return schedule
 
 
-def run_redis_seeds(seeds: Iterable[int]) -> tuple[Counter[str], list[str]]:
-    """What the schedules of some seeds met, and the stories of those that violated a property."""
-    counts: Counter[str] = Counter()
-    stories: list[str] = []
-    for seed in seeds:
-        schedule = redis_schedule(seed)
-        try:
-            schedule.run()
-        except Violation as violation:
-            stories.append(f"seed {seed}: {violation}\n{told(schedule, SHOWN)}")
-        counts.update(schedule.truth.counts)
-    return counts, stories
+REDIS = Campaign("redis", redis_schedule, SOMETIMES)
+"""The scripts, as a server runs them."""
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any, Final
 
-from .campaign import SHOWN, told
+from .campaign import Campaign
 from .client import Client
 from .engine import Request
 from .network import Network
@@ -21,7 +19,6 @@ from .redis_server import RedisServer
 from .schedule import Schedule
 from .swarm import Swarm
 from .truth import Truth
-from .world import Violation
 
 SOMETIMES: Final = (
     "acquire in quarantine: Waiting",
@@ -163,15 +160,5 @@ def store_schedule(
     return StoreSchedule(random, swarm, scripted, 2 * swarm.ttl if recovery is None else recovery)
 
 
-def run_store_seeds(seeds: Iterable[int]) -> tuple[Counter[str], list[str]]:
-    """What the schedules of some seeds met, and the stories of those that violated a property."""
-    counts: Counter[str] = Counter()
-    stories: list[str] = []
-    for seed in seeds:
-        schedule = store_schedule(seed)
-        try:
-            schedule.run()
-        except Violation as violation:
-            stories.append(f"seed {seed}: {violation}\n{told(schedule, SHOWN)}")
-        counts.update(schedule.truth.counts)
-    return counts, stories
+STORE = Campaign("store", store_schedule, SOMETIMES)
+"""The store and its connections, on a server that runs the scripts."""
