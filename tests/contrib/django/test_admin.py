@@ -175,15 +175,20 @@ def test_the_model_wants_no_migration_of_a_project() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_in_a_browser(live_server: LiveServer, tmp_path: Path) -> None:
-    """Somebody looks at the list, releases a key, is asked, and sees who has got it then."""
+    """Somebody looks at the list, releases a key, is asked, and sees who has got it then.
+
+    The list fits the window, whatever a stranger has asked for.
+    """
     User.objects.create_superuser("ann", password="secret")
     with (
         browsing(tmp_path) as browser,
         busy(locks["default"], "item:1", "web-1:4242 POST /items", "web-2:977 POST /items"),
+        busy(locks["default"], 300 * "x", f"web-3:12 POST /{150 * 'y'}"),
     ):
         log_in(browser, f"{live_server.url}{listing()}")
         row = browser.find_element(By.CSS_SELECTOR, "tr[data-key='item:1']")
         assert "web-1:4242 POST /items" in row.text
+        assert browser.execute_script("return document.body.scrollWidth <= window.innerWidth")
         browser.save_screenshot(str(tmp_path / "list.png"))
 
         row.find_element(By.LINK_TEXT, "Release…").click()
