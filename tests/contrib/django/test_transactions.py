@@ -24,7 +24,7 @@ from rest_framework.views import APIView
 from weblock import LeaseLost
 from weblock.contrib.django import lock, locks
 
-from .naive import naive_lock
+from .naive import naive_lock, naive_lock_until_commit
 from .project.shop.models import Item
 from .requests import Crowd, at_once, fetch
 
@@ -108,6 +108,22 @@ def test_a_naive_decorator_breaks_in_a_transaction(
     serve(items=shop.slowly(naive_lock("create_item")(shop.create)))
     statuses = shop.overrun()
     assert shop.items.count() > BOUND or 500 in statuses
+
+
+@pytest.mark.parametrize(
+    ("isolation", "is_kept"),
+    [(IsolationLevel.READ_COMMITTED, True), (IsolationLevel.REPEATABLE_READ, False)],
+    ids=["READ_COMMITTED", "REPEATABLE_READ"],
+)
+def test_a_naive_decorator_reads_what_was_before_it(
+    isolation: IsolationLevel, is_kept: bool, database: Any, serve: Any
+) -> None:
+    """One that keeps the lock until the COMMIT breaks too, where the snapshot is older than it."""
+    database(ATOMIC_REQUESTS=True, OPTIONS={"isolation_level": isolation})
+    shop = Shop()
+    serve(items=shop.slowly(naive_lock_until_commit("create_item")(shop.create)))
+    shop.overrun()
+    assert (shop.items.count() == BOUND) == is_kept
 
 
 @isolated

@@ -21,6 +21,7 @@ from rest_framework.viewsets import ViewSet
 from weblock import AsyncLease, Lease
 from weblock.contrib.django import async_locks, lock, locks
 
+from .naive import naive_lock
 from .requests import fetch
 
 HELD = "item:7"
@@ -233,6 +234,19 @@ def test_a_view_holds_its_lock(name: str, project: None) -> None:
             200,
             {"keys": [HELD], "is_lease": True, "is_free": False},
         )
+
+
+@method_decorator(naive_lock(HELD), name="dispatch")
+class NaiveOnDispatch(View):
+    async def post(self, request: HttpRequest, pk: str) -> HttpResponse:
+        lease = await async_locks["default"].try_acquire(HELD)
+        return JsonResponse({"is_free": lease is not None})
+
+
+async def test_a_naive_decorator_of_an_async_dispatch_holds_nothing(serve: Any) -> None:
+    """``dispatch`` only returns a coroutine: under a naive decorator it runs when the lock is free."""
+    serve(item__pk=NaiveOnDispatch.as_view())
+    assert (await AsyncClient().post("/item/7")).json() == {"is_free": True}
 
 
 @pytest.mark.parametrize("name", PATHS)

@@ -18,6 +18,7 @@ from django.test import AsyncClient, Client
 
 from weblock.contrib.django import async_locks, lock, locks
 
+from . import naive
 from .naive import naive_lock
 from .requests import PATIENCE, until
 
@@ -151,6 +152,38 @@ def test_waiters_leave_the_pool_to_the_holder(database: Any, serve: Any, logged_
     connection.close_pool()
 
 
+@pytest.mark.django_db(transaction=True)
+def test_naive_waiters_starve_the_holder(database: Any, serve: Any, logged_in: Any) -> None:
+    """The same under a naive decorator: who waits has the connection that the holder needs."""
+
+    @naive_lock("cart")
+    def hold(request: Any) -> HttpResponse:
+        until(lambda: waiters("cart") == 1)
+        return HttpResponse(str(User.objects.count()))
+
+    def wait(request: Any) -> HttpResponse:
+        assert request.user.pk
+        return naive_lock("cart")(lambda request: HttpResponse())(request)
+
+    serve(hold=hold, wait=wait)
+    client = logged_in()
+    database(OPTIONS={"pool": {**POOL, "timeout": 0.3}})
+
+    def visit(path: str) -> int:
+        try:
+            client.raise_request_exception = False
+            return int(client.get(path).status_code)
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(2) as pool:
+        holder = pool.submit(visit, "/hold")
+        until(lambda: locks["default"].inspect("cart"))
+        waiter = pool.submit(visit, "/wait")
+        assert (holder.result(PATIENCE), waiter.result(PATIENCE)) == (500, 200)
+    connection.close_pool()
+
+
 class Visit:
     """A request to the project's ASGI application, whose client may leave."""
 
@@ -206,6 +239,25 @@ async def test_a_client_that_leaves_does_not_end_the_lock(
     await visit.task
     assert held == [True]
     assert await async_locks["default"].try_acquire("report")
+
+
+async def test_a_client_that_leaves_ends_a_naive_lock(serve: Any, settings: Any) -> None:
+    """The same under a naive middleware: another gets the lock while the thread is at work."""
+    settings.MIDDLEWARE = [f"{naive.__name__}.naive_async_middleware"]
+    inside, go_on = threading.Event(), threading.Event()
+
+    def view(request: Any) -> HttpResponse:
+        inside.set()
+        assert go_on.wait(PATIENCE)
+        return HttpResponse()
+
+    serve(report=view)
+    visit = Visit("/report")
+    assert await asyncio.to_thread(inside.wait, PATIENCE)
+    visit.leave()
+    await asyncio.to_thread(until, lambda: locks["default"].try_acquire("report"))
+    go_on.set()
+    await visit.task
 
 
 @pytest.mark.parametrize("middleware", [True, False], ids=["middleware", "no middleware"])
@@ -303,6 +355,15 @@ async def test_many_wait_without_a_thread(serve: Any, settings: Any) -> None:
     responses = await asyncio.gather(*(AsyncClient().post("/report") for _ in range(30)))
     assert {response.status_code for response in responses} == {200}
     assert len(inside) == 30
+
+
+async def test_naive_middleware_waits_for_itself(serve: Any, settings: Any) -> None:
+    """Middleware that waits in a thread has the one that the holder's view is to run in."""
+    settings.MIDDLEWARE = [f"{naive.__name__}.NaiveMiddleware"]
+    serve(report=lambda request: HttpResponse())
+    client = AsyncClient(raise_request_exception=False)
+    responses = await asyncio.gather(*(client.post("/report") for _ in range(2)))
+    assert sorted(response.status_code for response in responses) == [200, 500]
 
 
 async def test_middleware_that_would_deadlock_is_refused(serve: Any, settings: Any) -> None:
