@@ -15,6 +15,9 @@ from django.db import connection, connections, transaction
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, override_settings
 from django.urls import path
+from django.views.decorators.cache import cache_page
+from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import condition, require_POST
 from ninja import NinjaAPI
 from psycopg import IsolationLevel
 from rest_framework.decorators import api_view
@@ -139,6 +142,36 @@ def test_views_with_transactions_of_their_own_never_overlap(
     serve(items=lock("create_item")(transaction.atomic(durable=True)(shop.create)))
     assert shop.overrun() == [201] * BOUND + [422] * (CROWD - BOUND)
     assert shop.items.count() == BOUND
+
+
+AROUND: dict[str, Callable[..., Any]] = {
+    "csrf_exempt": csrf_exempt,
+    "cache_page": cache_page(60),
+    "condition": condition(etag_func=lambda request: "tag"),
+    "atomic": transaction.atomic,
+    "require_POST": require_POST,
+    "non_atomic_requests": transaction.non_atomic_requests,
+}
+
+
+def test_other_decorators_may_stand_above_and_below(database: Any, serve: Any) -> None:
+    """Whatever else decorates a view, its work is committed inside the lock, which is freed then."""
+    held: list[bool] = []
+
+    def create(request: HttpRequest) -> HttpResponse:
+        Item.objects.create()
+        transaction.on_commit(lambda: held.append(request.weblock.held))  # type: ignore[attr-defined]
+        return HttpResponse()
+
+    database(ATOMIC_REQUESTS=True)
+    under = lock("create_item", wait=0)
+    serve(
+        **{f"{name}_above": decorate(under(create)) for name, decorate in AROUND.items()},
+        **{f"{name}_below": under(decorate(create)) for name, decorate in AROUND.items()},
+    )
+    names = [f"{name}_{place}" for name in AROUND for place in ("above", "below")]
+    assert {name: fetch(f"/{name}").status_code for name in names} == dict.fromkeys(names, 200)
+    assert held == [True] * len(names)
 
 
 def test_views_without_a_transaction_never_overlap(database: Any, serve: Any) -> None:
