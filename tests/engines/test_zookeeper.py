@@ -328,8 +328,8 @@ class Machine:
 
     def take_over(self, scene, owner: str):
         """What comes of a turn that is taken as that look showed it."""
-        grant = self.store._for_our_turn(scene)
-        return drive(self.store._grant(scene.key, self.claim(owner), grant))
+        grant = self.store._acquiring._for_our_turn(scene)
+        return drive(self.store._acquiring._grant(scene.key, self.claim(owner), grant))
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """``zookeeper://``: leases in a ZooKeeper ensemble, which agrees on each of them.
 
-A key is a node. Its children are the lease and those who wait (``nodes``); what may happen to them
-is in ``store``, and the connection that all of a process share in ``session``.
+A key is a node, and its children are the lease and those who wait (``nodes``). ``acquiring`` and
+``renewing`` are what happens to them, on the rules that ``store`` begins with; ``scenes`` is what is
+seen of them, and ``session`` the connection that all of a process share.
 """
 
 from __future__ import annotations

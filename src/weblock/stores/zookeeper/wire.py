@@ -14,7 +14,8 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.handlers.utils import AsyncResult
 
-from ..._core.ports import Runtime
+from ..._core.ports import Reply, Runtime
+from ..._core.table import Answer
 from ...errors import EngineUnavailable
 from .nodes import LEASE
 from .session import Session, asyncio_answer, blocking_answer
@@ -89,6 +90,10 @@ class Wire:
         if isinstance(stat, Exception):
             raise self.unavailable(stat) from stat
         return float(stat.mtime / 1000)
+
+    def reply(self, answer: Answer) -> Reply:
+        """An answer that is true now. An engine's time is the asking process's own here."""
+        return Reply(answer, self.now())
 
     def unavailable(self, reason: str | Exception) -> EngineUnavailable:
         """The error to raise for what a server said."""

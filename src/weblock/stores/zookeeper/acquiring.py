@@ -1,0 +1,173 @@
+"""One acquisition: a key that is free, or a place behind others and, in the end, a turn.
+
+Who makes the node of a key has the lease: one transaction makes both. Others wait in places below
+it, each watching what stands before it. Who has the first place takes the lease over when the one
+there has been given back, or has ended.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final
+
+from kazoo.exceptions import NoNodeError, RolledBackError, RuntimeInconsistency
+
+from ..._core.ports import Ask, Reply, Switchboard
+from ..._core.table import Answer, Busy, Claim, Gone, Held, Released, Waiting
+from .memory import Memory, Own
+from .nodes import LEASE, PLACE, family_of, packed
+from .renewing import Renewing
+from .scenes import Scene, Scenes
+from .wire import EXPECTED, Key, Wire
+
+_NOT_DONE: Final = (*EXPECTED, RolledBackError, RuntimeInconsistency)
+"""What the parts of a transaction say that was refused, because something was not as it was seen."""
+
+
+class Acquiring:
+    """How leases and places are got, and given back."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        memory: Memory,
+        scenes: Scenes,
+        renewing: Renewing,
+        switchboard: Switchboard,
+    ) -> None:
+        self._wire = wire
+        self._memory = memory
+        self._scenes = scenes
+        self._renewing = renewing
+        self._switchboard = switchboard
+
+    async def attempt(self, key: Key, claim: Claim, room: int) -> Reply | None:
+        """Takes the key, or waits for it; ``None`` if things have changed meanwhile.
+
+        Who has asked before looks first: the answer may have been lost.
+        """
+        asked = self._memory.asked
+        new = claim.owner not in asked
+        if new:
+            asked.add(claim.owner)
+            if reply := await self._grant(key, claim, self._for_free_key(key)):
+                return reply
+            if room:
+                await self._join(key, claim)
+        (scene,) = await self._scenes.look(key)
+        if scene.family.lease == f"{LEASE}{claim.owner}":
+            return await self._renewing.again(key, claim)
+        if room and scene.family.position_of(claim.owner) is None:
+            asked.discard(claim.owner)
+            return None
+        if scene.ended(self._wire.now()) or (new and await self._scenes.has_ended_before(scene)):
+            return await self._succeed(scene, claim, room)
+        return await self._stay(scene, claim, room)
+
+    async def _succeed(self, scene: Scene, claim: Claim, room: int) -> Reply | None:
+        """Takes over what somebody had, if it is our turn."""
+        places = scene.family.places
+        if not places:
+            await self._join(scene.key, claim)  # As the first, also where nobody may wait.
+            return None
+        if places[0].owner == claim.owner:
+            return await self._grant(scene.key, claim, self._for_our_turn(scene))
+        self._scenes.pass_over_first(scene)
+        return await self._stay(scene, claim, room)
+
+    def _for_free_key(self, key: Key) -> Any:
+        """A grant on condition that nobody has the key, and nobody waits for it."""
+        grant = key.session.client.transaction()
+        grant.create(key.node, b"")
+        return grant
+
+    def _for_our_turn(self, scene: Scene) -> Any:
+        """A grant on condition that all is as we saw it: no lease that lasts, and we are first."""
+        key, grant = scene.key, scene.key.session.client.transaction()
+        grant.set_data(key.node, b"", version=scene.family.version)
+        if scene.lease:
+            grant.delete(key.path(scene.lease.name), version=scene.lease.version)
+        grant.delete(key.path(scene.family.places[0].name))
+        return grant
+
+    async def _grant(self, key: Key, claim: Claim, grant: Any) -> Reply | None:
+        """Makes the lease on conditions; the number of the transaction that does is its fence."""
+        path = key.lease_of(claim.owner)
+        grant.create(path, packed(key.session.name, claim.label, claim.ttl))
+        sent = self._wire.now()
+        parts, stat = await self._wire.all(grant.commit_async(), key.session.client.get_async(path))
+        if refused := [part for part in parts if isinstance(part, Exception)]:
+            for part in refused:
+                if not isinstance(part, _NOT_DONE):
+                    raise self._wire.unavailable(part) from part
+            if isinstance(parts[0], NoNodeError):  # Somebody has removed what we stand on.
+                await self._wire.all(*key.session.prepare())
+            return None
+        if isinstance(stat, Exception):
+            return None
+        self._memory.leases[claim.owner] = Own(sent + claim.ttl, claim.label)
+        return Reply(Held(stat[1].czxid, sent + claim.ttl), sent)
+
+    async def _join(self, key: Key, claim: Claim) -> None:
+        """Takes a place behind all others, unless the key has become free."""
+        (place,) = await self._wire.all(
+            key.session.client.create_async(
+                key.path(f"{PLACE}{key.session.name}-{claim.owner}-"),
+                packed(key.session.name, claim.label, claim.ttl),
+                ephemeral=True,
+                sequence=True,
+            )
+        )
+        if isinstance(place, Exception):
+            self._memory.forget(claim.owner)
+
+    async def _stay(self, scene: Scene, claim: Claim, room: int) -> Reply | None:
+        """Waits where we are, if there is room."""
+        places, position = scene.family.places, scene.family.position_of(claim.owner)
+        if position is None:
+            self._memory.forget(claim.owner)
+            return self._wire.reply(Busy(scene.until, len(places)))
+        if position >= room:
+            await self.give_back(scene.key, claim.owner)
+            return self._wire.reply(Busy(scene.until, len(places) - 1))
+        before = places[position - 1].name if position else scene.family.lease
+        if before and await self._watch(scene.key, before, claim.owner):
+            return self._wire.reply(Waiting(position, scene.until, ()))
+        return None
+
+    async def _watch(self, key: Key, name: str, owner: str) -> bool:
+        """Has the owner rung when something happens to a node; whether it is still there."""
+        watched, watch = self._memory.watched, (key.path(name), owner)
+        if watch in watched:
+            return True
+        watched.add(watch)
+        there = False
+        try:
+            rung = partial(self._rung, watch)
+            (found,) = await self._wire.all(key.session.client.get_async(watch[0], rung))
+            there = not isinstance(found, Exception)
+        finally:
+            if not there:
+                watched.discard(watch)
+        return there
+
+    def _rung(self, watch: tuple[str, str], _event: object) -> None:
+        """Something has happened, or is not watched for any more. Runs in kazoo's thread."""
+        self._memory.watched.discard(watch)
+        self._switchboard.ring(watch[1], Ask())
+
+    async def give_back(self, key: Key, owner: str, *, held: bool = False) -> Answer:
+        """Removes whatever the owner has: if it is known to be ``held``, that is a lease."""
+        self._memory.forget(owner)
+        client = key.session.client
+        lease, _ = await self._wire.all(
+            client.delete_async(key.lease_of(owner)),
+            client.delete_async(key.node),  # Which is refused while anybody waits below it.
+        )
+        given_back = not isinstance(lease, Exception)
+        if not (held and given_back):
+            (children,) = await self._wire.all(client.get_children_async(key.node))
+            places = () if isinstance(children, Exception) else family_of(children).places
+            gone = [key.path(place.name) for place in places if place.owner == owner]
+            await self._wire.all(*map(client.delete_async, [*gone, key.node] if gone else []))
+        return Released() if given_back else Gone()

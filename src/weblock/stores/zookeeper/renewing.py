@@ -1,0 +1,75 @@
+"""Renewals: a lease goes on when its node is written again, which only a majority can confirm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from kazoo.handlers.utils import AsyncResult
+
+from ..._core.ports import Pulse, Reply
+from ..._core.table import Claim, Gone, Held
+from ...errors import EngineUnavailable
+from .memory import Memory, Own
+from .nodes import packed
+from .session import Session
+from .wire import Key, Wire
+
+
+class Renewal(NamedTuple):
+    """A lease that is being renewed, and until when it will last."""
+
+    owner: str
+    sent: float
+    until: float
+    result: AsyncResult
+
+
+class Renewing:
+    """How the leases of this process are renewed."""
+
+    def __init__(self, wire: Wire, memory: Memory) -> None:
+        self._wire = wire
+        self._memory = memory
+
+    async def all(
+        self, session: Session, pulses: Sequence[Pulse]
+    ) -> list[Reply | EngineUnavailable]:
+        """Renews leases that we know of, all at once."""
+        renewals = [
+            self._sent(Key(session, session.layout.of_key(key)), owner, ttl)
+            for key, owner, ttl in pulses
+        ]
+        stats = await self._wire.outcomes(*(renewal.result for renewal in renewals))
+        return [self._renewed(*each) for each in zip(renewals, stats, strict=True)]
+
+    def _sent(self, key: Key, owner: str, ttl: float) -> Renewal:
+        """Writes that a lease goes on: whoever watches it begins to count anew.
+
+        What an earlier one has promised, a later one keeps: they are sent in their order.
+        """
+        memory = self._memory
+        with memory.renewing:
+            sent = self._wire.now()
+            own = memory.leases.get(owner, Own(sent, ""))
+            until = max(sent + ttl, own.until)
+            memory.leases[owner] = own._replace(until=until)
+            data = packed(key.session.name, own.label, until - sent)
+            result = key.session.client.set_async(key.lease_of(owner), data)
+        return Renewal(owner, sent, until, result)
+
+    def _renewed(self, renewal: Renewal, stat: Any) -> Any:
+        if isinstance(stat, EngineUnavailable):
+            return stat
+        if isinstance(stat, Exception):
+            self._memory.forget(renewal.owner)
+            return self._wire.reply(Gone())
+        return Reply(Held(stat.czxid, renewal.until), renewal.sent)
+
+    async def again(self, key: Key, claim: Claim) -> Reply | None:
+        """Renews a lease that its owner asks for, as it does not know that it has it."""
+        leases = self._memory.leases
+        leases.setdefault(claim.owner, Own(self._wire.now(), claim.label))
+        renewal = self._sent(key, claim.owner, claim.ttl)
+        reply = self._renewed(renewal, *await self._wire.all(renewal.result))
+        return reply if isinstance(reply.answer, Held) else None
