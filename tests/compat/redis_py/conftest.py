@@ -1,0 +1,78 @@
+"""redis-py's own cases for its lock, as they are there, on weblock's.
+
+``test_lock.py`` and ``test_asyncio/test_lock.py`` are redis-py's, under its ``LICENSE``, and not a letter
+in them is changed. ``DIFFERENT`` is all that fails, on purpose: the page ``docs/coming-from/redis-py.md``
+has each, with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from tests.servers import shared
+from weblock import Locks
+from weblock.compat import redis as compat
+from weblock.compat.redis import Lock
+
+from .differences import DIFFERENT
+from .onlooker import Client, Onlooker
+
+HERE = Path(__file__).parent
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Makes redis-py's mark known."""
+    config.addinivalue_line("markers", "onlynoncluster: redis-py's, for what is not of a cluster")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What differs has to fail; if it passes, it does not differ, and the page is wrong."""
+    for item in items:
+        if item.path.is_relative_to(HERE) and item.name in DIFFERENT:
+            item.add_marker(pytest.mark.xfail(reason=DIFFERENT[item.name], strict=True))
+
+
+@pytest.fixture(scope="session")
+def port() -> int:
+    """A server on which nothing has to be waited for any more."""
+    with redis.Redis(port=shared().port) as client, Locks.from_client(client) as locks:
+        locks.acquire("first", wait=60).release()
+    return shared().port
+
+
+@pytest.fixture(autouse=True)
+def lock_of_weblock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Changes the import."""
+    monkeypatch.setattr(request.module, "Lock", Lock)
+
+
+@pytest.fixture
+def r(request: pytest.FixtureRequest) -> Client:
+    """As it is called there."""
+    return _get_client(redis.Redis, request)
+
+
+@pytest.fixture
+def onlooker(port: int) -> Iterator[Onlooker]:
+    """Somebody else."""
+    onlooker = Onlooker(port)
+    yield onlooker
+    onlooker.close()
+
+
+def _get_client(_kind: type, request: pytest.FixtureRequest, **options: Any) -> Client:
+    """As it is called there."""
+    client = Client(port=request.getfixturevalue("port"), **options)
+    client.made, client.onlooker = [], request.getfixturevalue("onlooker")
+
+    def close() -> None:
+        compat.close(client)
+        client.close()
+
+    request.addfinalizer(close)
+    return client
