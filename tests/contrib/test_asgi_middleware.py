@@ -1,6 +1,7 @@
 """``LockMiddleware`` around applications of several frameworks, message by message."""
 
 import asyncio
+import dataclasses
 import re
 
 import pytest
@@ -13,8 +14,9 @@ from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Mount, Route
 
+from tests.servers import Server
 from tests.servers.ports import free_port
-from weblock import AsyncLocks, ConfigurationError
+from weblock import AsyncLocks, ConfigurationError, LockTimeout
 from weblock.contrib.asgi import LockMiddleware, Rule, RuleSet, request_locks
 from weblock.contrib.fastapi import install, lock
 
@@ -95,6 +97,47 @@ class TestARule:
         await exchange.served_by(layer)
         assert exchange.status == 200
         assert exchange.headers["server-timing"].startswith("lock;dur=")
+
+    async def test_a_problem_may_be_told_in_other_words(self, locks):
+        """``rewrite`` changes status, headers and body, and knows the error that it comes of."""
+
+        def rewrite(problem, error):
+            assert isinstance(error, LockTimeout)
+            more = {"type": "https://shop.example/busy", "key": error.key}
+            headers = {**problem.headers, "X-Busy": "yes"}
+            return dataclasses.replace(problem, status=423, headers=headers, more=more)
+
+        rules = [Rule("/items", key="items", wait=0)]
+        layer = LockMiddleware(answer, locks, rules, rewrite=rewrite)
+        async with locks.hold("items"):
+            exchange = Exchange()
+            await exchange.served_by(layer)
+        assert (exchange.status, exchange.headers["x-busy"]) == (423, "yes")
+        assert exchange.problem["type"] == "https://shop.example/busy"
+        assert exchange.problem["key"] == "items"
+        assert int(exchange.headers["retry-after"]) >= 1
+
+    async def test_one_may_run_without_a_lease_while_the_engine_is_down(self):
+        """A rule with ``on_unavailable="open"``, and no other."""
+        app = Steered()
+        app.goes_on.set()
+        with Server() as server:
+            async with AsyncLocks.from_url(server.url(recovery="off"), wait=0) as locks:
+                rules = [
+                    Rule("/open", key="x", on_unavailable="open"),
+                    Rule("/closed", key="x"),
+                ]
+                layer = LockMiddleware(app, locks, rules)
+                statuses = []
+                for path in ("/open", "/closed"):
+                    await (exchange := Exchange(path=path)).served_by(layer)
+                    statuses.append(exchange.status)
+                server.kill()
+                for path in ("/open", "/closed"):
+                    await (exchange := Exchange(path=path)).served_by(layer)
+                    statuses.append(exchange.status)
+                assert statuses == [200, 200, 200, 503]
+                assert locks.fail_opens == 1
 
     async def test_waiters_are_bounded(self, locks):
         """Who comes when so many wait already is told at once."""

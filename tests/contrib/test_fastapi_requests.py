@@ -24,7 +24,7 @@ from weblock import (
 from weblock.contrib.fastapi import install, lock
 
 from .shop import CommitFailed
-from .waiting import eventually
+from .waiting import eventually, until_waited_for
 from .wire import Exchange
 
 
@@ -256,6 +256,41 @@ class TestWhoIsToldWhat:
         said = json.dumps(exchange.sent, default=str)
         assert lease.owner not in said
         assert locks.label.split(":")[0] not in said
+
+    async def test_retry_after_is_what_is_left_of_the_lease(self, app, locks):
+        """Where nothing is known of a queue: for who does not wait, and for who may not."""
+
+        @app.post("/none", dependencies=[Depends(lock("x", wait=0))])
+        @app.post("/full", dependencies=[Depends(lock("x", wait=60, max_waiters=0))])
+        async def create() -> None:
+            pytest.fail("the handler ran")
+
+        async with locks.hold("x", ttl=40, renew=False), client_of(app) as client:
+            for path in ("/none", "/full"):
+                answer = await client.post(path)
+                assert answer.status_code == 409
+                assert 10 < int(answer.headers["retry-after"]) <= 40
+
+    async def test_retry_after_is_the_pace_of_the_queue(self, app, locks):
+        """Who has waited while others were served is told of its turn, not of the lease."""
+
+        @app.post("/items", dependencies=[Depends(lock("x", wait=3))])
+        async def create() -> None:
+            pytest.fail("the handler ran")
+
+        holder = await locks.acquire("x", ttl=40, renew=False)
+        ahead = [asyncio.ensure_future(locks.acquire("x", ttl=40, wait=60)) for _ in range(4)]
+        await until_waited_for(locks, "x", by=4)
+        async with client_of(app) as client:
+            late = asyncio.ensure_future(client.post("/items"))
+            await until_waited_for(locks, "x", by=5)
+            await holder.release()
+            for each in ahead[:3]:
+                await (await each).release()
+            answer = await late
+            await (await ahead[3]).release()
+        assert answer.status_code == 409
+        assert int(answer.headers["retry-after"]) < 10
 
     async def test_too_many_waiting_is_told_at_once(self, app, locks):
         """``max_waiters`` refuses the next request with 409 while others wait on."""

@@ -7,7 +7,7 @@ Frameworks' adapters acquire through it, from inside (``request_locks``); it rel
 from ..rules import Rule, RuleSet
 from .layer import RequestLayer
 from .middleware import LockMiddleware
-from .problems import Problem, problem_of
+from .problems import Problem, Rewrite, problem_of
 from .request import RequestLocks, request_locks
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Problem",
     "RequestLayer",
     "RequestLocks",
+    "Rewrite",
     "Rule",
     "RuleSet",
     "problem_of",

@@ -165,7 +165,8 @@ class _Exchange:
             await self._answer_error(error)
         finally:
             self._inbox.close()
-            await self._outbox.close()
+            if self._outbox.busy:
+                await self._outbox.close()
 
     @property
     def has_locked(self) -> bool:
@@ -239,7 +240,7 @@ class _Exchange:
     async def _answer(self, loss: LeaseLost | None) -> None:
         if loss:
             await self._answer_loss(loss)
-        else:
+        elif self._outbox.busy:
             await self._outbox.finish()
 
     async def _answer_loss(self, loss: LeaseLost) -> None:

@@ -11,6 +11,7 @@ from ...aio import AsyncLocks
 from ..rules import Match, Rule, RuleSet
 from .layer import HOLD_BACK, RequestLayer
 from .opening import opened
+from .problems import Rewrite, problem_of
 from .protocol import App, Receive, Scope, Send
 from .request import request_locks
 
@@ -28,7 +29,7 @@ class LockMiddleware:
 
     A request that does not get its lock in time is answered with 409, one whose key cannot be
     filled in with 400, one whose engine is down or whose lease was lost with 503, as problem
-    details.
+    details; ``rewrite(problem, error)`` returns them with another status, body or headers.
 
     Rules match the path below ``root_path``: that which ``app`` has of its own, as in
     ``FastAPI(root_path="/api")``, or else the server's. Raises ``ConfigurationError`` for rules
@@ -43,13 +44,15 @@ class LockMiddleware:
         *,
         root_path: str | None = None,
         hold_back: Duration = HOLD_BACK,
+        rewrite: Rewrite | None = None,
         **options: Unpack[LocksOptions],
     ) -> None:
         self._app = app
         self._rules = rules if isinstance(rules, RuleSet) else RuleSet(rules)
         self._root_path = getattr(app, "root_path", None) if root_path is None else root_path
         locks, reopen = opened(locks, options)
-        self._layer = RequestLayer(app, locks, hold_back=hold_back, reopen=reopen)
+        answer = functools.partial(problem_of, rewrite=rewrite)
+        self._layer = RequestLayer(app, locks, hold_back=hold_back, reopen=reopen, answer=answer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request, or passes on what is none."""

@@ -83,6 +83,11 @@ class Outbox:
         self._holding = not self.sent
         self._hold_for = seconds
 
+    @property
+    def busy(self) -> bool:
+        """Whether something is held back, or on its way."""
+        return bool(self._held or self._letting_go)
+
     async def send(self, message: Message) -> None:
         """Sends or keeps a message of the application. Raises ``LeaseLost``."""
         if self._hold_for is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
+from ...errors import WeblockError
 from .. import problems
 from .protocol import Message, Receive, Scope, Send
 
@@ -39,7 +41,14 @@ class Problem(problems.Problem):
         await send({"type": f"{kind}.body", "body": body})
 
 
-def problem_of(error: BaseException | None) -> Problem | None:
+Rewrite = Callable[[Problem, WeblockError], Problem]
+"""From a problem, and the error that it comes of, to the problem that is answered."""
+
+
+def problem_of(error: BaseException | None, rewrite: Rewrite | None = None) -> Problem | None:
     """The problem that an error of weblock is to a client; ``None`` for one that is no such."""
-    problem = problems.problem_of(error)
-    return Problem(**vars(problem)) if problem else None
+    found = problems.problem_of(error)
+    if found is None:
+        return None
+    problem = Problem(**vars(found))
+    return rewrite(problem, error) if rewrite and isinstance(error, WeblockError) else problem

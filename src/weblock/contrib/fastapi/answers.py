@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any, Final
 
 from fastapi.requests import HTTPConnection, Request
 
 from ...errors import EngineUnavailable, InvalidKey, LeaseLost, LockTimeout, WeblockError
-from ..asgi import Problem, problem_of
+from ..asgi import Problem, Rewrite, problem_of
 from ..asgi.protocol import App, Receive, Scope, Send
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
-
-Rewrite = Callable[[Problem, WeblockError], Problem]
-"""From a problem, and the error that it comes of, to the problem that is answered."""
 
 ANSWERED: Final = (LockTimeout, EngineUnavailable, LeaseLost, InvalidKey)
 
@@ -33,9 +30,9 @@ class Answers:
 
     def problem(self, error: WeblockError) -> Problem:
         """The problem that ``error`` is here."""
-        problem = problem_of(error)
+        problem = problem_of(error, self._rewrite)
         assert problem is not None
-        return self._rewrite(problem, error) if self._rewrite else problem
+        return problem
 
     def are_ours(self, error: WeblockError) -> bool:
         """Whether such an error is answered with a problem, and not by a handler of the user's."""

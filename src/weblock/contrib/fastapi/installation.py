@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Unpack
 from ..._options import Duration, LocksOptions, seconds
 from ...aio import AsyncLocks
 from ...errors import ConfigurationError
-from ..asgi import RequestLayer
+from ..asgi import RequestLayer, Rewrite
 from ..asgi.opening import opened
-from .answers import Answers, Rewrite
+from .answers import Answers
 from .documentation import document, document_mounted
 from .routes import LockingPaths, check_keys
 
