@@ -25,7 +25,7 @@ from tests.servers import Server, eventually, shared
 from weblock import ConfigurationError, Locks
 from weblock.compat import redis as compat
 from weblock.compat.redis import Lock
-from weblock.compat.redis.aio import Lock as AsyncLock
+from weblock.compat.redis.asyncio import Lock as AsyncLock
 
 from .redis_py.differences import DIFFERENT
 
@@ -81,7 +81,7 @@ async def twin(request: pytest.FixtureRequest, port: int) -> AsyncIterator[Twin]
     else:
         async with redis.asyncio.Redis(port=port) as client:
             yield Twin(AsyncLock, client)
-            await compat.aio.close(client)
+            await compat.asyncio.close(client)
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ async def test_release_cancellation_preserves_lock_state(port, foo, stranger) ->
         await asyncio.wait([releasing])
         assert lock.local.token is None
         await until(lambda: stranger.inspect(foo) is None)
-        await compat.aio.close(client)
+        await compat.asyncio.close(client)
 
 
 def test_threads_have_tokens_of_their_own(port, foo) -> None:

@@ -1,7 +1,7 @@
 """redis-py's ``Lock``, on weblock: an application switches by changing an import.
 
 ``from weblock.compat.redis import Lock`` takes the place of ``from redis.lock import Lock``, and
-``from weblock.compat.redis.aio import Lock`` that of ``from redis.asyncio.lock import Lock``. The two
+``from weblock.compat.redis.asyncio import Lock`` that of ``from redis.asyncio.lock import Lock``. The two
 libraries do not exclude each other: switch all processes that lock. ``docs/coming-from/redis-py.md``
 has what differs.
 """

@@ -14,7 +14,7 @@ from ...errors import ConfigurationError
 from ..cells import CellStore
 from ..forks import heed_forks
 from ..url import without_secrets
-from .cells import Bells, ItemCells
+from .cells import ItemCells, LookoutBells
 from .connections import Connections
 from .lookout import Lookout
 from .settings import SCHEMES, Settings, parse
@@ -59,7 +59,7 @@ class MemcachedEngine:
         heed_forks(self)
 
     def connect(self, runtime: Runtime) -> Store:
-        cells, bells = ItemCells(self, runtime), Bells(self, runtime)
+        cells, bells = ItemCells(self, runtime), LookoutBells(self, runtime)
         return CellStore(cells, bells, patience=PATIENCE, beat_patience=BEAT_PATIENCE)
 
     def close(self) -> None:

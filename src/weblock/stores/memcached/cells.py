@@ -46,7 +46,7 @@ class ItemCells:
         return await self._threads.do(self._runtime, work)
 
 
-class Bells:
+class LookoutBells:
     """Waiters of this process are rung; those of others look for themselves."""
 
     def __init__(self, engine: MemcachedEngine, runtime: Runtime) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from weblock.compat import redis as compat
-from weblock.compat.redis.aio import Lock
+from weblock.compat.redis.asyncio import Lock
 
 from ..onlooker import AsyncClient, Onlooker
 
@@ -32,7 +32,7 @@ async def create_redis(port: int, onlooker: Onlooker) -> AsyncIterator[Callable[
 
     yield create
     for client in clients:
-        await compat.aio.close(client)
+        await compat.asyncio.close(client)
         await client.aclose()
 
 
