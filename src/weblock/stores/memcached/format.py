@@ -60,13 +60,13 @@ class Format:
 
     def __init__(self, settings: Settings, observer: Observer) -> None:
         self._settings = settings
-        self._names = Names(settings.prefix)
+        self.names = Names(settings.prefix)
         self._observer = observer
 
     def read(self, key: str, found: tuple[bytes, bytes] | None, now: float) -> Reading:
         """What stands in the item of a key. Raises ``EngineUnavailable`` if it is not ours."""
         value, token = found or (None, None)
-        reading, item = Reading(key, token, now), self._names.of_key(key)
+        reading, item = Reading(key, token, now), self.names.of_key(key)
         if value is None:
             self._observer.first_seen(item, (), now)
             return reading
@@ -109,7 +109,7 @@ class Format:
         if version != _FORMAT:
             raise EngineUnavailable(
                 self._settings.name,
-                f"what is there under {self._names.locks!r} was not written by this version of"
+                f"what is there under {self.names.locks!r} was not written by this version of"
                 " weblock: let all processes run the same version, or give each a prefix of its own",
             )
         return fields

@@ -12,7 +12,7 @@ from ..._core.table import KeyState, Moment, Step
 from ...errors import EngineUnavailable
 from ..cells import Done, Transition
 from .connections import Client
-from .format import Format, Names, Reading
+from .format import Format, Reading
 from .server import items_on, leave_mark
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ class Items:
 
     def __init__(self, engine: MemcachedEngine, runtime: Runtime) -> None:
         self._settings = engine.settings
-        self._names = Names(engine.settings.prefix)
         self._format = Format(engine.settings, engine.observer)
+        self._names = self._format.names
         self._connections = engine.connections
         self._runtime = runtime
 
