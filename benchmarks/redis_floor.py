@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import os
 from collections import deque
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final, cast
 
@@ -106,11 +107,51 @@ class Push:
         await self._line.ask("EVALSHA", self._line.hand_on, "2", *self._keys, self._owner, TTL)
 
 
+class Majority:
+    """A section by two round trips to several servers side by side, if nobody else wants the key.
+
+    It waits for a majority to grant it, and for all to give it back.
+    """
+
+    def __init__(self, ports: Sequence[int], key: str) -> None:
+        self._ports = ports
+        self._key = f"majority:{key}"
+        self._token = f"{os.getpid()}:{id(self)}"
+        self._lines: list[_Line] = []
+
+    async def __aenter__(self) -> None:
+        self._lines = [await _line_to(port) for port in self._ports]
+        command = ("SET", self._key, self._token, "NX", "PX", TTL)
+        await _first([line.ask(*command) for line in self._lines], len(self._ports) // 2 + 1)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None
+    ) -> None:
+        asked = [
+            line.ask("EVALSHA", line.delete, "1", self._key, self._token) for line in self._lines
+        ]
+        await _first(asked, len(asked))
+
+
+async def _first(asked: Sequence[asyncio.Future[Any]], count: int) -> None:
+    """Waits until so many have answered."""
+    enough = asyncio.get_running_loop().create_future()
+
+    def answered(_reply: asyncio.Future[Any]) -> None:
+        if sum(each.done() for each in asked) >= count and not enough.done():
+            enough.set_result(None)
+
+    for each in asked:
+        each.add_done_callback(answered)
+    await enough
+
+
 class _Line(asyncio.Protocol):
     """One connection: what is asked in one turn of the loop is written at once."""
 
     acquire: str
     hand_on: str
+    delete: str
 
     def __init__(self) -> None:
         self.channel = f"push:{os.getpid()}"
@@ -126,6 +167,7 @@ class _Line(asyncio.Protocol):
         await self.ask("HELLO", "3", "SETNAME", name)
         self.acquire = (await self.ask("SCRIPT", "LOAD", ACQUIRE_OR_QUEUE)).decode()
         self.hand_on = (await self.ask("SCRIPT", "LOAD", HAND_ON)).decode()
+        self.delete = (await self.ask("SCRIPT", "LOAD", DELETE_IF_MINE)).decode()
         self._send("SUBSCRIBE", self.channel)  # Answered by a push.
         await self.ask("PING")
 
@@ -160,14 +202,14 @@ class _Line(asyncio.Protocol):
         self._outgoing.clear()
 
 
-_lines: dict[asyncio.AbstractEventLoop, asyncio.Future[_Line]] = {}
+_lines: dict[tuple[asyncio.AbstractEventLoop, int], asyncio.Future[_Line]] = {}
 
 
 async def _line_to(port: int) -> _Line:
     loop = asyncio.get_running_loop()
-    made = _lines.get(loop)
+    made = _lines.get((loop, port))
     if made is None:
-        made = _lines[loop] = loop.create_task(_connected(port))
+        made = _lines[loop, port] = loop.create_task(_connected(port))
     return made.result() if made.done() else await made
 
 

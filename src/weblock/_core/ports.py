@@ -151,14 +151,12 @@ class Runtime(Protocol):
     async def sleep(self, seconds: float) -> None: ...
 
     async def side_by_side(
-        self,
-        works: Sequence[Callable[[], Coroutine[Any, Any, T]]],
-        enough: Callable[[Sequence[T | None]], bool],
-    ) -> Sequence[T | None]:
-        """Does several things at once, none of which raises; what each of them came to.
+        self, works: Sequence[Coroutine[Any, Any, None]], enough: Callable[[], bool]
+    ) -> None:
+        """Does several things at once, none of which raises; each is begun before this suspends.
 
-        Returns when all are done, or when what has come so far is ``enough``: then the others go
-        on in the background, and are ``None`` in the result.
+        Returns when all are done, or when one is and there is ``enough``: then the others go on in
+        the background.
         """
 
 

@@ -7,15 +7,10 @@ import random
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from .._core.ports import Bell, Message
 from . import clock
-
-T = TypeVar("T")
-
-_tasks: set[asyncio.Task[Any]] = set()
-"""What goes on in the background: a loop remembers its tasks but weakly."""
 
 
 class AsyncioRuntime:
@@ -33,27 +28,32 @@ class AsyncioRuntime:
         await asyncio.sleep(seconds)
 
     async def side_by_side(
-        self,
-        works: Sequence[Callable[[], Coroutine[Any, Any, T]]],
-        enough: Callable[[Sequence[T | None]], bool],
-    ) -> Sequence[T | None]:
-        over = asyncio.get_running_loop().create_future()
-        outcomes: list[T | None] = [None] * len(works)
+        self, works: Sequence[Coroutine[Any, Any, None]], enough: Callable[[], bool]
+    ) -> None:
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        under_way = len(works)
 
-        def done(index: int, task: asyncio.Task[T]) -> None:
-            _tasks.discard(task)
-            if not task.cancelled():
-                outcomes[index] = task.result()
-            if not over.done() and (None not in outcomes or enough(outcomes)):
-                over.set_result(None)
+        def go_on(work: Coroutine[Any, Any, None], _awaited: object = None) -> None:
+            """What a task would do, at a fraction of the price: these are never cancelled."""
+            nonlocal under_way
+            try:
+                awaited = work.send(None)
+            except StopIteration:
+                under_way -= 1
+                if not over.done() and (under_way == 0 or enough()):
+                    over.set_result(None)
+            except (Exception, asyncio.CancelledError) as error:
+                if over.done():
+                    raise
+                over.set_exception(error)
+            else:
+                awaited._asyncio_future_blocking = False  # noqa: SLF001 - as its awaiter has to
+                awaited.add_done_callback(partial(go_on, work))
 
-        for index, work in enumerate(works):
-            task = asyncio.create_task(work())
-            task.add_done_callback(partial(done, index))
-            _tasks.add(task)
+        for work in works:
+            go_on(work)
         if works:
             await over
-        return outcomes
 
 
 class AsyncioBell:

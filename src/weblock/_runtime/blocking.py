@@ -46,14 +46,11 @@ class BlockingRuntime:
         time.sleep(seconds)
 
     async def side_by_side(
-        self,
-        works: Sequence[Callable[[], Coroutine[Any, Any, T]]],
-        enough: Callable[[Sequence[T | None]], bool],
-    ) -> Sequence[T | None]:
+        self, works: Sequence[Coroutine[Any, Any, None]], enough: Callable[[], bool]
+    ) -> None:
         began = clock.now()
         crowd = Crowd(works)
         crowd.run(enough)
-        outcomes = tuple(crowd.outcomes)
         if not crowd.over:
             # Most are nearly done. For the others, their caller does not wait.
             crowd.run(_never, until=2 * clock.now() - began)
@@ -61,10 +58,9 @@ class BlockingRuntime:
             rest = threading.Thread(target=crowd.run, args=(_never,), daemon=True)
             rest.name = "weblock-late-answers"
             rest.start()
-        return outcomes
 
 
-def _never(_outcomes: Sequence[object]) -> bool:
+def _never() -> bool:
     return False
 
 

@@ -4,62 +4,57 @@ from __future__ import annotations
 
 import select
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from .._core.ports import Readable
 from .clock import now
-
-T = TypeVar("T")
 
 
 class _Parked(NamedTuple):
     """One that waits for a socket, and until when."""
 
-    number: int
-    work: Coroutine[Any, Any, Any]
+    work: Coroutine[Any, Any, None]
     due: float
 
 
-class Crowd(Generic[T]):
+class Crowd:
     """Several works, begun in their order; each goes on when its socket has something for it."""
 
-    def __init__(self, works: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> None:
-        self.outcomes: list[T | None] = [None] * len(works)
+    def __init__(self, works: Sequence[Coroutine[Any, Any, None]]) -> None:
         self._parked: dict[int, _Parked] = {}
-        for index, work in enumerate(works):
-            self._step(index, work(), value=None)
+        self._poll = select.poll()
+        for work in works:
+            self._step(work, value=None)
 
     @property
     def over(self) -> bool:
         """Whether all have come to their end."""
         return not self._parked
 
-    def run(
-        self, enough: Callable[[Sequence[T | None]], bool], *, until: float = float("inf")
-    ) -> None:
-        """Has them go on until all are done, what has come is ``enough``, or the time is over."""
-        while self._parked and now() < until and not enough(self.outcomes):
-            due = min(until, *(parked.due for parked in self._parked.values()))
-            self._wait(None if due == float("inf") else max(0.0, due - now()))
+    def run(self, enough: Callable[[], bool], *, until: float = float("inf")) -> None:
+        """Has them go on until all are done, there is ``enough``, or the time is over."""
+        while self._parked and now() < until and not enough():
+            self._wait(min(until, *(parked.due for parked in self._parked.values())))
 
-    def _wait(self, timeout: float | None) -> None:
-        poll = select.poll()
-        for fd in self._parked:
-            poll.register(fd, select.POLLIN)
-        for fd, _event in poll.poll(None if timeout is None else 1000 * timeout):
-            parked = self._parked.pop(fd)
-            self._step(parked.number, parked.work, value=True)
-        late = [fd for fd, parked in self._parked.items() if parked.due <= now()]
-        for fd in late:
-            parked = self._parked.pop(fd)
-            self._step(parked.number, parked.work, value=False)
+    def _wait(self, until: float) -> None:
+        looked = now()
+        timeout = None if until == float("inf") else 1000 * max(0.0, until - looked)
+        for fd, _event in self._poll.poll(timeout):
+            self._go_on(fd, value=True)
+        # What came while we were busy with others is for the next look.
+        for fd in [fd for fd, parked in self._parked.items() if parked.due <= looked]:
+            self._go_on(fd, value=False)
 
-    def _step(self, index: int, work: Coroutine[Any, Any, T], *, value: bool | None) -> None:
+    def _go_on(self, fd: int, *, value: bool) -> None:
+        self._poll.unregister(fd)
+        self._step(self._parked.pop(fd).work, value=value)
+
+    def _step(self, work: Coroutine[Any, Any, None], *, value: bool | None) -> None:
         try:
             wanted = work.send(value)
-        except StopIteration as stop:
-            self.outcomes[index] = stop.value
-        else:
-            assert isinstance(wanted, Readable)
-            due = float("inf") if wanted.timeout is None else now() + wanted.timeout
-            self._parked[wanted.fd] = _Parked(index, work, due)
+        except StopIteration:
+            return
+        assert isinstance(wanted, Readable)
+        due = float("inf") if wanted.timeout is None else now() + wanted.timeout
+        self._parked[wanted.fd] = _Parked(work, due)
+        self._poll.register(wanted.fd, select.POLLIN)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from weblock._core.ports import Bell, Message
 
 from .process import Process, Signal
-
-T = TypeVar("T")
 
 
 class SimulatedRuntime:
@@ -41,23 +39,22 @@ class SimulatedRuntime:
         return SimulatedBell(self._process)
 
     async def side_by_side(
-        self,
-        works: Sequence[Callable[[], Coroutine[Any, Any, T]]],
-        enough: Callable[[Sequence[T | None]], bool],
-    ) -> Sequence[T | None]:
-        outcomes: list[T | None] = [None] * len(works)
+        self, works: Sequence[Coroutine[Any, Any, None]], enough: Callable[[], bool]
+    ) -> None:
+        under_way = len(works)
         over = Signal()
 
-        async def do(index: int, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
-            outcomes[index] = await work()
-            if None not in outcomes or enough(outcomes):
+        async def do(work: Coroutine[Any, Any, None]) -> None:
+            nonlocal under_way
+            await work
+            under_way -= 1
+            if under_way == 0 or enough():
                 over.fire()
 
         for index, work in enumerate(works):
-            self._process.spawn(do(index, work), f"work {index}")
+            self._process.spawn(do(work), f"work {index}")
         if works:
             await over
-        return tuple(outcomes)
 
     async def sleep(self, seconds: float) -> None:
         signal = Signal()

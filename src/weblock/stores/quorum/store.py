@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ..._core.ports import Look, Pulse, Reply, Runtime
@@ -223,33 +222,28 @@ class QuorumStore:
     ) -> dict[int, T | EngineUnavailable]:
         """What each server answered; those that are known to be down are not waited for."""
         now = self._runtime.now()
-        asked, failures = [], dict[int, Any]()
-        for server in sorted(servers):
+        replies: dict[int, Any] = {}
+        works = []
+        for server in servers:
             if failure := self._engine.health[server].known_failure(now):
-                failures[server] = failure
+                replies[server] = failure
             else:
-                asked.append(server)
+                asking = question(self._stores[server])
+                works.append(self._one(server, asking, replies))
+        await self._runtime.side_by_side(works, lambda: enough(replies))
+        return replies.copy()  # Those that answer later change nothing.
 
-        def so_far(outcomes: Sequence[Any]) -> dict[int, Any]:
-            answers = {s: o for s, o in zip(asked, outcomes, strict=True) if o is not None}
-            return failures | answers
-
-        # Each is asked here and now, so that we know whom, also when enough have answered.
-        works = [partial(self._one, server, question(self._stores[server])) for server in asked]
-        outcomes = await self._runtime.side_by_side(
-            works, lambda outcomes: enough(so_far(outcomes))
-        )
-        return so_far(outcomes)
-
-    async def _one(self, server: int, asking: Coroutine[Any, Any, T]) -> T | EngineUnavailable:
+    async def _one(
+        self, server: int, asking: Coroutine[Any, Any, Any], replies: dict[int, Any]
+    ) -> None:
         health = self._engine.health[server]
         try:
-            reply = await asking
+            replies[server] = await asking
         except EngineUnavailable as error:
+            replies[server] = error
             health.failed(error, self._runtime.now())
-            return error
-        health.answered()
-        return reply
+        else:
+            health.answered()
 
     def _servers(self) -> set[int]:
         return set(range(len(self._stores)))
