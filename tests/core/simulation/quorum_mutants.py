@@ -39,9 +39,9 @@ MUTANTS: Final = (
     Mutant(
         "those who wait vote as well",
         Tally,
-        "holding",
-        "self._that_say(Held)",
-        "self._that_say(Held) + self._that_say(Waiting)[:0 if self._that_say(Held) else 1]",
+        "granted",
+        "len(self._held)",
+        "len(self._held or self.waiting)",
         ("P1", "P2", "P7", "P11"),
     ),
     # Deadlines.
@@ -108,8 +108,8 @@ MUTANTS: Final = (
         "a request that nobody answered is forgotten",
         QuorumStore,
         "_nominate",
-        "candidate.in_doubt |= tally.answered < len(candidate.asked)",
-        "pass",
+        "candidate.asks(store.acquire(key, mine, room=room, ticket=ticket))",
+        "store.acquire(key, mine, room=room, ticket=ticket)",
         ("P6",),
     ),
     Mutant(

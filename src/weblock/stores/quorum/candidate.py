@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from typing import Final, NamedTuple
+from collections.abc import Coroutine
+from typing import Any, Final, NamedTuple
 
-from ..._core.ports import Ask, Grasp, Message
+from ..._core.ports import Ask, Grasp, Message, Reply
 from ..._core.table import HANDOFF, Claim
 from .tally import Tally
 
@@ -26,11 +27,21 @@ class Candidate:
         self.holding: set[int] = set()
         """Those that had let it in when they last said so."""
         self.handovers = Handovers(min(claim.ttl, HANDOFF))
-        self.in_doubt = False
-        """Whether a request of it may still be under way."""
+        self.under_way: set[object] = set()
+        """Its requests that were not answered: each may still take effect."""
         self.over = False
         self.forgotten_at = float("inf")
         """When all servers have forgotten it, also those that never answered."""
+
+    def asks(self, asking: Coroutine[Any, Any, Reply]) -> Coroutine[Any, Any, Reply]:
+        """The request, of which a release has to know while it is not answered."""
+        self.under_way.add(asking)
+        return self._asks(asking)
+
+    async def _asks(self, asking: Coroutine[Any, Any, Reply]) -> Reply:
+        reply = await asking
+        self.under_way.discard(asking)
+        return reply
 
     def rung(self, server: int, message: Message, *, majority: int) -> Message | None:
         """What it is to be told when a server has rung."""

@@ -81,7 +81,7 @@ class QuorumStore:
         candidate = self._engine.candidates.get(owner)
         if candidate:
             candidate.over = True  # Before we look whether a repair is under way.
-            void = max(void, candidate.void if candidate.in_doubt else 0)
+            void = max(void, candidate.void if candidate.under_way else 0)
         servers = candidate.asked if candidate else self._servers()
         tally = await self._tally(servers, lambda store: store.release(key, owner, void=void))
         if tally.answered < len(tally.replies):  # Whoever may know of it is asked again later.
@@ -137,10 +137,9 @@ class QuorumStore:
             candidate.asked.add(server)
             candidate.handovers.asking(server)
             mine = claim._replace(process=store.process)
-            return store.acquire(key, mine, room=room, ticket=ticket)
+            return candidate.asks(store.acquire(key, mine, room=room, ticket=ticket))
 
         tally = await self._tally(self._servers(), question, enough=lambda tally: tally.granted)
-        candidate.in_doubt |= tally.answered < len(candidate.asked)
         candidate.holding = set(tally.holding)
         candidate.handovers.told(tally)
         return tally
@@ -189,15 +188,16 @@ class QuorumStore:
     ) -> None:
         """Gives a lease back to servers that have lost it, while a majority has it."""
         claim = candidate.claim._replace(ttl=pulse.ttl)
-        candidate.in_doubt = True  # A release that does not wait for us refuses what comes late.
         candidate.asked |= set(forgetful)
+
+        def question(store: RedisStore) -> Coroutine[Any, Any, Reply]:
+            mine = claim._replace(process=store.process)
+            return candidate.asks(store.acquire(pulse.key, mine, room=0, ticket=fence))
+
+        candidate.under_way.add(pulse)  # A release that does not wait for us has to know.
         if not candidate.over:
-            await self._ask(
-                forgetful,
-                lambda store: store.acquire(
-                    pulse.key, claim._replace(process=store.process), room=0, ticket=fence
-                ),
-            )
+            await self._ask(forgetful, question)
+        candidate.under_way.discard(pulse)
 
     async def _tally(
         self,

@@ -7,7 +7,7 @@ come out are of the asker's own clock, counted from before the first request was
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from ..._core.ports import Reply
 from ..._core.table import Answer, Busy, Gone, Held, Released, Waiting
@@ -19,12 +19,20 @@ Replies = Mapping[int, Reply | EngineUnavailable]
 """What each server answered, by its number; one that was not asked is not in it."""
 
 
-class Tally(NamedTuple):
+class Tally:
     """The answers of ``servers`` servers to one question, which was sent at ``sent``."""
 
-    servers: int
-    sent: float
-    replies: Replies
+    __slots__ = ("_held", "replies", "sent", "servers")
+
+    def __init__(self, servers: int, sent: float, replies: Replies) -> None:
+        self.servers = servers
+        self.sent = sent
+        self.replies = replies
+        self._held = {
+            server: reply.answer
+            for server, reply in replies.items()
+            if isinstance(reply, Reply) and isinstance(reply.answer, Held)
+        }
 
     @property
     def majority(self) -> int:
@@ -42,27 +50,22 @@ class Tally(NamedTuple):
     @property
     def holding(self) -> list[int]:
         """The servers that say that the asker holds the key."""
-        return self._that_say(Held)
+        return list(self._held)
 
     @property
     def granted(self) -> bool:
-        return len(self.holding) >= self.majority
-
-    @property
-    def hopeless(self) -> bool:
-        """Whether no majority can grant any more, whatever the others answer."""
-        others = len(self.replies) - len(self.holding)
-        return others > self.servers - self.majority
+        return len(self._held) >= self.majority
 
     @property
     def fence(self) -> int:
         """The largest fence that any of them gave."""
-        return max(self._held(server).fence for server in self.holding)
+        return max(held.fence for held in self._held.values())
 
     @property
     def level(self) -> list[int]:
         """The servers that gave it."""
-        return [server for server in self.holding if self._held(server).fence == self.fence]
+        fence = self.fence
+        return [server for server, held in self._held.items() if held.fence == fence]
 
     @property
     def refusing(self) -> list[int]:
@@ -100,7 +103,7 @@ class Tally(NamedTuple):
 
     def until(self, server: int) -> float:
         """When the asker's lease there ends, on the server's clock."""
-        return self._held(server).until
+        return self._held[server].until
 
     def heartbeat(self, fence: int | None) -> Reply | None:
         """The majority's answer to a heartbeat; ``None`` while it is not known.
@@ -160,9 +163,3 @@ class Tally(NamedTuple):
             for server, reply in self.replies.items()
             if isinstance(reply, Reply) and isinstance(reply.answer, kind)
         ]
-
-    def _held(self, server: int) -> Held:
-        reply = self.replies[server]
-        assert isinstance(reply, Reply)
-        assert isinstance(reply.answer, Held)
-        return reply.answer
