@@ -9,9 +9,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import redis
+import redis.asyncio
 
 from tests.servers import Server, eventually, fresh_url, shared
 from weblock import AsyncLocks, EngineUnavailable, Locks
+from weblock.stores.redis.aio import AsyncioLink
+from weblock.stores.redis.calls import packed
+from weblock.stores.redis.settings import Address
 
 
 @pytest.fixture
@@ -251,3 +256,42 @@ def test_everything_that_is_left_expires(server: Server) -> None:
             waiting.result()
     for name, left in times.items():
         assert name.endswith(":epoch") or 0 < left <= 2 * 86400, name
+
+
+async def test_a_late_reply_fails_nobody_else(server: Server) -> None:
+    """While a server talks, one reply that is late ends neither its connection nor what others ask.
+
+    The late one is passed over when it comes.
+    """
+    link = await _link(server)
+    link.subscribe("news")
+    with server.client() as client:
+        late = asyncio.ensure_future(link.exchange([packed("BLPOP", "list", "0")]))
+        while not late.done():
+            client.publish("news", "something")
+            await asyncio.sleep(0.01)
+        with pytest.raises(redis.TimeoutError):
+            late.result()
+        others = asyncio.ensure_future(link.exchange([packed("ECHO", "others")]))
+        client.rpush("list", "late")
+        assert await others == [b"others"]
+    link.discard()
+
+
+async def test_a_silent_server_fails_all(server: Server) -> None:
+    """Where nothing comes any more, whoever waits on the connection need not wait till he is due."""
+    link = await _link(server)
+    blocked = asyncio.ensure_future(link.exchange([packed("BLPOP", "list", "0")]))
+    behind = asyncio.ensure_future(link.exchange([packed("ECHO", "behind")]))
+    with pytest.raises(redis.TimeoutError):
+        await blocked
+    with pytest.raises(redis.TimeoutError):
+        await behind
+    assert link.failure
+
+
+async def _link(server: Server) -> AsyncioLink:
+    address = Address("127.0.0.1", server.port)
+    link = AsyncioLink(address, timeout=1.0, on_push=lambda _push: None, on_end=lambda _link: None)
+    await link.open(redis.asyncio.Connection(port=server.port, protocol=3))
+    return link

@@ -13,6 +13,7 @@ from tests.servers import Server, eventually
 from weblock import AsyncLocks, ConfigurationError, EngineUnavailable, LeaseLost, Locks, LockTimeout
 from weblock._core.ports import Reply
 from weblock._core.table import Busy, Gone, Held, Released, Waiting
+from weblock.stores.quorum import FIRST_PAUSE, LONGEST_PAUSE, Health
 from weblock.stores.quorum.tally import Tally
 
 TTL = 2.0
@@ -96,6 +97,43 @@ class TestTally:
         assert self.tally(released, released, DOWN).released() == Reply(Released(), 100.0)
         assert self.tally(released, gone, gone).released() == Reply(Gone(), 100.0)
         assert self.tally(released, gone, DOWN).released() is None
+
+
+class TestHealth:
+    """Whether a server is worth asking."""
+
+    def test_one_that_is_down_is_tried_by_one_caller_now_and_then(self) -> None:
+        """After a failure nobody asks for a moment, and then one, after longer and longer pauses."""
+        health, now = Health(), 100.0
+        health.failed(DOWN, sent=now - 0.25, now=now)
+        for pause in (0.1, 0.2, 0.4, 0.8, 1.0, 1.0):
+            assert health.known_failure(now + 0.99 * pause) is DOWN
+            now += pause
+            assert health.known_failure(now) is None
+            assert health.known_failure(now + 0.2) is DOWN
+            health.failed(DOWN, sent=now, now=now + 0.25)
+            now += 0.25
+        health.answered(now)
+        assert health.known_failure(now) is None
+        health.failed(DOWN, sent=now, now=now)
+        assert health.known_failure(now + FIRST_PAUSE) is None
+
+    def test_one_that_answers_others_is_slow_and_not_down(self) -> None:
+        """A request that was not answered in time says nothing if a later answer has come."""
+        health = Health()
+        health.answered(100.1)
+        health.failed(DOWN, sent=100.0, now=100.25)
+        assert health.known_failure(100.25) is None
+        health.failed(DOWN, sent=100.1, now=100.35)
+        assert health.known_failure(100.35) is DOWN
+
+    def test_requests_that_fail_together_are_one_failure(self) -> None:
+        """Many that were under way when a server failed do not make the pause longer."""
+        health = Health()
+        for _ in range(100):
+            health.failed(DOWN, sent=100.0, now=100.25)
+        assert health.known_failure(100.25 + FIRST_PAUSE) is None
+        assert health.known_failure(100.25 + FIRST_PAUSE + LONGEST_PAUSE / 2) is DOWN
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 TIMEOUT: Final = 0.25
 """Seconds that one of the servers has for an answer, unless its URL says otherwise."""
 
-AGAIN: Final = 1.0
+FIRST_PAUSE: Final = 0.1
+LONGEST_PAUSE: Final = 1.0
 """Seconds after a failure in which a server is taken to be down, and not asked."""
 
 
@@ -72,10 +73,16 @@ def _check(settings: Sequence[Settings]) -> None:
 
 
 class Health:
-    """Whether one of the servers answers. After a failure one caller tries it, each second."""
+    """Whether one of the servers answers. One that is down is tried by one caller now and then.
+
+    One that has answered somebody since a failed request was sent is slow, and not down: on a
+    machine with too much to do, all would seem to be down in turn.
+    """
 
     def __init__(self) -> None:
         self._failure: EngineUnavailable | None = None
+        self._known_at = float("-inf")
+        self._pause = FIRST_PAUSE
         self._again_at = 0.0
 
     def known_failure(self, now: float) -> EngineUnavailable | None:
@@ -84,14 +91,18 @@ class Health:
             return None
         if now < self._again_at:
             return self._failure
-        self._again_at = now + AGAIN
+        self._again_at = now + LONGEST_PAUSE
         return None
 
-    def failed(self, failure: EngineUnavailable, now: float) -> None:
-        self._failure, self._again_at = failure, now + AGAIN
+    def failed(self, failure: EngineUnavailable, *, sent: float, now: float) -> None:
+        """Takes it to be down, unless more is known of it than was when the request was sent."""
+        if sent < self._known_at:
+            return
+        self._pause = min(LONGEST_PAUSE, 2 * self._pause) if self._failure else FIRST_PAUSE
+        self._failure, self._known_at, self._again_at = failure, now, now + self._pause
 
-    def answered(self) -> None:
-        self._failure = None
+    def answered(self, now: float) -> None:
+        self._failure, self._known_at = None, now
 
 
 class QuorumEngine:

@@ -231,19 +231,21 @@ class QuorumStore:
                 asking = question(self._stores[server])
                 works.append(self._one(server, asking, replies))
         await self._runtime.side_by_side(works, lambda: enough(replies))
-        return replies.copy()  # Those that answer later change nothing.
+        # In their order; and those that answer later change nothing.
+        return {server: replies[server] for server in sorted(replies)}
 
     async def _one(
         self, server: int, asking: Coroutine[Any, Any, Any], replies: dict[int, Any]
     ) -> None:
-        health = self._engine.health[server]
+        health, now = self._engine.health[server], self._runtime.now
+        sent = now()
         try:
             replies[server] = await asking
         except EngineUnavailable as error:
             replies[server] = error
-            health.failed(error, self._runtime.now())
+            health.failed(error, sent=sent, now=now())
         else:
-            health.answered()
+            health.answered(now())
 
     def _servers(self) -> set[int]:
         return set(range(len(self._stores)))

@@ -87,6 +87,7 @@ class AsyncioLink(asyncio.Protocol):
         self._on_push = on_push
         self._on_end = on_end
         self._reader = hiredis.Reader(replyError=BaseParser.parse_error, notEnoughData=_INCOMPLETE)
+        self._heard_at = self._loop.time()
         self._pending: deque[_Exchange] = deque()
         self._outgoing: list[bytes] = []
         self._transport: asyncio.Transport | None = None
@@ -142,6 +143,7 @@ class AsyncioLink(asyncio.Protocol):
         try:
             self._reader.feed(data)
             while (reply := self._reader.gets()) is not _INCOMPLETE:
+                self._heard_at = self._loop.time()
                 if isinstance(reply, hiredis.PushNotification):
                     self._on_push(reply)
                 else:
@@ -165,15 +167,28 @@ class AsyncioLink(asyncio.Protocol):
             self._transport.write(b"".join(outgoing))
 
     def _look(self) -> None:
-        """One timer for all who wait here: the first to have asked is the first to be due."""
+        """One timer for all who wait here: the first to have asked is the first to be due.
+
+        While something comes, a reply that is late is nobody else's failure.
+        """
         self._watch = None
         if not self._pending:
             return
-        due = self._pending[0].due
-        if self._loop.time() < due:
-            self._watch = self._loop.call_at(due, self._look)
-        else:
-            self._end(exceptions.TimeoutError(f"no answer for {self._timeout:g} seconds"))
+        now = self._loop.time()
+        silent_at = max(self._pending[0].due, self._heard_at + self._timeout)
+        if now >= silent_at:
+            self._end(self._no_answer())
+            return
+        waiting = (exchange for exchange in self._pending if not exchange.waiter.done())
+        for exchange in waiting:
+            if now < exchange.due:
+                silent_at = min(silent_at, exchange.due)
+                break
+            exchange.waiter.set_exception(self._no_answer())
+        self._watch = self._loop.call_at(silent_at, self._look)
+
+    def _no_answer(self) -> Exception:
+        return exceptions.TimeoutError(f"no answer for {self._timeout:g} seconds")
 
     def _end(self, failure: Exception) -> None:
         if self.failure:
