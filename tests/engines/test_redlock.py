@@ -11,9 +11,10 @@ import pytest
 
 from tests.servers import Server, eventually
 from weblock import AsyncLocks, ConfigurationError, EngineUnavailable, LeaseLost, Locks, LockTimeout
-from weblock._core.ports import Reply
-from weblock._core.table import Busy, Gone, Held, Released, Waiting
-from weblock.stores.quorum import FIRST_PAUSE, LONGEST_PAUSE, Health
+from weblock._core.ports import Grasp, Reply
+from weblock._core.table import Busy, Claim, Gone, Held, Released, Waiting
+from weblock._runtime.blocking import BlockingRuntime, drive
+from weblock.stores.quorum import FIRST_PAUSE, LONGEST_PAUSE, Health, open_quorum
 from weblock.stores.quorum.tally import Tally
 
 TTL = 2.0
@@ -177,6 +178,21 @@ async def test_any_minority_may_be_down(servers: list[Server]) -> None:
                 async with others.hold("a") as lease:
                     fences.append(lease.fence)
             assert fences == sorted(set(fences))
+
+
+def test_what_a_late_ring_told_of_is_over(servers: list[Server]) -> None:
+    """A process that slept through a handover does not get its old fence with its next lease."""
+    engine = open_quorum(urls(servers))
+    store = engine.connect(BlockingRuntime())
+    holder, waiter = (Claim(owner, store.process, 60.0, "") for owner in ("holder", "waiter"))
+    drive(store.acquire("a", holder, room=0))
+    reply = drive(store.acquire("a", waiter, room=1))
+    for server in range(2):
+        engine.ring(server, waiter.owner, Grasp(7, reply.now + 10**10))
+    assert engine.candidates[waiter.owner].fence == 7
+    assert isinstance(drive(store.acquire("a", waiter, room=1)).answer, Waiting)
+    assert engine.candidates[waiter.owner].fence is None
+    engine.close()
 
 
 def test_with_a_majority_down_it_is_said(servers: list[Server]) -> None:

@@ -140,6 +140,7 @@ class QuorumStore:
             return candidate.asks(store.acquire(key, mine, room=room, ticket=ticket))
 
         tally = await self._tally(self._servers(), question, enough=lambda tally: tally.granted)
+        candidate.fence = None  # One that a late ring has told of is over.
         candidate.holding = set(tally.holding)
         candidate.handovers.told(tally)
         return tally
