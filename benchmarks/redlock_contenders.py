@@ -18,6 +18,7 @@ from weblock import AsyncLocks, Locks
 
 from . import apart
 from .contenders import Asyncio, AsyncSection, Blocking, Section
+from .redis_floor import Majority
 
 KEY = "hot"
 TTL = 10.0
@@ -72,6 +73,11 @@ def _single(ports: tuple[int, ...], directory: Path) -> Section:
 
 def _single_asyncio(ports: tuple[int, ...], directory: Path) -> AsyncSection:
     return _weblock_asyncio(ports[:1], directory)
+
+
+def _floor_asyncio(ports: tuple[int, ...], _directory: Path) -> AsyncSection:
+    section = Majority(ports, KEY)
+    return lambda: section
 
 
 @cache
@@ -132,6 +138,7 @@ WEBLOCK = Peer("weblock, quorum", Blocking, _weblock)
 WEBLOCK_ASYNCIO = Peer("weblock, quorum, asyncio", Asyncio, _weblock_asyncio)
 SINGLE = Peer("weblock, one server", Blocking, _single)
 SINGLE_ASYNCIO = Peer("weblock, one server, asyncio", Asyncio, _single_asyncio)
+FLOOR_ASYNCIO = Peer("floor: bare commands to three servers, asyncio", Asyncio, _floor_asyncio)
 POTTERY = Peer("pottery", Blocking, _pottery, _has_pottery)
 POTTERY_ASYNCIO = Peer("pottery, asyncio", Asyncio, _pottery_asyncio, _has_pottery)
 REDLOCK_PY = Peer(PY, Blocking, _redlock_py, partial(apart.install, PY))
@@ -145,6 +152,7 @@ PEERS = (
     WEBLOCK_ASYNCIO,
     SINGLE,
     SINGLE_ASYNCIO,
+    FLOOR_ASYNCIO,
     POTTERY,
     POTTERY_ASYNCIO,
     REDLOCK_PY,
@@ -153,6 +161,8 @@ PEERS = (
 )
 
 
-def installed() -> list[Peer]:
-    """Those that can be measured here."""
-    return [peer for peer in PEERS if peer.installed()]
+def installed(*, waiters: int = 1) -> list[Peer]:
+    """Those that can be measured here. The floor is for one who is alone."""
+    return [
+        peer for peer in PEERS if peer.installed() and not (waiters > 1 and peer is FLOOR_ASYNCIO)
+    ]

@@ -12,7 +12,7 @@ from . import redlock_contenders as peers
 from .contenders import Asyncio
 from .measuring import Case, Effort, Slice, compete, paired
 from .redlock_contenders import Peer, installed
-from .report import Findings, Line
+from .report import Findings, Goal, Line
 from .statistics import median, percentile
 from .workers import Crew
 
@@ -28,28 +28,53 @@ def alone(effort: Effort) -> Iterator[Findings]:
     lines = []
     for peer, slices in found.items():
         rate = median(each.rate for each in slices)
-        figures = [f"{1e6 / rate:.0f}", f"{rate:,.0f}"]
-        lines.append(Line(peer.name, figures, _ratio(peer, found)))
+        ratio = _ratio(peer, found)
+        goal = _ALONE.get(peer)
+        goals = [Goal.at_least(goal, ratio)] if goal and ratio else []
+        lines.append(Line(peer.name, [f"{1e6 / rate:.0f}", f"{rate:,.0f}"], ratio, goals))
     yield Findings("Three servers, no contention", ["µs a section", "sections/s"], lines)
 
 
+_ALONE = {
+    peers.SINGLE_ASYNCIO: 0.7,
+    peers.POTTERY: 3.0,
+    peers.POTTERY_ASYNCIO: 3.0,
+    peers.REDLOCK_NG: 1.5,
+    peers.REDLOCK_NG_ASYNCIO: 1.5,
+}
+"""By how much we want to be faster than these."""
+
+
 def hot64(effort: Effort) -> Iterator[Findings]:
-    """A quorum, one key, and 64 waiters in 4 processes."""
+    """A quorum, one key, and 64 waiters in 4 processes, with 1 ms of work."""
     longer = Effort(effort.rounds, 4 * effort.slice, effort.idle)
     with _servers() as servers:
-        found = _contest(installed(), servers, longer, processes=4, waiters=64)
+        found = _contest(
+            installed(waiters=64), servers, longer, processes=4, waiters=64, work=0.001
+        )
+    rates = {peer: median(each.rate for each in slices) for peer, slices in found.items()}
+    fastest = max((peer for peer in found if peer not in _OURS), key=rates.__getitem__)
     lines = []
     for peer, slices in found.items():
         gaps = [1000 * gap for each in slices for gap in each.gaps]
+        fairness, ratio = median(each.jain for each in slices), _ratio(peer, found)
         figures = [
-            f"{median(each.rate for each in slices):,.0f}",
+            f"{rates[peer]:,.0f}",
             f"{percentile(gaps, 0.5):.2f} / {percentile(gaps, 0.99):.2f}" if gaps else "none",
-            f"{median(each.jain for each in slices):.3f}",
+            f"{fairness:.3f}",
             f"{max(each.longest_wait for each in slices):.2f}",
         ]
-        lines.append(Line(peer.name, figures, _ratio(peer, found)))
+        goals = [Goal.at_least(0.9, fairness, "Jain")] if peer in _QUORUMS else []
+        if peer is fastest and ratio:
+            goals = [Goal.at_least(1.3, ratio)]
+        lines.append(Line(peer.name, figures, ratio, goals))
     heads = ["sections/s", "hand-off p50 / p99 ms", "Jain", "longest wait s"]
-    yield Findings("Three servers, one key, 64 waiters in 4 processes", heads, lines)
+    title = "Three servers, one key, 64 waiters in 4 processes, 1 ms of work"
+    yield Findings(title, heads, lines)
+
+
+_QUORUMS = (peers.WEBLOCK, peers.WEBLOCK_ASYNCIO)
+_OURS = (*_QUORUMS, peers.SINGLE, peers.SINGLE_ASYNCIO)
 
 
 def down(effort: Effort) -> Iterator[Findings]:
@@ -85,6 +110,7 @@ def _contest(
     *,
     processes: int,
     waiters: int,
+    work: float = 0.0,
 ) -> Contest:
     """Each in turn, round by round."""
     ports = [server.port for server in servers]
@@ -98,7 +124,7 @@ def _contest(
             compete(crews[peer], waiters, 0.0, 0.1)  # opens everything
         for _ in range(effort.rounds):
             for peer, crew in crews.items():
-                found[peer].append(compete(crew, waiters, 0.0, effort.slice))
+                found[peer].append(compete(crew, waiters, work, effort.slice))
     return found
 
 
