@@ -297,6 +297,25 @@ async def test_holding_one_s_own_key_is_found_out_in_asgi(serve: Any) -> None:
     assert "already held by this very task or thread" in str(response.exc_info[1])
 
 
+@pytest.mark.parametrize("middleware", [True, False], ids=["middleware", "no middleware"])
+async def test_a_request_inside_another_does_not_wait_for_it(
+    middleware: bool, serve: Any, settings: Any
+) -> None:
+    """A view that serves requests of its own, a batch say, is told if one wants what it holds."""
+    settings.MIDDLEWARE = settings.MIDDLEWARE if middleware else []
+    inner = lock("{query.key}", wait=None)(keys_of)
+
+    @lock("items")
+    def batch(request: HttpRequest) -> HttpResponse:
+        assert inner(RequestFactory().get("/?key=other")).content == b"other"
+        return inner(RequestFactory().get("/?key=items"))
+
+    serve(items=batch)
+    client = AsyncClient(raise_request_exception=False)
+    for response in (fetch_in_thread("/items"), await client.post("/items")):
+        assert "is already held by this very task or thread" in str(response.exc_info[1])
+
+
 def test_a_stream_is_sent_outside_the_lock(serve: Any) -> None:
     """A slow client does not keep the lock: what the view has done is done, and the rest is sent."""
     held = []

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.core.cache import cache
 from django.test import override_settings
 
-from weblock import ConfigurationError, LockTimeout
+from tests.servers import shared
+from weblock import ConfigurationError, Locks, LockTimeout
 from weblock.contrib.django import async_locks, locks
 from weblock.contrib.django.settings import aliases, of_alias
+
+REDIS = "django.core.cache.backends.redis"
 
 
 def test_locks_are_held_by_alias(url: str) -> None:
@@ -97,3 +101,17 @@ def test_the_server_of_a_cache_serves_locks_too(
     with override_settings(CACHES=caches, WEBLOCK={"default": {"CACHE": "default"}}):
         assert of_alias("default").url == url
         assert locks["default"].engine.partition("@")[2] == ""  # It is one that there is, too.
+
+
+def test_a_cache_and_locks_use_one_server() -> None:
+    """The locks of a project that names its cache are on the server where the cache is."""
+    server = shared()
+    caches = {"default": {"BACKEND": f"{REDIS}.RedisCache", "LOCATION": server.url()}}
+    with (
+        override_settings(CACHES=caches, WEBLOCK={"default": {"CACHE": "default"}}),
+        Locks.from_url(server.url(recovery="off")) as others,
+        others.hold("of a cache"),
+    ):
+        cache.set("value", 7, timeout=60)
+        assert cache.get("value") == 7
+        assert locks["default"].inspect("of a cache")

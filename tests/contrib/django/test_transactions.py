@@ -8,12 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
 from typing import Any
+from unittest import mock
 
 import pytest
 from asgiref.sync import sync_to_async
 from django.db import connection, connections, transaction
 from django.http import HttpRequest, HttpResponse
-from django.test import AsyncClient, override_settings
+from django.test import AsyncClient, Client, override_settings
 from django.urls import path
 from django.views.decorators.cache import cache_page
 from django.views.decorators.csrf import csrf_exempt
@@ -440,6 +441,19 @@ def test_what_is_not_committed_under_the_lease_is_rolled_back(
     assert "Retry-After" not in response
     assert items() == 0
     assert connection.get_autocommit()
+
+
+def test_a_commit_that_others_have_wrapped_is_checked_too(database: Any, serve: Any) -> None:
+    """Another package that wraps the connection's commit does not keep ours from being asked."""
+    connection.close()
+    with mock.patch.object(connection, "commit", wraps=connection.commit) as wrapper:
+        if hasattr(connection, "weblock_guarded"):
+            del connection.weblock_guarded  # As it is where the other comes first.
+        serve(items=lock("create_item")(in_own_transaction))
+        response = Client().post("/items")
+    assert response.json()["code"] == "lease_lost"
+    assert not wrapper.called
+    assert items() == 0
 
 
 def test_a_naive_decorator_commits_without_a_lease(database: Any, serve: Any) -> None:

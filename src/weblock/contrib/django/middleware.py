@@ -54,11 +54,11 @@ class _ThreadLayer(_Layer):
         if not wanted:
             return None
         if isinstance(request, ASGIRequest):
-            # Django runs all of these in one thread, where the holder's view has to run too.
+            # A thread each, if not one for all, where the holder's view would have to run, too.
             raise ConfigurationError(
                 "weblock's LockMiddleware stands before middleware that is not async, so that under"
-                " ASGI requests would wait in the thread that the holder needs: put it last into"
-                " MIDDLEWARE"
+                " ASGI requests would wait in threads, and maybe in the one that the holder needs:"
+                " put it last into MIDDLEWARE"
             )
         held = _held(request)
         for lock in wanted:

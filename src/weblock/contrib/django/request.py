@@ -18,7 +18,7 @@ from django.http.response import HttpResponseBase
 from ..._face import BaseLease, Face
 from ..._runtime.clock import acting_for, begin_whole
 from ...aio import AsyncLease
-from ...errors import ConfigurationError, LeaseLost
+from ...errors import AlreadyHeld, ConfigurationError, LeaseLost
 from ...keys import in_order
 from ...sync import Lease
 from .answers import answer
@@ -41,6 +41,8 @@ class RequestLocks(Generic[L]):
         self._unwanted = False
         self._proven: set[Lock] = set()
         self._whole = begin_whole()
+        current = _current.get()
+        self._outer = None if current is None or current.over else current
         self._leases: list[L] = []
         self._by_key: dict[tuple[str, str], L] = {}
         self._by_lock: dict[Lock, tuple[str, ...]] = {}
@@ -80,6 +82,12 @@ class RequestLocks(Generic[L]):
     def has(self, lock: Lock) -> bool:
         """Whether this very lock has been acquired."""
         return lock in self._by_lock
+
+    def holds(self, alias: str, key: str) -> bool:
+        """Whether the request holds a key, or one that waits for its answer, as this one's view."""
+        if not self.over and (alias, key) in self._by_key:
+            return True
+        return self._outer is not None and self._outer.holds(alias, key)
 
     def show(self, lock: Lock, *, to_task: bool) -> None:
         """Puts the lease of ``lock`` where the view finds it: ``request.weblock``.
@@ -133,7 +141,12 @@ class RequestLocks(Generic[L]):
             self._waited = (self._waited or 0.0) + time.monotonic() - began
 
     def _missing(self, lock: Lock, keys: Sequence[str]) -> list[str]:
-        return [key for key in keys if (lock.alias, key) not in self._by_key]
+        """What is still to be acquired. Raises ``AlreadyHeld`` for what would never become free."""
+        missing = [key for key in keys if (lock.alias, key) not in self._by_key]
+        for key in missing:
+            if self._outer and self._outer.holds(lock.alias, key):
+                raise AlreadyHeld(key)
+        return missing
 
     def _keep(self, lock: Lock, lease: L) -> None:
         self._leases.append(lease)

@@ -22,6 +22,8 @@ class Checked(Protocol):
 checked_at_commit: Final[ContextVar[Checked | None]] = ContextVar("weblock_checked", default=None)
 """What the code that runs here holds, if it is to be checked before each COMMIT."""
 
+_GUARDED: Final = "weblock_guarded"
+
 
 def open_transaction() -> str | None:
     """The database on which this thread has a transaction open; not that around a ``TestCase``."""
@@ -72,9 +74,9 @@ def _guard(connection: Any, **_facts: object) -> None:
 
     Django has no hook before COMMIT. What it has is this method, which all transactions end with.
     """
-    if "commit" in vars(connection):
+    if getattr(connection, _GUARDED, False):
         return
-    commit = connection.commit
+    commit = connection.commit  # Whose it may be: others wrap it, too.
 
     def commit_if_held() -> None:
         try:
@@ -86,6 +88,7 @@ def _guard(connection: Any, **_facts: object) -> None:
         commit()
 
     connection.commit = commit_if_held
+    setattr(connection, _GUARDED, True)
 
 
 def _roll_back(connection: Any) -> None:
