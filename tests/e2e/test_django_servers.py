@@ -27,7 +27,7 @@ BOUND = 3
 PATIENCE = 100.0
 
 LONG = "WEBLOCK_LONG" in os.environ
-ROUNDS, REQUESTS = (20, 200) if LONG else (1, 40)
+ROUNDS, REQUESTS = (20 if LONG else 1), 200
 """The long run takes minutes of processor time: WEBLOCK_LONG=1 scripts/test tests/e2e -k django"""
 
 SLOW_COMMITS = """

@@ -8,12 +8,8 @@ from typing import TypeVar
 
 from asgiref.sync import sync_to_async
 
-from ..contrib.django.testing import (
-    close_connections,
-    memory_locks,
-    refuse_transaction_of_test,
-    watching_views,
-)
+from ..contrib.django.testing import memory_locks, refuse_transaction_of_test, watching_views
+from ..contrib.django.transactions import give_back_connections
 from . import serialized
 from .sections import Sections, Watch
 
@@ -46,7 +42,7 @@ def assert_serialized(
         try:
             return call()
         finally:
-            close_connections()
+            give_back_connections()
 
     return serialized.assert_serialized(
         call_and_close, inside=inside or views(), times=times, pause=pause
@@ -69,4 +65,4 @@ async def assert_serialized_async(
             call, inside=inside or views(), times=times, pause=pause
         )
     finally:
-        await sync_to_async(close_connections)()
+        await sync_to_async(give_back_connections)()

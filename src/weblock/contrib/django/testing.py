@@ -70,13 +70,6 @@ def refuse_transaction_of_test() -> None:
         )
 
 
-def close_connections() -> None:
-    """Gives back this thread's connections, but for those of a ``TestCase``."""
-    for connection in connections.all(initialized_only=True):
-        if not connection.in_atomic_block:
-            connection.close()
-
-
 class Sections(Protocol):
     """What is told of views that are entered and left."""
 

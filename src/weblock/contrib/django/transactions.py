@@ -63,9 +63,9 @@ def prepare_connections() -> None:
 
 
 def give_back_connections() -> None:
-    """Returns this thread's connections to their pool or server, for it is about to wait."""
+    """Returns this thread's connections to their pool or server, but for those of a ``TestCase``."""
     for connection in connections.all(initialized_only=True):
-        if not connection.in_atomic_block:  # It is a TestCase's.
+        if not connection.in_atomic_block:
             connection.close()
 
 
