@@ -120,7 +120,7 @@ def _findings(servers: dict[str, _Server]) -> Findings:
                 [each.on_cpu / each.requests for each in server.slices],
             )
             figures[2] = f"{share:.3f}"
-            goals = [Goal.at_least(server.app.goal or 0, share, "")]
+            goals = [Goal.at_least(server.app.goal, share, "")] if server.app.goal else []
         lines.append(Line(server.app.name, figures, None, goals))
     heads = ["requests/s", "µs of CPU a request", "requests a CPU second, of bare"]
     return Findings("Requests of a trivial endpoint, one uvicorn process", heads, lines)

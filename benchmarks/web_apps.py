@@ -9,7 +9,8 @@ from multiprocessing.connection import Connection
 from typing import Annotated, Any
 
 import uvicorn
-from fastapi import Depends, FastAPI
+from fastapi import BackgroundTasks, Depends, FastAPI
+from fastapi.requests import HTTPConnection
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -44,6 +45,20 @@ def _fastapi() -> FastAPI:
         return {"id": item_id}
 
     return app
+
+
+def _fastapi_depending() -> FastAPI:
+    app = FastAPI()
+
+    @app.get("/items/{item_id}", dependencies=[Depends(_nothing)])
+    async def read(item_id: str) -> dict[str, str]:
+        return {"id": item_id}
+
+    return app
+
+
+async def _nothing(connection: HTTPConnection, background: BackgroundTasks) -> None:
+    """What a lock asks FastAPI for."""
 
 
 def _fastapi_installed() -> FastAPI:
@@ -86,6 +101,7 @@ def _starlette_locked() -> Starlette:
 APPS = (
     WebApp("FastAPI, bare", _fastapi),
     WebApp("install(app), no lock on the route", _fastapi_installed, "FastAPI, bare", 0.97),
+    WebApp("a dependency that does nothing", _fastapi_depending, "FastAPI, bare"),
     WebApp("Depends(lock(...)), uncontended", _fastapi_locked, "FastAPI, bare", 0.85),
     WebApp("Starlette, bare", _starlette),
     WebApp("LockMiddleware, no rule for the route", _starlette_installed, "Starlette, bare", 0.97),

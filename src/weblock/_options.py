@@ -110,9 +110,12 @@ class Options:
         return self._terms_of(options), options["wait"]
 
     def _terms_of(self, options: dict[str, Any]) -> Terms:
-        names = ("ttl", "max_hold", "renew", "max_waiters", "label")
         return Terms(
-            **{name: options[name] for name in names},
+            options["ttl"],
+            options["max_hold"],
+            options["renew"],
+            options["max_waiters"],
+            options["label"],
             fail_open=options["on_unavailable"] == "open",
             drift=self._drift,
         )

@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 from urllib.parse import quote
 
@@ -117,13 +118,13 @@ class KeyTemplate:
             parts.append(literal)
         return check_key("".join(parts))
 
-    def in_request(self) -> dict[str, Source]:
+    def in_request(self) -> Mapping[str, Source]:
         """Where a request has what is filled in, by the name in the template.
 
         ``{x}`` and ``{path.x}`` are path parameters, ``{query.x}`` and ``{header.x}`` what they say.
         Raises ``ConfigurationError`` for another prefix.
         """
-        return {name: _source(self.text, name) for name in self.names}
+        return _sources(self.text, self.names)
 
     def for_call_of(self, function: Callable[..., object]) -> CallKey:
         """A function from the arguments of a call of ``function`` to its key.
@@ -160,6 +161,10 @@ class KeyTemplate:
 
 
 @functools.cache
+def _sources(template: str, names: tuple[str, ...]) -> Mapping[str, Source]:
+    return MappingProxyType({name: _source(template, name) for name in names})
+
+
 def _source(template: str, name: str) -> Source:
     kind, dot, rest = name.rpartition(".")
     if dot and kind not in _KINDS:

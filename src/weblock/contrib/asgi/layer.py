@@ -174,8 +174,9 @@ class _Exchange:
         return self._request.has_locked
 
     async def _work_apart(self, app: App) -> None:
-        self._ended = asyncio.get_running_loop().create_future()
-        work = asyncio.ensure_future(self._work(app))
+        loop = asyncio.get_running_loop()
+        self._ended = loop.create_future()
+        work = loop.create_task(self._work(app))
         await self._to_its_end(work, self._ended)
         await self._answer(work.result())
 

@@ -115,7 +115,10 @@ class RequestLocks:
             self._refuse_if_over()
             missing = [key for key in wanted if key not in self._by_key]
             if missing:
-                await self._keep(await self._wait_for(missing, options))
+                lease = await self._wait_for(missing, options)
+                await self._keep(lease, missing)
+                if len(missing) == len(wanted):
+                    return lease
         leases = [self._by_key[key] for key in wanted]
         lease = leases[0] if wanted == leases[0].keys else AsyncLease.joined(leases, wanted)
         lease.check()
@@ -151,13 +154,12 @@ class RequestLocks:
                 " AsyncLocks.hold"
             )
 
-    async def _keep(self, lease: AsyncLease) -> None:
+    async def _keep(self, lease: AsyncLease, keys: list[str]) -> None:
         if self._over:
             await lease.release()
             self._refuse_if_over()
         self._leases.append(lease)
-        for key in lease.keys:
-            self._by_key[key] = lease
+        self._by_key.update(dict.fromkeys(keys, lease))
         self._inbox.withhold_disconnect()
 
     async def _wait_for(self, keys: list[str], options: HoldOptions) -> AsyncLease:
