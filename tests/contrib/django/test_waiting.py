@@ -17,6 +17,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client
 
 from weblock.contrib.django import async_locks, lock, locks
+from weblock.contrib.django.middleware import LockMiddleware
 
 from . import naive
 from .naive import naive_lock
@@ -214,12 +215,21 @@ class Visit:
         self.status = message.get("status", self.status)
 
 
-@pytest.mark.parametrize("middleware", [True, False], ids=["middleware", "no middleware"])
+OURS = f"{LockMiddleware.__module__}.LockMiddleware"
+CHAINS = {
+    "middleware": [OURS],
+    "sync middleware outside": [f"{__name__}.only_sync", OURS],
+    "no middleware": [],
+    "only sync middleware": [f"{__name__}.only_sync"],
+}
+
+
+@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
 async def test_a_client_that_leaves_does_not_end_the_lock(
-    middleware: bool, serve: Any, settings: Any
+    chain: list[str], serve: Any, settings: Any
 ) -> None:
     """Django cancels the request, but the thread of its view works on, inside the lock."""
-    settings.MIDDLEWARE = settings.MIDDLEWARE[-1:] if middleware else []
+    settings.MIDDLEWARE = chain
     inside, go_on, held = threading.Event(), threading.Event(), []
 
     @lock("report")
@@ -260,12 +270,12 @@ async def test_a_client_that_leaves_ends_a_naive_lock(serve: Any, settings: Any)
     await visit.task
 
 
-@pytest.mark.parametrize("middleware", [True, False], ids=["middleware", "no middleware"])
+@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
 async def test_a_client_that_leaves_does_not_end_an_async_view(
-    middleware: bool, serve: Any, settings: Any
+    chain: list[str], serve: Any, settings: Any
 ) -> None:
     """An async view is not cancelled at its next await either: it may be waiting for a thread."""
-    settings.MIDDLEWARE = settings.MIDDLEWARE[-1:] if middleware else []
+    settings.MIDDLEWARE = chain
     inside, go_on, held = asyncio.Event(), asyncio.Event(), []
 
     @lock("report")
@@ -286,9 +296,10 @@ async def test_a_client_that_leaves_does_not_end_an_async_view(
     assert held == [True]
 
 
-async def test_a_client_that_leaves_stops_waiting(serve: Any, settings: Any) -> None:
+@pytest.mark.parametrize("name", ["middleware", "sync middleware outside"])
+async def test_a_client_that_leaves_stops_waiting(name: str, serve: Any, settings: Any) -> None:
     """Who waits for a lock and leaves gives up the place in the queue; the view never runs."""
-    settings.MIDDLEWARE = settings.MIDDLEWARE[-1:]
+    settings.MIDDLEWARE = CHAINS[name]
     ran = []
 
     @lock("report", wait=None)
