@@ -11,10 +11,11 @@ import pytest
 
 from tests.servers import Server, eventually
 from weblock import AsyncLocks, ConfigurationError, EngineUnavailable, LeaseLost, Locks, LockTimeout
-from weblock._core.ports import Grasp, Reply
+from weblock._core.ports import Ask, Grasp, Reply
 from weblock._core.table import Busy, Claim, Gone, Held, Released, Waiting
 from weblock._runtime.blocking import BlockingRuntime, drive
 from weblock.stores.quorum import FIRST_PAUSE, LONGEST_PAUSE, Health, open_quorum
+from weblock.stores.quorum.candidate import SPLIT, Candidate
 from weblock.stores.quorum.tally import Tally
 
 TTL = 2.0
@@ -135,6 +136,14 @@ class TestHealth:
             health.failed(DOWN, sent=100.0, now=100.25)
         assert health.known_failure(100.25 + FIRST_PAUSE) is None
         assert health.known_failure(100.25 + FIRST_PAUSE + LONGEST_PAUSE / 2) is DOWN
+
+
+def test_who_is_rung_by_a_minority_looks_if_no_majority_follows() -> None:
+    """Servers that hand over to one each would else wait for the next heartbeats of all."""
+    candidate = Candidate(Claim("waiter", "", 10.0, ""), ticket=1)
+    assert candidate.rung(0, Ask(), majority=3) == Ask(after=SPLIT)
+    assert candidate.rung(1, Ask(), majority=3) == Ask(after=SPLIT)
+    assert candidate.rung(2, Ask(), majority=3) == Ask()
 
 
 @pytest.mark.parametrize(

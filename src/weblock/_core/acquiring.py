@@ -320,6 +320,9 @@ class Acquisition:
         message = await self._bell.heard(None if patience == INFINITE else max(0.0, patience))
         if message is None:
             raise self._timeout()
+        while isinstance(message, Ask) and message.after:
+            pause = max(0.0, min(message.after, self._patience()))
+            message = await self._bell.heard(pause) or Ask()
         return message
 
     def _refuse_if_closed(self) -> None:

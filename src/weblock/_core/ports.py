@@ -95,6 +95,9 @@ class Grasp(NamedTuple):
 class Ask(NamedTuple):
     """The message that a waiter should ask the engine how it stands."""
 
+    after: float = 0.0
+    """Seconds in which there may be a better message; only then it should ask."""
+
 
 Message = Grasp | Ask
 

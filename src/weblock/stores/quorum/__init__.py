@@ -139,11 +139,9 @@ class QuorumEngine:
         return self.candidates[claim.owner]
 
     def ring(self, server: int, owner: str, message: Message) -> None:
-        """Hears that one server has handed over; when a majority has, the waiter is told."""
+        """Hears that one server has handed over. The waiter is told what that comes to."""
         if candidate := self.candidates.get(owner):
-            told = candidate.rung(server, message, majority=self._majority)
-            if told:
-                self.switchboard.ring(owner, told)
+            self.switchboard.ring(owner, candidate.rung(server, message, majority=self._majority))
 
     def forget(self, owner: str) -> None:
         """Drops what is known of an acquisition that is over."""

@@ -13,6 +13,9 @@ from .tally import Tally
 LATEST: Final = 5.0
 """Seconds by which a request may be late that its server has not answered, beyond two ttl."""
 
+SPLIT: Final = 0.1
+"""Seconds after which a majority that has not rung may be split: then who was rung looks."""
+
 
 class Candidate:
     """One acquisition: what it asks all servers for, and what it knows of them."""
@@ -43,7 +46,7 @@ class Candidate:
         self.under_way.discard(asking)
         return reply
 
-    def rung(self, server: int, message: Message, *, majority: int) -> Message | None:
+    def rung(self, server: int, message: Message, *, majority: int) -> Message:
         """What it is to be told when a server has rung."""
         told = self.handovers.rung(server, message, holding=self.holding, majority=majority)
         if isinstance(told, Grasp):
@@ -107,20 +110,17 @@ class Handovers:
                 if clock > self._clocks.get(server, clock):
                     self._clocks[server] = clock
 
-    def rung(
-        self, server: int, message: Message, *, holding: set[int], majority: int
-    ) -> Message | None:
-        """What the waiter is to be told now, if anything."""
+    def rung(self, server: int, message: Message, *, holding: set[int], majority: int) -> Message:
+        """What the waiter is to be told now."""
         with self._guard:
             self._rung.add(server)
             if isinstance(message, Grasp):
                 self._note(server, message)
-            told: Message | None = self._agreed(majority)
-            if told is None and len(self._rung | holding) >= majority:
-                told = Ask()
-            if told:
-                self._rung.clear()
-            return told
+            told = self._agreed(majority)
+            if told is None and len(self._rung | holding) < majority:
+                return Ask(after=SPLIT)
+            self._rung.clear()
+            return told or Ask()
 
     def _note(self, server: int, grasp: Grasp) -> None:
         clock = self._clocks.get(server)
