@@ -414,7 +414,15 @@ def on_another_database(request: Any) -> HttpResponse:
     return HttpResponse(status=201)
 
 
-ALONE = [in_own_transaction, in_spite_of_errors, on_another_database]
+def on_both_databases(request: Any) -> HttpResponse:
+    """A view with a transaction on each database, of which none is committed."""
+    with transaction.atomic(), transaction.atomic("other"):
+        Item.objects.create()
+        on_another_database(request)
+    return HttpResponse(status=201)
+
+
+ALONE = [in_own_transaction, in_spite_of_errors, on_another_database, on_both_databases]
 LOSERS = [
     (in_atomic_requests, True),
     *((view, middleware) for view in ALONE for middleware in (True, False)),
