@@ -134,7 +134,8 @@ def test_aliases_that_there_are_not(project: Any) -> None:
     assert "wants the alias 'reprots'" in found()["weblock.E005"]
 
 
-SHOP = (path("shop/", include(([path("<pk>", items, name="item")], "shop"))),)
+VIEWS = ([path("<pk>", items, name="item")], "shop")
+SHOP = (path("shop/", include(VIEWS, namespace="branch")),)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +143,7 @@ SHOP = (path("shop/", include(([path("<pk>", items, name="item")], "shop"))),)
     [
         ({"view": "shop:item", "key": "item:{pk}"}, None),
         ({"namespace": "shop", "key": "item:{pk}"}, None),
+        ({"view": "branch:item", "key": "item:{pk}"}, None),
         ({"view": "shop:item", "exempt": True}, None),
         ({"path": "/nowhere", "key": "item"}, None),
         ({"view": "shop:itme", "key": "item:{pk}"}, "weblock.W005"),

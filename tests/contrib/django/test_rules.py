@@ -44,7 +44,12 @@ SHOP = (
     ],
     "shop",
 )
-URLS = (path("shops/", include(SHOP)), path("api/", api.urls), path("other", held_keys))
+URLS = (
+    path("shops/", include(SHOP)),
+    path("branch/", include(SHOP, namespace="branch")),
+    path("api/", api.urls),
+    path("other", held_keys),
+)
 
 ITEM = {"view": "shop:item", "key": "item:{pk}"}
 NAMESPACE = {"namespace": "shop", "methods": ["POST"], "key": "shop:{shop}"}
@@ -74,6 +79,10 @@ def rule(settings: Any, url: str) -> Any:
         ([NAMESPACE], "/shops/1/items/", "shop:1"),
         ([NAMESPACE], "/shops/back/1", "shop:1"),
         ([NAMESPACE], "/other", ""),
+        ([ITEM], "/branch/1/items/7", "item:7"),
+        ([NAMESPACE], "/branch/back/1", "shop:1"),
+        ([{**ITEM, "view": "branch:item"}], "/branch/1/items/7", "item:7"),
+        ([{**ITEM, "view": "branch:item"}], "/shops/1/items/7", ""),
         ([EXEMPT, NAMESPACE], "/shops/1/about", ""),
         ([PATH], "/shops/1/items/", "shop:1"),
         ([PATH], "/shops/1/items/%0A", ""),

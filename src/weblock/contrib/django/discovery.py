@@ -22,7 +22,9 @@ class Place:
 
     names: frozenset[str] = frozenset()
     """What its URL gives the view."""
-    namespaces: tuple[str, ...] = ()
+    namespaces: tuple[str | None, ...] = ()
+    applications: tuple[str | None, ...] = ()
+    """The namespaces that the applications have for themselves."""
     view: Any = None
     dotted: str = ""
     name: str | None = None
@@ -31,7 +33,7 @@ class Place:
     def resolved(self) -> ResolverMatch:
         """What a request would be resolved to."""
         return ResolverMatch(
-            self.view, (), {}, url_name=self.name, namespaces=list(self.namespaces)
+            *(self.view, (), {}, self.name), list(self.applications), list(self.namespaces)
         )
 
     def missing(self, templates: Iterable[KeyTemplate]) -> Iterator[tuple[str, str]]:
@@ -69,11 +71,11 @@ def _below(resolver: URLResolver, outer: Place) -> Iterator[Place]:
     for each in resolver.url_patterns:
         names = outer.names | set(each.pattern.regex.groupindex)
         if isinstance(each, URLResolver):
-            own = (each.namespace,) if each.namespace else ()
             inner = replace(
                 outer,
                 names=names | set(each.default_kwargs),
-                namespaces=(*outer.namespaces, *own),
+                namespaces=(*outer.namespaces, each.namespace),
+                applications=(*outer.applications, each.app_name),
             )
             yield from _below(each, inner)
         elif isinstance(each, URLPattern):

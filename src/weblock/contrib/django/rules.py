@@ -140,12 +140,22 @@ def _lock(
 
 
 def _condition(entry: Mapping[str, object]) -> Callable[[ResolverMatch], bool]:
-    """Whether a view is meant: by its name, or by the namespace that it is in, at any depth."""
+    """Whether a view is meant: by its name, or by the namespace that it is in, at any depth.
+
+    The namespace of an application stands for all its instances, under whatever namespace.
+    """
     view, namespace = entry.get("view"), entry.get("namespace")
     if isinstance(view, str) and view and namespace is None:
-        return lambda resolved: resolved.view_name == view
+        return lambda resolved: view in (resolved.view_name, _name_in_application(resolved))
     if isinstance(namespace, str) and namespace and view is None:
-        return lambda resolved: f"{resolved.namespace}:".startswith(f"{namespace}:")
+        return lambda resolved: any(
+            f"{each}:".startswith(f"{namespace}:")
+            for each in (resolved.namespace, resolved.app_name)
+        )
     raise ConfigurationError(
         "either view is wanted, a name such as 'shop:item', or namespace, such as 'shop'"
     )
+
+
+def _name_in_application(resolved: ResolverMatch) -> str:
+    return ":".join([*resolved.app_names, resolved.view_name.rpartition(":")[2]])
