@@ -1,17 +1,23 @@
 """Every kind of response that an endpoint can give, and when the lock behind it is released."""
 
 import asyncio
+import gc
 import threading
+from typing import Annotated
 
 import pytest
 from fastapi import BackgroundTasks, Depends, FastAPI, HTTPException
 from fastapi.responses import FileResponse, JSONResponse, RedirectResponse, StreamingResponse
 from starlette.background import BackgroundTask
 
-from weblock.contrib.asgi import RequestLayer
+from weblock import AsyncLease
+from weblock.contrib.asgi import RequestLayer, RequestLocks
+from weblock.contrib.asgi.inbox import Inbox
+from weblock.contrib.asgi.outbox import Outbox
+from weblock.contrib.asgi.waiting import Waiting
 from weblock.contrib.fastapi import install, lock
 
-from .waiting import eventually
+from .waiting import eventually, until_waited_for
 from .wire import Exchange
 
 NEVER = 60.0
@@ -177,6 +183,50 @@ async def test_a_request_without_a_lock_is_passed_on_message_by_message(locks):
     await exchange.served_by(RequestLayer(app, locks))
     assert heard[0] is asked
     assert all(sent is made for sent, made in zip(exchange.sent, messages, strict=True))
+
+
+@pytest.fixture
+def no_collections():
+    """Nothing that is left in a cycle is freed."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def of_requests():
+    """How many objects of requests there are."""
+    kinds = (RequestLocks, Inbox, Outbox, Waiting)
+    return sum(type(each) in kinds for each in gc.get_objects())
+
+
+@pytest.mark.usefixtures("no_collections")
+async def test_nothing_is_left_to_the_garbage_collector(locks):
+    """What a request was made of is freed when it ends, also if it locked, waited or streamed."""
+    app = locked(locks)
+
+    @app.post("/items")
+    async def create(lease: Annotated[AsyncLease, Depends(lock("x"))]):
+        return lease.key
+
+    @app.post("/stream")
+    async def stream():
+        return StreamingResponse(iter([b"a" * 2**21, b"b"]))
+
+    async def with_a_scope_of_its_own(scope, receive, send):
+        await app(dict(scope), receive, send)
+
+    async def serve_all():
+        for path in ("/items", "/stream"):
+            async with locks.hold("x"):
+                served = Exchange(path=path).served_by(with_a_scope_of_its_own)
+                await until_waited_for(locks, "x")
+            await served
+
+    await serve_all()
+    before = of_requests()
+    await serve_all()
+    assert of_requests() == before
 
 
 async def test_nothing_is_left_running(locks):

@@ -43,6 +43,10 @@ class _Later:
 
     def cancel(self) -> None:
         self._clock.pending.discard(self)
+        self.call = _nothing  # Who set it has it: together they would be a cycle.
+
+
+def _nothing() -> None: ...
 
 
 class _Clock:
@@ -67,8 +71,9 @@ class _Clock:
         now = loop.time()
         for later in [each for each in self.pending if each.due <= now]:
             if later in self.pending:  # One that came before it may have cancelled it.
-                self.pending.discard(later)
-                later.call()
+                call = later.call
+                later.cancel()
+                call()
 
 
 _clocks: WeakKeyDictionary[asyncio.AbstractEventLoop, _Clock] = WeakKeyDictionary()

@@ -138,14 +138,8 @@ class _Exchange:
         self._scope = scope
         self._receive = receive
         self._inbox = Inbox(receive)
-        self._outbox = Outbox(
-            send,
-            work_goes_on=self._work_goes_on,
-            is_finishing=self._is_finishing,
-            loss=self._loss,
-            on_stream=self._begin_to_stream,
-        )
-        self._request = RequestLocks(locks, scope, self._inbox, self._outbox, hold_back)
+        self._request = RequestLocks(locks, scope, self._inbox, hold_back)
+        self._outbox = Outbox(send, self._request, self._inbox)
 
     async def run(
         self, app: App, answer_to: Callable[[BaseException], App | None], *, apart: bool
@@ -179,20 +173,6 @@ class _Exchange:
         work = loop.create_task(self._work(app))
         await self._to_its_end(work, self._ended)
         await self._answer(work.result())
-
-    def _work_goes_on(self) -> bool:
-        return self._request.background()
-
-    def _is_finishing(self) -> bool:
-        return self._request.finishing()
-
-    def _loss(self) -> LeaseLost | None:
-        return self._request.loss()
-
-    def _begin_to_stream(self) -> None:
-        """A stream, which may be endless, ends when nobody wants it any more."""
-        self._request.streams = True
-        self._inbox.tell_disconnect()
 
     async def _work(self, app: App) -> LeaseLost | None:
         """Runs the application, and releases when it has ended in whatever way."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Final
 
-from ...errors import LeaseLost
+from .inbox import Inbox
 from .later import Later, call_later
 from .protocol import Message, Send
+from .request import RequestLocks
 
 logger = logging.getLogger("weblock")
 
@@ -23,65 +23,43 @@ LOOK_AGAIN: Final = 0.05
 class Outbox:
     """``send`` for the application.
 
-    After ``hold_back``, the response stays here until ``let_go`` or ``discard``. It is let go
-    earlier if it is a stream of events, if it passes ``LIMIT`` before its last part, if it is
-    complete and ``work_goes_on`` says that background tasks follow, or if the application has not
-    returned so many seconds after it began to answer; but not while it is complete and
-    ``is_finishing`` says that what remains is the work that it tells of. ``on_stream`` is called
-    when a part of a response is sent while the application still makes the rest.
+    Where the request is to ``hold_back``, the response stays here until ``let_go`` or ``discard``.
+    It is let go earlier if it is a stream of events, if it passes ``LIMIT`` before its last part,
+    if it is complete and ``background`` tasks follow, or if the application has not returned so
+    many seconds after it began to answer; but not while it is complete and the application is
+    ``finishing`` the work that it tells of.
 
-    A response that ``promises`` something is not taken when there is a ``loss``: that is raised.
+    A response that ``promises`` something is not taken when a lease is lost: the loss is raised.
     """
 
     __slots__ = (
         "_complete",
         "_held",
-        "_hold_for",
-        "_holding",
-        "_is_finishing",
+        "_inbox",
+        "_is_open",
         "_letting_go",
-        "_loss",
-        "_on_stream",
+        "_request",
         "_send",
         "_size",
         "_timer",
-        "_work_goes_on",
         "closed",
-        "headers",
         "promises",
         "sent",
     )
 
-    def __init__(
-        self,
-        send: Send,
-        *,
-        work_goes_on: Callable[[], bool],
-        is_finishing: Callable[[], bool],
-        loss: Callable[[], LeaseLost | None],
-        on_stream: Callable[[], None],
-    ) -> None:
+    def __init__(self, send: Send, request: RequestLocks, inbox: Inbox) -> None:
         self._send = send
-        self._work_goes_on = work_goes_on
-        self._is_finishing = is_finishing
-        self._loss = loss
-        self._on_stream = on_stream
+        self._request = request
+        self._inbox = inbox
         self._held: list[Message] = []
         self._size = 0
         self._complete = False
-        self._holding = False
-        self._hold_for: float | None = None
+        self._is_open = False
         self._timer: Later | None = None
         self._letting_go: asyncio.Task[None] | None = None
-        self.headers: list[tuple[bytes, bytes]] = []
         self.sent = False
         self.closed = False
         self.promises = True
-
-    def hold_back(self, seconds: float) -> None:
-        """Keeps what is sent from now on, if nothing has been sent yet."""
-        self._holding = not self.sent
-        self._hold_for = seconds
 
     @property
     def busy(self) -> bool:
@@ -90,13 +68,14 @@ class Outbox:
 
     async def send(self, message: Message) -> None:
         """Sends or keeps a message of the application. Raises ``LeaseLost``."""
-        if self._hold_for is not None:
+        request = self._request
+        if request.headers and message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), *request.headers]}
+        if request.holds_back is not None:
             self._refuse_if_lost(message)
-        if self.headers and message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", ()), *self.headers]}
-        if self._holding:
-            await self._keep(message)
-            return
+            if not self.sent and not self._is_open:
+                await self._keep(message, request.holds_back)
+                return
         if self._letting_go:
             await asyncio.wait({self._letting_go})
         await self._pass_on(message)
@@ -133,11 +112,11 @@ class Outbox:
         if self._letting_go:
             self._letting_go.cancel()
 
-    async def _keep(self, message: Message) -> None:
+    async def _keep(self, message: Message, seconds: float) -> None:
         self._held.append(message)
         self._size += len(message.get("body", b""))
         if self._timer is None:
-            self._let_go_after(self._hold_for or 0)
+            self._let_go_after(seconds)
         if self._must_not_wait(message):
             await self.let_go()
 
@@ -145,7 +124,7 @@ class Outbox:
         self._timer = call_later(seconds, self._let_go_unless_it_finishes)
 
     def _let_go_unless_it_finishes(self) -> None:
-        if self._complete and self._is_finishing():
+        if self._complete and self._request.finishing():
             self._let_go_after(LOOK_AGAIN)
         else:
             self._begin_to_let_go()
@@ -154,7 +133,7 @@ class Outbox:
         """An error of the server promises nothing. A refusal does: it was decided in vain."""
         if message["type"] == "http.response.start":
             self.promises = message["status"] < 500
-        if self.promises and (loss := self._loss()):
+        if self.promises and (loss := self._request.loss()):
             raise loss
 
     def _begin_to_let_go(self) -> None:
@@ -175,11 +154,13 @@ class Outbox:
         self.sent = True
         self.closed = message["type"] == "websocket.close"
         if message.get("more_body"):
-            self._on_stream()
+            # A stream, which may be endless, ends when nobody wants it any more.
+            self._request.streams = True
+            self._inbox.tell_disconnect()
         await self._send(message)
 
     def _stop_holding(self) -> None:
-        self._holding = False
+        self._is_open = True
         if self._timer:
             self._timer.cancel()
 
@@ -188,7 +169,7 @@ class Outbox:
             return _is_event_stream(message)
         self._complete = not message.get("more_body", False)
         if self._complete:
-            return self._work_goes_on()
+            return self._request.background()
         return self._size > LIMIT
 
 

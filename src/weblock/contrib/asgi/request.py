@@ -15,7 +15,6 @@ from ...aio import AsyncLease, AsyncLocks
 from ...errors import ConfigurationError, LeaseLost
 from ...keys import in_order
 from .inbox import Inbox
-from .outbox import Outbox
 from .protocol import Scope
 from .waiting import Waiting
 
@@ -34,31 +33,33 @@ class RequestLocks:
 
     __slots__ = (
         "_by_key",
-        "_hold_back",
+        "_hold_for",
         "_inbox",
         "_leases",
+        "_method",
         "_one_at_a_time",
-        "_outbox",
         "_over",
-        "_scope",
+        "_path",
         "_unwanted",
         "_waiting",
         "_whole",
         "background",
         "finishing",
+        "has_locked",
+        "headers",
+        "holds_back",
         "interrupted",
         "locks",
         "streams",
     )
 
-    def __init__(
-        self, locks: AsyncLocks, scope: Scope, inbox: Inbox, outbox: Outbox, hold_back: float
-    ) -> None:
+    def __init__(self, locks: AsyncLocks, scope: Scope, inbox: Inbox, hold_back: float) -> None:
         self.locks = locks
         self._inbox = inbox
-        self._outbox = outbox
-        self._hold_back = hold_back
-        self._scope = scope
+        # Not the scope itself, which has us: that cycle would be left to the garbage collector.
+        self._method: str | None = scope["method"] if scope["type"] == "http" else None
+        self._path: str = scope["path"]
+        self._hold_for = hold_back
         self._leases: list[AsyncLease] = []
         self._by_key: dict[str, AsyncLease] = {}
         self._one_at_a_time = asyncio.Lock()
@@ -66,6 +67,12 @@ class RequestLocks:
         self._waiting: Waiting | None = None
         self._unwanted = False
         self._over = False
+        self.headers: list[tuple[bytes, bytes]] = []
+        """What the response is to have besides its own."""
+        self.holds_back: float | None = None
+        """Seconds for which the response waits until the work is done; ``None``: it does not."""
+        self.has_locked = False
+        """Whether it has acquired anything, be it released by now or not."""
         self.streams = False
         self.interrupted = False
         self.background: Callable[[], bool] = _never
@@ -81,11 +88,6 @@ class RequestLocks:
         return bool(self._leases)
 
     @property
-    def has_locked(self) -> bool:
-        """Whether it has acquired anything, be it released by now or not."""
-        return bool(self._by_key)
-
-    @property
     def over(self) -> bool:
         """Whether the request has ended."""
         return self._over
@@ -98,8 +100,8 @@ class RequestLocks:
 
     def hold_back(self) -> None:
         """Has the response wait until the work is done, if none of it has been sent yet."""
-        if self._scope["type"] == "http":
-            self._outbox.hold_back(self._hold_back)
+        if self._method is not None:
+            self.holds_back = self._hold_for
 
     async def acquire(self, *keys: str, **options: Unpack[HoldOptions]) -> AsyncLease:
         """The lease of the keys; those that this request holds already are not acquired again.
@@ -145,6 +147,8 @@ class RequestLocks:
             except Exception:  # The others are to be released all the same.
                 logger.exception("the lease of %s was not released", lease.keys)
         self._leases.clear()
+        self._by_key.clear()
+        self.background = self.finishing = _never
         return loss
 
     def _refuse_if_over(self) -> None:
@@ -158,6 +162,7 @@ class RequestLocks:
         if self._over:
             await lease.release()
             self._refuse_if_over()
+        self.has_locked = True
         self._leases.append(lease)
         self._by_key.update(dict.fromkeys(keys, lease))
         self._inbox.withhold_disconnect()
@@ -167,7 +172,7 @@ class RequestLocks:
         began = time.perf_counter()
         lease = await self._while_client_is_there(keys, options)
         waited = 1000 * (time.perf_counter() - began)
-        self._outbox.headers.append((b"server-timing", f"lock;dur={waited:.1f}".encode()))
+        self.headers.append((b"server-timing", f"lock;dur={waited:.1f}".encode()))
         return lease
 
     async def _while_client_is_there(self, keys: list[str], options: HoldOptions) -> AsyncLease:
@@ -181,8 +186,8 @@ class RequestLocks:
             self._waiting = None
 
     def _label(self) -> str:
-        method = self._scope.get("method", "WEBSOCKET")
-        return f"{self.locks.label} {method} {quote(self._scope['path'], errors='replace')}"
+        method = self._method or "WEBSOCKET"
+        return f"{self.locks.label} {method} {quote(self._path, errors='replace')}"
 
 
 def _never() -> bool:
