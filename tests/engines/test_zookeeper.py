@@ -140,8 +140,8 @@ class TestEnsemble:
         leader = ensemble.leader()
         followers = [server for server in ensemble.servers if server is not leader]
         hosts = ",".join(server.address for server in followers)
-        with Locks.from_url(fresh_zookeeper(hosts, session_timeout=4, timeout=0.3)) as locks:
-            lease = locks.acquire("key", ttl=9)
+        with Locks.from_url(fresh_zookeeper(hosts, session_timeout=4, timeout=1)) as locks:
+            lease = locks.acquire("key", ttl=20)
             (holding,) = lease._holdings
             connection = locks._engine.session().client._connection
             port = connection._socket.getpeername()[1]
