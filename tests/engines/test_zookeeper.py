@@ -94,7 +94,8 @@ class TestEnsemble:
     def test_a_leader_that_is_killed(self, ensemble) -> None:
         """A lease outlives its leader: nobody else gets it meanwhile, and the next fence is larger."""
         url = fresh_zookeeper(ensemble.address)
-        with Locks.from_url(url) as locks, Locks.from_url(f"{url}&timeout=1.5") as others:
+        here, there = f"{url}&timeout=20", f"{url}&timeout=21"  # So that each has its own session.
+        with Locks.from_url(here) as locks, Locks.from_url(there) as others:
             lease = locks.acquire("key", ttl=LONG)
             assert others.inspect("key").fence == lease.fence
             dead = ensemble.leader()
@@ -172,16 +173,16 @@ def linked() -> Iterator[Ensemble]:
 def test_a_holder_whose_server_is_cut_off(linked, client, threads) -> None:
     """It knows before another holds. The holder of kazoo's own lock is told nothing by then."""
     first, leader = linked.first.address, linked.leader().address
-    naive, rival = client(first, timeout=1.0), client(leader)
+    naive, rival = client(first, timeout=2.0), client(leader)
     assert naive.Lock("/naive").acquire()
 
     def take_over_naively() -> str:
         assert rival.Lock("/naive").acquire()
         return naive.client_state
 
-    url = fresh_zookeeper(first, session_timeout=1, timeout=0.4)
+    url = fresh_zookeeper(first, session_timeout=2, timeout=0.8)
     with Locks.from_url(url) as here, Locks.from_url(url.replace(first, leader)) as there:
-        lease = here.acquire("key", ttl=1.5)
+        lease = here.acquire("key", ttl=3)
 
         def take_over() -> tuple[int, bool]:
             with there.hold("key", wait=LONG) as theirs:
