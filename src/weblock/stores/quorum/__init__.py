@@ -8,9 +8,7 @@ is not asked again by everybody.
 
 from __future__ import annotations
 
-import os
 import time
-import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from ..._core.ports import Ask, Message, Runtime, Store, Switchboard
 from ...errors import ConfigurationError, EngineUnavailable
+from ..forks import heed_forks
 from ..redis import check_driver
 from ..redis.settings import SCHEMES as REDIS
 from ..redis.settings import Deployment, Settings, parse
@@ -121,7 +120,7 @@ class QuorumEngine:
         self._majority = len(settings) // 2 + 1
         self._runs: dict[int, str] = {}
         self._connections = [self._connected(*each) for each in enumerate(settings)]
-        _engines.add(self)
+        heed_forks(self)
 
     def connect(self, runtime: Runtime) -> Store:
         from .store import QuorumStore
@@ -198,14 +197,3 @@ class _Board(Switchboard):
 
     def ring_all(self, message: Message) -> None:
         self._engine.switchboard.ring_all(message)
-
-
-_engines: weakref.WeakSet[QuorumEngine] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for engine in _engines:
-        engine.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)

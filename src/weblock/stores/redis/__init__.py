@@ -6,12 +6,11 @@ functions of ``_core.table``. Waiters are rung by publishing to the channel of t
 
 from __future__ import annotations
 
-import os
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from ..._core.ports import Ask, Runtime, Store, Switchboard
 from ...errors import ConfigurationError
+from ..forks import heed_forks
 from ..url import without_secrets
 from .settings import SCHEMES, Settings, parse
 
@@ -66,7 +65,7 @@ class RedisEngine:
         from .connections import Connections
 
         self._connections: Connections = Connections(settings, self.switchboard)
-        _engines.add(self)
+        heed_forks(self)
 
     def connect(self, runtime: Runtime) -> Store:
         return self._connections.store(suspends=runtime.suspends)
@@ -79,14 +78,3 @@ class RedisEngine:
     def after_fork(self) -> None:
         self.switchboard.clear()
         self._connections.abandon()
-
-
-_engines: weakref.WeakSet[RedisEngine] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for engine in _engines:
-        engine.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)
