@@ -13,7 +13,7 @@ from .simulation.quorum_campaign import QUORUM, Variant, quorum_schedule
 from .simulation.quorum_mutants import MUTANTS
 from .simulation.world import Violation
 
-SCHEDULES = 2_000
+SCHEDULES = 1_000
 LIMIT = 400
 """Schedules that a mutant may survive."""
 

@@ -228,6 +228,20 @@ def test_a_server_that_lost_a_lease_is_given_it_back(servers: list[Server]) -> N
             pool.submit(lambda: locks.acquire("a", wait=0)).result()
 
 
+def test_a_release_tells_of_a_loss_that_a_majority_knows(servers: list[Server]) -> None:
+    """That one of the servers hangs does not hide that the lease was taken away."""
+    with Locks.from_url(urls(servers)) as locks:
+        lease = locks.acquire("key", ttl=60)
+        servers[2].stop()
+        try:
+            assert locks.force_release("key")
+            with pytest.raises(LeaseLost) as lost:
+                lease.release()
+        finally:
+            servers[2].cont()
+        assert lost.value.reason == "taken"
+
+
 async def test_many_contenders_go_on(servers: list[Server]) -> None:
     """Forty tasks and eight threads on one key are all served, each with a fence of its own."""
     fences: list[int] = []

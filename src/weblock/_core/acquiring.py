@@ -20,7 +20,7 @@ from .keeping import Debt, Keeper
 from .outage import LONGEST as OUTAGE
 from .outage import Outage
 from .pace import Pace
-from .ports import Ask, Grasp, Pulse, Reply, Runtime, Store, Switchboard
+from .ports import Ask, Grasp, Pulse, Reply, Runtime, Store, Switchboard, Unfinished
 from .table import PLACE, Answer, Busy, Claim, Gone, Held, Waiting
 
 T = TypeVar("T")
@@ -160,9 +160,9 @@ class Locker:
             return None
         try:
             return (await self.store.release(key, owner, void=void)).answer
-        except EngineUnavailable:
+        except EngineUnavailable as failure:
             self.owe(key, owner, ttl, void)
-            return None
+            return failure.answer if isinstance(failure, Unfinished) else None
         except BaseException:
             self.owe(key, owner, ttl, void)
             raise

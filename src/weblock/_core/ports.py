@@ -25,6 +25,14 @@ class Reply(NamedTuple):
     now: float
 
 
+class Unfinished(EngineUnavailable):
+    """The answer is known, but a part of the engine has not heard the question: it is to be repeated."""
+
+    def __init__(self, engine: str, reason: str, answer: Answer) -> None:
+        super().__init__(engine, reason)
+        self.answer = answer
+
+
 class Pulse(NamedTuple):
     """One heartbeat: ``owner`` wants to keep its lease of ``key`` for ``ttl``, or its place."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from ..._core.ports import Look, Pulse, Reply, Runtime
+from ..._core.ports import Look, Pulse, Reply, Runtime, Unfinished
 from ..._core.table import Busy, Claim, Gone, Waiting
 from ...errors import EngineUnavailable
 from ..redis.store import RedisStore
@@ -88,7 +88,7 @@ class QuorumStore:
             if candidate:
                 candidate.asked = set(tally.silent)
             self._engine.forget_later(owner, self._runtime.now())
-            raise self._unavailable(tally)
+            raise self._unfinished(tally)
         self._engine.forget(owner)
         # Servers that were never asked have nothing to release.
         return tally.released() or Reply(Gone(), tally.sent)
@@ -260,6 +260,12 @@ class QuorumStore:
         tally = Tally(len(self._stores), 0.0, replies)
         if answered < tally.majority:
             raise self._unavailable(tally)
+
+    def _unfinished(self, tally: Tally) -> EngineUnavailable:
+        failure, released = self._unavailable(tally), tally.released()
+        if released is None:
+            return failure
+        return Unfinished(failure.engine, failure.reason, released.answer)
 
     def _unavailable(self, tally: Tally) -> EngineUnavailable:
         failures = [each for each in tally.replies.values() if isinstance(each, EngineUnavailable)]
