@@ -21,6 +21,20 @@ PATIENCE = 60.0
 """Seconds after which something that should have happened counts as failed."""
 
 
+class Gate(threading.Event):
+    """What work waits for until it is set; and the test, until the work has come there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._reached = threading.Event()
+
+    def until_reached(self) -> None:
+        assert self._reached.wait(PATIENCE)
+
+    def arrive(self) -> None:
+        self._reached.set()
+
+
 class Actor:
     """One flow of control, which makes one call after the other."""
 
@@ -137,10 +151,11 @@ class BlockingFace(Face):
         """A function as this face takes it."""
         return function
 
-    def after(self, gate: threading.Event, function: Callable[..., Any]) -> Callable[..., Any]:
+    def after(self, gate: Gate, function: Callable[..., Any]) -> Callable[..., Any]:
         """The same, which goes on when ``gate`` is set, and keeps no other actor from running."""
 
         def gated(*args: Any) -> Any:
+            gate.arrive()
             assert gate.wait(PATIENCE)
             return function(*args)
 
@@ -182,8 +197,9 @@ class AsyncioFace(Face):
         awaited.__signature__ = inspect.signature(function)
         return awaited
 
-    def after(self, gate: threading.Event, function: Callable[..., Any]) -> Callable[..., Any]:
+    def after(self, gate: Gate, function: Callable[..., Any]) -> Callable[..., Any]:
         async def gated(*args: Any) -> Any:
+            gate.arrive()
             until = now() + PATIENCE
             while not gate.is_set():
                 assert now() < until

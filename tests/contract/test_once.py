@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from weblock import ConfigurationError, LeaseLost, LockTimeout
 
 from .conditions import eventually
+from .faces import Gate
 
 LONG = 60.0
 """A ttl that no test waits for: whoever had to would fail."""
@@ -72,9 +72,9 @@ def test_a_step_can_be_forgotten(locks, face, one, ran) -> None:
 class TestTogether:
     def test_the_others_wait_for_its_end(self, locks, face, one, ran, waiting) -> None:
         """Those who come while it runs go on when it has ended, without running it themselves."""
-        gate = threading.Event()
+        gate = Gate()
         running = one.begin(locks.once, "init", face.after(gate, ran.append), "first")
-        eventually(lambda: waiting("init") == 0)
+        gate.until_reached()
         others = face.actors(3)
         come = [each.begin(locks.once, "init", face.work(ran.append), "no") for each in others]
         eventually(lambda: waiting("init") == 3)
@@ -88,9 +88,9 @@ class TestTogether:
         self, locks, face, one, *, other, ran, waiting
     ) -> None:
         """Whoever waits for a step that then raises runs it."""
-        gate = threading.Event()
+        gate = Gate()
         fails = one.begin(locks.once, "init", face.after(gate, lambda: 1 / 0))
-        eventually(lambda: waiting("init") == 0)
+        gate.until_reached()
         next_one = other.begin(locks.once, "init", face.work(ran.append), "second")
         eventually(lambda: waiting("init") == 1)
         gate.set()
@@ -99,13 +99,11 @@ class TestTogether:
         assert next_one.result(LONG / 3) is True
         assert ran == ["second"]
 
-    def test_a_step_may_be_waited_for_in_vain(
-        self, locks, face, one, *, other, ran, waiting
-    ) -> None:
+    def test_a_step_may_be_waited_for_in_vain(self, locks, face, one, other, ran) -> None:
         """With ``wait``, whoever has waited so long is told that the key is busy."""
-        gate = threading.Event()
+        gate = Gate()
         running = one.begin(locks.once, "init", face.after(gate, ran.append), "first")
-        eventually(lambda: waiting("init") == 0)
+        gate.until_reached()
         with pytest.raises(LockTimeout):
             other.do(locks.once, "init", face.work(ran.append), "no", wait=0.05)
         gate.set()
@@ -115,9 +113,9 @@ class TestTogether:
         self, locks, face, one, *, other, ran, probe, waiting
     ) -> None:
         """It is told so at its end, at the latest, and the next one runs it again."""
-        gate = threading.Event()
+        gate = Gate()
         loses = one.begin(locks.once, "init", face.after(gate, ran.append), "lost", ttl=0.3)
-        eventually(lambda: waiting("init") == 0)
+        gate.until_reached()
         assert probe.force_release("init")
         eventually(lambda: waiting("init") is None)
         gate.set()

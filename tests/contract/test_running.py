@@ -13,7 +13,7 @@ import pytest
 from weblock import AsyncLocks, ConfigurationError, LeaseLost, Locks, LockTimeout
 
 from .conditions import eventually, now
-from .faces import AsyncioFace
+from .faces import AsyncioFace, Gate
 
 LONG = 60.0
 """A ttl that no test waits for: whoever had to would fail."""
@@ -46,9 +46,9 @@ def test_odd_orders_are_refused(locks, face, one) -> None:
 class TestUnderTheLock:
     def test_work_does_not_overlap(self, locks, face, one, other, waiting) -> None:
         """While the work runs its key is held, and afterwards it is free."""
-        gate = threading.Event()
+        gate = Gate()
         running = one.begin(locks.run, "key", face.after(gate, lambda: "done"))
-        eventually(lambda: waiting("key") == 0)
+        gate.until_reached()
         waits = other.begin(locks.run, "key", face.work(lambda: "after it"))
         eventually(lambda: waiting("key") == 1)
         gate.set()
@@ -81,7 +81,7 @@ class TestUnderTheLock:
 
     def test_work_may_take_longer_than_its_lease(self, locks, face, one, other) -> None:
         """The lease is renewed, many times its ttl, for as long as the work takes."""
-        gate = threading.Event()
+        gate = Gate()
         running = one.begin(locks.run, "key", face.after(gate, lambda: "done"), ttl=1)
         long_after = now() + 2
         eventually(lambda: now() > long_after)
@@ -89,11 +89,11 @@ class TestUnderTheLock:
         gate.set()
         assert running.result(LONG) == "done"
 
-    def test_a_loss_is_told(self, locks, face, one, probe, waiting) -> None:
+    def test_a_loss_is_told(self, locks, face, one, probe) -> None:
         """Work whose lease is taken away ends in ``LeaseLost``, whatever it returns."""
-        gate = threading.Event()
+        gate = Gate()
         running = one.begin(locks.run, "key", face.after(gate, lambda: "done"), ttl=LONG)
-        eventually(lambda: waiting("key") == 0)
+        gate.until_reached()
         assert probe.force_release("key")
         gate.set()
         with pytest.raises(LeaseLost) as lost:
