@@ -30,12 +30,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         wanted = [
             name for mark in metafunc.definition.iter_markers("promise") for name in mark.args
         ]
-        module = metafunc.module.__name__.rpartition(".")[2]
         fit = {
             name: engine
             for name, engine in ENGINES.items()
             if all(getattr(engine, each) for each in wanted)
-            and module in (engine.modules or (module,))
         }
         metafunc.parametrize("promises", fit.values(), ids=fit.keys())
     if "face" in metafunc.fixturenames:

@@ -29,8 +29,6 @@ class Promises:
     """Processes exclude one another."""
     remembers: bool = True
     """What has been done stays so when all processes that lock are gone."""
-    modules: tuple[str, ...] = ()
-    """The modules of the suite that it is held to; all, if none is named."""
     death_noticed_at_once: bool = False
     """A killed holder or waiter delays nobody; otherwise a holder does, by its ttl."""
     sections: int = 5_120
@@ -53,12 +51,7 @@ ENGINES = {
     "redis": Promises(lambda tmp: fresh_url(a_redis())),
     "zookeeper": Promises(lambda tmp: fresh_zookeeper(), sections=640),
     "redlock-3": Promises(lambda tmp: fresh_quorum(3), sections=2_560),
-    # What depends on how many there are; the rest would take as long again, and tell nothing new.
-    "redlock-5": Promises(
-        lambda tmp: fresh_quorum(5),
-        sections=2_560,
-        modules=("test_acquiring", "test_holding", "test_leaving_nothing", "test_mutual_exclusion"),
-    ),
+    "redlock-5": Promises(lambda tmp: fresh_quorum(5), sections=2_560),
     # It keeps every promise, but cannot wake another process: a waiter there looks, some milliseconds
     # later, so that a hot key changes hands a tenth as often.
     "memcached": Promises(lambda tmp: fresh_memcached(), sections=1_024),
