@@ -98,10 +98,16 @@ class QuorumStore:
         return self._known(tally.released(), tally)
 
     async def look(self, key: str) -> Look:
-        """As the server sees it that agrees with most others on who holds the key."""
+        """As the server sees it that agrees with most others on who holds the key, and its fence."""
         looks = [each for each in await self._looks(key) if isinstance(each, Look)]
-        owners = [look.state.grant.claim.owner if look.state.grant else "" for look in looks]
-        return max(looks, key=lambda look: owners.count(owners[looks.index(look)]))
+        grants = [look.state.grant for look in looks]
+        owners = [grant and grant.claim.owner for grant in grants]
+        leases = [grant and (grant.claim.owner, grant.fence) for grant in grants]
+        votes = [
+            (owners.count(owner), leases.count(lease))
+            for owner, lease in zip(owners, leases, strict=True)
+        ]
+        return looks[votes.index(max(votes))]
 
     async def names(self, prefix: str, limit: int) -> Sequence[str]:
         replies = await self._ask(self._servers(), lambda store: store.names(prefix, limit))
