@@ -82,6 +82,35 @@ def test_a_fork_while_threads_are_inside_record_files_leaves_nothing_locked(
         locks.acquire(key, wait=5).release()
 
 
+def test_a_fork_while_a_record_file_is_opened_inherits_none(child: Callable[..., Child]) -> None:
+    """It comes before or after: a child would keep a file locked that it does not know of."""
+    slow = """
+    import threading
+    from weblock.stores.file.directory import Directory
+    opening, open_file = threading.Event(), Directory.open_file
+    def open_slowly(self, name):
+        fd = open_file(self, name)
+        if name.startswith("records-"):
+            opening.set()
+            threading.Event().wait(0.1)
+        return fd
+    Directory.open_file = open_slowly
+    """
+    parent = child(before=slow).open()
+    inherited = parent.run("""
+    threading.Thread(target=locks.acquire, args=("k",), daemon=True).start()
+    opening.wait()
+    heard, told = os.pipe()
+    if os.fork() == 0:
+        links = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
+                 if os.path.exists(f"/proc/self/fd/{fd}")]
+        os.write(told, b"%d\\n" % sum("records-" in link for link in links))
+        os._exit(0)
+    int(os.read(heard, 100))
+    """)
+    assert inherited == 0
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_of_multiprocessing_exclude_one_another(
     tmp_path: Path, method: str, child: Callable[..., Child]

@@ -35,6 +35,13 @@ _LARGEST_SLOT: Final = 16 * 1024 * 1024
 _HEADROOM: Final = 512
 """Bytes that a state may grow by without anybody joining a queue."""
 
+_no_fork: Final = threading.RLock()
+"""Held while a file is opened: a child that knew nothing of it would keep it locked."""
+
+os.register_at_fork(
+    before=_no_fork.acquire, after_in_parent=_no_fork.release, after_in_child=_no_fork.release
+)
+
 _MUTEX_PATIENCE: Final = 0.1
 """Seconds to wait for another thread of this process to come out of a file."""
 
@@ -221,7 +228,8 @@ class RecordFile:
         if self._closed or self._directory.deleted:
             raise DirectoryGone
         self._known = _EMPTY
-        self._fd = self._directory.open_file(self._name)
+        with _no_fork:
+            self._fd = self._directory.open_file(self._name)
         self._inode = os.fstat(self._fd).st_ino
 
     def _read(self) -> _Record:
