@@ -24,15 +24,15 @@ def options_in(query: str, readers: Mapping[str, Reader], *, engine: str) -> dic
     return options
 
 
-def seconds(name: str, text: str) -> float:
-    """A time of more than 0 and less than a day."""
+def seconds(name: str, value: Any) -> float:
+    """A time of more than 0 and less than a day, as a number or its text."""
     try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 86400:
-        raise ConfigurationError(f"{name}={text!r:.40} must be seconds, more than 0")
-    return value
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = -1.0
+    if not 0 < seconds < 86400:
+        raise ConfigurationError(f"{name}={str(value)!r:.40} must be seconds, more than 0")
+    return seconds
 
 
 def flag(name: str, text: str) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
 from ...errors import ConfigurationError
+from ..options import seconds
 
 DEFAULT_PORT: Final = 6379
 SENTINEL_PORT: Final = 26379
@@ -205,23 +206,13 @@ def _connections(name: str, value: Any) -> int:
     return int(value)
 
 
-def _seconds(name: str, value: Any) -> float:
-    try:
-        seconds = float(value)
-    except (TypeError, ValueError):
-        seconds = -1.0
-    if not 0 < seconds < 86400:
-        raise ConfigurationError(f"{name}={str(value)!r:.40} must be seconds, more than 0")
-    return seconds
-
-
 def _recovery(name: str, value: Any) -> float:
     if value == "safe":
         return RECOVERY
     if value == "off":
         return 0.0
     try:
-        return _seconds(name, value)
+        return seconds(name, value)
     except ConfigurationError:
         raise ConfigurationError(
             f"{name}={str(value)!r:.40} must be 'safe', 'off', or your longest ttl in seconds"
@@ -267,8 +258,8 @@ _OPTIONS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "prefix": _prefix,
     "recovery": _recovery,
     "min_replicas": _whole,
-    "timeout": _seconds,
-    "connect_timeout": _seconds,
+    "timeout": seconds,
+    "connect_timeout": seconds,
     "max_connections": _connections,
     "allow_eviction": _flag,
 }
