@@ -45,12 +45,12 @@ Contender = Blocking | Asyncio
 
 
 def _embedded(directory: Path) -> Section:
-    locks = Locks.from_url(f"file://{directory}/weblock", wait=None)
+    locks = Locks.from_url(f"file://{directory}/weblock?allow_container=true", wait=None)
     return lambda: locks.hold(KEY)
 
 
 def _embedded_asyncio(directory: Path) -> AsyncSection:
-    locks = AsyncLocks.from_url(f"file://{directory}/weblock", wait=None)
+    locks = AsyncLocks.from_url(f"file://{directory}/weblock?allow_container=true", wait=None)
     return lambda: locks.hold(KEY)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
@@ -42,6 +41,8 @@ def _install(*packages: str) -> None:
         "-o",
         "DPkg::Lock::Timeout=300",
     ]
+    import fcntl  # Not on Windows, where apt-get is not either.
+
     with (Path(tempfile.gettempdir()) / "weblock-apt.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # Others may be at it, side by side.
         for words in (["update"], ["install", "-y", "--no-install-recommends", *packages]):

@@ -57,7 +57,9 @@ async def engine_for(asked: str, directory: Path) -> AsyncIterator[Engine]:
     """The engine, ready to grant, while the block lasts. Raises ``EngineError``."""
     if asked == "file://":
         # A directory of its own, so that nothing is left behind.
-        yield await _ready(f"file://{directory}/locks", "file://, which needs no server")
+        yield await _ready(
+            f"file://{directory}/locks?allow_container=true", "file://, which needs no server"
+        )
     elif asked in SERVERS:
         port = free_port()
         with server_on(port, asked, directory) as server:

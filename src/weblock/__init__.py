@@ -7,6 +7,7 @@ from .caching import CacheOptions
 from .errors import (
     AlreadyHeld,
     ConfigurationError,
+    EngineRecovering,
     EngineUnavailable,
     InvalidKey,
     LeaseLost,
@@ -16,6 +17,8 @@ from .errors import (
 from .inspection import KeyInfo
 from .sync import Lease, Locks
 
+__version__ = "0.1.0"
+
 __all__ = [
     "AlreadyHeld",
     "AsyncLease",
@@ -24,6 +27,7 @@ __all__ = [
     "CacheOptions",
     "ConfigurationError",
     "Duration",
+    "EngineRecovering",
     "EngineUnavailable",
     "HoldOptions",
     "InvalidKey",

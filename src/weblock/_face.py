@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import threading
-import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Final, Generic, Self, TypeVar, Unpack
+from typing import Generic, Self, TypeVar, Unpack
 
 from ._core.acquiring import Locker
 from ._core.attempts import Attempts
-from ._core.holding import Holding, Unprotected
+from ._core.holding import Hands, Holding, Unprotected
 from ._core.ports import SCOPES, Engine, Runtime
 from ._core.table import Released
 from ._options import HoldOptions, LocksOptions, Options, count
+from ._platform.logs import logger
 from ._runtime.clock import control
 from ._runtime.keeper import keeper_of, leave_keeper
 from .errors import ConfigurationError, EngineUnavailable
 from .inspection import KeyInfo, KeyInfos, info_of
 from .keys import check_prefix, in_order, qualified, unqualified
 from .stores import url as urls
-
-logger = logging.getLogger("weblock")
 
 
 class Face:
@@ -32,6 +28,7 @@ class Face:
     _runtime: type[Runtime]
 
     def __init__(self, engine: Engine, **given: Unpack[LocksOptions]) -> None:
+        self._refuse_what_is_no_engine(engine)
         options = Options(**given)
         runtime = self._runtime()
         reach, wanted = SCOPES.index(engine.scope), SCOPES.index(options.require_scope)
@@ -41,18 +38,29 @@ class Face:
                 f" require_scope={options.require_scope!r}: choose an engine that is shared by all"
                 " machines, such as redis://"
             )
-        self._engine = engine
         self._options = options
-        self._locker = Locker(
-            store=engine.connect(runtime),
-            runtime=runtime,
-            keeper=keeper_of(engine),
-            switchboard=engine.switchboard,
-            engine=engine.name,
-        )
+        self._use(engine, runtime)
         self._closed = False
+        self._reopen: Callable[[], Engine] | None = None
+        self._rests = False
+        self._opening = threading.Lock()
         self._fail_opens = 0
         self._counting = threading.Lock()
+
+    @classmethod
+    def _refuse_what_is_no_engine(cls, engine: object) -> None:
+        if hasattr(engine, "switchboard"):
+            return
+        name = cls.__name__
+        if isinstance(engine, str | list | tuple):
+            raise TypeError(
+                f"{name}(...) takes an open engine, not a URL: write {name}.from_url(...)"
+            )
+        raise TypeError(
+            f"{name}(...) takes an open engine, and was given a"
+            f" {type(engine).__module__}.{type(engine).__qualname__}: write {name}.from_url(url),"
+            f" or {name}.from_client(client) for a redis-py client"
+        )
 
     @classmethod
     def from_url(
@@ -64,9 +72,10 @@ class Face:
         All who name the same URL in one process share one engine. See ``LocksOptions`` for the
         options. Raises ``ConfigurationError`` for a URL or an option that cannot work.
         """
-        if url is None:
-            _warn_if_one_of_many_machines()
-        return cls(urls.engine_for(urls.DEFAULT if url is None else url), **options)
+        open_engine = partial(urls.engine_for, urls.DEFAULT if url is None else url)
+        locks = cls(open_engine(), **options)
+        locks._reopen = open_engine
+        return locks
 
     @classmethod
     def from_client(
@@ -108,25 +117,37 @@ class Face:
         namespace = self._options.namespace
         return f"<{type(self).__name__} {self._engine.name} namespace={namespace!r}>"
 
+    def _use(self, engine: Engine, runtime: Runtime) -> None:
+        self._engine = engine
+        self._locker = Locker(
+            store=engine.connect(runtime),
+            runtime=runtime,
+            keeper=keeper_of(engine),
+            switchboard=engine.switchboard,
+            engine=engine.name,
+        )
+
     def _keys(self, keys: tuple[str, ...]) -> tuple[str, ...]:
-        self._refuse_if_closed()
+        self._ensure_open()
         if not keys:
             raise TypeError("name at least one key to lock")
         return tuple(qualified(self._options.namespace, key) for key in in_order(keys))
 
     async def _acquire(
         self, keys: tuple[str, ...], options: HoldOptions
-    ) -> Sequence[Holding | Unprotected]:
+    ) -> tuple[Locker, Sequence[Holding | Unprotected]]:
+        """The holdings, and the locker that they belong to: another one, after a rest."""
         terms, wait = self._options.of_call(options)
         names = self._keys(keys)
+        locker = self._locker
         try:
             if isinstance(wait, Attempts):
-                return await self._locker.attempt(names, terms, wait)
-            return await self._locker.acquire(names, terms, wait)
+                return locker, await locker.attempt(names, terms, wait)
+            return locker, await locker.acquire(names, terms, wait)
         except EngineUnavailable as failure:
             if not terms.fail_open:
                 raise
-            return self._fail_open(names, failure)
+            return locker, self._fail_open(names, failure)
 
     def _fail_open(self, names: Sequence[str], failure: EngineUnavailable) -> list[Unprotected]:
         with self._counting:
@@ -137,10 +158,10 @@ class Face:
         return [Unprotected(name, control=runs) for name in names]
 
     async def _take(self, key: str, options: HoldOptions) -> BaseLease:
-        return BaseLease(self._locker, await self._acquire((key,), options))
+        return BaseLease(*await self._acquire((key,), options))
 
     async def _give_back(self, lease: BaseLease) -> None:
-        await self._locker.release(lease._leased)  # noqa: SLF001
+        await lease._locker.release(lease._leased)  # noqa: SLF001
 
     async def _is_done(self, key: str) -> bool:
         (name,) = self._keys((key,))
@@ -169,7 +190,7 @@ class Face:
         return info_of(name, await self._locker.store.look(name))
 
     async def _list(self, prefix: str, limit: int) -> KeyInfos:
-        self._refuse_if_closed()
+        self._ensure_open()
         start = qualified(self._options.namespace, check_prefix(prefix))
         store = self._locker.store
         names = await store.names(start, count("limit", limit))
@@ -187,14 +208,37 @@ class Face:
             logger.warning("the lease of %.200r was taken away from %.200r by force", key, label)
         return taken
 
-    def _refuse_if_closed(self) -> None:
+    def _ensure_open(self) -> None:
         if self._closed:
             raise ConfigurationError(f"{self!r} is closed")
+        if self._rests:
+            with self._opening:
+                self._open_again()
+
+    def _open_again(self) -> None:
+        # Looked at again, since another thread may have done it meanwhile.
+        if self._rests and self._reopen:
+            self._use(self._reopen(), self._locker.runtime)
+            self._rests = False
+
+    def _rest(self) -> None:
+        """Frees what ``close`` frees, until these locks are used again.
+
+        An application may shut down and start again in one process, as each test of it does. The
+        locks that were made for it have to serve it each time; only its user closes them for good.
+        """
+        with self._opening:
+            if not (self._closed or self._rests):
+                self._rests = True
+                self._leave()
 
     def _close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
+        with self._opening:
+            if not (self._closed or self._rests):
+                self._leave()
+            self._closed = True
+
+    def _leave(self) -> None:
         if leave_keeper(self._engine):
             urls.forget(self._engine)
             self._engine.close()
@@ -213,7 +257,9 @@ class BaseLease:
     def joined(cls, leases: Sequence[Self], keys: Sequence[str]) -> Self:
         """Several leases of one ``Locks`` as one, of just these of their keys."""
         held = {unqualified(each.key): each for lease in leases for each in lease._holdings}  # noqa: SLF001
-        return cls(leases[0]._locker, [held[key] for key in keys])  # noqa: SLF001
+        holdings = [held[key] for key in keys]
+        others = [lease._holdings for lease in leases]  # noqa: SLF001
+        return cls(leases[0]._locker, Hands(holdings, others=others))  # noqa: SLF001
 
     @property
     def key(self) -> str:
@@ -272,19 +318,16 @@ class BaseLease:
         for holding in self._holdings:
             holding.check(now)
 
-    def _on_lost(self, callback: Callable[[], None]) -> None:
+    def _on_lost(self, tell: Callable[[], None]) -> None:
+        """Calls ``tell`` once, in the thread that notices the loss: it must not wait, nor fail."""
         told = threading.Lock()
 
-        def tell() -> None:
+        def tell_once() -> None:
             if told.acquire(blocking=False):
-                try:
-                    callback()
-                except Exception:
-                    # It would hide the loss from the one who checks, or stop the keeper.
-                    logger.exception("a callback for a lost lease failed")
+                tell()
 
         for holding in self._holdings:
-            holding.on_lost(tell)
+            holding.on_lost(tell_once)
 
     def __repr__(self) -> str:
         state = f"remaining={self.remaining():.3f}" if self.held else "not held"
@@ -315,30 +358,3 @@ class Inside(Generic[L]):
             lease = next((each for each in reversed(leases) if each._control is who), lease)  # noqa: SLF001
         self._leases.remove(lease)
         return lease
-
-
-_warned: list[str] = []
-
-_MANY_MACHINES: Final = {
-    "KUBERNETES_SERVICE_HOST": "Kubernetes",
-    "ECS_CONTAINER_METADATA_URI_V4": "Amazon ECS",
-    "AWS_LAMBDA_FUNCTION_NAME": "AWS Lambda",
-    "K_SERVICE": "Cloud Run",
-    "DYNO": "Heroku",
-    "FLY_APP_NAME": "Fly.io",
-    "RENDER": "Render",
-    "RAILWAY_ENVIRONMENT_ID": "Railway",
-    "WEBSITE_INSTANCE_ID": "Azure App Service",
-}
-
-
-def _warn_if_one_of_many_machines() -> None:
-    platform = next((name for mark, name in _MANY_MACHINES.items() if mark in os.environ), None)
-    if platform and not _warned:
-        _warned.append(platform)
-        warnings.warn(
-            f"weblock locks on this machine only (file://), but this looks like {platform}, where"
-            " an application runs on several: name an engine that they share (redis://...), or"
-            " choose file:// by name if there is one machine",
-            stacklevel=4,
-        )

@@ -6,15 +6,17 @@ import inspect
 import math
 import os
 import socket
-import weakref
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, Final, Literal, TypedDict, Unpack, cast
 
 from ._core.attempts import Attempts
 from ._core.holding import DRIFT, Terms
 from ._core.ports import SCOPES
+from ._platform.forks import heed_forks
 from .errors import ConfigurationError
 from .keys import check_namespace
+from .stores.options import unknown
 
 Duration = float | timedelta
 """Seconds, or a ``timedelta``."""
@@ -25,6 +27,11 @@ SHORTEST_TTL: Final = 0.1
 SHORTEST_EXPIRY: Final = 0.001
 
 LONGEST: Final = 366 * 86400.0
+
+_ENDLESS: Final = {
+    "wait": ": 0 never waits, and None waits without end",
+    "max_hold": "; None stands for no limit",
+}
 
 MOST_DRIFT: Final = 0.25
 """A share; more would leave too little of a lease."""
@@ -88,10 +95,11 @@ class Options:
             )
         self._drift = _drift(given.pop("drift", DRIFT))
         self._hold = {**_DEFAULTS, "label": _label_of_process()}
+        _refuse_unknown(given, LocksOptions.__annotations__)
         self._hold = self._merged(cast("HoldOptions", given))
         self._terms = self._terms_of(self._hold)
         if "label" not in given:
-            _labelled_by_process.add(self)
+            heed_forks(self)
 
     @property
     def label(self) -> str:
@@ -106,6 +114,7 @@ class Options:
         """The terms and the wait of one call, where ``given`` goes before our own."""
         if not given:
             return self._terms, self._hold["wait"]
+        _refuse_unknown(given, _CHECKS)
         options = self._merged(given)
         return self._terms_of(options), options["wait"]
 
@@ -123,10 +132,53 @@ class Options:
     def _merged(self, given: HoldOptions) -> dict[str, Any]:
         merged = dict(self._hold)
         for name, value in given.items():
-            if name not in _CHECKS:
-                raise TypeError(f"there is no option {name!r}; there are {', '.join(_CHECKS)}")
             merged[name] = _CHECKS[name](name, value)
         return merged
+
+
+def _refuse_unknown(given: Iterable[str], known: Iterable[str]) -> None:
+    """Raises ``TypeError``, and says which option may be meant."""
+    for name in given:
+        if name in known:
+            continue
+        if name in LocksOptions.__annotations__:
+            raise TypeError(
+                f"{name}= is for all leases of a Locks, not for one call: give it to from_url"
+            )
+        if name in _OTHER_NAMES:
+            raise TypeError(f"there is no option {name!r}: did you mean {_OTHER_NAMES[name]}?")
+        if name in _OF_ENGINES:
+            raise TypeError(
+                f"there is no option {name!r} of a lock; an engine has it, and it stands in the URL:"
+                f" redis://host?{name}=..."
+            )
+        raise TypeError(unknown("option", name, known))
+
+
+_WAIT: Final = "wait= (seconds to wait for a key that is held; 0 never waits)"
+_TTL: Final = "ttl= (seconds that a lease lasts when its holder has died)"
+
+_OTHER_NAMES: Final = {
+    **dict.fromkeys(("timeout", "lock_timeout"), f"{_WAIT}, or {_TTL}"),
+    **dict.fromkeys(("blocking", "blocking_timeout", "acquire_timeout", "block"), _WAIT),
+    **dict.fromkeys(("expire", "expires", "expiry", "lease", "lease_time", "duration"), _TTL),
+    **dict.fromkeys(("auto_renewal", "auto_renew", "keep_alive"), "renew= (True by default)"),
+    **dict.fromkeys(("max_time", "max_lease", "deadline"), "max_hold= (seconds)"),
+}
+"""What other packages call our options."""
+
+_OF_ENGINES: Final = [
+    "allow_eviction",
+    "connect_timeout",
+    "db",
+    "max_connections",
+    "min_replicas",
+    "password",
+    "prefix",
+    "recovery",
+    "session_timeout",
+    "username",
+]
 
 
 def _drift(value: Any) -> float:
@@ -146,17 +198,6 @@ def _label_of_process() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-_labelled_by_process: weakref.WeakSet[Options] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for options in _labelled_by_process:
-        options.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
 def seconds(name: str, value: Any, *, least: float = 0.0) -> float:
     """A duration in seconds; ``ConfigurationError`` names what is wrong with it."""
     if isinstance(value, timedelta):
@@ -166,9 +207,9 @@ def seconds(name: str, value: Any, *, least: float = 0.0) -> float:
             f"{name}={value!r:.80} is not a duration: give seconds, or a timedelta"
         )
     if not least <= value <= LONGEST:
-        without_end = "; None stands for no limit" if name in ("wait", "max_hold") else ""
+        days = LONGEST / 86400
         raise ConfigurationError(
-            f"{name}={value!r:.80} must be {least:g} to {LONGEST:g} seconds{without_end}"
+            f"{name}={value!r:.80} must be {least:g} seconds to {days:g} days{_ENDLESS.get(name, '')}"
         )
     return float(value)
 
@@ -238,6 +279,17 @@ def skips_where_busy(on_busy: OnBusy, options: HoldOptions) -> bool:
     if on_busy == "skip":
         options.setdefault("wait", 0)
     return on_busy == "skip"
+
+
+def without_waiting(options: HoldOptions) -> HoldOptions:
+    """The options of ``try_acquire``, which may say nothing else than that it does not wait."""
+    wait = options.get("wait", 0)
+    if isinstance(wait, bool) or wait not in (0, timedelta(0)):
+        raise TypeError(
+            f"try_acquire never waits, and was given wait={wait!r:.80}: call acquire, which waits and"
+            " then raises LockTimeout"
+        )
+    return {**options, "wait": 0}
 
 
 def refuse_coroutine(work: object) -> None:

@@ -20,6 +20,7 @@ from ._options import (
     refuse_coroutine,
     seconds,
     skips_where_busy,
+    without_waiting,
 )
 from ._runtime.aio import AsyncioRuntime
 from .caching import CacheOptions, Keeping, Turns, of_hold, value_of
@@ -52,11 +53,14 @@ class AsyncLocks(Face):
 
     async def acquire(self, *keys: str, **options: Unpack[HoldOptions]) -> AsyncLease:
         """Holds the keys until ``release`` is called on the lease. Raises as ``hold`` does."""
-        return AsyncLease(self._locker, await self._acquire(keys, options))
+        return AsyncLease(*await self._acquire(keys, options))
 
     async def try_acquire(self, *keys: str, **options: Unpack[HoldOptions]) -> AsyncLease | None:
-        """The lease if the keys are free at this moment, else ``None``. Never waits."""
-        options["wait"] = 0
+        """The lease if the keys are free at this moment, else ``None``. Never waits.
+
+        Takes the options of ``acquire`` but for ``wait``.
+        """
+        options = without_waiting(options)
         try:
             return await self.acquire(*keys, **options)
         except LockTimeout:
@@ -64,7 +68,7 @@ class AsyncLocks(Face):
 
     def serialized(
         self, key: str, **options: Unpack[HoldOptions]
-    ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]:
+    ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]:
         """Decorates a coroutine function so that its calls never overlap.
 
         ``key`` may name arguments of the function, as in ``"item:{item_id}"``.
@@ -72,7 +76,9 @@ class AsyncLocks(Face):
         template = KeyTemplate.parse(key)
         self._options.of_call(options)  # What cannot work is refused here, not at the first call.
 
-        def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+        def decorate(
+            function: Callable[P, Awaitable[R]],
+        ) -> Callable[P, Coroutine[Any, Any, R]]:
             if not inspect.iscoroutinefunction(function):
                 raise TypeError(f"{function!r} is not a coroutine function: decorate it with Locks")
             key_of = template.for_call_of(function)
@@ -176,14 +182,17 @@ class AsyncLocks(Face):
     @overload
     def cached(
         self, key: str, compute: None = None, **options: Unpack[CacheOptions]
-    ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]: ...
+    ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]: ...
 
     def cached(
         self,
         key: str,
         compute: Callable[[], Awaitable[R]] | None = None,
         **options: Unpack[CacheOptions],
-    ) -> Coroutine[Any, Any, R] | Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]:
+    ) -> (
+        Coroutine[Any, Any, R]
+        | Callable[[Callable[P, Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]
+    ):
         """The value that ``compute`` makes, from a cache; of all who miss it at once, one computes it.
 
         For a value: ``locks.cached("report", make_report, expiry=60, cache=cache)``. Without
@@ -207,7 +216,9 @@ class AsyncLocks(Face):
             return value_of(key, compute, keeping, turns)
         template = KeyTemplate.parse(key)
 
-        def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+        def decorate(
+            function: Callable[P, Awaitable[R]],
+        ) -> Callable[P, Coroutine[Any, Any, R]]:
             if not inspect.iscoroutinefunction(function):
                 raise TypeError(f"{function!r} is not a coroutine function: decorate it with Locks")
             key_of = template.for_call_of(function)
@@ -311,7 +322,7 @@ class AsyncLease(BaseLease):
         loop = asyncio.get_running_loop()
 
         def tell() -> None:
-            if not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # The loop is closed.
                 loop.call_soon_threadsafe(callback)
 
         self._on_lost(tell)

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, Generic, NamedTuple, Protocol, Required, TypeVar, cast
 
 from ._options import SHORTEST_EXPIRY, Duration, HoldOptions, seconds
-from .errors import ConfigurationError, LeaseLost, LockTimeout
+from .errors import ConfigurationError, EngineRecovering, LeaseLost, LockTimeout
 from .keys import check_key
 
 R = TypeVar("R")
@@ -164,8 +164,8 @@ async def value_of(
     if entry and keeping.serves(entry):
         try:
             turn = await turns.take(key, {**turns.options, "wait": 0})
-        except LockTimeout:
-            return cast("R", entry.value)  # Somebody is at it.
+        except (LockTimeout, EngineRecovering):
+            return cast("R", entry.value)  # Somebody is at it, or may be.
     else:
         turn = await turns.take(key, turns.options)
     try:

@@ -100,6 +100,23 @@ class EngineUnavailable(WeblockError, ConnectionError):
         self.reason = reason
 
 
+class EngineRecovering(EngineUnavailable):
+    """The engine may have lost leases, and grants none until those that it has forgotten have ended.
+
+    So it is for a while after a server was started, emptied, or put in the place of another. Nobody
+    is known to hold the key. ``retry_after`` is how many seconds are left, as far as that is known;
+    a caller whose ``wait`` lasts that long gets the key then.
+    """
+
+    def __init__(self, engine: str, reason: str, *, retry_after: float) -> None:
+        super().__init__(
+            engine,
+            f"{reason}, and may have forgotten leases that are still held: it grants none for"
+            f" {retry_after:.3g} s more (recovery)",
+        )
+        self.retry_after = retry_after
+
+
 class ConfigurationError(WeblockError, ValueError):
     """A setting, a URL or an argument cannot work; the message names the value and the remedy."""
 

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Final
 from urllib.parse import quote
 
+from .canonical import CONVERTERS, canonical
 from .errors import ConfigurationError, InvalidKey
 
 MAX_LENGTH: Final = 512
@@ -18,7 +19,7 @@ MAX_LENGTH: Final = 512
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029]")
 _NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_-]*)?")
+_NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_-]*)?)(?::([a-z]+))?")
 _UNRESERVED: Final = "-._~"
 _KINDS: Final = ("path", "query", "header")
 
@@ -75,11 +76,14 @@ class KeyTemplate:
     """A key with places to fill in, as in ``"item:{item_id}"``.
 
     Two different sets of values never make the same key: what is filled in is percent-encoded, so
-    that no value can contain what stands between two places.
+    that no value can contain what stands between two places. Equal values always make the same key
+    (``canonical``); ``"item:{item_id:int}"`` converts a value that is still text.
     """
 
     text: str
     names: tuple[str, ...]
+    converters: tuple[str, ...]
+    """The converter of each name; empty where none is named."""
     _literals: tuple[str, ...]
     _safe: str
 
@@ -88,15 +92,11 @@ class KeyTemplate:
         """Reads a template. Raises ``ConfigurationError`` where it is malformed or ambiguous."""
         check_key(text)
         pieces = _PLACEHOLDER.split(text)
-        literals, names = pieces[::2], pieces[1::2]
+        literals = pieces[::2]
         for literal in literals:
             if "{" in literal or "}" in literal:
                 raise ConfigurationError(f"key template {text!r} has an unmatched brace")
-        for name in names:
-            if not _NAME.fullmatch(name):
-                raise ConfigurationError(
-                    f"key template {text!r} has {{{name}}}: a name like {{item_id}} is wanted there"
-                )
+        places = [_place(text, piece) for piece in pieces[1::2]]
         for between in literals[1:-1]:
             if all(character.isalnum() or character == "%" for character in between):
                 raise ConfigurationError(
@@ -105,16 +105,21 @@ class KeyTemplate:
                 )
         separators = "".join(literals[1:-1])
         safe = "".join(character for character in _UNRESERVED if character not in separators)
-        return cls(text, tuple(names), tuple(literals), safe)
+        names, converters = (tuple(place[part] for place in places) for part in (0, 1))
+        return cls(text, names, converters, tuple(literals), safe)
 
     def fill(self, values: Mapping[str, object]) -> str:
         """Returns the key for ``values``; ``InvalidKey`` where one is missing or cannot be used."""
         parts = [self._literals[0]]
-        for name, literal in zip(self.names, self._literals[1:], strict=True):
+        places = zip(self.names, self.converters, self._literals[1:], strict=True)
+        for name, converter, literal in places:
             if name not in values:
                 known = ", ".join(sorted(map(str, values))) or "none"
                 raise InvalidKey(f"key template {self.text!r} wants {name!r}; there is: {known}")
-            parts.append(self._encode(str(values[name])))
+            value = values[name]
+            if converter and isinstance(value, str):
+                value = self._converted(name, converter, value)
+            parts.append(self._encode(canonical(value)))
             parts.append(literal)
         return check_key("".join(parts))
 
@@ -147,6 +152,15 @@ class KeyTemplate:
 
         return key_of if self.names else lambda _args, _kwargs: self.text
 
+    def _converted(self, name: str, converter: str, value: str) -> object:
+        try:
+            return CONVERTERS[converter](value)
+        except ValueError as error:
+            raise InvalidKey(
+                f"key template {self.text!r} was given {value[:40]!r} for {name!r}, which"
+                f" {converter!r} cannot convert"
+            ) from error
+
     def _encode(self, value: str) -> str:
         if not value:
             raise InvalidKey(f"key template {self.text!r} was given an empty value")
@@ -158,6 +172,23 @@ class KeyTemplate:
             if character not in self._safe:
                 quoted = quoted.replace(character, f"%{ord(character):02X}")
         return quoted
+
+
+def _place(text: str, piece: str) -> tuple[str, str]:
+    """The name and the converter of what stands between two braces."""
+    found = _NAME.fullmatch(piece)
+    if not found:
+        raise ConfigurationError(
+            f"key template {text!r} has {{{piece}}}: a name like {{item_id}} is wanted there, or"
+            " {item_id:int}"
+        )
+    name, converter = found[1], found[2] or ""
+    if converter and converter not in CONVERTERS:
+        raise ConfigurationError(
+            f"key template {text!r} has the converter {converter!r}; there is"
+            f" {', '.join(sorted(CONVERTERS))}"
+        )
+    return name, converter
 
 
 @functools.cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Literal, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
@@ -18,7 +19,9 @@ from ._options import (
     refuse_coroutine,
     seconds,
     skips_where_busy,
+    without_waiting,
 )
+from ._platform.threads import callbacks
 from ._runtime.blocking import BlockingRuntime, drive
 from .caching import CacheOptions, Keeping, Turns, of_hold, value_of
 from .errors import LeaseLost, LockTimeout
@@ -50,11 +53,14 @@ class Locks(Face):
 
     def acquire(self, *keys: str, **options: Unpack[HoldOptions]) -> Lease:
         """Holds the keys until ``release`` is called on the lease. Raises as ``hold`` does."""
-        return Lease(self._locker, drive(self._acquire(keys, options)))
+        return Lease(*drive(self._acquire(keys, options)))
 
     def try_acquire(self, *keys: str, **options: Unpack[HoldOptions]) -> Lease | None:
-        """The lease if the keys are free at this moment, else ``None``. Never waits."""
-        options["wait"] = 0
+        """The lease if the keys are free at this moment, else ``None``. Never waits.
+
+        Takes the options of ``acquire`` but for ``wait``.
+        """
+        options = without_waiting(options)
         try:
             return self.acquire(*keys, **options)
         except LockTimeout:
@@ -314,8 +320,11 @@ class Lease(BaseLease):
             error.add_note(f"meanwhile, the {loss}")
 
     def on_lost(self, callback: Callable[[], None]) -> None:
-        """Calls ``callback`` once, from a background thread, when the lease is lost."""
-        self._on_lost(callback)
+        """Calls ``callback`` once, from a background thread, when the lease is lost.
+
+        That thread calls all such callbacks, one after the other.
+        """
+        self._on_lost(partial(callbacks.call, callback))
 
 
 class Hold:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from django.core.cache.backends.locmem import LocMemCache
 
-from tests.servers import eventually, fresh_url
+from tests.servers import fresh_url
+from tests.support.waiting import eventually
 from weblock import Locks
 
 MANY = 20

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from tests.servers import eventually, fresh_url
+from tests.servers import fresh_url
+from tests.support.waiting import eventually
 from weblock import LeaseLost, Locks
 
 KEY = "coming-from:import"

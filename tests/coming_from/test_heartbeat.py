@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import redis.asyncio
 
-from tests.servers import eventually, fresh_url, shared
+from tests.servers import fresh_url, shared
+from tests.support.waiting import eventually
 from weblock import AsyncLocks, LeaseLost, Locks
 
 KEY = "coming-from:work"

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from tests.servers import eventually, fresh_url
+from tests.servers import fresh_url
+from tests.support.waiting import eventually
 from weblock import Locks
 
 

@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from tests.servers import eventually, fresh_url
+from tests.servers import fresh_url
+from tests.support.waiting import eventually
 from weblock import Locks
 
 KEY = "coming-from:item"

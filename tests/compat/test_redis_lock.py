@@ -11,7 +11,7 @@ import gc
 import inspect
 import threading
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ import redis
 import redis.asyncio.lock
 from redis.exceptions import LockError
 
-from tests.servers import Server, eventually, shared
+from tests.servers import Server, shared
+from tests.support.waiting import eventually, now
 from weblock import ConfigurationError, Locks
 from weblock.compat import redis as compat
 from weblock.compat.redis import Lock
@@ -35,11 +36,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "coming-from" / "redis-py.md"
 async def answer(result: Any) -> Any:
     """What a call of either twin came to."""
     return await result if inspect.isawaitable(result) else result
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    """Waits for something to happen elsewhere."""
-    await asyncio.to_thread(eventually, condition)
 
 
 class Twin:
@@ -171,7 +167,7 @@ async def test_high_sleep_small_blocking_timeout(twin, foo, stranger) -> None:
             waiting = asyncio.create_task(asyncio.to_thread(waits.acquire, blocking_timeout=50))
         else:
             waiting = asyncio.create_task(waits.acquire(blocking_timeout=50))
-        await until(lambda: stranger.inspect(foo).waiters)
+        await asyncio.to_thread(eventually, lambda: stranger.inspect(foo).waiters)
     assert await waiting
     await answer(waits.release())
 
@@ -179,13 +175,22 @@ async def test_high_sleep_small_blocking_timeout(twin, foo, stranger) -> None:
 async def test_extend_lock_replace_ttl(twin, foo, stranger) -> None:
     """With ``replace_ttl`` it ends so much later than now, though never earlier than it would."""
     lock = twin.lock(foo, timeout=10)
+
+    def remaining() -> float:
+        """Of which the test's own time is taken off again."""
+        return stranger.inspect(foo).remaining + now() - asked
+
     assert await answer(lock.acquire(blocking=False))
+    asked = now()
     assert await answer(lock.extend(10, replace_ttl=True))
-    assert 8 < stranger.inspect(foo).remaining <= 10.5
+    assert remaining() > 8
+    assert stranger.inspect(foo).remaining <= 10.5
+    asked = now()
     assert await answer(lock.extend(20, replace_ttl=True))
-    assert 18 < stranger.inspect(foo).remaining <= 21
+    assert remaining() > 18
+    assert stranger.inspect(foo).remaining <= 21
     assert await answer(lock.extend(1, replace_ttl=True))
-    assert stranger.inspect(foo).remaining > 16
+    assert remaining() > 16
     await answer(lock.release())
 
 
@@ -193,9 +198,11 @@ async def test_reacquire_lock(twin, foo, stranger) -> None:
     """``reacquire`` has it last a whole ``timeout`` from now."""
     lock = twin.lock(foo, timeout=5)
     assert await answer(lock.acquire(blocking=False))
-    await until(lambda: stranger.inspect(foo).remaining < 4.8)
+    await asyncio.to_thread(eventually, lambda: stranger.inspect(foo).remaining < 4.8)
+    asked = now()
     assert await answer(lock.reacquire())
-    assert 4.8 < stranger.inspect(foo).remaining <= 5.2
+    assert stranger.inspect(foo).remaining + now() - asked > 4.8
+    assert stranger.inspect(foo).remaining <= 5.2
     await answer(lock.release())
 
 
@@ -209,7 +216,7 @@ async def test_release_cancellation_preserves_lock_state(port, foo, stranger) ->
         releasing.cancel()
         await asyncio.wait([releasing])
         assert lock.local.token is None
-        await until(lambda: stranger.inspect(foo) is None)
+        await asyncio.to_thread(eventually, lambda: stranger.inspect(foo) is None)
         await compat.asyncio.close(client)
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.waiting import queue_of
 from weblock import Locks
 
-from .conditions import queue_of
 from .engines import ENGINES, Promises
 from .faces import FACES, Actor, AsyncioFace, BlockingFace
 from .puppets import Puppet

@@ -14,11 +14,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from tests.support.waiting import PATIENCE
 from weblock import AsyncLocks, Locks
 from weblock._runtime.clock import now
-
-PATIENCE = 60.0
-"""Seconds after which something that should have happened counts as failed."""
 
 
 class Gate(threading.Event):
@@ -36,7 +34,12 @@ class Gate(threading.Event):
 
 
 class Actor:
-    """One flow of control, which makes one call after the other."""
+    """One flow of control, which makes one call after the other, and keeps what it was returned.
+
+    A lease that a test does not name is still somebody's.
+    """
+
+    kept: list[Future[Any]]
 
     def begin(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
         raise NotImplementedError
@@ -50,12 +53,14 @@ class Actor:
 
 class ThreadActor(Actor):
     def __init__(self) -> None:
+        self.kept = []
         self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="actor", daemon=True)
         self._thread.start()
 
     def begin(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
         done: Future[Any] = Future()
+        self.kept.append(done)
         self._calls.put((done, function, args, kwargs))
         return done
 
@@ -74,12 +79,14 @@ class ThreadActor(Actor):
 
 class TaskActor(Actor):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.kept = []
         self._loop = loop
         self._calls: asyncio.Queue[Any] = asyncio.Queue()
         self._task = asyncio.run_coroutine_threadsafe(self._start(), loop).result(PATIENCE)
 
     def begin(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
         done: Future[Any] = Future()
+        self.kept.append(done)
         call = (done, function, args, kwargs)
         self._loop.call_soon_threadsafe(self._calls.put_nowait, call)
         return done

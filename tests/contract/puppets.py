@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .faces import PATIENCE
+from tests.support.waiting import PATIENCE
 
 TOP = Path(__file__).parents[2]
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.waiting import eventually, now
 from weblock import AlreadyHeld, InvalidKey, LockTimeout
-
-from .conditions import eventually, now
 
 pytestmark = pytest.mark.promise("locks")
 

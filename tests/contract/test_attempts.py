@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.waiting import eventually
 from weblock import AlreadyHeld, Attempts, ConfigurationError, LockTimeout
-
-from .conditions import eventually
 
 pytestmark = pytest.mark.promise("locks")
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.waiting import eventually, queue_of
 from weblock import AsyncLocks, Locks
 from weblock._runtime.blocking import BlockingBell
 
-from .conditions import eventually, queue_of
 from .faces import AsyncioFace, ThreadActor
 
 pytestmark = pytest.mark.promise("locks")
@@ -242,9 +242,13 @@ class _Suspending:
         return suspending
 
 
+async def _cancelled_at(k: int, work: Coroutine[Any, Any, Any]) -> Any:
+    """Run ``work`` in this task, and cancel the task where it suspends for the k-th time."""
+    return await _stepped(k, work)
+
+
 @types.coroutine
-def _cancelled_at(k: int, work: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    """Runs ``work`` in this task, and cancels the task where it suspends for the k-th time."""
+def _stepped(k: int, work: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
     suspended = 0
     failure: BaseException | None = None
     while True:

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from .conditions import eventually, now
+from tests.support.forks import needs_fork
+from tests.support.waiting import eventually, now
 
 pytestmark = [pytest.mark.promise("locks", "processes")]
 
@@ -144,6 +145,7 @@ def test_a_holder_stopped_for_a_moment(locks, one, puppet, waiting) -> None:
     assert "error" not in holder.do("release")
 
 
+@needs_fork
 def test_a_fork_in_the_middle(locks, one, puppet) -> None:
     """The child of a holder holds nothing, frees nothing, and locks by itself."""
     parent = puppet(ttl=LONG)
@@ -163,6 +165,7 @@ def test_a_fork_in_the_middle(locks, one, puppet) -> None:
     assert one.do(locks.try_acquire, "key")
 
 
+@needs_fork
 def test_a_fork_after_the_engine_was_opened(locks, one, puppet) -> None:
     """A child of a preloading server keeps its own lease for many ttl, and takes it along."""
     parent = puppet(ttl=1)
@@ -179,6 +182,7 @@ def test_a_fork_after_the_engine_was_opened(locks, one, puppet) -> None:
     one.do(one.do(locks.acquire, "key", wait=LONG / 3).release)
 
 
+@needs_fork
 def test_a_child_and_its_parent_wait_for_one_another(face, puppet) -> None:
     """Parent and child are woken each by its own bell."""
     parent = puppet(ttl=LONG)

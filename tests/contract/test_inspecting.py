@@ -7,10 +7,10 @@ import os
 
 import pytest
 
+from tests.support.forks import needs_fork
+from tests.support.waiting import eventually
 from weblock import ConfigurationError, InvalidKey, LeaseLost
 from weblock._runtime.blocking import drive
-
-from .conditions import eventually
 
 LONG = 60.0
 
@@ -261,6 +261,7 @@ def test_what_cannot_be_a_key_is_refused(face, url, one) -> None:
             one.do(call, "key")
 
 
+@needs_fork
 @pytest.mark.promise("locks", "processes")
 def test_processes_see_one_another(locks, one, puppet) -> None:
     """A holder in another process is shown by its process id, a forked one by its own."""

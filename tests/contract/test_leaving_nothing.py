@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import threading
+import weakref
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from weblock import ConfigurationError, EngineUnavailable, LeaseLost, LockTimeout
-
-from .conditions import eventually
+from tests.support.waiting import eventually
+from weblock import AsyncLocks, ConfigurationError, EngineUnavailable, LeaseLost, LockTimeout
 
 FDS = Path("/dev/fd")
 
@@ -57,6 +59,31 @@ def _use(face, locks, one, other) -> None:
     lost = one.do(locks.acquire, "key", ttl=0.1, renew=False)
     eventually(lambda: not lost.held)
     one.do(face.section, locks, "a", "b", body=lambda lease: None)
+
+
+def test_event_loops_that_come_and_go_leave_nothing(url) -> None:
+    """Each ``asyncio.run`` on the same locks takes its connections and its loop away with it."""
+    locks = AsyncLocks.from_url(url)
+    loops = [asyncio.run(_use_in_a_loop(locks)) for _ in range(2)]
+    files, threads = _files(), _threads().total()
+    loops += [asyncio.run(_use_in_a_loop(locks)) for _ in range(40)]
+    # memcached's threads and their connections are as many as were ever at work at once, up to 16.
+    eventually(lambda: _files() < files + 20)
+    eventually(lambda: _threads().total() < threads + 20)
+    gc.collect()
+    # The last may be remembered, until another comes.
+    assert sum(loop() is not None for loop in loops) <= 1
+    asyncio.run(locks.close())
+
+
+async def _use_in_a_loop(locks: AsyncLocks) -> weakref.ref[asyncio.AbstractEventLoop]:
+    """Acquires, waits, and hands over."""
+    async with locks.hold("key") as lease:
+        waits = asyncio.ensure_future(locks.acquire("key"))
+        await asyncio.sleep(0)
+        await lease.release()
+        await (await waits).release()
+    return weakref.ref(asyncio.get_running_loop())
 
 
 def _threads() -> Counter[str]:

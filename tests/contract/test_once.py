@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import eventually
 from weblock import ConfigurationError, LeaseLost, LockTimeout
 
-from .conditions import eventually
 from .faces import Gate
 
 LONG = 60.0

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.waiting import eventually
 from weblock import AlreadyHeld, LeaseLost, LockTimeout
-
-from .conditions import eventually
 
 pytestmark = pytest.mark.promise("locks")
 

@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.support.waiting import PATIENCE
 from weblock import AsyncLocks, Locks, WeblockError
 from weblock._runtime.clock import now
 
-from .faces import FACES, PATIENCE
+from .faces import FACES
 from .history import Counter, Journal
 
 

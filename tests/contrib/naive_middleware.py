@@ -11,10 +11,10 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tests.support.waiting import PATIENCE
 from weblock import AsyncLocks
 
 PATTERN = re.compile("/items")
-PATIENCE = 30.0
 
 
 class BaseHTTPLock(BaseHTTPMiddleware):

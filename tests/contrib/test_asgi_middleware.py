@@ -1,6 +1,7 @@
 """``LockMiddleware`` around applications of several frameworks, message by message."""
 
 import asyncio
+import contextlib
 import dataclasses
 import re
 
@@ -16,12 +17,13 @@ from starlette.routing import Mount, Route
 
 from tests.servers import Server
 from tests.servers.ports import free_port
+from tests.support.aio import eventually, until_waited_for
 from weblock import AsyncLocks, ConfigurationError, LockTimeout
 from weblock.contrib.asgi import LockMiddleware, Rule, RuleSet, request_locks
 from weblock.contrib.fastapi import install, lock
+from weblock.stores.url import engine_for
 
 from .naive_middleware import BaseHTTPLock, PlainLock, WatchingLock
-from .waiting import eventually, until_waited_for
 from .wire import Exchange
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
@@ -252,22 +254,64 @@ class TestWhatPassesThrough:
         await served
         assert await locks.try_acquire("items")
 
-    async def test_locks_of_a_url_live_as_long_as_the_application(self, url):
-        """They are closed at its shutdown; those that it was given stay open."""
+    def test_a_middleware_without_rules_is_refused(self, locks):
+        """It would lock nothing, and nobody would notice."""
+        with pytest.raises(ConfigurationError, match="would lock nothing: say what to lock"):
+            LockMiddleware(answer, locks)
 
-        async def lifespan(layer):
-            exchange = Exchange(kind="lifespan")
-            await exchange.served_by(layer)
-            exchange = Exchange()
-            await exchange.served_by(layer)
-            return exchange
+    async def test_a_wait_in_vain_is_told_too(self, locks):
+        """The 409 of a request that was not served says for how long it has waited."""
+        rules = [Rule("/items", key="items", wait=0.01)]
+        exchange = Exchange()
+        async with locks.hold("items"):
+            await exchange.served_by(LockMiddleware(answer, locks, rules))
+        assert exchange.status == 409
+        assert exchange.headers["server-timing"].startswith("lock;dur=")
 
-        with pytest.raises(ConfigurationError, match="is closed"):
-            await lifespan(LockMiddleware(answer, url, ITEMS))
-        async with AsyncLocks.from_url(url) as locks:
-            assert (await lifespan(LockMiddleware(answer, locks, ITEMS))).status == 200
+    async def test_options_beside_ready_locks_are_refused(self, locks):
+        """They would have no effect, so the error says where they belong."""
         with pytest.raises(TypeError, match="ttl"):
             LockMiddleware(answer, locks, ITEMS, ttl=5)
+
+    @pytest.mark.parametrize("ends", ["returns", "raises"])
+    async def test_an_application_that_knows_no_lifespan_is_served(self, url, ends):
+        """Django's, or a plain function: servers go on without lifespan, and requests are locked."""
+
+        async def app(scope, receive, send):
+            if scope["type"] == "lifespan":
+                if ends == "raises":
+                    raise ValueError("this application handles only HTTP")
+                return
+            await answer(scope, receive, send)
+
+        layer = LockMiddleware(app, url, ITEMS)
+        lifespan = Exchange(kind="lifespan")
+        with contextlib.suppress(ValueError):
+            await lifespan.served_by(layer)
+        assert lifespan.sent == []
+        exchange = Exchange()
+        await exchange.served_by(layer)
+        assert exchange.status == 200
+
+    async def test_locks_of_a_url_serve_each_life_of_the_application(self, url):
+        """They let the engine go at its shutdown, and open it again for a request that comes after."""
+
+        async def app(scope, receive, send):
+            if scope["type"] == "lifespan":
+                await send({"type": "lifespan.startup.complete"})
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+            await answer(scope, receive, send)
+
+        layer = LockMiddleware(app, url, ITEMS)
+        engines = []
+        for _ in range(2):
+            exchange = Exchange()
+            await exchange.served_by(layer)
+            assert exchange.status == 200
+            engines.append(engine_for(url))
+            await Exchange(kind="lifespan").served_by(layer)
+        assert engines[0] is not engines[1]
 
     async def test_options_of_the_locks(self, url):
         """With a URL, options are those of the locks; a rule's own go before them."""

@@ -5,12 +5,12 @@ import asyncio
 import pytest
 from fastapi import Depends, FastAPI
 
+from tests.support.aio import eventually
 from weblock import ConfigurationError
 from weblock.contrib.asgi import RequestLayer, request_locks
 from weblock.contrib.asgi.waiting import LOOK_AFTER, ClientGone
 from weblock.contrib.fastapi import install, lock
 
-from .waiting import eventually
 from .wire import Exchange
 
 START = {"type": "http.response.start", "status": 200, "headers": []}

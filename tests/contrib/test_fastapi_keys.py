@@ -2,11 +2,11 @@
 
 from typing import Annotated
 
-import httpx
 import pytest
 from fastapi import APIRouter, Body, Depends, FastAPI, Header, HTTPException, WebSocket
 from pydantic import BaseModel
 
+from tests.support.http import client_of
 from weblock import AsyncLease, AsyncLocks, ConfigurationError
 from weblock.contrib.fastapi import install, lock
 
@@ -16,11 +16,6 @@ from .wire import Exchange
 class Cart(BaseModel):
     id: int
     items: list[int] = []
-
-
-def client_of(app: FastAPI) -> httpx.AsyncClient:
-    """A client inside this process."""
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop", timeout=60)
 
 
 @pytest.fixture
@@ -49,7 +44,7 @@ class TestTemplates:
         async def change(lease: Annotated[AsyncLease, Depends(lock(key))]) -> str:
             return lease.key
 
-        async with client_of(app) as client:
+        async with client_of(app, raises=True) as client:
             answer = await client.post("/a%20b?item=7&x=1", headers={"x-tenant": "c/d"})
         assert answer.json() == "a%20b/7/c%2Fd"
 
@@ -64,7 +59,7 @@ class TestTemplates:
         ) -> tuple[str, int, int]:
             return lease.key, page, x_shop
 
-        async with client_of(app) as client:
+        async with client_of(app, raises=True) as client:
             one = (await client.post("/items?page=07", headers={"x-shop": "08"})).json()
             other = (await client.post("/items")).json()
             wrong = await client.post("/items?page=x")
@@ -80,7 +75,7 @@ class TestTemplates:
         async def change() -> None:
             pytest.fail("the handler ran")
 
-        async with client_of(app) as client:
+        async with client_of(app, raises=True) as client:
             answer = await client.post(f"/items{query}")
         assert (answer.status_code, answer.json()["code"]) == (400, "invalid_key")
 
@@ -91,7 +86,7 @@ class TestTemplates:
         async def change(x: int) -> None:
             pytest.fail("the handler ran")
 
-        async with client_of(app) as client:
+        async with client_of(app, raises=True) as client:
             answer = await client.post("/items")
         assert answer.status_code == 422
         assert answer.json()["detail"][0] == {
@@ -137,7 +132,7 @@ class TestFunctions:
         ) -> list[str]:
             return [lease.key, str(cart.items)]
 
-        async with client_of(app) as client:
+        async with client_of(app, raises=True) as client:
             answer = await client.post("/carts", json={"id": "7", "items": [1]})
         assert answer.json() == ["cart:7", "[1]"]
 
@@ -154,7 +149,7 @@ class TestFunctions:
 
         no_lock_is_taken(locks, monkeypatch)
         content = {"content": body} if isinstance(body, bytes) else {"json": body}
-        async with client_of(app) as client:
+        async with client_of(app, raises=True) as client:
             answer = await client.post(
                 "/carts", **content, headers={"content-type": "application/json"}
             )
@@ -178,7 +173,7 @@ class TestFunctions:
         async def change(lease: Annotated[AsyncLease, Depends(lock(user_key))]) -> str:
             return lease.key
 
-        async with client_of(app) as client:
+        async with client_of(app, raises=True) as client:
             answer = await client.post("/?kind=list", headers={"x-user": "ann"})
             assert answer.json() == "list:ann"
             app.dependency_overrides[user] = lambda: "bob"
@@ -202,7 +197,7 @@ class TestFunctions:
         ) -> tuple[str, ...]:
             return lease.keys
 
-        async with client_of(app) as client:
+        async with client_of(app, raises=True) as client:
             answer = await client.post("/b", json={"source": 2, "target": 1})
             assert answer.json() == ["account:1", "account:2", "audit", "bank:b"]
             async with locks.hold("account:2"):
@@ -233,7 +228,7 @@ class TestFunctions:
         async def change() -> None:
             pytest.fail("the handler ran")
 
-        async with client_of(app) as client:
+        async with client_of(app, raises=True) as client:
             assert (await client.post("/items?name=")).status_code == 400
 
     def test_equal_functions_make_equal_locks(self):
@@ -306,8 +301,33 @@ class TestAtTheStart:
         sub.include_router(router)
         app.mount("/sub/{tenant}", sub)
         assert (await started(app)).last == "lifespan.shutdown.complete"
-        async with client_of(app) as client:
+        async with client_of(app, raises=True) as client:
             assert (await client.post("/sub/t/s/i?x=1")).status_code == 200
+
+    @pytest.mark.parametrize(
+        ("path", "key", "warned"),
+        [
+            ("/{item_id}", "item:{item_id}", True),
+            ("/{item_id}", "item:{item_id:int}", False),
+            ("/{item_id}", "item:{item_id:str}", False),
+            ("/{item_id:int}", "item:{item_id}", False),
+            ("/typed/{item_id}", "item:{item_id}", False),
+            ("/{item_id}", "item:{query.item_id}", False),
+        ],
+    )
+    async def test_a_key_of_a_spelling_is_warned_of(self, app, path, key, warned, caplog):
+        """Where nothing says what type a part of the path has, one row could have several locks."""
+
+        async def untyped() -> None: ...
+
+        async def typed(item_id: int) -> None: ...
+
+        endpoint = typed if "typed" in path else untyped
+        app.post(path, dependencies=[Depends(lock(key))])(endpoint)
+        with caplog.at_level("WARNING", "weblock"):
+            assert (await started(app)).last == "lifespan.shutdown.complete"
+        assert ("as the URL spells it" in caplog.text) == warned
+        assert ("{item_id:int}" in caplog.text) == warned
 
     async def test_a_server_without_lifespan_is_told_by_the_first_request(self, app):
         """Then every request raises until the key is mended, not just those of the route."""

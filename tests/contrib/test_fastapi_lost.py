@@ -12,6 +12,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.middleware.base import BaseHTTPMiddleware
 
+from tests.support.http import client_of
 from weblock import AsyncLease, AsyncLocks, ConfigurationError, LeaseLost
 from weblock.contrib.fastapi import install, lock
 
@@ -28,12 +29,6 @@ def lose(lease: AsyncLease) -> None:
     """Has the keeper find that somebody else has taken the lease, at this very moment."""
     for holding in lease._holdings:
         holding.lose("taken")
-
-
-def client_of(app: FastAPI) -> httpx.AsyncClient:
-    """A client whose server answers errors with 500."""
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    return httpx.AsyncClient(transport=transport, base_url="http://shop", timeout=60)
 
 
 @pytest.fixture

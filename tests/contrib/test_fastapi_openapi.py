@@ -4,11 +4,11 @@ import dataclasses
 import json
 from typing import Annotated
 
-import httpx
 import pytest
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse
 
+from tests.support.http import client_of
 from weblock import AsyncLocks, LockTimeout
 from weblock.contrib.fastapi import install, lock
 
@@ -59,10 +59,15 @@ def test_just_what_locks_tells_of_problems(app):
         assert set(told) == {"200", "409", "503"}
         assert told["409"]["content"][KIND]["schema"] == PROBLEM
         assert set(told["409"]["content"][KIND]["examples"]) == {"lock_timeout"}
-        assert set(told["503"]["content"][KIND]["examples"]) == {"engine_unavailable", "lease_lost"}
+        assert set(told["503"]["content"][KIND]["examples"]) == {
+            *("engine_unavailable", "engine_recovering", "lease_lost")
+        }
         assert set(told["409"]["headers"]) == {"Retry-After"}
         assert told["409"]["description"] == "The resource is busy"
-        assert "unavailable; The lock was lost" in told["503"]["description"]
+        assert (
+            "unavailable; The lock service is recovering; The lock was lost"
+            in told["503"]["description"]
+        )
     assert set(responses(app, "/endpoint", "get")) == {"200"}
     schema = app.openapi()["components"]["schemas"]["LockProblem"]
     assert "code" in schema["required"]
@@ -127,7 +132,7 @@ async def test_another_status_is_told_and_answered(locks):
 
     assert set(responses(app, "/items")) == {"200", "423", "503"}
     assert set(responses(app, "/items")["423"]["headers"]) == {"Retry-After", "X-Busy"}
-    async with locks.hold("x"), client_of(app) as client:
+    async with locks.hold("x"), client_of(app, raises=True) as client:
         answer = await client.post("/items")
     assert answer.status_code == 423
     assert answer.headers["x-busy"] == "yes"
@@ -155,12 +160,7 @@ async def test_what_is_mounted_tells_in_its_own_schema(app):
     app.get("/items")(lambda: None)
     sub.mount("/deeper", deeper)
     app.mount("/sub", sub)
-    async with client_of(app) as client:
+    async with client_of(app, raises=True) as client:
         for path, told in (("", False), ("/sub", True), ("/sub/deeper", True)):
             schema = (await client.get(f"{path}/openapi.json")).text
             assert ('"409"' in schema) is told
-
-
-def client_of(app: FastAPI) -> httpx.AsyncClient:
-    """A client inside this process."""
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop", timeout=60)

@@ -12,12 +12,12 @@ import httpx
 import pytest
 from fastapi import Depends, FastAPI, HTTPException
 
+from tests.support.aio import eventually
 from weblock import AsyncLocks
 from weblock.contrib.fastapi import install, lock
 
 from .naive import naive_lock
 from .shop import BOUND, Shop
-from .waiting import eventually
 from .wire import Exchange
 
 REQUESTS = 8

@@ -1,26 +1,46 @@
 """Every place where a lock may stand, and what it says where it may not."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Annotated
 
-import httpx
 import pytest
-from fastapi import APIRouter, Depends, FastAPI, Security, WebSocket
-from fastapi.middleware.cors import CORSMiddleware
+from fastapi import APIRouter, Depends, FastAPI, Request, Security, WebSocket
 from fastapi.security import SecurityScopes
 
 from tests.servers import Server
-from weblock import AsyncLease, AsyncLocks, ConfigurationError
+from tests.support.aio import until_waited_for
+from tests.support.http import client_of
+from weblock import AsyncLease, AsyncLocks, ConfigurationError, Locks
+from weblock.contrib.asgi import LockMiddleware, request_locks
 from weblock.contrib.fastapi import install, lock
 
 from .wire import Exchange
 
+
+@pytest.mark.parametrize("add", [install, LockMiddleware])
+def test_blocking_locks_are_refused(add: Callable[..., object]) -> None:
+    """They would block the event loop; the message says what to give instead."""
+    with (
+        Locks.from_url("memory://blocking") as locks,
+        pytest.raises(TypeError, match=r"blocks the thread .* give AsyncLocks\.from_url"),
+    ):
+        add(FastAPI(), locks)
+
+
+def test_a_router_is_no_application() -> None:
+    """The layer stands around the whole application, so a router is refused with what to give."""
+    with pytest.raises(TypeError, match=r"wants the FastAPI application.* given a APIRouter"):
+        install(APIRouter(), "memory://")
+
+
+def test_a_lock_without_depends_is_refused_where_it_stands() -> None:
+    """FastAPI would say that an attribute is missing; the message says what to write."""
+    with pytest.raises(TypeError, match=r"write Depends\(lock\('a:\{b\}'\)\)"):
+        FastAPI().post("/items", dependencies=[lock("a:{b}")])(nothing)
+
+
 Held = Annotated[AsyncLease, Depends(lock("x"))]
-
-
-def client_of(app: FastAPI) -> httpx.AsyncClient:
-    """A client inside this process."""
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop", timeout=60)
 
 
 @pytest.fixture
@@ -33,7 +53,7 @@ def app(locks: AsyncLocks) -> FastAPI:
 
 async def answer_while_held(app: FastAPI, locks: AsyncLocks, path: str) -> str:
     """What a request is answered that has to wait until "x" is released."""
-    async with client_of(app) as client:
+    async with client_of(app, raises=True) as client:
         async with locks.hold("x"):
             request = asyncio.create_task(client.post(path))
             await until_waited_for(locks, "x")
@@ -42,13 +62,6 @@ async def answer_while_held(app: FastAPI, locks: AsyncLocks, path: str) -> str:
     assert answer.status_code == 200, answer.text
     assert await locks.inspect("x") is None
     return answer.json()
-
-
-async def until_waited_for(locks: AsyncLocks, key: str) -> None:
-    """Returns when somebody waits for the key."""
-    async with asyncio.timeout(30):
-        while not (info := await locks.inspect(key)) or not info.waiters:  # noqa: ASYNC110 - it rings nobody
-            await asyncio.sleep(0.005)
 
 
 def depends_def(lease: Held) -> str:
@@ -130,7 +143,7 @@ class TestPlaces:
         ) -> bool:
             return one.fence == other.fence
 
-        async with client_of(app) as client:
+        async with client_of(app, raises=True) as client:
             assert (await client.post("/items")).json() is True
 
     async def test_a_websocket_in_a_router_of_a_mounted_application(self, app, locks):
@@ -165,7 +178,7 @@ class TestPlaces:
             return bool(await own.inspect("x")) and not await locks.inspect("x")
 
         app.mount("/sub", sub)
-        async with client_of(app) as client:
+        async with client_of(app, raises=True) as client:
             assert (await client.post("/sub/items")).json() is True
         assert await own.inspect("x") is None
         await own.close()
@@ -219,7 +232,7 @@ async def test_an_endpoint_may_run_without_a_lease_while_the_engine_is_down(tmp_
         @app.post("/closed", dependencies=[Depends(lock("x"))])
         async def refuse() -> None: ...
 
-        async with client_of(app) as client:
+        async with client_of(app, raises=True) as client:
             assert (await client.post("/open")).json()["held"] is True
             server.kill()
             answer = await client.post("/open")
@@ -230,105 +243,73 @@ async def test_an_endpoint_may_run_without_a_lease_while_the_engine_is_down(tmp_
         await locks.close()
 
 
-tasks: list[asyncio.Task | None] = []
+class Work:
+    """Work that has begun, goes on when the test says so, and tells whether it came to its end."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.goes_on = asyncio.Event()
+        self.done = False
+
+    async def __call__(self) -> None:
+        self.begun.set()
+        await self.goes_on.wait()
+        self.done = True
 
 
-async def note() -> None:
-    """An endpoint that notes the task that it runs in."""
-    tasks.append(asyncio.current_task())
+async def nothing() -> None:
+    """A dependency, or an endpoint, that locks nothing."""
 
 
-async def runs_apart(app: FastAPI, path: str) -> bool:
-    """Whether the endpoint of ``path`` runs in another task than the server's."""
-    exchange = Exchange(path=path)
-    served = exchange.served_by(app)
-    await served
-    assert exchange.status == 200
-    return tasks.pop() is not served
+class TestEveryRequestIsProtected:
+    """Work inside a lock is not cancelled, however the request came to lock, and not the first time either."""
 
+    @pytest.fixture
+    def work(self):
+        """What an endpoint does inside the lock, which the test lets it end."""
+        return Work()
 
-class TestRequestsThatLockNothing:
-    """They are served in the server's own task; those that may lock in one that is not cancelled."""
-
-    @pytest.mark.parametrize(
-        ("path", "apart"),
-        [
-            ("/plain", False),
-            ("/plain/7", False),
-            ("/plain/locks", False),
-            ("/locks", True),
-            ("/locks\n", True),
-            ("/carts/7/lines", True),
-            ("/files/a/b/c", True),
-            ("/sub/tenant/locks", True),
-            ("/sub/tenant/plain", False),
-            ("/opaque/plain", True),
-        ],
-    )
-    async def test_it_is_told_by_the_path(self, app, path, apart):
-        """Parameters, prefixes, mounts, and applications that cannot be looked into."""
-        sub, hidden, router = FastAPI(), FastAPI(), APIRouter(prefix="/carts/{cart}")
-        one = [Depends(lock("x"))]
-        for target in (app, sub, hidden):
-            target.post("/locks", dependencies=one)(note)
-            target.post("/plain")(note)
-        app.post("/plain/{item}")(note)
-        app.post("/files/{name:path}", dependencies=one)(note)
-        router.post("/lines", dependencies=one)(note)
-        app.include_router(router)
-        app.mount("/sub/{tenant}", sub)
-        app.mount("/opaque", CORSMiddleware(hidden))
-        assert await runs_apart(app, path) is apart
-
-    async def test_a_path_below_a_root(self, app):
-        """A server may say that the application is at home below a prefix."""
-        app.post("/locks", dependencies=[Depends(lock("x"))])(note)
-        app.post("/plain")(note)
-        for path, apart in (("/root/locks", True), ("/locks", True), ("/root/plain", False)):
-            exchange = Exchange(path=path)
-            exchange.scope["root_path"] = "/root"
-            served = exchange.served_by(app)
+    async def cancelled_inside(self, app: FastAPI, locks: AsyncLocks, work: Work) -> None:
+        """Cancels the first request while it works, and sees it end inside its lock."""
+        served = Exchange(path="/items").served_by(app)
+        await work.begun.wait()
+        served.cancel()
+        await asyncio.wait({asyncio.create_task(locks.inspect("x"))})  # The cancellation has come.
+        assert not served.done()
+        assert await locks.inspect("x")
+        work.goes_on.set()
+        with pytest.raises(asyncio.CancelledError):
             await served
-            assert exchange.status == 200
-            assert (tasks.pop() is not served) is apart
+        assert work.done
+        assert await locks.inspect("x") is None
 
-    async def test_a_lock_that_was_not_known_of_is_held_all_the_same(self, app, locks):
-        """A route that came after the start is served rightly, and apart from the next time on."""
-        app.post("/plain")(note)
-        assert not await runs_apart(app, "/plain")
-        app.post("/late", dependencies=[Depends(lock("x"))])(note)
-        assert not await runs_apart(app, "/late")
-        assert await runs_apart(app, "/late")
-        assert await locks.try_acquire("x")
+    async def test_where_the_endpoint_locks_by_itself(self, app, locks, work):
+        """Nothing of its declaration says that it will lock."""
 
-    async def test_errors_and_losses_are_answered_there_too(self, app, locks):
-        """Where it was not known that a request locks, it is answered in the same way."""
-        app.post("/plain")(note)
-        assert not await runs_apart(app, "/plain")
+        @app.post("/items")
+        async def create(request: Request) -> None:
+            await request_locks(request.scope).acquire("x")
+            await work()
 
-        @app.post("/busy", dependencies=[Depends(lock("x", wait=0))])
-        async def busy() -> None: ...
+        await self.cancelled_inside(app, locks, work)
 
-        @app.post("/lost")
-        async def lost(lease: Held) -> None:
-            for holding in lease._holdings:
-                holding.lose("taken")
-            await asyncio.sleep(60)
+    async def test_where_the_route_came_after_the_start(self, app, locks, work):
+        """It was not there when the routes were looked at."""
+        app.post("/plain")(nothing)
+        await Exchange(path="/plain").served_by(app)
 
-        async with locks.hold("x"):
-            exchange = Exchange(path="/busy")
-            await exchange.served_by(app)
-        assert exchange.problem["code"] == "lock_timeout"
-        exchange = Exchange(path="/lost")
-        await exchange.served_by(app)
-        assert exchange.problem["code"] == "lease_lost"
+        @app.post("/items", dependencies=[Depends(lock("x"))])
+        async def create() -> None:
+            await work()
 
-    async def test_an_override_may_lock(self, app):
-        """``dependency_overrides`` are seen when the request comes."""
+        await self.cancelled_inside(app, locks, work)
 
-        def nothing() -> None: ...
+    async def test_where_an_override_locks(self, app, locks, work):
+        """``dependency_overrides`` take the place of what did not lock."""
 
-        app.post("/plain", dependencies=[Depends(nothing)])(note)
-        assert not await runs_apart(app, "/plain")
+        @app.post("/items", dependencies=[Depends(nothing)])
+        async def create() -> None:
+            await work()
+
         app.dependency_overrides[nothing] = lock("x")
-        assert await runs_apart(app, "/plain")
+        await self.cancelled_inside(app, locks, work)

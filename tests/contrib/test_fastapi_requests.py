@@ -4,14 +4,16 @@ import asyncio
 import json
 import logging
 import threading
+import time
 from typing import Annotated
 
-import httpx
 import pytest
 from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI, Request, WebSocket
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from tests.support.aio import eventually, until_waited_for
+from tests.support.http import client_of
 from weblock import (
     AlreadyHeld,
     AsyncLease,
@@ -22,16 +24,10 @@ from weblock import (
     LockTimeout,
 )
 from weblock.contrib.fastapi import install, lock
+from weblock.stores.url import engine_for
 
 from .shop import CommitFailed
-from .waiting import eventually, until_waited_for
 from .wire import Exchange
-
-
-def client_of(app: FastAPI) -> httpx.AsyncClient:
-    """A client whose server answers errors with 500."""
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    return httpx.AsyncClient(transport=transport, base_url="http://shop", timeout=60)
 
 
 @pytest.fixture
@@ -207,7 +203,7 @@ class TestInstalling:
             install(FastAPI(), locks, ttl=3)
 
     async def test_locks_made_from_a_url_live_as_long_as_the_application(self, url):
-        """They are closed at shutdown, and an application that starts again has new ones."""
+        """They let the engine go at shutdown, and open it again when somebody uses them again."""
         app = FastAPI()
         locks = install(app, url)
 
@@ -222,10 +218,21 @@ class TestInstalling:
             await eventually(lambda sent=lifespan.sent: sent)
             async with client_of(app) as client:
                 assert (await client.post("/items")).status_code == 200
+            before = engine_for(url)
             lifespan.says({"type": "lifespan.shutdown"})
             await lives
-            with pytest.raises(ConfigurationError, match="closed"):
-                await locks.acquire("x")
+            assert engine_for(url) is not before
+            async with client_of(app) as client:  # As a test client that runs no lifespan.
+                assert (await client.post("/items")).status_code == 200
+        async with locks.hold("x"):
+            assert await locks.inspect("x")
+
+    async def test_locks_that_their_user_closed_stay_closed(self, url):
+        """Only a shutdown of the application is undone by the next use."""
+        locks = install(FastAPI(), url)
+        await locks.close()
+        with pytest.raises(ConfigurationError, match="closed"):
+            await locks.acquire("x")
 
 
 class TestWhoIsToldWhat:
@@ -616,7 +623,7 @@ class TestLongResponses:
         assert await locks.try_acquire("x")
 
     async def test_an_application_that_does_not_return_answers_in_time(self, locks):
-        """A complete response is sent after ``hold_back``, whatever middleware does behind it."""
+        """With ``hold_back``, a complete response is sent after so long, whatever is done behind it."""
         app = FastAPI()
         answered = asyncio.Event()
 
@@ -641,12 +648,36 @@ class TestLongResponses:
         answered.set()
         await served
 
+    async def test_a_commit_that_blocks_the_loop_and_fails_is_never_reported(
+        self, locks, monkeypatch
+    ):
+        """No timer that becomes due while a session keeps the loop from turning sends the 201."""
+        monkeypatch.setattr("weblock.contrib.asgi.policy.STREAMS_AFTER", 0.0)
+        app = FastAPI()
+        install(app, locks)
+
+        async def session():
+            yield
+            for _ in range(3):
+                await asyncio.sleep(0.01)
+                time.sleep(0.02)  # noqa: ASYNC251 - timers become due meanwhile
+            raise CommitFailed
+
+        @app.post("/items", status_code=201, dependencies=[Depends(lock("x")), Depends(session)])
+        async def create() -> None:
+            pass
+
+        exchange = Exchange()
+        with pytest.raises(CommitFailed):
+            await exchange.served_by(app)
+        assert exchange.status == 500
+
     @pytest.mark.parametrize("fails", [False, True])
     @pytest.mark.parametrize("kind", ["sync", "async"])
     async def test_a_commit_that_takes_longer_is_waited_for(self, locks, kind, fails):
         """While a session commits, nothing is sent, however long it takes: it may fail yet."""
         app = FastAPI()
-        install(app, locks, hold_back=0.01)
+        install(app, locks)
         commits, go_on = threading.Event(), threading.Event()
 
         def sync_session():

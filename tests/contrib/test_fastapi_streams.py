@@ -9,10 +9,10 @@ import pytest
 from fastapi import Depends, FastAPI
 from fastapi.responses import StreamingResponse
 
+from tests.support.aio import eventually
 from weblock import AsyncLease, AsyncLocks
 from weblock.contrib.fastapi import install, lock
 
-from .waiting import eventually
 from .wire import Exchange
 
 sse = pytest.importorskip("fastapi.sse", reason="FastAPI 0.135 has them")

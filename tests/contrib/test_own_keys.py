@@ -4,18 +4,13 @@ import asyncio
 import functools
 import threading
 
-import httpx
 import pytest
 from fastapi import Depends, FastAPI
 from starlette.middleware.base import BaseHTTPMiddleware
 
+from tests.support.http import client_of
 from weblock import AlreadyHeld, Locks
 from weblock.contrib.fastapi import install, lock
-
-
-def client_of(app: FastAPI) -> httpx.AsyncClient:
-    """A client inside this process."""
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop", timeout=60)
 
 
 @pytest.fixture
@@ -48,7 +43,7 @@ async def test_a_def_handler_is_told_at_once(app, blocking):
             blocking.acquire("cart")
         return "told"
 
-    async with client_of(app) as client:
+    async with client_of(app, raises=True) as client:
         assert (await client.get("/")).json() == "told"
 
 
@@ -61,7 +56,7 @@ async def test_an_async_handler_is_told_at_once(app, locks):
             await locks.acquire("cart")
         return "told"
 
-    async with client_of(app) as client:
+    async with client_of(app, raises=True) as client:
         assert (await client.get("/")).json() == "told"
 
 
@@ -77,7 +72,7 @@ async def test_child_tasks_and_threads_are_told_at_once(app, locks, blocking):
         assert isinstance(in_thread.result(), AlreadyHeld)
         return "told"
 
-    async with client_of(app) as client:
+    async with client_of(app, raises=True) as client:
         assert (await client.get("/")).json() == "told"
 
 
@@ -101,7 +96,7 @@ async def test_child_tasks_of_one_handler_wait_for_one_another(app, locks):
             group.create_task(child("two", asyncio.Event()))
         return order
 
-    async with client_of(app) as client:
+    async with client_of(app, raises=True) as client:
         answer = await client.get("/")
     assert answer.json() == ["one in", "one out", "two in", "two out"]
 
@@ -121,7 +116,7 @@ async def test_child_threads_of_one_handler_wait_for_one_another(app, blocking):
         await asyncio.gather(*(asyncio.to_thread(child) for _ in range(4)))
         return "done"
 
-    async with client_of(app) as client:
+    async with client_of(app, raises=True) as client:
         assert (await client.get("/")).json() == "done"
 
 
@@ -138,7 +133,7 @@ async def test_what_a_handler_acquired_is_not_refused_to_its_child(app, locks):
         await (await child).release()
         return "done"
 
-    async with client_of(app) as client:
+    async with client_of(app, raises=True) as client:
         assert (await client.get("/")).json() == "done"
 
 
@@ -149,7 +144,7 @@ async def test_a_lock_beside_another_request_is_waited_for(app, locks):
     async def handler():
         return "done"
 
-    async with client_of(app) as client:
+    async with client_of(app, raises=True) as client:
         answers = await asyncio.gather(*(client.get("/") for _ in range(5)))
     assert [answer.json() for answer in answers] == ["done"] * 5
 
@@ -168,7 +163,7 @@ async def test_a_task_that_outlives_the_request_may_acquire(app, locks):
     async def handler():
         started.append(asyncio.create_task(later()))
 
-    async with client_of(app) as client:
+    async with client_of(app, raises=True) as client:
         await client.get("/")
     released.set()
     assert await started[0] == "had it"
@@ -184,7 +179,7 @@ async def test_a_handler_that_dropped_its_context_waits_at_most_its_wait(app, bl
         error = await _error_of(loop.run_in_executor(None, stranger))
         return type(error).__name__
 
-    async with client_of(app) as client:
+    async with client_of(app, raises=True) as client:
         assert (await client.get("/")).json() == "LockTimeout"
 
 

@@ -6,6 +6,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount, Route, compile_path
 
 from weblock import ConfigurationError, InvalidKey
+from weblock.canonical import canonical
 from weblock.contrib.rules import Rule, RuleSet
 
 # A busy machine is no reason to fail.
@@ -150,7 +151,7 @@ def compare(routes, rules, method, path, root_path):
         keys = found.keys(query="", headers=lambda name: [])
     except InvalidKey:
         return  # The request is refused.
-    expected = {name: str(value) for name, value in parameters.items() if name in "abcdef"}
+    expected = {name: canonical(value) for name, value in parameters.items() if name in "abcdef"}
     for template, key in zip(found.rule.keys[1:], keys[1:], strict=True):
         assert key == template.fill(expected)
 

@@ -12,12 +12,10 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from tests.servers import Postgres
+from tests.support.waiting import PATIENCE
 from weblock import AsyncLease, LeaseLost, Locks
 from weblock.contrib.fastapi import install, lock
 from weblock.contrib.sqlalchemy import guard
-
-PATIENCE = 30.0
-
 
 Held = Annotated[AsyncLease, Depends(lock("x"))]
 

@@ -11,6 +11,7 @@ import weblock
 from weblock import (
     AlreadyHeld,
     ConfigurationError,
+    EngineRecovering,
     EngineUnavailable,
     InvalidKey,
     LeaseLost,
@@ -25,6 +26,7 @@ ERRORS = [
     LeaseLost("key", fence=7, reason="taken"),
     LeaseLost("key", fence=7, reason="forked"),
     EngineUnavailable("redis://localhost", "connection refused"),
+    EngineRecovering("redis://localhost", "it was started just now", retry_after=7.25),
     ConfigurationError("ttl=-1 must be ..."),
     InvalidKey("the key is empty"),
     AlreadyHeld("key"),
@@ -54,6 +56,7 @@ def test_every_error_can_be_copied(error: WeblockError) -> None:
     [
         (LockTimeout, TimeoutError),
         (EngineUnavailable, ConnectionError),
+        (EngineRecovering, EngineUnavailable),
         (ConfigurationError, ValueError),
         (AlreadyHeld, RuntimeError),
         (InvalidKey, ConfigurationError),
@@ -75,7 +78,7 @@ def test_all_are_weblock_errors() -> None:
     """Every public error has the one base."""
     public = [getattr(weblock, name) for name in weblock.__all__]
     errors = [each for each in public if isinstance(each, type) and issubclass(each, Exception)]
-    assert len(errors) == 7
+    assert len(errors) == 8
     assert all(issubclass(each, WeblockError) for each in errors)
 
 

@@ -6,11 +6,13 @@ import uuid
 from datetime import timedelta
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
-from weblock import AsyncLocks, ConfigurationError, Locks, LockTimeout
+from weblock import AsyncLocks, Attempts, ConfigurationError, Locks, LockTimeout
 
 NAN, INFINITY = float("nan"), float("inf")
 
@@ -90,8 +92,23 @@ def test_the_drift_allowance_is_not_relied_on(url: str) -> None:
 
 def test_a_drift_is_for_all_leases(url: str) -> None:
     """It tells of the machines, not of one key."""
-    with Locks.from_url(url) as locks, pytest.raises(TypeError, match="no option 'drift'"):
+    with Locks.from_url(url) as locks, pytest.raises(TypeError, match="drift= is for all leases"):
         locks.acquire("key", drift=0.1)
+
+
+@pytest.mark.parametrize("engine", ["redis", "memcached"])
+@pytest.mark.parametrize("yes", ["true", "True", "1"])
+def test_engines_read_an_option_alike(engine: str, yes: str) -> None:
+    """What one engine takes for yes, another does too."""
+    with Locks.from_url(f"{engine}://host?allow_eviction={yes}") as locks:
+        assert locks._engine.settings.allow_eviction is True  # type: ignore[attr-defined]
+
+
+def test_a_wait_below_nothing(url: str) -> None:
+    """The limits are told in units that one can read, and so is how to wait without end."""
+    told = "wait=-1 must be 0 seconds to 366 days: 0 never waits, and None waits without end"
+    with pytest.raises(ConfigurationError, match=told):
+        Locks.from_url(url, wait=-1)
 
 
 @pytest.mark.parametrize("name", ["wait", "max_hold"])
@@ -122,10 +139,84 @@ def test_a_timedelta_is_seconds(url: str) -> None:
         assert 86_401 * 0.98 < lease.remaining() <= 86_401
 
 
-def test_an_unknown_option(face: Any, url: str) -> None:
-    """A misspelled option is no option, and the message lists those there are."""
-    with pytest.raises(TypeError, match=r"'timeout'; there are ttl, wait, max_hold"):
-        face.from_url(url, timeout=5)
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("timeout", r"'timeout': did you mean wait= \(seconds to wait .*\), or ttl= \(seconds "),
+        ("blocking_timeout", "did you mean wait="),
+        ("expire", "did you mean ttl="),
+        ("auto_renewal", "did you mean renew="),
+        ("max_waiter", "'max_waiter': did you mean 'max_waiters'[?] There are drift, label"),
+        ("colour", "'colour'; there are drift, label, max_hold"),
+        ("prefix", r"an engine has it, and it stands in the URL: redis://host\?prefix="),
+    ],
+)
+def test_an_unknown_option(face: Any, url: str, name: str, told: str) -> None:
+    """A misspelled option is no option, and the message says which one is meant, or which there are."""
+    with pytest.raises(TypeError, match=told):
+        face.from_url(url, **{name: 5})
+    with Locks.from_url(url) as locks, pytest.raises(TypeError, match=f"no option '{name}'"):
+        locks.acquire("key", **{name: 5})
+
+
+@pytest.mark.parametrize("name", ["namespace", "require_scope", "drift"])
+def test_an_option_for_all_leases_is_none_of_a_call(url: str, name: str) -> None:
+    """The message says where it belongs."""
+    with (
+        Locks.from_url(url) as locks,
+        pytest.raises(TypeError, match=f"{name}= is for all .*from_url"),
+    ):
+        locks.acquire("key", **{name: "x"})
+
+
+async def test_try_acquire_takes_no_wait(url: str) -> None:
+    """It never waits; that it does not may be said."""
+    async with AsyncLocks.from_url(url) as asynchronous:
+        with Locks.from_url(url) as locks:
+            for wait in (2, None, timedelta(1), Attempts(2)):
+                told = "try_acquire never waits, and was given wait=.* call acquire"
+                with pytest.raises(TypeError, match=told):
+                    locks.try_acquire("key", wait=wait)
+                with pytest.raises(TypeError, match=told):
+                    await asynchronous.try_acquire("key", wait=wait)
+            lease = locks.try_acquire("key", wait=0)
+            assert lease
+            lease.release()
+            assert await asynchronous.try_acquire("key", wait=timedelta(0))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("redis://user:S3cretCanary@host", r"takes an open engine, not a URL: write \w+\.from_url"),
+        (["redis://a"], "not a URL"),
+        (None, r"was given a builtins\.NoneType: write \w+\.from_url\(url\), or \w+\.from_client"),
+        (redis.Redis(), r"was given a redis\.client\.Redis: .* for a redis-py client"),
+    ],
+)
+def test_what_is_no_engine(face: Any, given: Any, told: str) -> None:
+    """A URL or a client in place of an engine is told where it belongs."""
+    with pytest.raises(TypeError, match=told) as refused:
+        face(given)
+    assert CANARY not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (7, "builtins.int has no scheme, for it is no URL: an engine URL is a string"),
+        ({}, "builtins.dict has no scheme"),
+        (Path("/run/locks"), "for a directory, write file:///run/locks"),
+        (redis.Redis(), "give a ready client to from_client"),
+    ],
+)
+def test_what_is_no_url(face: Any, given: Any, told: str) -> None:
+    """A path or a client in place of a URL is told what to write."""
+    with pytest.raises(ConfigurationError, match=told):
+        face.from_url(given)
+    if not isinstance(given, redis.Redis):
+        with pytest.raises(ConfigurationError, match="give a redis-py client, or use from_url"):
+            face.from_client(given)
 
 
 @pytest.mark.parametrize("namespace", ["", "a:b", "a\nb", "ä", None, 7, "n" * 65])
@@ -157,19 +248,27 @@ CANARY = "S3cretCanary"
         (f"user:{CANARY}@host", "no scheme"),
         (f"user:{CANARY}@host/://", "no scheme"),
         (f":{CANARY}@://", "no scheme"),
-        (f"nosuch://user:{CANARY}@host", "no engine is called 'nosuch'.*memory://"),
-        (f"nosuch://user:{CANARY}[@host", "no engine is called 'nosuch'"),
-        (f"nosuch://user:{CANARY}\u2100@host", "no engine is called 'nosuch'"),
+        (f"nosuch://user:{CANARY}@host", "no engine for the URL scheme 'nosuch://'.*memory://"),
+        (f"nosuch://user:{CANARY}[@host", "scheme 'nosuch://'; there are"),
+        (f"redsi://user:{CANARY}\u2100@host", "did you mean 'redis://'[?]"),
+        (
+            "redis://host?allow_evictions=1",
+            "Redis option 'allow_evictions': did you mean 'allow_ev",
+        ),
+        ("redis://host?timeout=1&timeout=2", "option 'timeout' twice"),
+        ("zookeeper://host?sesion_timeout=1", "did you mean 'session_timeout'"),
+        ("memcached://host?allow_eviction=perhaps", "must be true or false"),
+        ("memory://?recovery=3", "no memory:// option 'recovery'; there is none"),
+        ("noop://?wait=3", "no noop:// option 'wait'"),
         (f"file://user:{CANARY}@host/path", "three slashes"),
         (f"file://user:{CANARY}[@host/path", "three slashes"),
         (f"file://user:{CANARY}\u2100@host/path", "three slashes"),
         ("file://relative/path", "three slashes"),
-        ("file:///path?mode=1", "three slashes"),
+        ("file:///path?mode=1", "no file:// option 'mode'; there are allow_container"),
+        ("file:///path?allow_container=maybe", "must be true or false"),
         ("file:///path#part", "three slashes"),
-        (7, "no scheme"),
         (b"memory://", "no scheme"),
         ([], "odd number of servers, not 0"),
-        ({}, "no scheme"),
     ],
 )
 def test_a_bad_url(face: Any, bad: Any, problem: str) -> None:

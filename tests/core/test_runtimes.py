@@ -190,3 +190,87 @@ def test_control_is_the_thread() -> None:
         thread.join()
     assert len(set(controls)) == 5
     assert clock.control() is clock.control()
+
+
+def never() -> bool:
+    """Whether there is enough."""
+    return False
+
+
+async def test_works_of_asyncio_may_wait_for_anything() -> None:
+    """What stands beside another is a task: it may give way, time out, or wait for what others do."""
+    shared = asyncio.get_running_loop().create_future()
+    done = []
+
+    async def gives_way() -> None:
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        shared.set_result("told")
+        done.append("gave way")
+
+    async def waits() -> None:
+        async with asyncio.timeout(60):
+            done.append(await shared)
+
+    await AsyncioRuntime().side_by_side([waits(), waits(), gives_way()], never)
+    assert sorted(done) == ["gave way", "told", "told"]
+
+
+async def test_one_work_that_never_rests_keeps_no_other_from_its_end() -> None:
+    """The loop serves all in turn."""
+    others = []
+
+    async def restless() -> None:
+        while len(others) < 2:  # noqa: ASYNC110 - it is to be a nuisance
+            await asyncio.sleep(0)
+
+    async def other() -> None:
+        await asyncio.sleep(0)
+        others.append(1)
+
+    await AsyncioRuntime().side_by_side([restless(), other(), other()], never)
+    assert len(others) == 2
+
+
+async def test_those_that_are_not_waited_for_go_on() -> None:
+    """When there is enough, or the caller is cancelled, the others come to their end behind it."""
+    runtime, go_on, ended = AsyncioRuntime(), asyncio.Event(), asyncio.Event()
+
+    async def quick() -> None:
+        await asyncio.sleep(0)
+
+    async def slow() -> None:
+        await go_on.wait()
+        ended.set()
+
+    await runtime.side_by_side([quick(), slow()], lambda: True)
+    assert not ended.is_set()
+    go_on.set()
+    await ended.wait()
+    go_on, ended = asyncio.Event(), asyncio.Event()
+    caller = asyncio.create_task(runtime.side_by_side([slow()], never))
+    await asyncio.sleep(0)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    go_on.set()
+    await ended.wait()
+
+
+@pytest.mark.parametrize("rests", [False, True])
+async def test_an_error_of_one_work_reaches_the_caller(rests: bool) -> None:
+    """None should raise; one that does is a bug, which is not hidden."""
+
+    async def broken() -> None:
+        if rests:
+            await asyncio.sleep(0)
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        await AsyncioRuntime().side_by_side([broken()], never)
+
+
+def test_a_blocking_work_that_waits_for_anything_but_a_socket_is_a_bug() -> None:
+    """It is said, instead of hanging or dying by an assertion that may be switched off."""
+    with pytest.raises(TypeError, match="blocking runtime"):
+        drive(BlockingRuntime().side_by_side([asyncio.sleep(0)], never))

@@ -59,11 +59,12 @@ def labelled(label: str) -> Terms:
 def test_a_holder_that_hangs_loses_its_lease_by_force() -> None:
     """The waiter gets the key at once; the holder, when it goes on, is told at its renewal."""
     scene = Scene()
-    got, seen = {}, []
+    hands, got, seen = {}, {}, []
 
     async def acquire(client: Client) -> None:
         name = client.process.name
-        (got[name],) = await client.locker.acquire(("ns:key",), labelled(name), None)
+        hands[name] = await client.locker.acquire(("ns:key",), labelled(name), None)
+        (got[name],) = hands[name]
 
     async def force() -> None:
         store = scene.operator.locker.store

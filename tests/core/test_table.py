@@ -6,6 +6,7 @@ from weblock._core import table
 from weblock._core.table import (
     HANDOFF,
     PLACE,
+    SEEN,
     Busy,
     Claim,
     Gone,
@@ -82,6 +83,20 @@ def test_places_that_have_lapsed_take_no_room() -> None:
     """A queue is full of those who still wait, not of those who stopped."""
     step = table.acquire(after(claim("a"), claim("b")), at(PLACE), claim("c"), room=1)
     assert queued(step.state) == ["c"]
+
+
+def test_a_refusal_looks_at_a_few_places() -> None:
+    """Those whom a long queue refuses find all that have lapsed in it, a few at a time."""
+    waiting = [claim(f"waiter {number}") for number in range(10 * SEEN)]
+    state, now, most = after(claim("a"), *waiting, room=10 * SEEN), PLACE, 0
+    for _ in range(200):
+        before = len(state.queue)
+        assert isinstance(table.acquire(state, at(now), claim("y"), room=0).answer, Busy)
+        state = table.acquire(state, at(now), claim("z"), room=1).state
+        most = max(most, before - len(state.queue))
+        now += 0.000_137
+    assert queued(state) == ["z"]
+    assert 0 < most <= SEEN
 
 
 def test_no_room_means_no_waiting() -> None:

@@ -17,9 +17,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from tests.support.waiting import PATIENCE
 from weblock.contrib.asgi import LockMiddleware, Rule
-
-PATIENCE = 60.0
 
 FOLDER = Path(os.environ.get("WEBLOCK_TEST_FOLDER", "."))
 

@@ -17,15 +17,13 @@ import httpx
 import psycopg
 import pytest
 
-from tests.contract.conditions import eventually
 from tests.servers import Postgres, fresh_url
 from tests.servers.ports import free_port
 from tests.servers.process import spawn
+from tests.support.waiting import PATIENCE, eventually
 
 TOP = Path(__file__).parents[2]
 BOUND = 3
-PATIENCE = 100.0
-
 LONG = "WEBLOCK_LONG" in os.environ
 ROUNDS, REQUESTS = (20 if LONG else 1), 200
 """The long run takes minutes of processor time: WEBLOCK_LONG=1 scripts/test tests/e2e -k django"""

@@ -12,10 +12,10 @@ import pytest
 import uvicorn
 from fastapi import Depends, FastAPI
 
+from tests.support.aio import PATIENCE, eventually
 from weblock import AsyncLocks
 from weblock.contrib.fastapi import install, lock
 
-PATIENCE = 30.0
 LARGE = 1000 * 1000
 REQUEST = "POST {path} HTTP/1.1\r\nHost: shop\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
@@ -50,13 +50,6 @@ async def served(app: FastAPI) -> AsyncIterator[tuple[str, int]]:
             await eventually(lambda: server.started)
             yield listener.getsockname()[:2]
         await serving
-
-
-async def eventually(condition) -> None:
-    """Returns when ``condition`` is true; fails if it is not in time."""
-    async with asyncio.timeout(PATIENCE):
-        while not condition():  # noqa: ASYNC110 - any condition, whoever brings it about
-            await asyncio.sleep(0.001)
 
 
 @asynccontextmanager

@@ -15,12 +15,10 @@ from fastapi.staticfiles import StaticFiles
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.contract.conditions import eventually
 from tests.contrib.django.browser import browsing
 from tests.servers.ports import free_port
+from tests.support.waiting import PATIENCE, eventually
 from weblock.contrib.fastapi import install, lock
-
-PATIENCE = 60.0
 
 
 @pytest.fixture

@@ -19,15 +19,14 @@ import pytest
 from sqlalchemy import create_engine, delete, func, select, text
 from sqlalchemy.orm import Session
 
-from tests.contract.conditions import eventually
 from tests.servers import Postgres
 from tests.servers.ports import free_port
 from tests.servers.process import spawn
+from tests.support.waiting import PATIENCE, eventually
 from weblock import Locks
 
 from .postgres_app import BOUND, SLOW_COMMITS, WAYS, Base, Item
 
-PATIENCE = 60.0
 REQUESTS = 8
 BUSY = """
     SELECT count(*) FROM pg_stat_activity

@@ -1,4 +1,4 @@
-"""An application under uvicorn, in a process of its own: ``python -m tests.e2e.uvicorn_app FOLDER``.
+"""An application under uvicorn, in a process of its own: ``python -m tests.e2e.uvicorn_app PORT``.
 
 Tests steer it by files in the folder: a handler notes there that it began, waits for leave to go
 on, and notes that it ended. When the server has shut down, ``left.json`` says what is left of it.
@@ -14,28 +14,25 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Annotated, Any
 
 import uvicorn
 from fastapi import Depends, FastAPI, HTTPException, Request
-from fastapi.responses import FileResponse, Response, StreamingResponse
+from fastapi.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 
 from tests.contrib.naive import naive_lock
+from tests.support.waiting import PATIENCE
 from weblock.contrib.fastapi import install, lock
 
 BOUND = 3
-PATIENCE = 60.0
 COMMITTING = 0.03
 """Seconds that a commit takes."""
 
-FOLDER = Path(sys.argv[1]) if __name__ == "__main__" else Path()
-
-app = FastAPI()
-locks = install(app, sys.argv[2] if __name__ == "__main__" else "noop://", wait=PATIENCE)
+FOLDER = Path(os.environ.get("WEBLOCK_TEST_FOLDER", "."))
 
 
 def noted(name: str) -> bool:
@@ -43,9 +40,28 @@ def noted(name: str) -> bool:
     return (FOLDER / name).exists()
 
 
+def most_memory() -> int:
+    """The most memory that this process has ever had, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    kilobytes = next(line.split()[1] for line in lines if line.startswith("VmHWM"))
+    return int(kilobytes) * 1024
+
+
 def note(name: str) -> None:
     """Leaves a note for the test."""
     (FOLDER / name).touch()
+
+
+@asynccontextmanager
+async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+    """Notes that it was started, and shut down."""
+    note("started")
+    yield
+    note("shut-down")
+
+
+app = FastAPI(lifespan=lifespan)
+locks = install(app, os.environ.get("WEBLOCK_TEST_ENGINE", "noop://"), wait=PATIENCE)
 
 
 def session() -> Iterator[sqlite3.Connection]:
@@ -118,7 +134,7 @@ def health() -> str:
     return "well"
 
 
-@app.post("/steered/{key}/{name}", dependencies=[Depends(lock("{key}", wait=None))])
+@app.post("/steered/{key}/{name}", dependencies=[Depends(lock("{key:str}", wait=None))])
 def steered(name: str) -> str:
     """Ends when it is told to."""
     note(f"{name}-began")
@@ -129,28 +145,37 @@ def steered(name: str) -> str:
     return name
 
 
-@app.post("/quick/{key}", dependencies=[Depends(lock("{key}"))])
+@app.post("/fixed", dependencies=[Depends(lock("fixed"))])
+def fixed() -> str:
+    """Takes the same lock each time."""
+    return "done"
+
+
+@app.post("/quick/{key}", dependencies=[Depends(lock("{key:str}"))])
 def quick() -> str:
     """Takes one, and little time."""
     return "done"
 
 
-@app.post("/upload/{key}", dependencies=[Depends(lock("{key}", wait=None))])
-async def upload(request: Request) -> str:
+@app.post("/upload/{key}", dependencies=[Depends(lock("{key:str}", wait=None))])
+async def upload(request: Request, key: str) -> str:
     """The digest of what was uploaded."""
+    digest = hashlib.sha256()
     try:
-        return hashlib.sha256(await request.body()).hexdigest()
+        async for part in request.stream():
+            digest.update(part)
     except ClientDisconnect:
-        return ""
+        note(f"{key}-broke-off")
+    return digest.hexdigest()
 
 
-@app.post("/large/{key}", dependencies=[Depends(lock("{key}"))])
+@app.post("/large/{key}", dependencies=[Depends(lock("{key:str}"))])
 def large(size: int) -> Response:
     """A response in one piece."""
     return Response(b"x" * size)
 
 
-@app.post("/file/{key}", dependencies=[Depends(lock("{key}"))])
+@app.post("/file/{key}", dependencies=[Depends(lock("{key:str}"))])
 def file(size: int) -> FileResponse:
     """A response in many pieces."""
     path = FOLDER / f"file-{size}"
@@ -158,7 +183,7 @@ def file(size: int) -> FileResponse:
     return FileResponse(path)
 
 
-@app.post("/events/{key}/{name}", dependencies=[Depends(lock("{key}"))])
+@app.post("/events/{key}/{name}", dependencies=[Depends(lock("{key:str}"))])
 async def events(name: str) -> StreamingResponse:
     """The second event is made when the first has been seen."""
 
@@ -172,6 +197,41 @@ async def events(name: str) -> StreamingResponse:
     return StreamingResponse(make(), media_type="text/event-stream")
 
 
+@app.get("/memory")
+def memory() -> PlainTextResponse:
+    """The most memory that this process has ever had, in bytes."""
+    return PlainTextResponse(str(most_memory()))
+
+
+class CountCalls:
+    """Says in a header of ``/health`` how many calls its thread made meanwhile, whoever made them."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope.get("path") != "/health":
+            await self.app(scope, receive, send)
+            return
+        calls, held = 0, []
+
+        def count(_frame: Any, event: str, _argument: Any) -> None:
+            nonlocal calls
+            calls += event == "call"
+
+        async def hold(message: Any) -> None:
+            held.append(message)
+
+        sys.setprofile(count)
+        try:
+            await self.app(scope, receive, hold)
+        finally:
+            sys.setprofile(None)
+        held[0]["headers"].append((b"x-calls", str(calls).encode()))
+        for message in held:
+            await send(message)
+
+
 def main() -> None:
     """Serves until it is told to end."""
     with closing(sqlite3.connect(FOLDER / "items.sqlite3")) as database:
@@ -182,20 +242,20 @@ def main() -> None:
         # Little is buffered between client and server, so that each feels when the other is slow.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
-        listener.bind(("127.0.0.1", 0))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", int(sys.argv[1])))
         listener.listen(1024)
-        partial = FOLDER / "address.partial"
-        partial.write_text(str(listener.getsockname()[1]))
-        partial.rename(FOLDER / "address")
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # uvicorn raises it again when it has ended.
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none"))
+        server = uvicorn.Server(uvicorn.Config(CountCalls(app), log_level="warning", ws="none"))
         server.run([listener])
     left = {
         "threads": [thread.name for thread in threading.enumerate() if "weblock" in thread.name],
         "files": [
             path
             for each in Path("/proc/self/fd").iterdir()
-            if os.path.lexists(each) and str(FOLDER) in (path := str(each.readlink()))
+            if int(each.name) > sys.stderr.fileno()
+            and os.path.lexists(each)
+            and str(FOLDER) in (path := str(each.readlink()))
         ],
     }
     (FOLDER / "left.json").write_text(json.dumps(left))

@@ -12,10 +12,9 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-TOP = Path(__file__).parents[2]
+from tests.support.waiting import PATIENCE
 
-PATIENCE = 60.0
-"""Seconds after which something that should have happened counts as failed."""
+TOP = Path(__file__).parents[2]
 
 
 class Failed(Exception):

@@ -5,23 +5,23 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from weblock import AsyncLocks, ConfigurationError, EngineUnavailable, Locks
-from weblock import _face as face
+from tests.support.waiting import eventually, waiters
+from weblock import AlreadyHeld, AsyncLocks, ConfigurationError, EngineUnavailable, Locks
 from weblock.stores import file as file_engine
-from weblock.stores.file import default_directory, directory
+from weblock.stores.file import FileEngine, default_directory, directory, trust
 from weblock.stores.file.directory import (
     filesystem_in_mount,
     filesystem_in_mountinfo,
     is_shared,
 )
 
-from .keys import eventually, record_of, waiters
+from .keys import record_of
 from .processes import Child, Failed
 
 MOUNTINFO = """\
@@ -136,8 +136,97 @@ def test_a_symbolic_link_in_place_of_a_record_file_is_refused(folder: Path, lock
 
 def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     """The error names it, and what to do."""
-    with pytest.raises(ConfigurationError, match=r"above/locks cannot be used: No such file"):
-        Locks.from_url(f"file://{tmp_path}/above/locks")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"file/above/locks cannot be used: Not a dir"):
+        Locks.from_url(f"file://{tmp_path}/file/above/locks")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    with pytest.raises(ConfigurationError, match=r"dangling/locks cannot be used: No such file"):
+        Locks.from_url(f"file://{tmp_path}/dangling/locks")
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o077, 0o777])
+def test_directories_above_are_made_and_nobody_else_may_write_to_them(
+    tmp_path: Path, child: Callable[..., Child], mask: int
+) -> None:
+    """All that are missing, whatever the umask: the way to the directory is safe, too."""
+    user = child(before=f"os.umask({mask})")
+    user.run(f"Locks.from_url('file://{tmp_path}/a/b/locks').acquire('k').fence")
+    for made in ("a", "a/b"):
+        mode = stat.S_IMODE((tmp_path / made).stat().st_mode)
+        assert mode & 0o722 == 0o700
+    assert stat.S_IMODE((tmp_path / "a/b/locks").stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o757, 0o702])
+def test_a_directory_below_one_that_others_may_write_is_refused(
+    tmp_path: Path, folder: Path, mode: int
+) -> None:
+    """However far above: they could put another directory in its place, and lock there."""
+    above = tmp_path / "above"
+    above.mkdir()
+    above.chmod(mode)
+    told = rf"above \(mode {mode:04o}\) may be written by others, .* \(chmod go-w"
+    for below in (above / "locks", above / "x" / "locks"):
+        below.mkdir(parents=True, mode=0o700)
+        with pytest.raises(ConfigurationError, match=told):
+            Locks.from_url(f"file://{below}")
+    (tmp_path / "link").symlink_to(above)
+    with pytest.raises(ConfigurationError, match=told):
+        Locks.from_url(f"file://{tmp_path}/link/locks")
+    above.chmod(0o1777)  # As /tmp: nobody may rename there what belongs to another.
+    Locks.from_url(f"file://{above}/locks").close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_a_directory_below_a_strangers_is_refused(
+    public: Path, child: Callable[..., Child]
+) -> None:
+    """Neither a directory nor a link on the way may be another user's; root may have them."""
+    (public / "theirs").mkdir(mode=0o755)
+    os.chown(public / "theirs", 12345, 12345)
+    (public / "link").symlink_to("/")
+    os.chown(public / "link", 12345, 12345, follow_symlinks=False)
+    for path in (public / "theirs/locks", public / f"link{public}/locks"):
+        with pytest.raises(ConfigurationError, match="belongs to user 12345, who could put"):
+            Locks.from_url(f"file://{path}")
+    (public / "given").mkdir()
+    os.chown(public / "given", 65534, 65534)
+    user = child(before="import weblock.stores.file; os.setgid(65534); os.setuid(65534)")
+    assert user.run(f"Locks.from_url('file://{public}/given/locks').acquire('k').fence") > 0
+
+
+@pytest.mark.parametrize(
+    ("owner", "group", "mode", "passes"),
+    [
+        (0, 0, 0o755, True),
+        (1000, 1000, 0o775, True),  # the user's own group, as many systems give each user one
+        (1000, 100, 0o775, False),
+        (1000, 50, 0o775, False),
+        (0, 0, 0o775, True),
+        (1000, 1000, 0o757, False),
+        (0, 0, 0o1777, True),
+        (65534, 65534, 0o755, True),  # what is outside of our user namespace
+        (1001, 1001, 0o700, False),
+    ],
+)
+def test_who_may_write_above_the_directory(
+    monkeypatch: pytest.MonkeyPatch, owner: int, group: int, mode: int, passes: bool
+) -> None:
+    """This user, root and their own groups may; in a user namespace so may what is outside."""
+    groups = {0: ("root", []), 1000: ("me", []), 100: ("users", []), 50: ("me too", ["you"])}
+    info = os.stat_result((stat.S_IFDIR | mode, 1, 1, 1, owner, group, 0, 0, 0, 0))
+    monkeypatch.setattr(trust.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(trust.os, "lstat", lambda path: info)
+    monkeypatch.setattr(trust, "_uid_map", lambda: "0 0 1\n1000 1000 1\n1001 1001 1\n")
+    monkeypatch.setattr(
+        trust.grp,
+        "getgrgid",
+        lambda gid: SimpleNamespace(gr_name=groups[gid][0], gr_mem=groups[gid][1]),
+    )
+    monkeypatch.setattr(
+        trust.pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name="me", pw_gid=1000)
+    )
+    assert (trust.stranger_above("/a/locks") is None) == passes
 
 
 @pytest.fixture
@@ -208,6 +297,50 @@ def test_a_deep_directory_works_although_socket_paths_are_short(
         locks.acquire("k", wait=20).release()
 
 
+@pytest.mark.parametrize("spelling", ["{0}/link/locks", "{0}/locks/", "{0}/./locks", "{0}/locks/."])
+def test_two_paths_of_one_directory_are_one_engine(
+    tmp_path: Path, locks: Locks, spelling: str
+) -> None:
+    """Whoever waits for itself by another path is told, too, and both are closed on their own."""
+    (tmp_path / "link").symlink_to(tmp_path)
+    other = Locks.from_url(f"file://{spelling.format(tmp_path)}")
+    with locks.hold("k") as lease:
+        with pytest.raises(AlreadyHeld):
+            other.acquire("k", wait=1)
+        other.close()
+        lease.check()
+    locks.acquire("k").release()
+
+
+def test_two_paths_that_part_are_an_error_and_not_two_sets_of_leases(tmp_path: Path) -> None:
+    """A link on the way was moved: which directory other processes mean cannot be known."""
+    for name in ("old", "new"):
+        (tmp_path / name / "locks").mkdir(parents=True, mode=0o700)
+    (tmp_path / "link").symlink_to("old")
+    with (
+        Locks.from_url(f"file://{tmp_path}/old/locks") as straight,
+        Locks.from_url(f"file://{tmp_path}/link/locks") as by_link,
+    ):
+        straight.acquire("k").release()
+        (tmp_path / "link").unlink()
+        (tmp_path / "link").symlink_to("new")
+        make_due(straight)
+        for locks in (straight, by_link):
+            with pytest.raises(EngineUnavailable, match=r"were one directory .* now they are two"):
+                locks.acquire("k", wait=0)
+        (tmp_path / "link").unlink()
+        (tmp_path / "link").symlink_to("old")
+        by_link.acquire("k", wait=0).release()
+
+
+def make_due(locks: Locks) -> None:
+    """Has the engine look after its directory with its next operation."""
+    engine = locks._engine
+    assert isinstance(engine, FileEngine)
+    assert engine.home
+    engine.home.check_at = 0.0
+
+
 OTHER_BOOT = """
 from weblock.stores.file import directory
 directory._boot_digest = lambda: "{:016x}"
@@ -276,7 +409,6 @@ def test_jumps_of_the_wall_clock_change_nothing(locks: Locks, child: Callable[..
     "url",
     [
         "file://relative/path",
-        "file:///x?y",
         "file:///x#y",
         "file:///x%00y",
         "file://./x",
@@ -295,7 +427,6 @@ def test_without_a_url_the_directory_is_one_of_this_user(
     """The same for all processes of a user, in any environment."""
     assert default_directory() == f"/tmp/weblock-{os.geteuid()}"
     monkeypatch.setattr(file_engine, "default_directory", lambda: f"{tmp_path}/default")
-    monkeypatch.setattr(face, "_warned", ["do not"])
     with Locks.from_url() as locks:
         assert locks.engine == f"file://{tmp_path}/default"
         assert locks.scope == "host"
@@ -308,20 +439,3 @@ def test_an_engine_of_one_host_is_refused_where_a_cluster_is_required(
     """The error names the setting and an engine that would do."""
     with pytest.raises(ConfigurationError, match=r"require_scope='cluster'.*redis://"):
         locks.from_url(url, require_scope="cluster")
-
-
-@pytest.mark.parametrize(
-    ("mark", "platform"), [("KUBERNETES_SERVICE_HOST", "Kubernetes"), ("DYNO", "Heroku")]
-)
-def test_where_an_application_runs_on_many_machines_the_default_warns_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str, platform: str
-) -> None:
-    """Not where the engine was chosen by name, and not again."""
-    monkeypatch.setattr(file_engine, "default_directory", lambda: f"{tmp_path}/default")
-    monkeypatch.setattr(face, "_warned", [])
-    monkeypatch.setenv(mark, "x")
-    Locks.from_url("file://").close()
-    with pytest.warns(UserWarning, match=f"looks like {platform}"):
-        Locks.from_url().close()
-    with warnings.catch_warnings(action="error"):
-        Locks.from_url().close()

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import eventually, waiters
 from weblock import Locks, LockTimeout
 
-from .keys import eventually, keys_in, record_of, waiters
+from .keys import keys_in, record_of
 from .processes import Child
 
 FORK = """

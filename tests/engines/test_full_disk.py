@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import eventually
 from weblock import AsyncLocks, EngineUnavailable, Locks
 from weblock._runtime.clock import now
+from weblock.stores.file import FileEngine
 
-from .keys import eventually, key_outside, record_of
+from .keys import key_outside, record_of
 
 
 @pytest.fixture
@@ -97,5 +99,5 @@ def test_an_engine_can_be_opened_where_the_disk_is_full(disk: Path) -> None:
     with Locks.from_url(f"file://{disk}/locks") as locks:
         locks.acquire("k").release()
         fill(disk)
-        with Locks.from_url(f"file://{disk}/locks/.") as others:
+        with Locks(FileEngine(f"{disk}/locks")) as others:
             others.acquire("k", wait=0).release()

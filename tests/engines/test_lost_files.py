@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import eventually, waiters
 from weblock import AsyncLocks, EngineUnavailable, LeaseLost, Locks
 from weblock.stores import url as urls
 from weblock.stores.file import FileEngine
 
-from .keys import eventually, record_of, waiters
+from .keys import record_of
 from .processes import Child
 
 
@@ -109,10 +110,11 @@ def test_a_directory_that_cannot_be_made_again_makes_the_engine_unavailable(
     with Locks.from_url(f"file://{above}/locks", ttl=1) as locks:
         lease = locks.acquire("k")
         shutil.rmtree(above)
-        with pytest.raises(EngineUnavailable, match="locks cannot be used: No such file"):
+        above.write_text("")
+        with pytest.raises(EngineUnavailable, match="locks cannot be used: Not a directory"):
             locks.acquire("other", wait=0)
         eventually(lambda: not lease.held)
-        above.mkdir()
+        above.unlink()
         locks.acquire("k").release()
 
 

@@ -106,7 +106,9 @@ class Machine:
 
     def _hear(self, reply: Reply, sent: float) -> None:
         if isinstance(reply.answer, Held):
-            deadline = Anchor(reply.now, sent).deadline(reply.answer.until, DRIFT)
+            deadline = Anchor(reply.now, sent).deadline(
+                reply.answer.until, at_most=TTL, drift=DRIFT
+            )
             if self.now() < deadline:
                 if not self.holds:
                     self.world.begins(self, reply.answer.fence)

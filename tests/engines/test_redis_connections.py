@@ -12,7 +12,8 @@ import pytest
 import redis
 import redis.asyncio
 
-from tests.servers import Server, eventually, fresh_url, shared
+from tests.servers import Server, fresh_url, shared
+from tests.support.waiting import eventually, waiters
 from weblock import AsyncLocks, EngineUnavailable, Locks
 from weblock.stores.redis.aio import AsyncioLink
 from weblock.stores.redis.calls import packed
@@ -30,12 +31,6 @@ def connections(server: Server, name: str) -> int:
     """How many connections call themselves ``name``."""
     with server.client() as client:
         return sum(each["name"] == name for each in client.client_list())
-
-
-def waiters(locks: Locks, key: str) -> int:
-    """How many wait for a key."""
-    info = locks.inspect(key)
-    return len(info.waiters) if info else 0
 
 
 async def test_five_hundred_tasks_wait_on_three_connections(server: Server) -> None:

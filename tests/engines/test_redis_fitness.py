@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import trustme
 
-from tests.servers import Server, a_redis, binaries, eventually
+from tests.servers import Server, a_redis, binaries
 from tests.servers.rights import USER, grant_least_rights
 from tests.servers.tls import TlsFront
+from tests.support.waiting import eventually
 from weblock import AsyncLocks, EngineUnavailable, Locks
 
 

@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 import redis
 
+from tests.core.simulation.conformance import Clock
 from tests.core.simulation.redis_model import RedisModel
 from tests.servers import Server, binaries
 from weblock.stores.redis import scripts
 from weblock.stores.redis.calls import Layout
 from weblock.stores.redis.scripts import Script
-
-from .test_redis_conformance import Clock
 
 LAYOUT = Layout("model", 1)
 OWNERS = ("a", "b", "c", "d")
@@ -124,11 +123,11 @@ def said_by(client: redis.Redis) -> dict[str, str]:
 
 def drawn(dice: Random) -> tuple[Script, tuple[str, ...]]:
     """A random script, and its arguments."""
-    owner, ttl = dice.choice(OWNERS), dice.choice(["100000", "1000000", "30000000"])
+    owner, ttl = dice.choice(OWNERS), dice.choice(["100000", "1000000", "30000000", "90000000"])
     here = (
-        dice.choice(["run1", "run1", "run1", "run2"]),
+        dice.choice(["run1:a", "run1:a", "run1:a", "run1:b", "run2:c"]),
         dice.choice(["0", "2000000", "2000000", "20000000"]),
-        dice.choice(["", "", "run1,run2"]),
+        dice.choice(["", "", "run1:1000:2000,run2:3000:5000", "run1:7000000:7000500,run2:5:10"]),
     )
     who = (owner, "pq"[owner in "bd"], f"label of {owner}")
     ticket = dice.choice(["0", "0", f"17{dice.randrange(10**14):014d}"])
@@ -142,7 +141,7 @@ def drawn(dice: Random) -> tuple[Script, tuple[str, ...]]:
             (scripts.FORCE_RELEASE, ()),
             (scripts.LOOK, ()),
             (scripts.BEGIN, ()),
-            (scripts.STAND_BACK, (*who, ttl, ticket)),
+            (scripts.STAND_BACK, (*who, ttl, ticket, "1")),
             (scripts.RAISE_FENCE, (owner, fence)),
         ]
     )
@@ -180,7 +179,7 @@ def test_the_model_says_of_itself_what_a_server_says(client: redis.Redis) -> Non
         real = dict(line.split(":", 1) for line in said[section].splitlines() if ":" in line)
         for line in model.call("INFO", section).splitlines():
             name, value = line.split(":", 1)
-            if name == "run_id":  # The model counts its runs.
+            if name in {"run_id", "master_replid"}:  # The model counts them.
                 assert re.fullmatch(r"[0-9a-f]{40}", real[name])
             elif section == "commandstats":
                 assert real[name].startswith("calls=")
@@ -196,7 +195,7 @@ def test_a_lease_of_days_outlives_those_who_ask(client: redis.Redis) -> None:
     days = 10 * 24 * 3600 * 1_000_000
 
     def run(script: Script, *words: str) -> Any:
-        return client.eval(script.text, len(names), *names, "run", "0", "", *words)
+        return client.eval(script.text, len(names), *names, "run:id", "0", "", *words)
 
     held = run(scripts.ACQUIRE, "holder", "p", "", str(days), "0", "0")
     assert held[0] == b"held"

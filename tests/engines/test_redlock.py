@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import select
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
-from tests.servers import Server, eventually
+from tests.servers import Server
+from tests.support.forks import needs_fork
+from tests.support.waiting import PATIENCE, eventually
 from weblock import AsyncLocks, ConfigurationError, EngineUnavailable, LeaseLost, Locks, LockTimeout
 from weblock._core.ports import Ask, Grasp, Reply
 from weblock._core.table import Busy, Claim, Gone, Held, Released, Waiting
 from weblock._runtime.blocking import BlockingRuntime, drive
 from weblock.stores.quorum import FIRST_PAUSE, LONGEST_PAUSE, Health, open_quorum
 from weblock.stores.quorum.candidate import SPLIT, Candidate
+from weblock.stores.quorum.clocks import Clocks
 from weblock.stores.quorum.tally import Tally
+from weblock.stores.redis.blocking import connected
+from weblock.stores.redis.store import RedisStore
 
 TTL = 2.0
 DOWN = EngineUnavailable("redis://x", "it is down")
@@ -242,6 +251,44 @@ def test_a_release_tells_of_a_loss_that_a_majority_knows(servers: list[Server]) 
         assert lost.value.reason == "taken"
 
 
+def test_a_clock_that_is_behind_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Who could notice before it does harm is told which server it is, and by how much."""
+    clocks = Clocks(["redis://a", "redis://b", "redis://c"])
+    free = Busy(0.0, 0)
+    for _ in range(2):
+        replies = {0: Reply(free, 9000.0), 1: Reply(free, 8997.0), 2: Reply(free, 5400.0)}
+        clocks.compare(Tally(3, 100.0, replies))
+        clocks.compare(Tally(3, 100.0, {0: DOWN, 1: DOWN, 2: Reply(free, 5400.0)}))
+        clocks.compare(Tally(3, 100.0, {0: DOWN}))
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "the clock of redis://c is 3600 s behind that of redis://a" in record.getMessage()
+
+
+class TestWhatIsRemembered:
+    """A process remembers of each acquisition what it has asked which server, until all is over."""
+
+    def test_one_that_just_ends_is_forgotten(self) -> None:
+        """A lease that is neither renewed nor released leaves nothing behind in its process."""
+        engine = open_quorum([f"redis://127.0.0.1:{port}" for port in (1, 2, 3)])
+        for number in range(10):
+            engine.candidate(Claim(f"o{number}", "p", TTL, ""), 100.0 + number)
+        assert len(engine.candidates) == 10
+        engine.candidate(Claim("o9", "p", TTL, ""), 112.0)
+        engine.candidate(Claim("other", "p", TTL, ""), 120.0)
+        assert set(engine.candidates) == {"o9", "other"}
+        engine.close()
+
+    def test_one_that_is_renewed_is_remembered(self, servers: list[Server]) -> None:
+        """Each renewal says for how long it is to be remembered from then on."""
+        engine = open_quorum(urls(servers))
+        with Locks(engine, ttl=1) as locks, locks.hold("k") as lease:
+            candidate = engine.candidates[lease.owner]
+            until = candidate.forgotten_at
+            eventually(lambda: candidate.forgotten_at > until)
+        assert not engine.candidates
+
+
 async def test_many_contenders_go_on(servers: list[Server]) -> None:
     """Forty tasks and eight threads on one key are all served, each with a fence of its own."""
     fences: list[int] = []
@@ -264,3 +311,75 @@ async def test_many_contenders_go_on(servers: list[Server]) -> None:
             assert len(fences) == 80
             assert fences == sorted(set(fences))
             await asyncio.to_thread(eventually, lambda: not locks.list())
+
+
+@needs_fork
+def test_a_fork_while_it_connects_holds_nobody_up(
+    servers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child that is forked while connections are being made keeps the parent from nothing."""
+    children: list[int] = []
+    stay, leave = os.pipe()
+
+    def connected_beside_a_fork(*args: Any, **kwargs: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Threads are what this is about.
+            child = os.fork()
+        if child == 0:
+            os.close(leave)
+            select.select([stay], [], [], PATIENCE)
+            os._exit(0)
+        children.append(child)
+        return connected(*args, **kwargs)
+
+    monkeypatch.setattr("weblock.stores.redis.blocking.connected", connected_beside_a_fork)
+    try:
+        with Locks.from_url(urls(servers)) as locks:
+            locks.acquire("k", wait=5).release()
+            assert children
+            assert all(os.waitpid(child, os.WNOHANG) == (0, 0) for child in children)
+    finally:
+        os.close(leave)
+        os.close(stay)
+        for child in children:
+            os.waitpid(child, 0)
+
+
+class TestSplitVotes:
+    """Answers of all servers that come to no majority are asked for again, while there is time."""
+
+    async def test_a_fence_that_no_majority_would_take_is_agreed_on_again(
+        self, servers: list[Server], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Servers whose lease has gone between two questions cost a round, and no error."""
+        raise_fence = RedisStore.raise_fence
+        refused: list[str] = []
+
+        async def forgets(self: RedisStore, key: str, owner: str, fence: int) -> Reply:
+            if len(refused) < 2:
+                refused.append(owner)
+                await self.force_release(key)
+            return await raise_fence(self, key, owner, fence)
+
+        async with AsyncLocks.from_url(urls(servers)) as locks:
+            first = await locks.acquire("k")
+            await first.release()
+            # The fences of all three differ from now on.
+            for number, server in enumerate(servers):
+                with server.client() as client:
+                    (name,) = client.keys("*:epoch")
+                    client.hset(name, "fence", first.fence + 10**9 * (number + 1))
+            monkeypatch.setattr(RedisStore, "raise_fence", forgets)
+            lease = await locks.acquire("k", wait=0)
+            assert refused
+            assert lease.fence > first.fence
+            await lease.release()
+
+    def test_it_is_said_who_answered(self, servers: list[Server]) -> None:
+        """An outage is told by how many servers did answer."""
+        with Locks.from_url(urls(servers)) as locks:
+            locks.acquire("k").release()
+            for server in servers[1:]:
+                server.kill()
+            with pytest.raises(EngineUnavailable, match="1 of 3 servers answered"):
+                locks.acquire("k", wait=0)

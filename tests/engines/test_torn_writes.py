@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from weblock import EngineUnavailable, Locks, LockTimeout
+from weblock.stores.file import FileEngine
 from weblock.stores.file.records import _FIRST_SLOT, _HEADER
 
 from .keys import keys_in, record_of
@@ -30,6 +31,14 @@ STAGES = {
     "half of the payload": -0.5,
     "all but one byte": -1,
 }
+
+
+def _as_another_process(folder: Path) -> Locks:
+    """Locks that know nothing of what this process has read and written so far.
+
+    An engine that is opened by a URL is shared by every spelling of its directory.
+    """
+    return Locks(FileEngine(str(folder)))
 
 
 @pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
@@ -56,7 +65,7 @@ def test_a_write_torn_at_any_byte_leaves_the_former_state(
             torn = before[:start] + after[start : start + cut] + before[start + cut :]
             cut -= 1
         record.write_bytes(torn)
-        with Locks.from_url(f"{url}/.") as other:
+        with _as_another_process(folder) as other:
             with pytest.raises(LockTimeout):
                 other.acquire("k", wait=0)
             (another,) = keys_in(record, 1)
@@ -76,7 +85,7 @@ def test_a_first_write_torn_at_any_stage_leaves_the_key_free(locks: Locks, folde
         locks.acquire("k", wait=0).release()
 
 
-def test_a_file_with_no_whole_slot_is_called_damaged(url: str, locks: Locks, folder: Path) -> None:
+def test_a_file_with_no_whole_slot_is_called_damaged(locks: Locks, folder: Path) -> None:
     """Where both slots are broken, no lease is guessed: an error names the file and the remedy."""
     locks.acquire("k").release()
     record = record_of(folder, "k")
@@ -85,7 +94,7 @@ def test_a_file_with_no_whole_slot_is_called_damaged(url: str, locks: Locks, fol
         broken[slot + _HEADER.size] ^= 0xFF
     record.write_bytes(broken)
     damaged = pytest.raises(EngineUnavailable, match=r"records-\d\d is damaged: .*remove it")
-    with Locks.from_url(f"{url}/.") as fresh, damaged:
+    with _as_another_process(folder) as fresh, damaged:
         fresh.acquire("k", wait=0)
 
 

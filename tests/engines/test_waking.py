@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import socket
+import struct
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import eventually, waiters
 from weblock import AsyncLocks, Locks
+from weblock._core.ports import Grasp, Message
 from weblock._runtime.clock import now
+from weblock.stores import url as urls
+from weblock.stores.file import FileEngine
 
-from .keys import eventually, waiters
 from .processes import Child
 
 
@@ -26,15 +34,74 @@ def test_a_waiter_gets_its_turn_although_the_datagram_was_lost(
     """
     holder, waiter = child(before=deaf).open(), child(before=deaf).open()
     holder.run("lease = locks.acquire('k')")
-    waiter.begin("locks.acquire('k', wait=30).fence")
+    waiter.begin("locks.acquire('k', wait=None).fence")
     eventually(lambda: waiters(locks, "k") == 1)
     holder.run("lease.release()")
-    released = now()
-    assert waiter.outcome() > 0
-    assert now() - released < 10
+    assert waiter.outcome() > 0  # It fails where nothing is heard of the waiter for long.
 
 
-def test_a_bell_that_is_full_delays_nobody_else(locks: Locks, child: Callable[..., Child]) -> None:
+class Recorder:
+    """A bell that remembers what it was rung with."""
+
+    def __init__(self) -> None:
+        self.rung: list[Message] = []
+
+    def ring(self, message: Message) -> None:
+        self.rung.append(message)
+
+
+NAN, OWNER = float("nan"), "0123456789abcdef" * 2
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"",
+        b"short",
+        b"\xff" * 48,  # its owner is no UTF-8
+        b"x" * 49,
+        struct.pack("<32sQd", OWNER.encode(), 1, NAN),
+    ],
+    ids=["empty", "short", "no UTF-8", "long", "no time"],
+)
+def test_a_datagram_that_no_weblock_sends_is_dropped(
+    url: str, folder: Path, locks: Locks, garbage: bytes
+) -> None:
+    """The bell's thread goes on, and passes the next grant on to its waiter."""
+    engine = urls.engine_for(url)
+    assert isinstance(engine, FileEngine)
+    assert engine.home
+    engine.home.processes.watch(OWNER, [engine.process])  # It starts the thread.
+    engine.switchboard.connect(OWNER, recorder := Recorder())
+    grant = struct.pack("<32sQd", OWNER.encode(), 7, 12.5)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
+        for message in (garbage, grant):
+            stranger.sendto(message, str(folder / f"{engine.process}.bell"))
+    eventually(lambda: recorder.rung)
+    assert recorder.rung == [Grasp(7, 12.5)]
+
+
+def stop_outside_files(process: Child, folder: Path) -> None:
+    """Stops a process while it is in no record file, where it would be in the way of others."""
+    process.stop()
+    while not all(is_free(record) for record in folder.glob("records-*")):
+        process.resume()
+        process.stop()
+
+
+def is_free(record: Path) -> bool:
+    """Whether nobody is inside a record file."""
+    with record.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def test_a_bell_that_is_full_delays_nobody_else(
+    folder: Path, locks: Locks, child: Callable[..., Child]
+) -> None:
     """Grants to a stopped process pile up and are dropped; others go on; later it goes on too."""
     stopped = child().open(wait=60)
     keys = [f"key {n}" for n in range(600)]
@@ -54,7 +121,7 @@ def test_a_bell_that_is_full_delays_nobody_else(locks: Locks, child: Callable[..
     asyncio.run(main())
     """)
     eventually(lambda: waiters(locks, keys[-1]) == 1)
-    stopped.stop()
+    stop_outside_files(stopped, folder)
     for lease in held:
         lease.release()
     for key in keys[:5]:
@@ -108,7 +175,7 @@ def test_the_death_of_a_holder_is_noticed_at_once_by_all_who_wait(
 ) -> None:
     """In other processes and in several threads, long before its ttl."""
     victim, *others = [child().open(wait=60) for _ in range(3)]
-    victim.run("lease = locks.acquire('k', ttl=300)")
+    victim.run("lease = locks.acquire('k', ttl=3600)")
     for other in others:
         other.begin("""
         import concurrent.futures
@@ -121,15 +188,13 @@ def test_the_death_of_a_holder_is_noticed_at_once_by_all_who_wait(
         """)
     eventually(lambda: waiters(locks, "k") == 6)
     victim.kill()
-    killed = now()
     assert [other.outcome() for other in others] == [3, 3]
-    assert now() - killed < 10
 
 
 def test_a_stopped_process_with_many_places_in_a_queue_costs_the_others_little(
     locks: Locks, child: Callable[..., Child]
 ) -> None:
-    """Once it did not take up a lease that was handed to it, all its places are passed over."""
+    """Once it did not take up a lease that was handed to it, no other of its places is given one."""
     holder, stopped, other = child().open(), child().open(wait=60), child().open(wait=60)
     holder.run("lease = locks.acquire('k', ttl=300)")
     stopped.run("""
@@ -146,9 +211,13 @@ def test_a_stopped_process_with_many_places_in_a_queue_costs_the_others_little(
     eventually(lambda: waiters(locks, "k") == 6)
     stopped.stop()
     holder.run("lease.release()")
-    released = now()
-    assert other.outcome() > 0
-    assert now() - released < 4.5  # 1.5 s by design, and much for a busy machine.
+    with ThreadPoolExecutor(1) as pool:
+        served, grants = pool.submit(other.outcome), set()
+        while not served.done():
+            if (info := locks.inspect("k")) and info.holder:
+                grants.add(info.fence)
+            time.sleep(0.001)
+    assert len(grants - {served.result()}) <= 1
     other.run("None")
     stopped.resume()
 
@@ -158,7 +227,12 @@ def test_idle_waiters_cost_next_to_nothing(url: str, child: Callable[..., Child]
     holder, idle = child().open(), child()
     holder.run("lease = locks.acquire('k', ttl=300)")
     idle.run("""
-    import resource, threading
+    import threading
+    calls = 0
+    def count(frame, event, argument):
+        global calls
+        calls += event == 'call'
+    threading.setprofile(count)
     locks = Locks.from_url(url, wait=60)
     def one():
         with locks.hold('k'):
@@ -167,17 +241,17 @@ def test_idle_waiters_cost_next_to_nothing(url: str, child: Callable[..., Child]
     for thread in threads:
         thread.start()
     def spent():
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        return [used.ru_utime + used.ru_stime, threading.active_count(), len(os.listdir('/dev/fd'))]
+        return [calls, threading.active_count(), len(os.listdir('/dev/fd'))]
     """)
     with Locks.from_url(url) as locks:
         eventually(lambda: waiters(locks, "k") == 50)
         idle.run("time.sleep(1.2)")  # Past the first heartbeats.
-        cpu, threads, files = idle.run("before = spent(); before")
+        before, threads, files = idle.run("spent()")
         started = now()
         idle.run("time.sleep(3)")
         later = idle.run("spent()")
-        assert (later[0] - cpu) / (now() - started) < 0.15
+        # A heartbeat a second takes each of them some 50 calls; looking each 10 ms would take thousands.
+        assert (later[0] - before) / (now() - started) < 50 * 150
         assert later[1:] == [threads, files]
         holder.run("lease.release()")
         idle.run("[thread.join() for thread in threads] and None")
@@ -229,13 +303,11 @@ def test_a_waiter_that_is_gone_is_passed_over(
 ) -> None:
     """The next one in the queue gets the key, at once or after the time for a hand-over."""
     holder, gone, after = child().open(), child().open(), child().open()
-    holder.run("lease = locks.acquire('k', ttl=300)")
-    gone.begin("locks.acquire('k', wait=60)")
+    holder.run("lease = locks.acquire('k', ttl=3600)")
+    gone.begin("locks.acquire('k', wait=None, ttl=3600)")
     eventually(lambda: waiters(locks, "k") == 1)
-    after.begin("locks.acquire('k', wait=60).fence")
+    after.begin("locks.acquire('k', wait=None).fence")
     eventually(lambda: waiters(locks, "k") == 2)
     gone.stop() if by == "stop" else gone.kill()
     holder.run("lease.release()")
-    released = now()
-    assert after.outcome() > 0
-    assert now() - released < 4.5
+    assert after.outcome() > 0  # Long before the ttl that the other asked for.

@@ -10,12 +10,12 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.protocol.states import KeeperState
 
-from tests.contract.conditions import eventually
 from tests.contract.history import fences_out_of_order, overlaps, read_journals
 from tests.contract.puppets import Puppet, Worker
 from tests.servers import Proxy
 from tests.servers.proxy import Listener
 from tests.servers.zookeeper import Ensemble, ZooKeeper, fresh_zookeeper, shared_zookeeper
+from tests.support.waiting import eventually, waiters
 from weblock import ConfigurationError, EngineUnavailable, LeaseLost, Locks, LockTimeout
 from weblock._core.ports import Pulse
 from weblock._core.table import HANDOFF, Claim, Gone, Held, Waiting
@@ -70,12 +70,6 @@ def hold(locks: Locks, **options) -> int:
         return lease.fence
 
 
-def waiters(locks: Locks) -> int:
-    """How many wait for the key."""
-    info = locks.inspect("key")
-    return len(info.waiters) if info else 0
-
-
 def below(client: KazooClient, url: str) -> list[str]:
     """The nodes of the key: a lease, and places."""
     root = url.rpartition("/")[2].partition("?")[0]
@@ -86,6 +80,21 @@ def below(client: KazooClient, url: str) -> list[str]:
 def keys_left(client: KazooClient, url: str) -> list[str]:
     """The keys that have a node."""
     return client.get_children(f"/{url.rpartition('/')[2].partition('?')[0]}/keys")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_client_that_fails_is_started_again(server, caplog) -> None:
+    """An error of kazoo's own is an outage for the caller, and the next one gets a new session."""
+    with Locks.from_url(f"zookeeper://{server.address}/failing") as locks:
+        first = hold(locks)
+        session = locks._engine.session()
+        # As kazoo finds it where an answer is not the one that it waits for: its thread ends.
+        session.client._connection._connect_attempt = None
+        session.hang_up()
+        eventually(lambda: session.ended)
+        assert hold(locks) > first
+        assert locks._engine.session() is not session
+        assert "failed, and is started again" in caplog.text
 
 
 class TestEnsemble:
@@ -189,7 +198,7 @@ def test_a_holder_whose_server_is_cut_off(linked, client, threads) -> None:
                 return theirs.fence, lease.held
 
         naively, properly = threads.submit(take_over_naively), threads.submit(take_over)
-        eventually(lambda: waiters(there) == 1)
+        eventually(lambda: waiters(there, "key") == 1)
         eventually(lambda: len(rival.get_children("/naive")) == 2)
         linked.link.freeze()
         try:
@@ -213,7 +222,7 @@ class TestServer:
         with Locks.from_url(url) as locks, Locks.from_url(f"{url}&timeout=1.5") as others:
             lease = locks.acquire("key", ttl=LONG)
             behind = threads.submit(hold, others)
-            eventually(lambda: waiters(locks) == 1)
+            eventually(lambda: waiters(locks, "key") == 1)
             server.restart()
             with pytest.raises(LockTimeout):
                 others.acquire("key", wait=0)
@@ -223,7 +232,8 @@ class TestServer:
     def test_a_stop_beyond_the_ttl(self, server) -> None:
         """The holder is told in time, nobody gets the key meanwhile, and then it is free."""
         url = fresh_zookeeper(server.address, timeout=0.5)
-        with Locks.from_url(url) as locks, Locks.from_url(f"{url}&session_timeout=1") as others:
+        shorter = url.replace("session_timeout=2", "session_timeout=1")
+        with Locks.from_url(url) as locks, Locks.from_url(shorter) as others:
             lease = locks.acquire("key", ttl=1)
             server.stop()
             with pytest.raises(EngineUnavailable):
@@ -244,13 +254,13 @@ class TestSession:
         with Locks.from_url(url) as locks, Locks.from_url(f"{url}&timeout=1.5") as others:
             lease = locks.acquire("key", ttl=LONG)
             behind = threads.submit(hold, others)
-            eventually(lambda: waiters(locks) == 1)
+            eventually(lambda: waiters(locks, "key") == 1)
             for each in (locks, others):
                 driver = each._engine.session().client
                 client_id = driver.client_id
                 client(client_id=client_id).stop()  # Which ends the session for both.
                 eventually(lambda d=driver, i=client_id: d.connected and d.client_id != i)
-            eventually(lambda: waiters(locks) == 1)
+            eventually(lambda: waiters(locks, "key") == 1)
             lease.extend(1)
             lease.release()
             assert behind.result(LONG) > lease.fence
@@ -288,7 +298,8 @@ class TestSession:
     def test_a_request_is_not_sent_late(self, server) -> None:
         """Who gave up during an outage gets nothing when it is over."""
         url = fresh_zookeeper(server.address, timeout=0.3)
-        with Locks.from_url(url) as locks, Locks.from_url(f"{url}&session_timeout=3") as others:
+        longer = url.replace("session_timeout=2", "session_timeout=3")
+        with Locks.from_url(url) as locks, Locks.from_url(longer) as others:
             locks.acquire("key").release()
             server.kill()
             with pytest.raises(EngineUnavailable):

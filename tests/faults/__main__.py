@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 
-from tests.servers import Cluster, SentinelDeployment, Server
+from tests.servers import Cluster, Memcached, SentinelDeployment, Server
 from tests.servers.proxy import Proxy
+from tests.servers.zookeeper import Ensemble, fresh_zookeeper
 
 from . import strikes
 from .rig import DURABLE, TTL, Workers
@@ -21,30 +25,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="how long (10)")
     parser.add_argument("--seed", type=int, default=0, help="decides the order of the faults (0)")
-    parser.add_argument(
-        "--engine", choices=["single", "sentinel", "cluster", "quorum"], default="single"
-    )
+    parser.add_argument("--engine", choices=sorted(RIGS), default="single")
     asked = parser.parse_args()
     with ExitStack() as stack:
-        workers, faults = _rig(asked.engine, stack)
+        workers, faults = RIGS[asked.engine](stack)
         return _soak(workers, faults, random.Random(asked.seed), asked.minutes * 60)
 
 
-def _rig(engine: str, stack: ExitStack) -> tuple[Workers, strikes.Strikes]:
-    if engine == "sentinel":
-        deployment = stack.enter_context(SentinelDeployment())
-        workers = stack.enter_context(Workers(deployment.url(recovery=TTL), wait=20.0))
-        return workers, {**strikes.on_workers(workers), **strikes.on_sentinels(deployment)}
-    if engine == "cluster":
-        cluster = stack.enter_context(Cluster())
-        workers = stack.enter_context(Workers(cluster.url(recovery=TTL), wait=20.0))
-        slot = strikes.slot_in_use(cluster)
-        return workers, {**strikes.on_workers(workers), **strikes.on_cluster(cluster, slot)}
-    if engine == "quorum":
-        servers = [stack.enter_context(Server(**DURABLE)) for _ in range(3)]
-        urls = [server.url(recovery=TTL) for server in servers]
-        workers = stack.enter_context(Workers(urls, wait=20.0))
-        return workers, {**strikes.on_workers(workers), **strikes.on_quorum(servers)}
+def _single(stack: ExitStack) -> Rig:
     server = stack.enter_context(Server(**DURABLE))
     proxy = stack.enter_context(Proxy(server))
     workers = stack.enter_context(Workers(proxy.url(recovery=TTL, timeout=0.5)))
@@ -54,6 +42,58 @@ def _rig(engine: str, stack: ExitStack) -> tuple[Workers, strikes.Strikes]:
         **strikes.on_data(server),
         **strikes.on_network(proxy),
     }
+
+
+def _sentinel(stack: ExitStack) -> Rig:
+    deployment = stack.enter_context(SentinelDeployment())
+    workers = stack.enter_context(Workers(deployment.url(recovery=TTL), wait=20.0))
+    return workers, {**strikes.on_workers(workers), **strikes.on_sentinels(deployment)}
+
+
+def _cluster(stack: ExitStack) -> Rig:
+    cluster = stack.enter_context(Cluster())
+    workers = stack.enter_context(Workers(cluster.url(recovery=TTL), wait=20.0))
+    slot = strikes.slot_in_use(cluster)
+    return workers, {**strikes.on_workers(workers), **strikes.on_cluster(cluster, slot)}
+
+
+def _quorum(stack: ExitStack) -> Rig:
+    servers = [stack.enter_context(Server(**DURABLE)) for _ in range(3)]
+    urls = [server.url(recovery=TTL) for server in servers]
+    workers = stack.enter_context(Workers(urls, wait=20.0))
+    return workers, {**strikes.on_workers(workers), **strikes.on_quorum(servers)}
+
+
+def _file(stack: ExitStack) -> Rig:
+    above = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weblock-soak-")))
+    workers = stack.enter_context(Workers(f"file://{above}/locks?allow_container=true"))
+    return workers, {**strikes.on_workers(workers), **strikes.on_files(above / "locks", workers)}
+
+
+def _memcached(stack: ExitStack) -> Rig:
+    server = stack.enter_context(Memcached("-M"))
+    workers = stack.enter_context(Workers(f"{server.url}?recovery={TTL}&timeout=0.5", wait=20.0))
+    return workers, {**strikes.on_workers(workers), **strikes.on_memcached(server)}
+
+
+def _zookeeper(stack: ExitStack) -> Rig:
+    ensemble = stack.enter_context(Ensemble())
+    workers = stack.enter_context(Workers(fresh_zookeeper(ensemble.address), wait=20.0))
+    return workers, {**strikes.on_workers(workers), **strikes.on_zookeeper(ensemble)}
+
+
+Rig = tuple[Workers, strikes.Strikes]
+
+RIGS: Mapping[str, Callable[[ExitStack], Rig]] = {
+    "cluster": _cluster,
+    "file": _file,
+    "memcached": _memcached,
+    "quorum": _quorum,
+    "sentinel": _sentinel,
+    "single": _single,
+    "zookeeper": _zookeeper,
+}
+"""What the workers lock on, and what may happen to it."""
 
 
 def _soak(workers: Workers, faults: strikes.Strikes, dice: random.Random, seconds: float) -> int:

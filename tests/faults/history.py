@@ -17,6 +17,16 @@ class Hold(NamedTuple):
     fence: int
 
 
+class Span(NamedTuple):
+    """A time in which leases were voided, and their holders had not all been told."""
+
+    began: int
+    ended: int
+
+    def __contains__(self, at: object) -> bool:
+        return isinstance(at, int) and self.began <= at <= self.ended
+
+
 class History(NamedTuple):
     """All that was written down."""
 
@@ -54,6 +64,17 @@ def overlaps(holds: Sequence[Hold]) -> list[tuple[Hold, Hold]]:
         if latest is None or hold.held_at > latest.held_at:
             latest = hold
     return found
+
+
+def unexcused(
+    pairs: Sequence[tuple[Hold, Hold]], losses: Sequence[Span]
+) -> list[tuple[Hold, Hold]]:
+    """Pairs whose first lease was not voided: it began before a loss, and the other one after it."""
+    return [
+        (one, other)
+        for one, other in pairs
+        if not any(one.began <= loss.ended and other.began in loss for loss in losses)
+    ]
 
 
 def overlap_by_force(holds: Sequence[Hold]) -> bool:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
-from tests.servers import Cluster, SentinelDeployment, Server, a_redis, a_valkey
+from tests.servers import Cluster, Memcached, SentinelDeployment, Server, a_redis, a_valkey
 from tests.servers.proxy import Proxy
+from tests.servers.zookeeper import Ensemble, fresh_zookeeper
 
 from . import strikes
-from .history import Hold, out_of_order, overlap_by_force, overlaps
+from .history import Hold, Span, out_of_order, overlap_by_force, overlaps, unexcused
 from .rig import DURABLE, TTL, Workers
 
 
@@ -77,6 +79,45 @@ def test_faults_of_a_quorum() -> None:
         workers = stack.enter_context(Workers(urls, wait=20.0))
         strike(workers, strikes.on_quorum(servers), strikes.on_workers(workers))
         workers.check()
+
+
+def test_faults_of_files(tmp_path: Path) -> None:
+    """A directory that is lost, files that stay locked, no descriptors: nobody ever overlaps.
+
+    But for those whose leases were deleted, until they are told.
+    """
+    with Workers(f"file://{tmp_path}/locks?allow_container=true") as workers:
+        strike(workers, strikes.on_files(tmp_path / "locks", workers), strikes.on_workers(workers))
+        workers.check()
+
+
+def test_faults_of_memcached() -> None:
+    """It hangs, and it forgets everything: nobody ever overlaps."""
+    with (
+        Memcached("-M") as server,
+        Workers(f"{server.url}?recovery={TTL}&timeout=0.5", wait=20.0) as workers,
+    ):
+        strike(workers, strikes.on_memcached(server), strikes.on_workers(workers))
+        workers.check()
+
+
+def test_faults_of_zookeeper() -> None:
+    """Leaders and followers are killed and hang, one at a time: nobody ever overlaps."""
+    with (
+        Ensemble() as ensemble,
+        Workers(fresh_zookeeper(ensemble.address), wait=20.0) as workers,
+    ):
+        strike(workers, strikes.on_zookeeper(ensemble), strikes.on_workers(workers))
+        workers.check()
+
+
+def test_an_overlap_is_excused_only_by_a_loss() -> None:
+    """The former lease was voided while it was held; another overlap is none of the loss."""
+    voided, later, apart = Hold(10, 30, 1), Hold(25, 40, 2), Hold(100, 130, 3)
+    pairs = [(voided, later), (apart, Hold(120, 140, 4))]
+    assert unexcused(pairs, [Span(20, 50)]) == pairs[1:]
+    assert unexcused(pairs, [Span(41, 50)]) == pairs
+    assert unexcused(pairs, [Span(110, 115)]) == pairs
 
 
 def test_the_checkers_find_what_is_planted() -> None:

@@ -101,8 +101,15 @@ async def in_a_task(locks: AsyncLocks, journal: Journal, stop: threading.Event) 
             await asyncio.sleep(0.01)
 
 
+def _end_loudly(failure: threading.ExceptHookArgs) -> None:
+    """A thread that failed with anything but an error of weblock is a fault that was found."""
+    threading.__excepthook__(failure)
+    os._exit(70)
+
+
 def main() -> None:
     """Works until standard input is closed."""
+    threading.excepthook = _end_loudly
     face, folder, options, *urls = sys.argv[1:]
     url = urls if len(urls) > 1 else urls[0]
     stop = threading.Event()

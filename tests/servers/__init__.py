@@ -7,13 +7,13 @@ import threading
 import uuid
 from typing import Any
 
-from .binaries import a_redis, a_valkey, binaries, binary
+from .binaries import a_redis, a_valkey, an_older_redis, binaries, binary
 from .cluster import Cluster
 from .memcached import Memcached
 from .postgres import Postgres
 from .proxy import Fault, Proxy
 from .rights import USER, grant_least_rights
-from .sentinel import SentinelDeployment, eventually
+from .sentinel import SentinelDeployment
 from .single import PortTaken, Server
 
 __all__ = [
@@ -27,9 +27,9 @@ __all__ = [
     "Server",
     "a_redis",
     "a_valkey",
+    "an_older_redis",
     "binaries",
     "binary",
-    "eventually",
     "fresh_memcached",
     "fresh_quorum",
     "fresh_url",

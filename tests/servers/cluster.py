@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from urllib.parse import urlencode
 
-from .sentinel import eventually
+import redis
+
+from tests.support.waiting import eventually
+
 from .single import Server
 
 SLOTS = 16384
@@ -26,8 +29,11 @@ class Cluster:
             slots = range(SLOTS * index // 3, SLOTS * (index + 1) // 3)
             node.command("CLUSTER", "ADDSLOTS", *slots)
         for master, replica in zip(masters, replicas, strict=True):
-            eventually(partial(replica.command, "CLUSTER", "REPLICATE", _id(master)))
-        eventually(self._converged)
+            eventually(
+                partial(replica.command, "CLUSTER", "REPLICATE", _id(master)),
+                despite=redis.RedisError,
+            )
+        eventually(self._converged, despite=redis.RedisError)
 
     def url(self, **query: Any) -> str:
         """Its URL, with options of the engine. It names two of the nodes."""
@@ -46,7 +52,7 @@ class Cluster:
         """Kills the node that serves a slot; returns the one that has taken over."""
         old = self.master_of(slot)
         old.kill()
-        eventually(lambda: self.master_of(slot) is not old)
+        eventually(lambda: self.master_of(slot) is not old, despite=redis.RedisError)
         return self.master_of(slot)
 
     def failover(self, slot: int) -> Server:
@@ -54,23 +60,24 @@ class Cluster:
         old = self.master_of(slot)
         replica = next(node for node in self.nodes if _master_port(node) == old.port)
         replica.command("CLUSTER", "FAILOVER")
-        eventually(lambda: self.master_of(slot) is replica)
+        eventually(lambda: self.master_of(slot) is replica, despite=redis.RedisError)
         return replica
 
     def migrate(self, slot: int, to: Server | None = None) -> Server:
         """Moves a slot with its keys to another master, step by step as ``redis-cli`` does."""
+        move = self.begin_move(slot, to)
+        move.take_along()
+        move.end()
+        return move.target
+
+    def begin_move(self, slot: int, to: Server | None = None) -> Move:
+        """Has a slot be on its way to another master, with all of its keys still where they were."""
         source = self.master_of(slot)
         masters = (self.master_of(SLOTS * index // 3) for index in range(3))
         target = to or next(node for node in masters if node is not source)
         target.command("CLUSTER", "SETSLOT", slot, "IMPORTING", _id(source))
         source.command("CLUSTER", "SETSLOT", slot, "MIGRATING", _id(target))
-        while names := source.command("CLUSTER", "GETKEYSINSLOT", slot, 10):
-            for name in names:
-                source.command("MIGRATE", "127.0.0.1", target.port, name, 0, 5000)
-        for node in (target, source):
-            node.command("CLUSTER", "SETSLOT", slot, "NODE", _id(target))
-        eventually(lambda: self.master_of(slot) is target)
-        return target
+        return Move(self, slot, source, target)
 
     def _node(self, name: str | None) -> Server:
         return self._stack.enter_context(
@@ -99,6 +106,31 @@ class Cluster:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+class Move(NamedTuple):
+    """A slot on its way from one master to another."""
+
+    cluster: Cluster
+    slot: int
+    source: Server
+    target: Server
+
+    def take_along(self, wanted: str = "") -> None:
+        """Moves the keys that are still at the source and have ``wanted`` in their names."""
+        while names := self._left(wanted):
+            for name in names:
+                self.source.command("MIGRATE", "127.0.0.1", self.target.port, name, 0, 5000)
+
+    def end(self) -> None:
+        """Gives the slot to the target, where its keys must be."""
+        for node in (self.target, self.source):
+            node.command("CLUSTER", "SETSLOT", self.slot, "NODE", _id(self.target))
+        eventually(lambda: self.cluster.master_of(self.slot) is self.target)
+
+    def _left(self, wanted: str) -> list[str]:
+        names = self.source.command("CLUSTER", "GETKEYSINSLOT", self.slot, 1000)
+        return [name for name in names if wanted in name]
 
 
 def _id(node: Server) -> str:

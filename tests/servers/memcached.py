@@ -12,10 +12,12 @@ import time
 from pathlib import Path
 from typing import Self
 
+from tests.support.waiting import PATIENCE
+
 from .debian import program
 from .ports import free_port
 from .process import spawn
-from .single import PATIENCE, PortTaken
+from .single import PortTaken
 
 
 class Memcached:

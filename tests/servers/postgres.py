@@ -13,9 +13,11 @@ from typing import Self
 
 import psycopg
 
+from tests.support.waiting import PATIENCE
+
 from .ports import free_port
 from .process import spawn
-from .single import PATIENCE, PortTaken
+from .single import PortTaken
 
 _SPEEDY = ["fsync=off", "synchronous_commit=off", "full_page_writes=off", "max_connections=300"]
 

@@ -10,8 +10,10 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
+from tests.support.waiting import PATIENCE
+
 from .frames import Frames, is_pubsub
-from .single import PATIENCE, Server
+from .single import Server
 
 T = TypeVar("T")
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Self
 from urllib.parse import urlencode
 
 import redis
 
-from .single import PATIENCE, Server
+from tests.support.waiting import eventually
+
+from .single import Server
 
 SERVICE = "mymaster"
 
@@ -26,7 +27,7 @@ class SentinelDeployment:
             replica = Server(name, replicaof=("127.0.0.1", first.port), repl_diskless_sync_delay=0)
             self.servers.append(self._stack.enter_context(replica))
         self.sentinels = [self._sentinel(name, first) for _ in range(3)]
-        eventually(self._converged)
+        eventually(self._converged, despite=redis.RedisError)
 
     def url(self, **query: Any) -> str:
         """Its URL, with options of the engine."""
@@ -41,7 +42,10 @@ class SentinelDeployment:
         """Has the Sentinels promote another; returns the new master when all agree."""
         old = self.master()
         # It refuses while the last one is not quite over.
-        eventually(lambda: self.sentinels[0].command("SENTINEL", "FAILOVER", SERVICE))
+        eventually(
+            partial(self.sentinels[0].command, "SENTINEL", "FAILOVER", SERVICE),
+            despite=redis.RedisError,
+        )
         return self._new_master(old)
 
     def kill_master(self) -> Server:
@@ -51,7 +55,7 @@ class SentinelDeployment:
         return self._new_master(old)
 
     def _new_master(self, old: Server) -> Server:
-        eventually(lambda: self._agreed() not in (None, old))
+        eventually(lambda: self._agreed() not in (None, old), despite=redis.RedisError)
         return self.master()
 
     def _agreed(self) -> Server | None:
@@ -90,21 +94,6 @@ class SentinelDeployment:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-
-def eventually(happens: Callable[[], object]) -> None:
-    """Waits until something has happened."""
-    give_up_at = time.monotonic() + PATIENCE
-    while not _tried(happens):
-        assert time.monotonic() < give_up_at, "it has not happened"
-        time.sleep(0.02)
-
-
-def _tried(happens: Callable[[], object]) -> bool:
-    try:
-        return bool(happens())
-    except redis.RedisError:
-        return False
 
 
 def _role(server: Server) -> str:

@@ -17,12 +17,11 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from tests.support.waiting import PATIENCE
+
 from .binaries import binary
 from .ports import free_port
 from .process import spawn
-
-PATIENCE = 20.0
-"""Seconds after which a server that does not answer counts as broken."""
 
 
 class PortTaken(Exception):
@@ -32,8 +31,7 @@ class PortTaken(Exception):
 class Server:
     """A server on a free port of loopback, with its data in a temporary folder.
 
-    ``config`` are lines of its configuration: ``{"appendonly": "yes"}``. ``users`` are who may log
-    in, also after a restart: ``["joe on >secret ~* &* +@all"]``.
+    ``config`` are lines of its configuration: ``{"appendonly": "yes"}``.
     """
 
     def __init__(
@@ -44,7 +42,6 @@ class Server:
         password: str | None = None,
         replicaof: tuple[str, int] | None = None,
         sentinel: Sequence[str] = (),
-        users: Sequence[str] = (),
         **config: str | int,
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="weblock-server-"))
@@ -53,7 +50,6 @@ class Server:
         self._binary = binary(name)
         self._sentinel = sentinel
         self._replicaof = replicaof
-        self._users = users
         self._config = {key.replace("_", "-"): str(value) for key, value in config.items()}
         self._process: subprocess.Popen[bytes] | None = None
         try:
@@ -111,7 +107,6 @@ class Server:
             config["requirepass"] = self.password
         lines = [f'{key} "{value}"' for key, value in config.items()]
         lines += [f"sentinel {line}" for line in self._sentinel]
-        lines += [f"user {line}" for line in self._users]
         if self._replicaof:
             lines.append("replicaof {} {}".format(*self._replicaof))
         conf = self.folder / "server.conf"

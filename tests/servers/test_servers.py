@@ -1,4 +1,4 @@
-"""The servers that other tests stand on, and what can be done to them."""
+"""The servers that other tests stand on, where those tests would not notice what is wrong with them."""
 
 from __future__ import annotations
 
@@ -10,34 +10,26 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Self
 
 import pytest
-import redis
-import trustme
 
 from tests.servers import (
-    Cluster,
     PortTaken,
     Proxy,
-    SentinelDeployment,
     Server,
     a_redis,
     a_valkey,
     binaries,
     binary,
-    eventually,
-    fresh_url,
-    shared,
     single,
 )
 from tests.servers.frames import Frames, is_pubsub
 from tests.servers.ports import free_port
-from tests.servers.single import PATIENCE
-from tests.servers.tls import TlsFront
+from tests.support.waiting import PATIENCE, eventually
 
 TOP = Path(__file__).parents[2]
 
@@ -99,13 +91,6 @@ class Wire:
             return True
         return False
 
-    def hears_of_its_reset(self) -> bool:
-        try:
-            self.hear()
-        except ConnectionResetError:
-            return True
-        return False
-
     def pieces_of_a_reply(self, *parts: str) -> int:
         """In how many pieces a reply comes."""
         self.say(*parts)
@@ -157,51 +142,12 @@ def test_the_environment_picks_a_server(monkeypatch: pytest.MonkeyPatch) -> None
         binary()
 
 
-def test_the_shared_server_is_one() -> None:
-    """All tests share a server, and each gets names of its own."""
-    assert shared() is shared()
-    assert shared().alive
-    assert fresh_url() != fresh_url()
-
-
 # One server.
 
 
 def test_nobody_else_can_reach_it(own: Server) -> None:
     """A server listens on loopback and nowhere else."""
     assert own.command("CONFIG", "GET", "bind") == {"bind": "127.0.0.1"}
-
-
-def test_a_restart_keeps_what_was_written_down_or_loses_it() -> None:
-    """A killed server comes back on its port, with its data or without."""
-    with Server(appendonly="yes", appendfsync="always") as server:
-        port, pid = server.port, server.pid
-        server.command("SET", "a", "1")
-        server.restart(keep_data=True)
-        assert (server.port, server.pid != pid) == (port, True)
-        assert server.command("GET", "a") == "1"
-        server.restart(keep_data=False)
-        assert server.command("GET", "a") is None
-
-
-def test_a_killed_server_is_gone(own: Server) -> None:
-    """After a kill nobody answers, until it is started again."""
-    own.kill()
-    assert not own.alive
-    with pytest.raises(redis.ConnectionError):
-        own.command("PING")
-    own.start()
-    assert own.command("PING")
-
-
-def test_a_stopped_server_keeps_silent(own: Server) -> None:
-    """A stopped server takes requests and answers none of them, until it goes on."""
-    with Wire(own.port) as wire:
-        own.stop()
-        wire.say("PING")
-        assert wire.hears_nothing()
-        own.cont()
-        assert wire.hear() == b"+PONG\r\n"
 
 
 def test_a_port_that_is_taken(own: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,82 +201,6 @@ def _listens(port: int) -> bool:
         return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_passwords_and_users(tmp_path: Path) -> None:
-    """A password, users and a Unix socket are there as asked for, also after a restart."""
-    path = tmp_path / "socket"
-    with Server(password="pass", users=["joe on >word ~* +ping"], unixsocket=str(path)) as server:
-        server.restart(keep_data=False)
-        with Wire(server.port) as wire:
-            assert wire.ask("PING").startswith(b"-NOAUTH")
-            assert wire.ask("AUTH", "joe", "word") == b"+OK\r\n"
-            assert wire.ask("PING") == b"+PONG\r\n"
-            assert wire.ask("FLUSHALL").startswith(b"-NOPERM")
-        with redis.Redis.from_url(server.url()) as client:
-            assert client.ping()
-        with redis.Redis(unix_socket_path=str(path), password="pass") as client:
-            assert client.ping()
-
-
-def test_tls(server: Server, tmp_path: Path) -> None:
-    """A server is reached over TLS by those who trust its CA."""
-    ca = trustme.CA()
-    ca.cert_pem.write_to_path(tmp_path / "ca.pem")
-    with (
-        TlsFront(server, ca, "localhost") as front,
-        redis.Redis(
-            host="localhost", port=front.port, ssl=True, ssl_ca_certs=str(tmp_path / "ca.pem")
-        ) as client,
-    ):
-        assert client.ping()
-
-
-# Several servers.
-
-
-@pytest.mark.parametrize(
-    ("name", "promote"),
-    [
-        (a_valkey(), SentinelDeployment.failover),
-        (a_redis(), SentinelDeployment.kill_master),
-    ],
-)
-def test_sentinels_promote_another(
-    name: str, promote: Callable[[SentinelDeployment], Server]
-) -> None:
-    """A failover that is asked for, and one that a death forces, make a replica the master."""
-    with SentinelDeployment(name) as deployment:
-        old = deployment.master()
-        old.command("SET", "a", "1")
-        assert old.command("WAIT", 2, int(PATIENCE * 1000)) == 2
-        new = promote(deployment)
-        assert new is not old
-        assert deployment.master() is new
-        assert new.command("GET", "a") == "1"
-        assert new.command("SET", "a", "2")
-
-
-@pytest.mark.parametrize("name", [a_valkey(), a_redis()])
-def test_a_cluster_moves_its_slots(name: str) -> None:
-    """A slot moves with its keys: to the master that is named, to a replica, and from the dead."""
-    with Cluster(name) as cluster:
-        slot: int = cluster.nodes[0].command("CLUSTER", "KEYSLOT", "a")
-        with redis.RedisCluster(
-            host="127.0.0.1", port=cluster.nodes[0].port, decode_responses=True
-        ) as client:
-            client.set("a", "1")
-            source = cluster.master_of(slot)
-            to = next(node for node in cluster.nodes[:3] if node is not source)
-            assert cluster.migrate(slot, to) is to
-            assert client.get("a") == "1"
-            replica = cluster.failover(slot)
-            assert replica not in (source, to)
-            assert client.get("a") == "1"
-            client.set("a", "2")
-            eventually(lambda: replica.command("WAIT", 1, 100) == 1)
-            assert cluster.kill_master_of(slot) is to
-            assert client.get("a") == "2"
-
-
 # A proxy, and a network that is bad.
 
 
@@ -371,20 +241,6 @@ def test_messages_are_no_replies() -> None:
     assert is_pubsub(b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\nm\r\n")
     assert is_pubsub(b"*2\r\n$9\r\nSUBSCRIBE\r\n$1\r\nc\r\n")
     assert not is_pubsub(b"*1\r\n$4\r\nPING\r\n")
-
-
-def test_a_proxy_changes_nothing_unasked(proxy: Proxy) -> None:
-    """Large values pass unchanged, both ways, as do many requests at once."""
-    with redis.Redis.from_url(proxy.url(), decode_responses=True) as client:
-        large = "0123456789" * 100_000
-        client.set("a", large)
-        assert client.get("a") == large
-        with client.pipeline(transaction=False) as pipe:
-            for number in range(1000):
-                pipe.echo(str(number))
-            assert pipe.execute() == [str(number) for number in range(1000)]
-        assert proxy.connections >= 1
-    eventually(lambda: proxy.connections == 0)
 
 
 def test_delayed(proxy: Proxy, wire: Wire) -> None:
@@ -466,26 +322,6 @@ def test_messages_are_not_counted(
     assert fault.happened
 
 
-def test_requests_are_frozen(server: Server, proxy: Proxy, wire: Wire) -> None:
-    """The server hears nothing while requests are frozen, and all of it afterwards."""
-    proxy.freeze("requests")
-    wire.say("INCR", "a")
-    assert wire.hears_nothing()
-    assert server.command("GET", "a") is None
-    proxy.thaw("requests")
-    assert wire.hear() == b":1\r\n"
-
-
-def test_replies_are_frozen(server: Server, proxy: Proxy, wire: Wire) -> None:
-    """The server acts while replies are frozen, and its client hears of it afterwards."""
-    proxy.freeze("replies")
-    wire.say("INCR", "a")
-    eventually(lambda: server.command("GET", "a") == "1")
-    assert wire.hears_nothing()
-    proxy.thaw()
-    assert wire.hear() == b":1\r\n"
-
-
 def test_requests_are_half_closed(server: Server, proxy: Proxy, wire: Wire) -> None:
     """The server is told that its client has nothing more to say, and ends the connection."""
     proxy.half_close("requests")
@@ -501,14 +337,6 @@ def test_replies_are_half_closed(server: Server, proxy: Proxy, wire: Wire) -> No
     eventually(lambda: server.command("GET", "a") == "1")
 
 
-def test_connections_are_reset(server: Server, proxy: Proxy, wire: Wire) -> None:
-    """A reset is seen as one by the client, ends the server's connection, and spares later ones."""
-    proxy.reset()
-    assert wire.hears_of_its_reset()
-    with Wire(proxy.port) as again:
-        assert again.ask("PING") == b"+PONG\r\n"
-
-
 def test_byte_by_byte(proxy: Proxy, wire: Wire) -> None:
     """Both sides put together what comes in pieces, and it does come in pieces."""
     proxy.drip()
@@ -519,23 +347,3 @@ def test_byte_by_byte(proxy: Proxy, wire: Wire) -> None:
 
 def _in_pieces(wire: Wire) -> bool:
     return wire.pieces_of_a_reply("ECHO", "a" * 1000) > 1
-
-
-def test_a_server_that_is_gone_resets(own: Server) -> None:
-    """Behind a proxy, a server that does not run is seen as a reset, and as itself afterwards."""
-    with Proxy(own) as proxy:
-        own.kill()
-        # That may be before the client has taken notice of its connection.
-        with pytest.raises(ConnectionResetError), Wire(proxy.port) as wire:
-            wire.hear()
-        own.start()
-        with Wire(proxy.port) as wire:
-            assert wire.ask("PING") == b"+PONG\r\n"
-
-
-async def test_a_proxy_inside_a_loop(server: Server) -> None:
-    """A test that runs in a loop of its own may hold a proxy too, and end it while it is used."""
-    with Proxy(server) as proxy, Wire(proxy.port) as wire:
-        assert wire.ask("PING") == b"+PONG\r\n"
-        proxy.close()
-        assert wire.hears_of_its_reset()

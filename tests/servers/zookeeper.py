@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlencode
 
+from tests.support.waiting import PATIENCE
+
 from .debian import program
 from .ports import free_port
 from .process import spawn
 from .proxy import Listener, Proxy
-
-PATIENCE = 60.0
-"""Seconds after which a server that does not answer counts as broken."""
 
 TICK = 0.2
 """Seconds of ZooKeeper's unit of time: no session is shorter than two of them."""

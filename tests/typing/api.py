@@ -1,8 +1,9 @@
 """What type checkers make of the public names: checked by pyright --strict, never run."""
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
-from typing import assert_type
+from typing import Any, assert_type
 
 from weblock import (
     AlreadyHeld,
@@ -108,9 +109,9 @@ def decorators(locks: Locks, async_locks: AsyncLocks) -> None:
     async def fetch(item_id: int) -> str:
         return str(item_id)
 
-    fetched: Callable[[int], Awaitable[str]] = fetch
-    assert_type(fetched(7), Awaitable[str])
-    fetch("7")  # pyright: ignore[reportArgumentType]
+    fetched: Callable[[int], Coroutine[Any, Any, str]] = fetch
+    assert_type(asyncio.create_task(fetched(7)), asyncio.Task[str])
+    asyncio.run(fetch("7"))  # pyright: ignore[reportArgumentType]
 
 
 def _length(text: str, more: int = 0) -> int:

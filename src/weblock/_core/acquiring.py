@@ -12,16 +12,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
-from ..errors import AlreadyHeld, EngineUnavailable, LockTimeout
+from ..errors import AlreadyHeld, EngineRecovering, EngineUnavailable, LockTimeout
 from ..keys import unqualified
 from .attempts import Attempts
-from .holding import Anchor, Holding, Status, Terms
-from .keeping import Debt, Keeper
+from .holding import Anchor, Hands, Holding, Status, Terms
+from .keeping import LATEST, Debt, Keeper
 from .outage import LONGEST as OUTAGE
 from .outage import Outage
 from .pace import Pace
 from .ports import Ask, Grasp, Pulse, Reply, Runtime, Store, Switchboard, Unfinished
-from .table import PLACE, Answer, Busy, Claim, Gone, Held, Waiting
+from .table import HANDOFF, PLACE, Answer, Busy, Claim, Gone, Held, Waiting
 
 T = TypeVar("T")
 
@@ -34,9 +34,6 @@ GRACE: Final = 0.01
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 1.0
 """Seconds between attempts to reach an engine that does not answer."""
-
-LATEST: Final = 5.0
-"""Seconds by which a request that was given up may still reach the engine, beyond two ttl."""
 
 INFINITE: Final = float("inf")
 
@@ -62,7 +59,7 @@ class Locker:
 
     async def acquire(
         self, keys: Sequence[str], terms: Terms, wait: float | None
-    ) -> tuple[Holding, ...]:
+    ) -> Hands[Holding]:
         """Acquires all keys, one after the other, or none.
 
         Everybody passes keys in the same order, so that no two can wait for one another.
@@ -71,12 +68,10 @@ class Locker:
         if wait != 0:
             self._refuse_to_wait_for_oneself(keys)
         give_up_at = None if wait is None else self.runtime.now() + wait
-        got: list[Holding] = []
+        got: Hands[Holding] = Hands()
         try:
             for key in keys:  # Those got so far are given back if the next one fails.
-                got.append(  # noqa: PERF401
-                    await Acquisition(self, key, terms, wait, give_up_at).run()
-                )
+                got.append(await Acquisition(self, key, terms, wait, give_up_at).run(got))
             if len(got) > 1:  # The first may have been lost while we waited for the last.
                 for holding in got:
                     holding.check(self.runtime.now())
@@ -86,17 +81,17 @@ class Locker:
         except BaseException:
             self.abandon(got)
             raise
-        return tuple(got)
+        return got
 
     async def attempt(
         self, keys: Sequence[str], terms: Terms, attempts: Attempts
-    ) -> tuple[Holding, ...]:
+    ) -> Hands[Holding]:
         """Acquires all keys, or none, without waiting for any. Raises as ``acquire`` does."""
         self._refuse_to_wait_for_oneself(keys)
         for pause in attempts.pauses():
             try:
                 return await self.acquire(keys, terms, 0)
-            except LockTimeout:
+            except (LockTimeout, EngineRecovering):
                 await self.runtime.sleep(pause * (0.5 + self.runtime.jitter() / 2))
         try:
             return await self.acquire(keys, terms, 0)
@@ -109,14 +104,13 @@ class Locker:
         """Pushes the deadline out. Raises ``LeaseLost``, or ``EngineUnavailable`` if unanswered."""
         sent = self.runtime.now()
         holding.check(sent)
-        pulse = Pulse(holding.key, holding.owner, holding.remaining(sent) + seconds)
+        pulse = Pulse(holding.key, holding.owner, holding.ttl_to_extend(seconds, sent))
         (reply,) = await self.store.refresh([pulse])
         if isinstance(reply, EngineUnavailable):
             raise reply
         holding.check(self.runtime.now())
         if isinstance(reply.answer, Held) and reply.answer.fence == holding.fence:
-            anchor = Anchor(reply.now, sent)
-            holding.extended(anchor.deadline(reply.answer.until, holding.terms.drift))
+            holding.renewed(reply.answer, Anchor(reply.now, sent), pulse.ttl)
         elif holding.status is Status.HELD:
             holding.lose("taken")
         holding.check(self.runtime.now())
@@ -159,13 +153,15 @@ class Locker:
             self.owe(key, owner, ttl, void)
             return None
         try:
-            return (await self.store.release(key, owner, void=void)).answer
+            answer = (await self.store.release(key, owner, void=void)).answer
         except EngineUnavailable as failure:
             self.owe(key, owner, ttl, void)
             return failure.answer if isinstance(failure, Unfinished) else None
         except BaseException:
             self.owe(key, owner, ttl, void)
             raise
+        self.keeper.stakes.pop(owner, None)
+        return answer
 
     def owe(self, key: str, owner: str, ttl: float, void: float) -> None:
         now = self.runtime.now()
@@ -214,6 +210,7 @@ class Acquisition:
 
     _anchor = Anchor(0.0, 0.0)
     _retry_after = 0.0
+    _recovering = ""
     _pace: Pace | None = None
     _leaves_traces = False
     _in_doubt = False
@@ -236,21 +233,26 @@ class Acquisition:
         self._claim = Claim(self.owner, locker.store.process, terms.first_ttl, terms.label)
         self._bell = locker.runtime.bell()
 
-    async def run(self) -> Holding:
-        self._locker.switchboard.connect(self.owner, self._bell)
+    async def run(self, hands: Hands[Holding]) -> Holding:
+        keeper = self._locker.keeper
         try:
+            keeper.stake(hands, self.key, self.owner, self._terms.ttl)
+            self._locker.switchboard.connect(self.owner, self._bell)
             return await self._until_held()
-        except LockTimeout:
+        except (LockTimeout, EngineRecovering):
             if self._leaves_traces:
                 await self._locker.give_back(*self._what_to_give_back())
+            keeper.stakes.pop(self.owner, None)
             raise
         except BaseException:  # It was cancelled, or the engine would not answer this time either.
             if self._leaves_traces:
                 self._locker.owe(*self._what_to_give_back())
+            keeper.stakes.pop(self.owner, None)
             raise
         finally:
             self._locker.switchboard.disconnect(self.owner)
-            self._locker.keeper.drop(self)
+            if self._pace:  # Else it has never waited.
+                keeper.drop(self)
 
     async def _until_held(self) -> Holding:
         while True:
@@ -260,25 +262,33 @@ class Acquisition:
             # One after the other, which costs less than ``match``, and the first the most often.
             if isinstance(answer, Held):
                 fence, until, confirmed = answer.fence, answer.until, True
+                at_most = self._claim.ttl
             elif isinstance(answer, Waiting):
                 self._keep_place(answer, now)
                 self._refuse_if_closed()
+                if answer.recovering:
+                    self._refuse_if_it_recovers_for_longer()
                 message = await self._turn()
                 if isinstance(message, Ask) or not self._terms.renew:
                     continue
                 fence, until, confirmed = message.fence, message.until, False
                 anchor = self._anchor if message.since is None else Anchor.at(message.since)
+                # However old the anchor is, no hand-over lasts for longer from now on.
+                at_most = self._runtime.now() - anchor.local + min(self._claim.ttl, HANDOFF)
+                if anchor.is_implausible(until, at_most=at_most, drift=self._terms.drift):
+                    continue
             elif isinstance(answer, Busy):
                 self._leaves_traces = self._in_doubt or answer.elsewhere
-                self._retry_after = answer.until - now
+                self._retry_after, self._recovering = answer.until - now, answer.recovering
                 raise self._timeout(answer.waiters if self._wait != 0 else None)
             else:
                 self._refuse_if_closed()  # To close gives back what is waited for.
                 raise EngineUnavailable(self._locker.engine, "it refused the claim")
-            deadline = anchor.deadline(until, self._terms.drift)
+            deadline = anchor.deadline(until, at_most=at_most, drift=self._terms.drift)
             if self._runtime.now() < deadline:
                 return self._hold(fence, deadline, confirmed=confirmed)
-            if self._patience() <= 0:
+            # A loop that was blocked hears of its turn too late: the keeper may have kept it.
+            if confirmed and self._patience() <= 0:
                 raise EngineUnavailable(self._locker.engine, "it answered after the ttl had passed")
 
     async def _ask(self) -> Reply:
@@ -289,6 +299,11 @@ class Acquisition:
             sent = self._runtime.now()
             try:
                 reply = await self._locker.store.acquire(self.key, self._claim, room=self._room())
+            except EngineRecovering as failure:
+                self._locker.keeper.report_recovery(failure, sent)
+                self._in_doubt, failing_since = True, None
+                if pause >= self._patience():
+                    raise
             except EngineUnavailable:
                 self._in_doubt = True
                 failing_since = sent if failing_since is None else failing_since
@@ -351,7 +366,22 @@ class Acquisition:
     def _room(self) -> int:
         return 0 if self._wait == 0 else self._terms.max_waiters
 
-    def _timeout(self, waiters: int | None = None) -> LockTimeout:
+    def _refuse_if_it_recovers_for_longer(self) -> None:
+        """Raises ``EngineRecovering`` where waiting would be in vain."""
+        failure = self._recovery()
+        self._locker.keeper.report_recovery(failure, self._runtime.now())
+        if failure.retry_after > self._patience():
+            raise failure
+
+    def _recovery(self) -> EngineRecovering:
+        rest = max(0.0, self._retry_after)
+        return EngineRecovering(self._locker.engine, self._recovering, retry_after=rest)
+
+    def _timeout(self, waiters: int | None = None) -> LockTimeout | EngineRecovering:
+        if self._recovering:
+            failure = self._recovery()
+            self._locker.keeper.report_recovery(failure, self._runtime.now())
+            return failure
         rest, pace = self._retry_after, self._pace
         return LockTimeout(
             unqualified(self.key),
@@ -402,7 +432,7 @@ class Acquisition:
 
     def _plan_heartbeat(self, waiting: Waiting, now: float) -> None:
         """Says when the next is due: the first in the queue looks when the lease should end."""
-        self._retry_after = waiting.until - now
+        self._retry_after, self._recovering = waiting.until - now, waiting.recovering
         self._pace = self._pace or Pace()
         self._pace.saw(waiting.position, self._runtime.now())
         pause = BEAT * (0.75 + self._runtime.jitter() / 4)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple, TypeVar
 
 from ..errors import EngineUnavailable, LeaseLost
 from ..keys import unqualified
@@ -28,6 +28,8 @@ RETRY: Final = 0.05
 
 LostCallback = Callable[[], None]
 
+H = TypeVar("H")
+
 
 class Anchor(NamedTuple):
     """An engine's time, and a local time that came before it: when the request was sent."""
@@ -40,14 +42,25 @@ class Anchor(NamedTuple):
         """That of an engine which tells the time by the asker's own clock."""
         return cls(time, time)
 
-    def deadline(self, until: float, drift: float) -> float:
-        """The local time by which a lease must be given up that the engine keeps until ``until``.
+    def deadline(self, until: float, *, at_most: float, drift: float) -> float:
+        """Return the local time by which a lease must be given up that the engine keeps to ``until``.
 
         Counted from before the request was sent, and less a drift allowance, it comes before the
         engine's own, however long the reply took: the validity of the Redlock algorithm, and
         the conservative lease of Chubby (Burrows, OSDI 2006, section 2.8).
+
+        No lease counts for longer than ``at_most`` seconds from there, which is what was asked
+        for: an engine whose clock was set back answers with an end that lies hours ahead, and
+        forgets the lease in an instant when its clock is corrected.
         """
-        return self.local + (until - self.engine) * (1 - drift) - MARGIN
+        return self.local + min(until - self.engine, at_most) * (1 - drift) - MARGIN
+
+    def is_implausible(self, until: float, *, at_most: float, drift: float) -> bool:
+        """Whether ``until`` is later than any lease that lasts ``at_most`` seconds from here.
+
+        Then the engine's clock was set forward, or the message is not the engine's.
+        """
+        return until - self.engine > at_most / (1 - drift) + MARGIN
 
 
 def covering(length: float, drift: float) -> float:
@@ -90,6 +103,7 @@ class Holding:
 
     __slots__ = (
         "__weakref__",
+        "_asked",
         "_callbacks",
         "at_risk",
         "control",
@@ -124,13 +138,14 @@ class Holding:
         self.terms = terms
         self.control = control
         self.void = void
+        self._asked = terms.ttl
         self.hold_until = None if terms.max_hold is None else now + terms.max_hold
         self.deadline = deadline if terms.max_hold is None else self._within_max_hold(deadline)
         self.status = Status.HELD
         self.at_risk = False
         self.reason = ""
         self._callbacks: list[LostCallback] = []
-        self.due = self._next_renewal() if confirmed else now + CONFIRM_AFTER
+        self.due = self._next_renewal(now) if confirmed else now + CONFIRM_AFTER
 
     def held(self, now: float) -> bool:
         return self.status is Status.HELD and now < self.deadline
@@ -185,11 +200,22 @@ class Holding:
             self._callbacks.remove(callback)
             callback()
 
-    def extended(self, deadline: float) -> None:
-        """Moves the deadline out; it never moves back, and never beyond ``max_hold``."""
+    def ttl_to_extend(self, seconds: float, now: float) -> float:
+        """Return the ttl to ask for at ``now`` so that the deadline moves out by ``seconds``."""
+        ttl = self.remaining(now) + seconds
+        if self.hold_until is None:
+            return ttl
+        return min(ttl, covering(self.hold_until - now, self.terms.drift))
+
+    def renewed(self, answer: Held, anchor: Anchor, ttl: float) -> None:
+        """Move the deadline out to what the engine answered to a request for ``ttl`` seconds.
+
+        It never moves back, and never beyond ``max_hold``.
+        """
+        deadline = anchor.deadline(answer.until, at_most=ttl, drift=self.terms.drift)
         self.deadline = max(self.deadline, self._within_max_hold(deadline))
         self.at_risk = False
-        self.due = self._next_renewal()
+        self.due = self._next_renewal(anchor.local)
 
     # What the keeper asks of everything that it keeps.
 
@@ -206,40 +232,65 @@ class Holding:
     def pulse(self, now: float) -> Pulse | None:
         if now >= self.deadline:
             self.lose(self._why_it_ends())
-        if not self._renews:
+        if not self.terms.renew:
             self.due = self.deadline  # There is nothing to say until then, whatever was planned.
-        if self.over or not self._renews:
+        if self.over or not self.terms.renew:
             return None
-        ttl = self.terms.ttl
+        self._asked = self.terms.ttl
         if self.hold_until is not None:
-            ttl = self.terms.until_released(self.hold_until - now)
-        return Pulse(self.key, self.owner, ttl)
+            self._asked = self.terms.until_released(self.hold_until - now)
+        return Pulse(self.key, self.owner, self._asked)
 
     def heard(self, reply: Reply | EngineUnavailable, sent: float, now: float) -> None:
         """Takes the answer to a pulse: renewed, lost, or unknown until the deadline passes."""
         if isinstance(reply, EngineUnavailable):
-            self.at_risk = True
+            self.at_risk = self.deadline != self.hold_until  # Else there was nothing to renew.
             left = min(self.terms.ttl, self.deadline - now)  # Little, where it was handed over.
             self.due = min(self.deadline, now + max(RETRY, left / 10))
         elif now >= self.deadline:  # Whoever looked meanwhile took it for lost, and so it is.
             self.lose(self._why_it_ends())
         elif isinstance(reply.answer, Held) and reply.answer.fence == self.fence:
-            self.extended(Anchor(reply.now, sent).deadline(reply.answer.until, self.terms.drift))
+            self.renewed(reply.answer, Anchor(reply.now, sent), self._asked)
         else:
             self.lose("taken")
+
+    @property
+    def forgotten(self) -> bool:
+        """Whether it would be renewed, though nobody can release it: it is in nobody's hands."""
+        return self.status is Status.HELD and self.terms.renew
 
     def _why_it_ends(self) -> str:
         return "max_hold" if self.deadline == self.hold_until else "expired"
 
-    def _next_renewal(self) -> float:
-        return self.deadline - self.terms.ttl * 2 / 3 if self._renews else self.deadline
+    def _next_renewal(self, since: float) -> float:
+        """Return when the engine is to be asked next: a third of a ttl after ``since`` at most.
 
-    @property
-    def _renews(self) -> bool:
-        return self.terms.renew and self.deadline != self.hold_until
+        However far an extension has moved the deadline out, and also where ``max_hold`` leaves
+        nothing to renew: a lease that was lost is noticed by then.
+        """
+        if not self.terms.renew:
+            return self.deadline
+        if self.deadline == self.hold_until:
+            return min(self.deadline, since + self.terms.ttl / 3)
+        return since + min(self.terms.ttl, self.deadline - since) / 3
 
     def _within_max_hold(self, deadline: float) -> float:
         return deadline if self.hold_until is None else min(deadline, self.hold_until)
+
+
+class Hands(list[H]):
+    """The leases of one acquisition, in the hands of whoever acquired them.
+
+    The keeper knows leases, not hands: when nobody refers to these any more, nobody can release
+    what was in them.
+    """
+
+    __slots__ = ("__weakref__", "others")
+
+    def __init__(self, holdings: Iterable[H] = (), *, others: Iterable[object] = ()) -> None:
+        super().__init__(holdings)
+        self.others = tuple(others)
+        """Further hands, which are kept with these."""
 
 
 class Unprotected:

@@ -9,17 +9,34 @@ not give back itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, cast
+from weakref import ref
 
-from ..errors import EngineUnavailable
+from ..errors import EngineRecovering, EngineUnavailable
 from ..keys import unqualified
-from .holding import Holding
+from .holding import Hands, Holding
 from .ports import Ask, Pulse, Reply, Runtime, Store
+from .table import PLACE
 
 LINGER: Final = 1.0
 """Seconds that the keeper stays half awake when it has nothing to keep, to be handed more cheaply."""
 
-Spawn = Callable[[], None]
+PORTION: Final = 200
+"""Heartbeats in one request, at most: an engine that is busy with them serves nobody else."""
+
+LATEST: Final = 5.0
+"""Seconds by which a request that was given up may still reach the engine, beyond two ttl."""
+
+AGAIN: Final = 1.0
+"""Seconds after which an engine that recovers again is news."""
+
+REMEDY: Final = (
+    "Callers with a longer wait get their locks then; others are refused. recovery= in the engine's"
+    " URL says for how long: the longest ttl in use is enough. Where overlaps do no harm, as in"
+    " development and tests, recovery=off grants at once."
+)
+
+Spawn = Callable[[], bool]
 Report = Callable[[str], None]
 
 
@@ -66,20 +83,47 @@ class Debt:
             self.over = now >= self.until
 
 
+class Stake(ref[Hands[Holding]]):
+    """What an acquisition may have in the engine, noted before it asks, and until it has nothing.
+
+    If its hands cease to exist before, nobody is left who could give back what it has: its caller
+    was interrupted between two lines, or has forgotten it. Then the keeper hears of it, by a
+    callback that no signal can interrupt.
+    """
+
+    __slots__ = ("key", "owner", "ttl")
+
+    key: str
+    owner: str
+    ttl: float
+
+
 class Keeper:
     """Keeps the leases and places of one engine in one process.
 
     ``connect`` gives it an engine's store for ``runtime``; ``spawn`` starts ``run`` in the
-    background. All other methods may be called from any thread.
+    background, where that can be done, and says whether it was. If it was not, the next thing to
+    keep has it tried again. All other methods may be called from any thread.
     """
 
     def __init__(
-        self, runtime: Runtime, connect: Callable[[Runtime], Store], spawn: Spawn, report: Report
+        self,
+        runtime: Runtime,
+        connect: Callable[[Runtime], Store],
+        spawn: Spawn,
+        report: Report,
+        *,
+        report_forgotten: Report = lambda _message: None,
+        disconnect: Report = lambda _owner: None,
     ) -> None:
         self._runtime = runtime
         self._connect = connect
         self._spawn = spawn
         self._report = report
+        self._report_forgotten = report_forgotten
+        self._disconnect = disconnect
+        self.stakes: dict[str, Stake] = {}
+        """By owner. Whoever has given back what it had takes its stake away."""
         self._kept: dict[str, Kept] = {}
         self._debts: dict[str, Debt] = {}
         self._by_key: dict[str, Holding] = {}
@@ -90,6 +134,8 @@ class Keeper:
         """Whether it was closed: what is kept here from now on would not live."""
         self._ends = False
         self._running = False
+        self._recovering_until = float("-inf")
+        self._store: Store | None = None
 
     @property
     def idle(self) -> bool:
@@ -112,13 +158,30 @@ class Keeper:
         if self._by_key.get(holding.key) is holding:
             self._by_key.pop(holding.key, None)
 
+    def stake(self, hands: Hands[Any], key: str, owner: str, ttl: float) -> None:
+        """Has whatever ``owner`` will have given back once nobody has ``hands`` any more."""
+        stake = Stake(hands, cast("Callable[[Any], None]", self._bell.ring))
+        stake.key, stake.owner, stake.ttl = key, owner, ttl
+        self.stakes[owner] = stake
+        if not self._running:
+            self._attend(float("inf"))
+
     def holding_of(self, key: str) -> Holding | None:
         """The lease of ``key`` that somebody in this process has."""
         return self._by_key.get(key)
 
+    def report_recovery(self, failure: EngineRecovering, now: float) -> None:
+        """Reports that the engine recovers, once each time, however many find it so."""
+        known = now < self._recovering_until
+        self._recovering_until = max(self._recovering_until, now + failure.retry_after + AGAIN)
+        if not known:
+            self._report(f"{failure}. {REMEDY}")
+
     def owe(self, debt: Debt) -> None:
         """Gives back in the background what its caller cannot wait to give back."""
+        self._drop_owner(debt.owner)
         self._debts[debt.owner] = debt
+        self.stakes.pop(debt.owner, None)
         self._attend(debt.due)
 
     def close(self) -> None:
@@ -139,13 +202,15 @@ class Keeper:
                 each.disown()
         self._kept.clear()
         self._debts.clear()
+        self.stakes.clear()
         self._by_key.clear()
         self._bell = self._runtime.bell()
         self._running = False
+        self._store = None
 
     async def run(self) -> None:
-        """The loop; ``spawn`` runs it."""
-        store = self._connect(self._runtime)
+        """The loop; ``spawn`` runs it, and runs it again should it fail."""
+        store = self._store = self._store or self._connect(self._runtime)
         while not self._ends:
             # Whoever adds something from here on rings, so that nothing slips past the look below.
             asked_for, self._wakes_at = self._wakes_at, float("inf")
@@ -157,7 +222,9 @@ class Keeper:
             if self._runtime.now() < asked_for:
                 wakes_at = min(wakes_at, asked_for)
             self._wakes_at = wakes_at
-            await self._bell.heard(_seconds(wakes_at - self._runtime.now()))
+            heard: object = await self._bell.heard(_seconds(wakes_at - self._runtime.now()))
+            if isinstance(heard, Stake):
+                self._let_go(heard)
         for debt in tuple(self._debts.values()):
             await self._pay(debt, store)
 
@@ -165,10 +232,33 @@ class Keeper:
         self._attended = True
         if not self._running:
             self._running = True
-            self._spawn()
+            self._running = self._spawn()
         elif due < self._wakes_at:
             self._wakes_at = due
             self._bell.ring(Ask())
+
+    def _drop_owner(self, owner: str) -> None:
+        kept = self._kept.get(owner)
+        if isinstance(kept, Holding):
+            self.drop_holding(kept)
+        elif kept:
+            self.drop(kept)
+
+    def _let_go(self, stake: Stake) -> None:
+        """Gives back what nobody has in hands any more; a lease that ends by itself may do so."""
+        if self.stakes.pop(stake.owner, None) is not stake:
+            return
+        self._disconnect(stake.owner)
+        kept, now, void = self._kept.get(stake.owner), self._runtime.now(), 2 * stake.ttl + LATEST
+        if isinstance(kept, Holding):
+            if not kept.forgotten:
+                return
+            void = kept.void
+            self._report_forgotten(
+                f"the lease of {unqualified(kept.key)!r:.200} was not released, and nobody refers to"
+                " it any more: release it, or use a with block"
+            )
+        self.owe(Debt(stake.key, stake.owner, void, now=now, until=now + max(stake.ttl, PLACE)))
 
     def _next_due(self) -> float:
         dues = [each.due for each in tuple(self._kept.values())]
@@ -191,18 +281,36 @@ class Keeper:
             self._debts.pop(debt.owner, None)
 
     async def _beat(self, store: Store) -> None:
-        sent = self._runtime.now()
-        beating: list[tuple[Kept, Pulse]] = []
-        for each in tuple(self._kept.values()):
-            if each.due <= sent + each.slack:
-                if pulse := each.pulse(sent):
-                    beating.append((each, pulse))
-                self._drop_if_over(each)
-        if not beating:
-            return
-        replies = await self._refresh(store, [pulse for _, pulse in beating])
+        """Sends the heartbeats that are due: leases first, for places last longer than most of them.
+
+        Between two portions, a lease that has become due meanwhile comes before what is left.
+        """
+        beating = self._beating()
+        for start in range(0, len(beating), PORTION):
+            if start and self._a_lease_is_due():
+                return  # What was not sent is still due.
+            await self._beat_portion(store, beating[start : start + PORTION])
+
+    def _beating(self) -> list[tuple[Kept, Pulse]]:
         now = self._runtime.now()
-        for (each, _), reply in zip(beating, replies, strict=True):
+        leases: list[tuple[Kept, Pulse]] = []
+        places: list[tuple[Kept, Pulse]] = []
+        for each in tuple(self._kept.values()):
+            if each.due <= now + each.slack:
+                if pulse := each.pulse(now):
+                    (leases if isinstance(each, Holding) else places).append((each, pulse))
+                self._drop_if_over(each)
+        return leases + places
+
+    def _a_lease_is_due(self) -> bool:
+        now = self._runtime.now()
+        return any(each.due <= now for each in tuple(self._by_key.values()))
+
+    async def _beat_portion(self, store: Store, portion: Sequence[tuple[Kept, Pulse]]) -> None:
+        sent = self._runtime.now()
+        replies = await self._refresh(store, [pulse for _, pulse in portion])
+        now = self._runtime.now()
+        for (each, _), reply in zip(portion, replies, strict=True):
             if self._kept.get(each.owner) is each:
                 self._hear(each, reply, sent, now)
 

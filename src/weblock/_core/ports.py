@@ -164,10 +164,10 @@ class Runtime(Protocol):
     async def side_by_side(
         self, works: Sequence[Coroutine[Any, Any, None]], enough: Callable[[], bool]
     ) -> None:
-        """Does several things at once, none of which raises; each is begun before this suspends.
+        """Does several things at once, none of which raises.
 
         Returns when all are done, or when one is and there is ``enough``: then the others go on in
-        the background.
+        the background, as they do when the caller is cancelled.
         """
 
 
@@ -210,6 +210,14 @@ class Engine(Protocol):
 
     @property
     def switchboard(self) -> Switchboard: ...
+
+    @property
+    def real_keeper(self) -> bool:
+        """Whether its keeper may be a real thread where all others are greenlets.
+
+        Then it shares nothing with them that one may hold while it waits, or that belongs to the
+        event loop of one thread, as sockets do.
+        """
 
     def connect(self, runtime: Runtime) -> Store: ...
 

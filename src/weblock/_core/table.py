@@ -18,6 +18,7 @@ costs the others ``HANDOFF`` seconds, not its whole ttl.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 HANDOFF: Final = 1.5
@@ -25,6 +26,9 @@ HANDOFF: Final = 1.5
 
 PLACE: Final = 4.0
 """Seconds that a place in the queue lasts without a heartbeat."""
+
+SEEN: Final = 16
+"""Places of a full queue that one claim looks at, to find some that have lapsed."""
 
 
 class Claim(NamedTuple):
@@ -94,22 +98,29 @@ class Held(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """The asker is in the queue. ``ahead`` names the processes that come before it."""
+    """The asker is in the queue. ``ahead`` names the processes that come before it, nearest first.
+
+    ``recovering`` says why the engine grants nothing at the moment, where it is that, and not
+    another's lease, that the asker waits for.
+    """
 
     position: int
     until: float
     ahead: tuple[str, ...]
+    recovering: str = ""
 
 
 class Busy(NamedTuple):
     """Another has the lease, and the asker is not in the queue.
 
-    ``elsewhere`` says that other servers of a quorum may have let it in, so that it must release.
+    ``elsewhere`` says that other servers of a quorum may have let it in, so that it must release;
+    ``recovering``, as of ``Waiting``, why nobody would get it.
     """
 
     until: float
     waiters: int
     elsewhere: bool = False
+    recovering: str = ""
 
 
 class Gone(NamedTuple):
@@ -134,7 +145,7 @@ class Step(NamedTuple):
 def acquire(state: KeyState, moment: Moment, claim: Claim, *, room: int) -> Step:
     """Grants the key if it is free, else queues the claim if fewer than ``room`` wait.
 
-    Asking again is harmless: an owner that has the lease keeps it, with its fence, for a ttl from
+    Places that have lapsed count until somebody finds them: see ``_without_some_lapsed``. Asking again is harmless: an owner that has the lease keeps it, with its fence, for a ttl from
     now; one that is in the queue keeps its place.
     """
     state, woken = settle(state, moment)
@@ -147,8 +158,8 @@ def acquire(state: KeyState, moment: Moment, claim: Claim, *, room: int) -> Step
         granted = _granted(state, moment, claim, claim.ttl, confirmed=True)
         return Step(granted, _held(granted))
     queue = state.queue
-    if len(queue) >= room:
-        queue = tuple(place for place in queue if moment.now < place.until)
+    if 0 < room <= len(queue):
+        queue = _without_some_lapsed(queue, moment)
         state = KeyState(state.fence, grant, queue, state.voided)
     if len(queue) >= room:
         return Step(state, Busy(grant.until, len(queue)), woken)
@@ -216,6 +227,15 @@ def current(state: KeyState, moment: Moment) -> KeyState:
     return KeyState(state.fence, grant, queue, voided)
 
 
+def behind(state: KeyState, owner: str) -> Claim | None:
+    """Return the claim that waits directly behind the place of ``owner``, if there are both."""
+    if not _holds(state, owner):
+        for place, following in pairwise(state.queue):
+            if place.claim.owner == owner:
+                return following.claim
+    return None
+
+
 def settle(state: KeyState, moment: Moment) -> tuple[KeyState, Grant | None]:
     """Passes the key on if its lease has ended, and says to whom."""
     if state.voided:
@@ -245,6 +265,18 @@ def _behind(grant: Grant | None, queue: tuple[Place, ...]) -> tuple[Place, ...]:
     if grant is None or grant.confirmed:
         return queue
     return tuple(place for place in queue if place.claim.process != grant.claim.process)
+
+
+def _without_some_lapsed(queue: tuple[Place, ...], moment: Moment) -> tuple[Place, ...]:
+    """A full queue without those that have lapsed among ``SEEN`` of its places.
+
+    Which ones is a matter of the microsecond, so that all are seen in time. To look at all of them
+    would let those whom a full queue refuses keep the engine busy.
+    """
+    start = round(moment.now * 1e6) % max(1, len(queue) - SEEN + 1)
+    seen = queue[start : start + SEEN]
+    left = tuple(place for place in seen if moment.now < place.until)
+    return (*queue[:start], *left, *queue[start + SEEN :])
 
 
 def _from_first_live(queue: tuple[Place, ...], moment: Moment) -> tuple[Place, ...]:
@@ -293,6 +325,6 @@ def _held(state: KeyState) -> Held:
 
 def _waiting(state: KeyState, position: int) -> Waiting:
     assert state.grant is not None
-    before = {place.claim.process: None for place in state.queue[:position]}
+    before = {place.claim.process: None for place in reversed(state.queue[:position])}
     before[state.grant.claim.process] = None
     return Waiting(position, state.grant.until, tuple(before))

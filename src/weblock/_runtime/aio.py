@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
 from typing import Any
 
 from .._core.ports import Bell, Message
 from . import clock
+from .internals import running_loop
 
 
 class AsyncioRuntime:
@@ -20,6 +21,10 @@ class AsyncioRuntime:
     new_owner = staticmethod(clock.new_owner)
     control = staticmethod(clock.control)
     is_part_of = staticmethod(clock.is_part_of)
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Those under way, which a loop refers to weakly."""
 
     def bell(self) -> Bell:
         return AsyncioBell(asyncio.get_running_loop())
@@ -33,27 +38,36 @@ class AsyncioRuntime:
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         under_way = len(works)
 
-        def go_on(work: Coroutine[Any, Any, None], _awaited: object = None) -> None:
-            """What a task would do, at a fraction of the price: these are never cancelled."""
+        def ended(task: asyncio.Task[None]) -> None:
             nonlocal under_way
-            try:
-                awaited = work.send(None)
-            except StopIteration:
-                under_way -= 1
-                if not over.done() and (under_way == 0 or enough()):
-                    over.set_result(None)
-            except (Exception, asyncio.CancelledError) as error:
-                if over.done():
-                    raise
+            self._tasks.discard(task)
+            under_way -= 1
+            if over.done():
+                return  # Nobody is left to hear of an error but the loop, which logs it.
+            if not task.cancelled() and (error := task.exception()):
                 over.set_exception(error)
-            else:
-                awaited._asyncio_future_blocking = False  # noqa: SLF001 - as its awaiter has to
-                awaited.add_done_callback(partial(go_on, work))
+            elif under_way == 0 or enough():
+                over.set_result(None)
 
         for work in works:
-            go_on(work)
+            task = _begun(work)
+            self._tasks.add(task)
+            task.add_done_callback(ended)
         if works:
             await over
+
+
+if sys.version_info >= (3, 12):
+
+    def _begun(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task at once, which is twice as fast as to have the loop start it."""
+        return asyncio.Task(work, loop=asyncio.get_running_loop(), eager_start=True)
+
+else:
+
+    def _begun(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task."""
+        return asyncio.get_running_loop().create_task(work)
 
 
 class AsyncioBell:
@@ -68,7 +82,7 @@ class AsyncioBell:
 
     def ring(self, message: Message) -> None:
         self._messages.append(message)
-        if clock.running_loop() is self._loop:
+        if running_loop() is self._loop:
             self._wake()
             return
         try:

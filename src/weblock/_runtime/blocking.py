@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import _thread
 import random
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from .._core.ports import Bell, Message
+from .._platform.greenlets import queue_class
 from . import clock
 from .crowd import Crowd
 
@@ -39,8 +39,11 @@ class BlockingRuntime:
     control = staticmethod(clock.control)
     is_part_of = staticmethod(clock.is_part_of)
 
+    def __init__(self) -> None:
+        self._queue: Callable[[], SimpleQueue[Message]] = queue_class()
+
     def bell(self) -> Bell:
-        return BlockingBell()
+        return BlockingBell(self._queue())
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -65,29 +68,18 @@ def _never() -> bool:
 
 
 class BlockingBell:
-    """A queue and a lock that is free while there may be something in it.
+    """A queue, which no signal can interrupt: it may be rung by what is called of a dying object."""
 
-    A bare lock costs a tenth of a ``threading.Event``, and most bells are never rung.
-    """
+    __slots__ = ("_messages", "ring")
 
-    __slots__ = ("_messages", "_signal")
-
-    def __init__(self) -> None:
-        self._messages: deque[Message] = deque()
-        self._signal = _thread.allocate_lock()
-        self._signal.acquire()
-
-    def ring(self, message: Message) -> None:
-        self._messages.append(message)
-        try:
-            self._signal.release()
-        except RuntimeError:
-            pass  # It was rung already, and not heard yet.
+    def __init__(self, messages: SimpleQueue[Message]) -> None:
+        self._messages = messages
+        self.ring: Callable[[Message], None] = messages.put
 
     async def heard(self, timeout: float | None) -> Message | None:
-        until = None if timeout is None else clock.now() + timeout
-        while not self._messages:
-            left = -1.0 if until is None else max(0.0, until - clock.now())
-            if not self._signal.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
-                return self._messages.popleft() if self._messages else None
-        return self._messages.popleft()
+        if timeout is not None:
+            timeout = min(max(0.0, timeout), threading.TIMEOUT_MAX)
+        try:
+            return self._messages.get(timeout=timeout)
+        except Empty:
+            return None

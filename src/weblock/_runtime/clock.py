@@ -6,25 +6,30 @@ import asyncio
 import os
 import threading
 import time
-from asyncio import _get_running_loop
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Final
 
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+from .internals import running_loop
 
 
-now: Final[Callable[[], float]] = partial(time.clock_gettime, _CLOCK)
+def _clock() -> Callable[[], float]:
+    for name in ("CLOCK_BOOTTIME", "CLOCK_MONOTONIC"):
+        if hasattr(time, name):
+            return partial(time.clock_gettime, getattr(time, name))
+    return time.monotonic  # Windows has no other.
+
+
+now: Final[Callable[[], float]] = _clock()
 """Monotonic seconds since boot, the same in all processes of the machine.
 
 Unlike ``CLOCK_MONOTONIC``, Linux's ``CLOCK_BOOTTIME`` goes on while the machine is suspended,
-as the clock of an engine elsewhere does. (Darwin's monotonic clock is used as it is.)
+as the clock of an engine elsewhere does. (The monotonic clocks of macOS and Windows are used as they
+are.)
 """
-
-running_loop: Final = _get_running_loop
-"""The event loop that runs in this thread, or ``None``: no exception, as the public one costs."""
 
 
 def new_owner() -> str:
@@ -69,7 +74,8 @@ _acts_for: ContextVar[object | None] = ContextVar("weblock_acts_for", default=No
 def _task_or_thread() -> object:
     loop = running_loop()
     task = asyncio.current_task(loop) if loop else None
-    return task or _this_thread.mark
+    # Not the task itself, which keeps what it returned, a lease perhaps, for whoever asks.
+    return weakref.ref(task) if task else _this_thread.mark
 
 
 class _ThisThread(threading.local):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import select
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 from .._core.ports import Readable
+from .._platform.polling import READABLE, new_poll
 from .clock import now
 
 
@@ -22,7 +22,7 @@ class Crowd:
 
     def __init__(self, works: Sequence[Coroutine[Any, Any, None]]) -> None:
         self._parked: dict[int, _Parked] = {}
-        self._poll = select.poll()
+        self._poll = new_poll()
         for work in works:
             self._step(work, value=None)
 
@@ -54,7 +54,11 @@ class Crowd:
             wanted = work.send(value)
         except StopIteration:
             return
-        assert isinstance(wanted, Readable)
+        if not isinstance(wanted, Readable):
+            work.close()
+            raise TypeError(
+                "a coroutine waited for something else than a socket in the blocking runtime"
+            )
         due = float("inf") if wanted.timeout is None else now() + wanted.timeout
         self._parked[wanted.fd] = _Parked(work, due)
-        self._poll.register(wanted.fd, select.POLLIN)
+        self._poll.register(wanted.fd, READABLE)

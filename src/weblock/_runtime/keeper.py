@@ -2,56 +2,52 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import threading
-import time
+import warnings
 
 from .._core.keeping import Keeper
 from .._core.ports import Engine
+from .._platform.forks import heed_forks
+from .._platform.greenlets import warn_unless_renewed
+from .._platform.logs import logger
+from .._platform.threads import BackgroundThread
 from .blocking import BlockingRuntime, drive
-
-logger = logging.getLogger("weblock")
 
 
 class KeeperThread:
     """Runs one engine's keeper in a daemon thread, from the first time that it is needed."""
 
     def __init__(self, engine: Engine) -> None:
-        self.keeper = Keeper(BlockingRuntime(), engine.connect, self._start, logger.warning)
-        self._guard = threading.Lock()
-        self._thread: threading.Thread | None = None
+        real = engine.real_keeper
+        warn_unless_renewed(engine.name, real_keeper=real)
+        self._thread = BackgroundThread(
+            "weblock-keeper", lambda: drive(self.keeper.run()), real=real
+        )
+        self.keeper = Keeper(
+            BlockingRuntime(),
+            engine.connect,
+            self._thread.start,
+            logger.warning,
+            report_forgotten=_warn_of_forgotten,
+            disconnect=engine.switchboard.disconnect,
+        )
         self.users = 0
 
     def close(self, timeout: float) -> None:
         """Ends the thread, and waits for it at most ``timeout`` seconds."""
         self.keeper.close()
-        with self._guard:  # One that is being started can be waited for only when it has been.
-            thread = self._thread
-        if thread and thread is not threading.current_thread():  # A callback may close, too.
-            thread.join(timeout)
+        self._thread.join(timeout)
 
     def after_fork(self) -> None:
-        self._guard = threading.Lock()
-        self._thread = None
+        self._thread.after_fork()
         self.keeper.after_fork()
 
-    def _start(self) -> None:
-        with self._guard:
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="weblock-keeper", daemon=True
-                )
-                self._thread.start()
 
-    def _run(self) -> None:
-        while True:
-            try:
-                return drive(self.keeper.run())
-            except Exception:
-                # A keeper that died in silence would lose every lease of the process.
-                logger.exception("the weblock keeper failed, and goes on")
-                time.sleep(0.1)
+def _warn_of_forgotten(message: str) -> None:
+    try:
+        warnings.warn(message, ResourceWarning, stacklevel=1)
+    except ResourceWarning:  # Where warnings are errors: nobody could catch it here.
+        logger.error(message)  # noqa: TRY400
 
 
 class _Keepers:
@@ -98,4 +94,4 @@ def leave_keeper(engine: Engine, timeout: float = 5.0) -> bool:
     return True
 
 
-os.register_at_fork(after_in_child=_keepers.after_fork)
+heed_forks(_keepers)

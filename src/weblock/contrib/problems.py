@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final
 
-from ..errors import EngineUnavailable, InvalidKey, LeaseLost, LockTimeout
+from ..errors import EngineRecovering, EngineUnavailable, InvalidKey, LeaseLost, LockTimeout
 
 ENGINE_RETRY_AFTER: Final = 5
 """Seconds after which to ask again when the engine is down."""
@@ -59,6 +59,15 @@ def problem_of(error: BaseException | None) -> Problem | None:
                 "lock_timeout",
                 "The resource is busy",
                 "Another request is at work that this one must not overlap. Try again shortly.",
+                {"Retry-After": _retry_after(error.retry_after)},
+            )
+        case EngineRecovering():
+            return Problem(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "engine_recovering",
+                "The lock service is recovering",
+                "It was started just now, and must wait for what may still be running. Try again"
+                " shortly.",
                 {"Retry-After": _retry_after(error.retry_after)},
             )
         case EngineUnavailable():

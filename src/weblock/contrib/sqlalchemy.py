@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import event
+from .._requirements import require
 
-from .._face import BaseLease
+require("weblock.contrib.sqlalchemy", "sqlalchemy")
+
+from sqlalchemy import event  # noqa: E402 - only what fits can be imported
+
+from .._face import BaseLease  # noqa: E402
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession

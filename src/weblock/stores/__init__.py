@@ -1,1 +1,1 @@
-"""The engines. Each is one module or package; ``url`` finds them by the scheme of a URL."""
+"""The engines. Each is one module or package; ``url`` lists them by the scheme of a URL."""

@@ -59,11 +59,17 @@ class Bells(Protocol):
     def ring(self, process: str, owner: str, grasp: Grasp) -> None:
         """Tells a waiter of a process that it has the lease. May fail in silence."""
 
-    def watch(self, key: str, ahead: Sequence[str]) -> None:
-        """Hears that somebody here waits for ``key``, behind these processes: often, while it does.
+    def watch(self, key: str, owner: str, ahead: Sequence[str]) -> None:
+        """Hears that ``owner`` waits here for ``key``, behind these processes: often, while it does.
 
-        Where none can ring another it looks for them, and where it can be told that one has died
-        it has them ask again.
+        The nearest process comes first. Where no process can ring another, this looks for the
+        waiters; where a death can be noticed, it has the waiter ask when the process before it dies.
+        """
+
+    def close_up(self, process: str, owner: str) -> None:
+        """Hears that the waiter directly before this one has left the queue. May fail in silence.
+
+        Where a waiter watches only the one before it, it asks behind which one it is now.
         """
 
 
@@ -78,7 +84,10 @@ class LocalBells:
     def ring(self, process: str, owner: str, grasp: Grasp) -> None:
         self._switchboard.ring(owner, grasp)
 
-    def watch(self, key: str, ahead: Sequence[str]) -> None:
+    def watch(self, key: str, owner: str, ahead: Sequence[str]) -> None:
+        pass
+
+    def close_up(self, process: str, owner: str) -> None:
         pass
 
 
@@ -101,13 +110,22 @@ class CellStore:
         def transition(state: KeyState, moment: Moment) -> Step:
             return table.acquire(state, moment, claim, room=room)
 
-        return await self._apply(key, transition)
+        reply = await self._apply(key, transition)
+        self._watch(key, claim.owner, reply.answer)
+        return reply
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
+        following: Claim | None = None
+
         def transition(state: KeyState, moment: Moment) -> Step:
+            nonlocal following
+            following = table.behind(state, owner) if state.queue else None
             return table.release(state, moment, owner, void=void)
 
-        return await self._apply(key, transition)
+        reply = await self._apply(key, transition)
+        if following:
+            self._bells.close_up(following.process, following.owner)
+        return reply
 
     async def refresh(self, pulses: Sequence[Pulse]) -> Sequence[Reply | EngineUnavailable]:
         by_key: dict[str, _Heartbeats] = {}
@@ -159,19 +177,18 @@ class CellStore:
         if outcome.step.woken:
             self._ring(outcome.step.woken)
         for pulse in heartbeats.pulses:
-            self._watch(pulse.key, heartbeats.answers[pulse.owner])
+            self._watch(pulse.key, pulse.owner, heartbeats.answers[pulse.owner])
         return {owner: Reply(answer, outcome.now) for owner, answer in heartbeats.answers.items()}
 
     async def _apply(self, key: str, transition: Transition) -> Reply:
         (_, answer, woken), now = await self._cells.update(key, transition, patience=self._patience)
         if woken:
             self._ring(woken)
-        self._watch(key, answer)
         return Reply(answer, now)
 
-    def _watch(self, key: str, answer: Answer) -> None:
+    def _watch(self, key: str, owner: str, answer: Answer) -> None:
         if isinstance(answer, Waiting):
-            self._bells.watch(key, answer.ahead)
+            self._bells.watch(key, owner, answer.ahead)
 
     def _ring(self, grant: Grant) -> None:
         claim, fence, _, until, _ = grant

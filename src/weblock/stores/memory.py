@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping
+from typing import Final
 
 from .._core.ports import Runtime, Store, Switchboard
-from .._core.table import KeyState, Moment
+from .._core.table import KeyState, Moment, current
+from .._platform.forks import heed_forks
+from .._platform.greenlets import original
 from .cells import CellStore, Done, LocalBells, Transition
-from .forks import heed_forks
 from .marks import MarksInProcess
+from .options import options_in
 from .url import without_secrets
 
-SCHEMES = ("memory",)
+PRUNED_FROM: Final = 128
+"""Keys up to which nobody looks for leases that have ended without having been released."""
 
 
 class MemoryEngine:
     """Keeps the leases in a dict. A fork leaves the child with an empty one."""
 
     scope = "process"
+    real_keeper = True
 
     def __init__(self, name: str = "memory://") -> None:
         self.name = name
@@ -39,7 +43,19 @@ class MemoryEngine:
         self.states: dict[str, KeyState] = {}
         self.marks = MarksInProcess()
         self.last_fence = 0
-        self.mutex = threading.Lock()
+        self.pruned_above = PRUNED_FROM
+        self.mutex = original("threading", "Lock")()
+
+    def prune(self, moment: Moment) -> None:
+        """Forgets keys that nobody holds or waits for any more, though nobody has released them.
+
+        Done whenever their number has doubled, so that it costs each acquisition next to nothing.
+        """
+        for key, state in tuple(self.states.items()):
+            if current(state, moment).blank:
+                self.last_fence = max(self.last_fence, state.fence)
+                del self.states[key]
+        self.pruned_above = max(PRUNED_FROM, 2 * len(self.states))
 
 
 class _MemoryCells:
@@ -52,12 +68,15 @@ class _MemoryCells:
         with engine.mutex:
             now = self._runtime.now()
             state = engine.states.get(key) or KeyState(engine.last_fence)
-            step = transition(state, Moment(now, int(time.time() * 1_000_000)))
+            moment = Moment(now, int(time.time() * 1_000_000))
+            step = transition(state, moment)
             if step.state.blank:
                 engine.states.pop(key, None)
                 engine.last_fence = max(engine.last_fence, step.state.fence)
             else:
                 engine.states[key] = step.state
+                if len(engine.states) > engine.pruned_above:
+                    engine.prune(moment)
         return Done(step, now)
 
     async def update_many(
@@ -78,4 +97,5 @@ class _MemoryCells:
 
 def open_engine(url: str) -> MemoryEngine:
     """An engine of its own for each URL: ``memory://``, ``memory://tests``."""
+    options_in(url.partition("?")[2], {}, engine="memory://")
     return MemoryEngine(without_secrets(url))

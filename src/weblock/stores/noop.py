@@ -5,25 +5,30 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
+from typing import Final
 
 from .._core.ports import Look, Pulse, Reply, Runtime, Store, Switchboard
 from .._core.table import Claim, Gone, Grant, Held, KeyState, Released
 from .marks import MarksInProcess
+from .options import options_in
 from .url import without_secrets
 
-SCHEMES = ("noop",)
+PRUNED_FROM: Final = 128
+"""Leases up to which nobody looks for those that have ended without having been released."""
 
 
 class NoopEngine:
     """Grants every key to everybody, at once. Fences still increase."""
 
     scope = "none"
+    real_keeper = True
 
     def __init__(self, name: str = "noop://") -> None:
         self.name = name
         self.switchboard = Switchboard()
         self.fences = itertools.count(int(time.time() * 1_000_000))
         self.held: dict[str, _Lease] = {}
+        self.pruned_above = PRUNED_FROM
         self.marks = MarksInProcess()
 
     def connect(self, runtime: Runtime) -> Store:
@@ -31,6 +36,13 @@ class NoopEngine:
 
     def close(self) -> None:
         """Nothing is open."""
+
+    def prune(self, now: float) -> None:
+        """Forgets leases that have ended, whenever their number has doubled."""
+        for owner, lease in tuple(self.held.items()):
+            if lease.grant.until <= now:
+                self.held.pop(owner, None)
+        self.pruned_above = max(PRUNED_FROM, 2 * len(self.held))
 
 
 class _Lease:
@@ -54,6 +66,8 @@ class _NoopStore:
         now = self._runtime.now()
         grant = Grant(claim, next(self._engine.fences), now, now + claim.ttl, confirmed=True)
         self._engine.held[claim.owner] = _Lease(key, grant)
+        if len(self._engine.held) > self._engine.pruned_above:
+            self._engine.prune(now)
         return Reply(Held(grant.fence, grant.until), now)
 
     async def refresh(self, pulses: Sequence[Pulse]) -> Sequence[Reply]:
@@ -105,4 +119,5 @@ class _NoopStore:
 
 def open_engine(url: str) -> NoopEngine:
     """The engine that grants everything."""
+    options_in(url.partition("?")[2], {}, engine="noop://")
     return NoopEngine(without_secrets(url))

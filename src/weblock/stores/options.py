@@ -1,27 +1,48 @@
-"""What stands behind the ``?`` of an engine's URL."""
+"""Options of an engine, which stand behind the ``?`` of its URL, and what is said of unknown ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import difflib
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
 from ..errors import ConfigurationError
 
-Reader = Callable[[str, str], Any]
+Reader = Callable[[str, Any], Any]
 """Makes a value of an option's name and text. Raises ``ConfigurationError``."""
 
 
 def options_in(query: str, readers: Mapping[str, Reader], *, engine: str) -> dict[str, Any]:
-    """The options of a query, each as its reader reads it. Raises ``ConfigurationError``."""
-    options: dict[str, Any] = {}
+    """Return the options of a query, each as its reader reads it.
+
+    Raises ``ConfigurationError`` for an option that is not in ``readers``, or repeated.
+    """
+    given: dict[str, str] = {}
     for name, text in parse_qsl(query, keep_blank_values=True):
+        if name in given:
+            raise ConfigurationError(f"the URL names the {engine} option {name!r:.40} twice")
+        given[name] = text
+    return checked(given, readers, engine=engine)
+
+
+def checked(
+    given: Mapping[str, Any], readers: Mapping[str, Reader], *, engine: str
+) -> dict[str, Any]:
+    """Return options as their readers read them. Raises ``ConfigurationError`` as above."""
+    for name in given:
         if name not in readers:
-            raise ConfigurationError(
-                f"there is no {engine} option {name!r:.40}; there are {', '.join(sorted(readers))}"
-            )
-        options[name] = readers[name](name, text)
-    return options
+            raise ConfigurationError(unknown(f"{engine} option", name, readers))
+    return {name: readers[name](name, value) for name, value in given.items()}
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """Say that there is no such option, which ones there are, and which one may be meant."""
+    known = sorted(known)
+    meant = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    hint = f": did you mean {meant[0]!r}?" if meant else ";"
+    there_are = f"There are {', '.join(known)}" if known else "There is none"
+    return f"there is no {kind} {name!r:.40}{hint} {there_are if meant else there_are.lower()}"
 
 
 def seconds(name: str, value: Any) -> float:
@@ -31,12 +52,15 @@ def seconds(name: str, value: Any) -> float:
     except (TypeError, ValueError):
         seconds = -1.0
     if not 0 < seconds < 86400:
-        raise ConfigurationError(f"{name}={str(value)!r:.40} must be seconds, more than 0")
+        raise ConfigurationError(
+            f"{name}={str(value)!r:.40} must be seconds, more than 0 and less than a day (86400)"
+        )
     return seconds
 
 
-def flag(name: str, text: str) -> bool:
-    """``true`` or ``false``."""
-    if text not in ("true", "false"):
-        raise ConfigurationError(f"{name}={text!r:.40} must be true or false")
-    return text == "true"
+def flag(name: str, value: Any) -> bool:
+    """``true`` or ``false``, in any case, or ``1`` or ``0``."""
+    try:
+        return {"true": True, "1": True, "false": False, "0": False}[str(value).lower()]
+    except KeyError:
+        raise ConfigurationError(f"{name}={str(value)!r:.40} must be true or false") from None

@@ -4,17 +4,39 @@ from __future__ import annotations
 
 import importlib
 import os
-import pkgutil
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import ModuleType
+from typing import Final
 
-from .. import stores
 from .._core.ports import Engine
+from .._platform.forks import heed_forks
 from ..errors import ConfigurationError
+from .options import unknown
 
 DEFAULT = "file://"
+
+ENGINES: Final = {
+    "file": "file",
+    "memcached": "memcached",
+    "memory": "memory",
+    "noop": "noop",
+    "redis": "redis",
+    "redis+cluster": "redis",
+    "redis+sentinel": "redis",
+    "rediss": "redis",
+    "rediss+cluster": "redis",
+    "rediss+sentinel": "redis",
+    "unix": "redis",
+    "valkey": "redis",
+    "valkeys": "redis",
+    "zookeeper": "zookeeper",
+}
+"""The module beside this one that opens the URLs of a scheme. It is imported when it is needed."""
+
+DRIVERS: Final = {"redis": "redis"}
+"""The module that takes over a ready client, by the package that the client's class is from."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
@@ -31,16 +53,16 @@ class _OpenEngines:
 
 
 _engines = _OpenEngines()
-os.register_at_fork(after_in_child=_engines.after_fork)
+heed_forks(_engines)
 
 
 def engine_for(url: str | Sequence[str]) -> Engine:
-    """The engine that ``url`` names; everybody in this process who asks gets the same one.
+    """Return the engine that ``url`` names, the same one for all who ask in this process.
 
-    Several URLs name a quorum.
-
-    Raises ``ConfigurationError`` for a URL that no engine knows, or that its engine refuses.
+    Several URLs name a quorum. Raises ``ConfigurationError`` for a URL that no engine knows, or
+    that its engine refuses.
     """
+    _refuse_what_is_no_url(url)
     name = "\n".join(map(str, url)) if isinstance(url, list | tuple) else str(url)
     with _engines.guard:
         if name not in _engines.by_url:
@@ -51,26 +73,32 @@ def engine_for(url: str | Sequence[str]) -> Engine:
 def _open(url: str | Sequence[str]) -> Engine:
     engine: Engine
     if isinstance(url, list | tuple):
-        engine = importlib.import_module(f"{stores.__name__}.quorum").open_quorum(url)
-    else:
-        engine = _engine_module(_scheme_of(url)).open_engine(url)
+        engine = _module("quorum").open_quorum(url)
+        return engine
+    module = _engine_module(_scheme_of(url))
+    # A process with two engines in one directory could not see that it waits for itself.
+    for each in _engines.by_url.values():
+        serves = getattr(each, "serves", None)
+        if serves and serves(url):
+            return each
+    engine = module.open_engine(url)
     return engine
 
 
 def engine_of(client: object, **options: object) -> Engine:
-    """An engine on the server that a ready client of its driver talks to.
+    """Return an engine on the server that a ready client of its driver talks to.
 
     Raises ``ConfigurationError`` for a client that no engine knows, or an option it does not have.
     """
-    for module in _modules(""):
-        adopt = getattr(module, "adopt", None)
-        if adopt and (engine := adopt(client, **options)):
-            adopted: Engine = engine
-            return adopted
-    raise ConfigurationError(
-        f"no engine knows what to do with a {type(client).__module__}.{type(client).__qualname__}:"
-        " give a redis-py client, or a URL"
-    )
+    packages = [base.__module__.partition(".")[0] for base in type(client).__mro__]
+    driver = next((DRIVERS[each] for each in packages if each in DRIVERS), None)
+    if driver is None:
+        raise ConfigurationError(
+            f"no engine knows what to do with a {_type_of(client)}: give a redis-py client, or use"
+            " from_url with an engine's URL"
+        )
+    engine: Engine = _module(driver).adopt(client, **options)
+    return engine
 
 
 def forget(engine: Engine) -> None:
@@ -78,6 +106,23 @@ def forget(engine: Engine) -> None:
     with _engines.guard:
         for url in [url for url, each in _engines.by_url.items() if each is engine]:
             del _engines.by_url[url]
+
+
+def _refuse_what_is_no_url(url: object) -> None:
+    """Raises for a ready engine, client or path, and says what to do with it."""
+    if isinstance(url, str | bytes | list | tuple):
+        return
+    if isinstance(url, os.PathLike):
+        hint = f"for a directory, write file://{os.fspath(url)!s:.80}"
+    elif any(base.__module__.partition(".")[0] in DRIVERS for base in type(url).__mro__):
+        hint = "give a ready client to from_client"
+    else:
+        hint = "an engine URL is a string like 'redis://localhost', or a list of them"
+    raise ConfigurationError(f"a {_type_of(url)} has no scheme, for it is no URL: {hint}")
+
+
+def _type_of(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def _scheme_of(url: object) -> str:
@@ -91,22 +136,14 @@ def _scheme_of(url: object) -> str:
 
 
 def _engine_module(scheme: str) -> ModuleType:
-    known: list[str] = []
-    for module in _modules(scheme):
-        schemes = getattr(module, "SCHEMES", ())
-        if scheme in schemes:
-            return module
-        known.extend(f"{each}://" for each in schemes)
-    raise ConfigurationError(
-        f"no engine is called {scheme!r:.40}: the URL may start with {', '.join(sorted(known))}"
-    )
+    if scheme not in ENGINES:
+        known = (f"{each}://" for each in ENGINES)
+        raise ConfigurationError(unknown("engine for the URL scheme", f"{scheme}://", known))
+    return _module(ENGINES[scheme])
 
 
-def _modules(scheme: str) -> Iterator[ModuleType]:
-    """The modules beside this one, that of the scheme's own name first."""
-    names = [info.name for info in pkgutil.iter_modules(stores.__path__)]
-    for name in sorted(names, key=lambda name: name != scheme):
-        yield importlib.import_module(f"{stores.__name__}.{name}")
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"{__package__}.{name}")
 
 
 def without_secrets(url: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import redis
 import redis.asyncio
 
-from weblock import Locks
+from weblock import Lease, Locks
 
 T = TypeVar("T")
 
@@ -26,6 +26,7 @@ class Onlooker:
         self._client = redis.Redis(port=port)
         self._locks = Locks.from_client(self._client)
         self._thread = ThreadPoolExecutor(1)
+        self._taken: list[Lease] = []
 
     def remaining(self, name: str) -> float | None:
         """Seconds that the lock lasts; ``None`` if nobody has it."""
@@ -33,8 +34,9 @@ class Onlooker:
         return info.remaining if info else None
 
     def take(self, name: str) -> None:
-        """Takes the lock away from whoever has it."""
-        self._do(lambda: (self._locks.force_release(name), self._locks.acquire(name)))
+        """Takes the lock away from whoever has it, and keeps it."""
+        self._do(lambda: self._locks.force_release(name))
+        self._taken.append(self._do(lambda: self._locks.acquire(name)))
 
     def clear(self) -> None:
         """Frees all locks."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,8 +12,7 @@ from django.http import HttpResponse
 from django.test import Client
 from django.urls import path
 
-PATIENCE = 30.0
-"""Seconds, for what takes milliseconds on an idle machine."""
+from tests.support.waiting import PATIENCE
 
 
 def urls(**views: Any) -> tuple[Any, ...]:
@@ -66,18 +64,3 @@ class Crowd:
         with self._looked:
             before = self._looks
             self._looked.wait_for(lambda: self._looks > before, 0.05)
-
-
-def until(condition: Callable[[], Any]) -> None:
-    """Waits until ``condition`` is true."""
-    for _ in _moments():
-        if condition():
-            return
-
-
-def _moments() -> Iterator[None]:
-    give_up_at = time.monotonic() + PATIENCE
-    while True:
-        yield
-        assert time.monotonic() < give_up_at, "it did not come true"
-        time.sleep(0.005)

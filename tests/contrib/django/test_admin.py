@@ -189,6 +189,8 @@ def test_in_a_browser(live_server: LiveServer, tmp_path: Path) -> None:
         row = browser.find_element(By.CSS_SELECTOR, "tr[data-key='item:1']")
         assert "web-1:4242 POST /items" in row.text
         assert browser.execute_script("return document.body.scrollWidth <= window.innerWidth")
+        crumbs = browser.find_element(By.CLASS_NAME, "breadcrumbs")
+        assert crumbs.value_of_css_property("padding-left") == "40px"  # As on Django's own pages.
         browser.save_screenshot(str(tmp_path / "list.png"))
 
         row.find_element(By.LINK_TEXT, "Release…").click()

@@ -10,7 +10,7 @@ import pytest
 from django.core.checks import run_checks
 from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse
-from django.urls import include, path
+from django.urls import include, path, re_path
 from django.views import View
 
 from weblock import Attempts
@@ -44,7 +44,7 @@ def items(request: HttpRequest) -> HttpResponse:
 class Items(View):
     """A view with a method under a lock."""
 
-    @lock("item:{pk}")
+    @lock("item:{pk:int}")
     def post(self, request: HttpRequest, pk: str) -> HttpResponse:
         """A view."""
         return items(request)
@@ -134,7 +134,30 @@ def test_aliases_that_there_are_not(project: Any) -> None:
     assert "wants the alias 'reprots'" in found()["weblock.E005"]
 
 
-VIEWS = ([path("<pk>", items, name="item")], "shop")
+@pytest.mark.parametrize(
+    ("route", "key", "warned"),
+    [
+        (path("<pk>", items), "item:{pk}", True),
+        (path("<str:pk>", items), "item:{path.pk}", True),
+        (re_path(r"(?P<pk>\d+)", items), "item:{pk}", True),
+        (re_path(r"(?P<pk>\d+)", items), "item:{pk:int}", False),
+        (path("<pk>", items), "item:{pk:str}", False),
+        (path("<int:pk>", items), "item:{pk}", False),
+        (path("<slug:pk>", items), "item:{pk}", False),
+        (path("", items, {"pk": 7}), "item:{pk}", False),
+        (path("<pk>", items), "item:{query.pk}", False),
+    ],
+)
+def test_keys_of_spellings(route: Any, key: str, warned: bool, project: Any) -> None:
+    """A key that is made of a spelling, of which one row has many, is a warning with the remedy."""
+    route.callback = lock(key)(route.callback)
+    project.ROOT_URLCONF = (route,)
+    messages = found()
+    assert ("weblock.W006" in messages) == warned
+    assert not warned or "{pk:int}" in messages["weblock.W006"]
+
+
+VIEWS = ([path("<int:pk>", items, name="item")], "shop")
 SHOP = (path("shop/", include(VIEWS, namespace="branch")),)
 
 

@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
-from django.test import AsyncClient, RequestFactory
+from django.test import AsyncClient, Client, RequestFactory
 from ninja import NinjaAPI
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from tests.servers.ports import free_port
+from tests.support.waiting import PATIENCE
 from weblock import ConfigurationError
 from weblock.contrib.django import async_locks, lock, locks
 
-from .requests import PATIENCE, fetch
+from .requests import fetch
 
 
 def keys_of(request: Any, **_url: object) -> HttpResponse:
@@ -111,6 +112,13 @@ def test_what_cannot_work_is_refused_where_it_stands(keys: Any, options: Any, er
     """A mistake in the decorator is found when the module is imported."""
     with pytest.raises(error):
         lock(*keys, **options)
+
+
+def test_a_lock_without_a_key_is_refused(serve: Any) -> None:
+    """``@lock`` without its parentheses would take the view for a function that makes keys."""
+    serve(items=lock(keys_of))
+    with pytest.raises(ConfigurationError, match=r'without a key.*@lock\("create_item"\)'):
+        Client().post("/items")
 
 
 def test_a_class_is_refused() -> None:

@@ -55,7 +55,7 @@ def test_settings_are_read_when_they_are_needed(url: str) -> None:
         ({"URL": "redis://localhost"}, "dict of aliases"),
         ({"default": {"TIMEOUT": 5}}, "'TIMEOUT'"),
         ({"default": {"TTL": "soon"}}, r"WEBLOCK\['default'\]: ttl='soon'"),
-        ({"default": {"URL": "nosuch://"}}, r"WEBLOCK\['default'\]: no engine"),
+        ({"default": {"URL": "nosuch://"}}, r"WEBLOCK\['default'\]: there is no engine"),
         ({"default": {"URL": "memory://", "CACHE": "default"}}, "both URL and CACHE"),
         ({"default": {"CACHE": "nosuch"}}, r"WEBLOCK\['default'\] names the cache 'nosuch'"),
         ({"default": {"ON_BUSY": 429}}, r"WEBLOCK\['default'\]\['ON_BUSY'\] is 429: a function"),

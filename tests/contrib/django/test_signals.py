@@ -12,10 +12,10 @@ from django.dispatch import Signal
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 
+from tests.support.waiting import eventually
 from weblock import LeaseLost, LockTimeout
 from weblock.contrib.django import async_locks, lock, locks, signals
 
-from .requests import until
 from .waiting import busy
 
 SIGNALS = {
@@ -111,7 +111,7 @@ def test_a_loss_is_told_once(told: Told) -> None:
     """A lease that was taken away is told of as lost, and not as released."""
     lease = locks["default"].acquire("item:1", ttl=0.3)
     locks["default"].force_release("item:1")
-    until(lambda: "lost" in names(told))
+    eventually(lambda: "lost" in names(told))
     with pytest.raises(LeaseLost):
         lease.release()
     assert names(told) == ["acquired", "lost"]

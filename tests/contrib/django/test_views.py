@@ -236,6 +236,26 @@ def test_a_view_holds_its_lock(name: str, project: None) -> None:
         )
 
 
+@lock("item:{pk:int}")
+def any_spelling(request: HttpRequest, pk: str) -> HttpResponse:
+    """A view whose URL hands over text, and whose key says that it is a number."""
+    return JsonResponse({"keys": request.weblock.keys})  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("spelling", ["7", "07", "+7", "%207", "0_7", "%D9%A7"])
+def test_each_spelling_of_a_number_is_one_key(spelling: str, serve: Any) -> None:
+    """What the database takes for one row is one lock, however the URL spells it."""
+    serve(item__pk=any_spelling)
+    assert fetch(f"/item/{spelling}").json() == {"keys": [HELD]}
+
+
+def test_what_is_no_number_is_the_requesters_error(serve: Any) -> None:
+    """It is answered with 400 before anything is locked."""
+    serve(item__pk=any_spelling)
+    response = fetch("/item/seven")
+    assert (response.status_code, response.json()["code"]) == (400, "invalid_key")
+
+
 @method_decorator(naive_lock(HELD), name="dispatch")
 class NaiveOnDispatch(View):
     async def post(self, request: HttpRequest, pk: str) -> HttpResponse:

@@ -16,12 +16,12 @@ from django.db import connection, connections
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client
 
+from tests.support.waiting import PATIENCE, eventually
 from weblock.contrib.django import async_locks, lock, locks
 from weblock.contrib.django.middleware import LockMiddleware
 
 from . import naive
 from .naive import naive_lock
-from .requests import PATIENCE, until
 
 POOL = {"min_size": 1, "max_size": 1, "timeout": PATIENCE}
 
@@ -89,8 +89,8 @@ def test_a_waiting_request_holds_no_connection(
     with ThreadPoolExecutor(1) as pool:
         with locks["default"].hold(f"cart:{user.pk}"):
             response = pool.submit(visit)
-            until(lambda: waiters(f"cart:{user.pk}") == 1)
-            until(lambda: backends() == others)  # The server takes its time to see it closed.
+            eventually(lambda: waiters(f"cart:{user.pk}") == 1)
+            eventually(lambda: backends() == others)  # The server takes its time to see it closed.
         assert response.result(PATIENCE).content == b"ada"
 
 
@@ -117,7 +117,7 @@ def test_a_naive_waiter_holds_a_connection(database: Any, serve: Any, logged_in:
     with ThreadPoolExecutor(1) as pool:
         with locks["default"].hold("cart"):
             response = pool.submit(visit)
-            until(lambda: waiters("cart") == 1)
+            eventually(lambda: waiters("cart") == 1)
             assert backends() == others + 1
         assert response.result(PATIENCE).status_code == 200
 
@@ -132,7 +132,7 @@ def test_waiters_leave_the_pool_to_the_holder(database: Any, serve: Any, logged_
         if not inside.is_set():
             connection.close()
             inside.set()
-            until(lambda: waiters("cart") == 2)
+            eventually(lambda: waiters("cart") == 2)
         return HttpResponse(str(User.objects.count()))
 
     serve(cart=view)
@@ -159,7 +159,7 @@ def test_naive_waiters_starve_the_holder(database: Any, serve: Any, logged_in: A
 
     @naive_lock("cart")
     def hold(request: Any) -> HttpResponse:
-        until(lambda: waiters("cart") == 1)
+        eventually(lambda: waiters("cart") == 1)
         return HttpResponse(str(User.objects.count()))
 
     def wait(request: Any) -> HttpResponse:
@@ -179,7 +179,7 @@ def test_naive_waiters_starve_the_holder(database: Any, serve: Any, logged_in: A
 
     with ThreadPoolExecutor(2) as pool:
         holder = pool.submit(visit, "/hold")
-        until(lambda: locks["default"].inspect("cart"))
+        eventually(lambda: locks["default"].inspect("cart"))
         waiter = pool.submit(visit, "/wait")
         assert (holder.result(PATIENCE), waiter.result(PATIENCE)) == (500, 200)
     connection.close_pool()
@@ -265,7 +265,7 @@ async def test_a_client_that_leaves_ends_a_naive_lock(serve: Any, settings: Any)
     visit = Visit("/report")
     assert await asyncio.to_thread(inside.wait, PATIENCE)
     visit.leave()
-    await asyncio.to_thread(until, lambda: locks["default"].try_acquire("report"))
+    await asyncio.to_thread(eventually, lambda: locks["default"].try_acquire("report"))
     go_on.set()
     await visit.task
 
@@ -310,10 +310,10 @@ async def test_a_client_that_leaves_stops_waiting(name: str, serve: Any, setting
     serve(report=view)
     async with async_locks["default"].hold("report"):
         visit = Visit("/report")
-        await asyncio.to_thread(until, lambda: waiters("report") == 1)
+        await asyncio.to_thread(eventually, lambda: waiters("report") == 1)
         visit.leave()
         await visit.task
-        await asyncio.to_thread(until, lambda: waiters("report") == 0)
+        await asyncio.to_thread(eventually, lambda: waiters("report") == 0)
     assert not ran
     assert visit.status is None
 

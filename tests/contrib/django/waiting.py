@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tests.support.waiting import PATIENCE, eventually
 from weblock import LeaseLost, Locks
-
-PATIENCE = 30.0
-"""Seconds, for what takes milliseconds on an idle machine."""
 
 
 @contextmanager
@@ -36,14 +33,6 @@ def busy(locks: Locks, key: str, holder: str, *waiters: str) -> Iterator[None]:
         done.set()
         for thread in threads:
             thread.join()
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    """Returns when ``condition`` is true; fails if it is not in time."""
-    give_up_at = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.005)
 
 
 def _in_line(locks: Locks, key: str) -> int:

@@ -10,8 +10,9 @@ from .campaign import CORE, Campaign, Tally, told
 from .quorum_campaign import QUORUM
 from .redis_campaign import REDIS
 from .redis_stores import STORE
+from .stepping import CLOCKS
 
-CAMPAIGNS = {each.name: each for each in (CORE, REDIS, STORE, QUORUM)}
+CAMPAIGNS = {each.name: each for each in (CORE, CLOCKS, REDIS, STORE, QUORUM)}
 
 
 def main() -> int:

@@ -59,7 +59,7 @@ class Rig:
     def run(self, script: Script, *words: str) -> Any:
         _bucket, keys = LAYOUT.of_key("key")
         names = (*keys, LAYOUT.voided(0, words[0] if words else ""))
-        args = (str(self.model.run), micros(self._recovery), "", *words)
+        args = (self.model.incarnation, micros(self._recovery), "", *words)
         return self.model.evaluate(self._scripted(script), names, args)
 
 
@@ -214,9 +214,9 @@ def _begun_ahead(rig: Rig) -> None:
     rig.model.flush()
     begun = rig.run(scripts.BEGIN)
     recovered = rig.now + round(RECOVERY * SECOND)
-    assert begun == [b"recovering", rig.now, recovered]
+    assert begun[:3] == [b"recovering", rig.now, recovered]
     rig.now += 4 * SECOND
-    assert rig.run(scripts.BEGIN) == [b"recovering", rig.now, recovered]
+    assert rig.run(scripts.BEGIN)[:3] == [b"recovering", rig.now, recovered]
     assert rig.acquire("a", rig.now, room=0)[2] == recovered
     rig.now = recovered
     assert rig.acquire("a", rig.now)[0] == b"held"

@@ -69,8 +69,9 @@ class Client:
     def _connect(self, _runtime: Runtime) -> Store:
         return self.keeper_store
 
-    def _start_keeper(self) -> None:
+    def _start_keeper(self) -> bool:
         self.process.spawn(self._keep(), "keeper")
+        return True
 
     async def _keep(self) -> None:
         try:

@@ -62,7 +62,7 @@ class Lives:
 
     def _run(self, script: Script, *words: str) -> None:
         keys = (self._lock, self._queue, self._epoch, LAYOUT.voided(0, words[0] if words else ""))
-        args = ("run", micros(self._recovery), "", *words)
+        args = ("run:id", micros(self._recovery), "", *words)
         self._model.evaluate(self._scripted(script), keys, args)
 
     def _check(self) -> None:

@@ -109,8 +109,11 @@ MUTANTS: Final = (
         "an unanswered renewal counts as renewed",
         Holding,
         "heard",
-        "self.at_risk = True",
-        "return self.extended(now + self.terms.ttl * 0.95)",
+        "self.at_risk = self.deadline != self.hold_until",
+        "deadline = now + self.terms.ttl * 0.95\n"
+        "        self.deadline = self._within_max_hold(deadline)\n"
+        "        self.due = self._next_renewal(now)\n"
+        "        return",
         ("P7", "P1"),
     ),
     Mutant(
@@ -133,9 +136,17 @@ MUTANTS: Final = (
         "a lease is not renewed",
         Holding,
         "pulse",
-        "if self.over or not self._renews:",
+        "if self.over or not self.terms.renew:",
         "if True:",
         ("P10",),
+    ),
+    Mutant(
+        "a lease that was extended by far is not looked after",
+        Holding,
+        "_next_renewal",
+        "since + min(self.terms.ttl, self.deadline - since) / 3",
+        "self.deadline - self.terms.ttl * 2 / 3",
+        ("P12",),
     ),
     # Owners.
     Mutant(
@@ -316,7 +327,8 @@ MUTANTS: Final = (
         Locker,
         "abandon",
         "if not holding.left_to_others:",
-        "if False:",
+        # Without its stake, for else the keeper gives back what nobody refers to any more.
+        "if self.keeper.stakes.pop(holding.owner, None) and False:",
         ("P6",),
     ),
     Mutant(
@@ -339,7 +351,7 @@ MUTANTS: Final = (
         "one that gave up is still kept alive",
         Acquisition,
         "run",
-        "self._locker.keeper.drop(self)",
+        "keeper.drop(self)",
         "pass",
         ("P6", "P9"),
     ),

@@ -44,8 +44,15 @@ class Task:
     As in asyncio, a cancellation that comes between the signal and the next step wins.
     """
 
-    def __init__(self, process: Process, coroutine: Coroutine[Any, Any, None], name: str) -> None:
+    def __init__(
+        self,
+        process: Process,
+        coroutine: Coroutine[Any, Any, None],
+        name: str,
+        then: Action = lambda: None,
+    ) -> None:
         self.process = process
+        self._then = then
         self.name = name
         self.done = False
         self._coroutine = coroutine
@@ -83,8 +90,11 @@ class Task:
                 signal = self._coroutine.throw(Cancelled())
             else:
                 signal = self._coroutine.send(None)
-        except (StopIteration, Cancelled):
+        except Cancelled:
             self.done = True
+        except StopIteration:
+            self.done = True
+            self._then()
         else:
             self._signal = signal
             signal.awaited_by(self)
@@ -123,8 +133,11 @@ class Process:
     def soon(self, action: Action) -> None:
         self.world.after(SWITCH * self.world.random.random(), action, self)
 
-    def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> Task:
-        task = Task(self, coroutine, name)
+    def spawn(
+        self, coroutine: Coroutine[Any, Any, None], name: str, then: Action = lambda: None
+    ) -> Task:
+        """Starts a task; ``then`` is called when it has come to its end by itself."""
+        task = Task(self, coroutine, name, then)
         self.tasks.append(task)
         return task
 

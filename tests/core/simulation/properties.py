@@ -1,4 +1,4 @@
-"""The properties P1 to P11: what must hold after every event, whatever the faults.
+"""The properties P1 to P12: what must hold after every event, whatever the faults.
 
 Each is told what happened, compares it with the truth, and fails the run in its own name. Where
 time is bounded, the bound counts from the end of the last fault that may excuse a delay.
@@ -14,7 +14,7 @@ from weblock._core.holding import Holding, Status
 from weblock._core.table import HANDOFF, Grant, KeyState, Place
 from weblock.errors import AlreadyHeld, EngineUnavailable, LeaseLost, LockTimeout, WeblockError
 
-from .engine import Change, Refresh, Request
+from .engine import Acquire, Change, Refresh, Request
 from .process import Process
 from .truth import Belief, Truth
 
@@ -414,6 +414,52 @@ class ToldInTime(Property):
             self.fail(f"fence {holding.fence} of {holding.key} is held beyond max_hold")
 
 
+class Bounded(Property):
+    """No deadline is later than what was asked for allows, and no renewal is due late.
+
+    Whatever the engine says: its clock may step. A lease that was handed over lasts until its
+    process has asked for it.
+    """
+
+    name = "P12 bounded"
+
+    def __init__(self, truth: Truth) -> None:
+        super().__init__(truth)
+        self._longest: dict[str, float] = {}
+        self._seen: dict[str, tuple[float, float]] = {}
+
+    def sent(self, process: Process, request: Request) -> None:
+        if isinstance(request, Acquire):
+            self._ask(process, request.claim.owner, request.claim.ttl)
+        elif isinstance(request, Refresh):
+            for pulse in request.pulses:
+                self._ask(process, pulse.owner, pulse.ttl)
+
+    def _ask(self, process: Process, owner: str, ttl: float) -> None:
+        self._longest[owner] = max(self._longest.get(owner, 0.0), process.now() + ttl)
+
+    def believed(self, belief: Belief) -> None:
+        holding = belief.holding
+        handed_over = belief.process.now() + min(holding.terms.ttl, HANDOFF)
+        self._longest[holding.owner] = max(self._longest[holding.owner], handed_over)
+
+    def after_event(self) -> None:
+        for belief in self.truth.beliefs:
+            holding = belief.holding
+            if self._seen.get(holding.owner) != (holding.deadline, holding.due):
+                self._seen[holding.owner] = holding.deadline, holding.due
+                self._look(belief)
+
+    def _look(self, belief: Belief) -> None:
+        holding, now = belief.holding, belief.process.now()
+        if holding.status is not Status.HELD:
+            return
+        if holding.deadline > self._longest[holding.owner]:
+            self.fail(f"{belief} counts on more than was ever asked for")
+        if holding.terms.renew and holding.due > now + holding.terms.ttl / 3 + 1e-6:
+            self.fail(f"{belief} is renewed in {holding.due - now:.3f} s")
+
+
 class NoLeak(Property):
     """When all clients have gone, nothing of them is left, in the engine or in a process."""
 
@@ -544,4 +590,5 @@ PROPERTIES: Final[tuple[type[Property], ...]] = (
     Live,
     NoLeak,
     Honest,
+    Bounded,
 )

@@ -49,6 +49,10 @@ class Variant:
     """By how much two clocks may differ in rate."""
     forgetful: bool = False
     """Servers lose their data again and again, while leases are long."""
+    one_by_one: bool = False
+    """One server is cut off, then another loses its data, then the third goes down."""
+    behind: float = 0.0
+    """By how many seconds all clocks but that of the first server are behind."""
     properties: tuple[type[Property], ...] = PROPERTIES
 
 
@@ -102,6 +106,46 @@ class QuorumFaults(Faults):
             self._truth.end_fault(what)
 
 
+class OneByOne(QuorumFaults):
+    """What a lease was granted by is gone in the end, though two servers were there at any time."""
+
+    def __init__(self, schedule: QuorumSchedule) -> None:
+        super().__init__(schedule)
+        first, second, third = schedule.engine.servers  # type: ignore[attr-defined]
+        lost_at = 3.0 + self._world.random.random()
+        recovered_at = lost_at + schedule.engine.recovery + 2.0
+        self._strike(third, at=0.5, until=lost_at - 0.5)
+        self._strike(second, at=lost_at, until=lost_at + 0.1, forget=True)
+        self._strike(first, at=recovered_at, until=schedule.swarm.calm_at)
+
+    def _strike(
+        self, server: QuorumServer, *, at: float, until: float, forget: bool = False
+    ) -> None:
+        def crash() -> None:
+            self._begin("engine down", server)
+            server.crash(forget=forget)
+
+        self._world.after(at, crash)
+        self._world.after(until, partial(self._start, server))
+
+
+def _one_by_one(swarm: Swarm) -> Swarm:
+    """Locks now and then, on one key, on a network that is calm."""
+    nothing = ("late", "lost_requests", "lost_replies", "lost_rings", "duplicates", "cancels")
+    never = ("engine_stops", "restarts", "stops", "crashes", "closes", "several_keys", "max_hold")
+    return replace(
+        swarm,
+        **dict.fromkeys(nothing, 0.0),
+        **dict.fromkeys(never, 0),
+        keys=1,
+        ttl=1.0,
+        section=0.1,
+        attempts=8,
+        spread=14.0,
+        calm_at=14.0,
+    )
+
+
 class QuorumSchedule(Schedule):
     """Processes that lock on several servers."""
 
@@ -125,12 +169,14 @@ class QuorumSchedule(Schedule):
             swarm = replace(
                 swarm, restarts=6, amnesia=True, ttl=3.0, section=3.0, keys=1, unrenewed=1.0
             )
+        if variant.one_by_one:
+            swarm = _one_by_one(swarm)
         self.swarm = swarm
         self.variant = variant
         self.world = world = World(random)
         world.most_events *= 5
-        count = random.choice([3, 3, 3, 5])
-        minor = random.random() < 0.3 and not variant.forgetful
+        count = random.choice([3, 3, 3, 5]) if not variant.one_by_one else 3
+        minor = random.random() < 0.3 and not (variant.forgetful or variant.one_by_one)
         if minor:  # Who waits for one that hangs must not lose what the others gave meanwhile.
             self.swarm = swarm = replace(swarm, op_timeout=min(swarm.op_timeout, swarm.ttl / 4))
         self._random = random
@@ -142,7 +188,7 @@ class QuorumSchedule(Schedule):
             QuorumServer(
                 number,
                 rate=self._rate(),
-                skew=random.uniform(-0.2, 0.2),
+                skew=random.uniform(-0.2, 0.2) - (variant.behind if number else 0.0),
                 world=world,
                 ring=network.ring,
                 recovery=recovery,
@@ -176,7 +222,7 @@ class QuorumSchedule(Schedule):
         self._planned = swarm.attempts
         for number in range(swarm.attempts):
             self._plan_attempt(number)
-        QuorumFaults(self)
+        OneByOne(self) if variant.one_by_one else QuorumFaults(self)
         world.after(swarm.calm_at, self._calm_down)
 
     def _rate(self) -> float:

@@ -91,7 +91,7 @@ FLIPS: Final = {
 _NUMBER = re.compile(r"(?<![\w'%$.])\d+(?![\w'])")
 
 _CALL = re.compile(
-    r"^ *(?:local [\w, ]+ = redis\.call|redis\.call|keep|free|settle|pass_on|drop_places?|put_place|queue)\("
+    r"^ *(?:local [\w, ]+ = redis\.call|redis\.call|erase|write|note|forget|foresee|put_down|keep|free|settle|pass_on|drop_places?|put_place|queue)\("
 )
 
 

@@ -57,9 +57,12 @@ class RedisEngine(EngineServer):
         dice = self._world.random.random()
         if forget:
             self._model.restart(forget=True)
-        elif dice < 0.3:
+        elif dice < 0.2:
             self._model.roll_back(self._saved)
             self._model.promote()
+        elif dice < 0.3:
+            self._model.roll_back(self._saved)
+            self._model.fail_back()
         elif dice < 0.6:
             self._model.roll_back(self._saved)
             self._model.restart(forget=False)
@@ -117,7 +120,7 @@ class RedisEngine(EngineServer):
         return self._evaluate(scripts.RELEASE, names, request.owner, micros(request.void))
 
     def _evaluate(self, script: Script, keys: tuple[str, ...], *words: str) -> Any:
-        args = (str(self._model.run), micros(self.recovery), "", *words)
+        args = (self._model.incarnation, micros(self.recovery), "", *words)
         return self._model.evaluate(self._scripted(script), keys, args)
 
     def _published(self, channel: str, payload: str) -> None:

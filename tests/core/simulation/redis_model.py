@@ -17,7 +17,7 @@ from weblock.stores.redis.scripts import Script
 Value = dict[str, str] | dict[str, float] | str
 
 
-LONG_AGO = 3_600_000_000
+LONG_AGO = 600_000_000
 """Microseconds for which a new server has been up: it has forgotten nobody."""
 
 
@@ -27,12 +27,18 @@ class RedisModel:
     def __init__(self, now: Callable[[], int], publish: Callable[[str, str], None]) -> None:
         self.values: dict[str, Value] = {}
         self.run = 1
+        self.replid = 1
         self.replica_once = False
         self.flushed = False
         self._now = now
         self.publish = publish
         self._expires: dict[str, int] = {}
         self._started_at = now() - LONG_AGO
+
+    @property
+    def incarnation(self) -> str:
+        """What a client that connects now knows it by."""
+        return f"r{self.run}:i{self.replid}"
 
     def evaluate(self, script: Script, keys: Sequence[str], args: Sequence[str]) -> Any:
         """What a script returns."""
@@ -45,6 +51,7 @@ class RedisModel:
 
     def restart(self, *, forget: bool) -> None:
         self.run += 1
+        self.replid += 1
         self._started_at = self._now()
         self.flushed = self.replica_once = False
         if forget:
@@ -53,7 +60,30 @@ class RedisModel:
     def promote(self) -> None:
         """Another server takes over with the same keys: it was a replica until now."""
         self.run += 1
+        self.replid += 1
         self.replica_once, self.flushed = True, False
+
+    def fail_back(self) -> None:
+        """It is a master again, and has what another granted meanwhile: its connections may have stayed."""
+        self.replid += 1
+        self.replica_once = True
+
+    def move(self) -> None:
+        """The keys come to another server, which has been up for long."""
+        self.run += 1
+        self.replid += 1
+        self.replica_once = self.flushed = False
+        self._started_at = self._now() - LONG_AGO
+
+    def flush_epoch(self) -> None:
+        """Forgets what the scripts noted of the server."""
+        for key in [key for key in self.values if key.endswith(":epoch")]:
+            self._del(key)
+
+    def rename(self) -> None:
+        """It gets another replication id, as one does that has had no replicas for an hour."""
+        self.replid += 1
+        self.replica_once = False
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, int]]:
         values = {
@@ -102,10 +132,12 @@ class RedisModel:
         return [str(seconds), str(micros)]
 
     def _info(self, section: str) -> str:
-        uptime = (self._now() - self._started_at) // 1_000_000
+        # Of whole seconds, as servers do it: up to a second more than it has been.
+        uptime = self._now() // 1_000_000 - self._started_at // 1_000_000
+        offset = 7 if self.replica_once else -1
         return {
-            "server": f"run_id:{self.run}\r\nuptime_in_seconds:{uptime}\r\n",
-            "replication": f"role:master\r\nsecond_repl_offset:{7 if self.replica_once else -1}\r\n",
+            "server": f"run_id:r{self.run}\r\nuptime_in_seconds:{uptime}\r\n",
+            "replication": f"role:master\r\nmaster_replid:i{self.replid}\r\nsecond_repl_offset:{offset}\r\n",
             "commandstats": "cmdstat_flushall:calls=1,usec=1\r\n" if self.flushed else "",
         }[section]
 
@@ -141,11 +173,11 @@ class RedisModel:
         self._keep(key, value)
         return len(value) - before
 
-    def _hdel(self, key: str, field: str) -> int:
+    def _hdel(self, key: str, *fields: str) -> int:
         value = self._hash(key)
-        gone = value.pop(field, None)
+        gone = [value.pop(field, None) for field in fields]
         self._keep(key, value)
-        return int(gone is not None)
+        return sum(each is not None for each in gone)
 
     def _hincrby(self, key: str, field: str, by: str) -> int:
         number = int(self._hash(key).get(field, "0")) + int(by)

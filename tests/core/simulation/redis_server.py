@@ -185,7 +185,8 @@ class RedisServer(RedisEngine):
             "cluster_enabled": "0",
             "maxmemory": "0",
             "maxmemory_policy": "noeviction",
-            "run_id": str(self._model.run),
+            "run_id": f"r{self._model.run}",
+            "master_replid": f"i{self._model.replid}",
         }
         return "".join(f"{name}:{value}\r\n" for name, value in said.items()).encode()
 
@@ -211,7 +212,7 @@ class RedisServer(RedisEngine):
     def _in_quarantine(self, asked: Changing | Refresh, replies: list[Reply]) -> None:
         """A server that recovers says until when: that excuses a delay, within reason."""
         epoch = self._model.values.get(f"{LAYOUT.tag(0)}:epoch")
-        left = int(epoch["until"]) / MICRO - self.now() if isinstance(epoch, dict) else 0.0
+        left = int(epoch["recovered"]) / MICRO - self.now() if isinstance(epoch, dict) else 0.0
         if self._recovers:  # From the first who asks on.
             self._recovers = False
             lasting = min(left, self.recovery + MORE)

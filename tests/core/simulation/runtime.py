@@ -44,15 +44,14 @@ class SimulatedRuntime:
         under_way = len(works)
         over = Signal()
 
-        async def do(work: Coroutine[Any, Any, None]) -> None:
+        def done() -> None:
             nonlocal under_way
-            await work
             under_way -= 1
             if under_way == 0 or enough():
                 over.fire()
 
         for index, work in enumerate(works):
-            self._process.spawn(do(work), f"work {index}")
+            self._process.spawn(work, f"work {index}", done)
         if works:
             await over
 

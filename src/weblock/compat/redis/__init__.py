@@ -11,9 +11,13 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Literal, Self
 
-from ...errors import AlreadyHeld, LockTimeout
-from ...sync import Lease, Locks
-from .base import BaseLock, PerClient, translated
+from ..._requirements import require
+
+require("weblock.compat.redis", "redis")
+
+from ...errors import AlreadyHeld, LockTimeout  # noqa: E402 - only what fits can be imported
+from ...sync import Lease, Locks  # noqa: E402
+from .base import BaseLock, PerClient, translated  # noqa: E402
 
 __all__ = ["Lock", "close"]
 

@@ -70,25 +70,21 @@ class BaseLock(Generic[L]):
     def _is_busy(self, terms: HoldOptions) -> bool:
         """What becomes of waiting for what this very thread or task has."""
         if terms["wait"] is None:
-            raise LockError(
+            raise self._error(
                 "Cannot acquire a lock that this very thread or task holds: it would wait for"
-                " itself without end",
-                lock_name=self.name,
+                " itself without end"
             )
         return False
 
     def _held(self, what: str) -> L:
         if (lease := self._local.lease) is None:
-            raise LockError(
-                f"Cannot {what} a lock that's not owned or is already unlocked.",
-                lock_name=self.name,
-            )
+            raise self._error(f"Cannot {what} a lock that's not owned or is already unlocked.")
         return lease
 
     def _held_for_a_time(self, what: str) -> L:
         lease = self._held(what)
         if self.timeout is None:
-            raise LockError(f"Cannot {what} a lock with no timeout", lock_name=self.name)
+            raise self._error(f"Cannot {what} a lock with no timeout")
         return lease
 
     def _longer(self, lease: L, seconds: float | None) -> float:
@@ -103,7 +99,10 @@ class BaseLock(Generic[L]):
         return bool(info and lease and lease.held and info.fence == lease.fence)
 
     def _not_acquired(self) -> LockError:
-        return LockError("Unable to acquire lock within the time specified", lock_name=self.name)
+        return self._error("Unable to acquire lock within the time specified")
+
+    def _error(self, message: str) -> LockError:
+        return _named(LockError(message), self.name)
 
     @contextlib.contextmanager
     def _released_at_the_end(self) -> Iterator[None]:
@@ -135,11 +134,16 @@ def translated(name: str) -> Iterator[None]:
     try:
         yield
     except LeaseLost as error:
-        raise LockNotOwnedError(
-            f"Cannot use a lock that's no longer owned: {error}", lock_name=name
-        ) from error
+        not_owned = LockNotOwnedError(f"Cannot use a lock that's no longer owned: {error}")
+        raise _named(not_owned, name) from error
     except EngineUnavailable as error:
         raise RedisConnectionError(str(error)) from error
+
+
+def _named(error: LockError, name: str) -> LockError:
+    """Say which lock an error is about. As an argument, only redis-py 5.1 and later take its name."""
+    error.lock_name = name
+    return error
 
 
 class PerClient(Generic[F]):

@@ -8,39 +8,34 @@ a slow client cannot keep the lock, and a commit that fails cannot have been rep
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable
-from typing import Final
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
 
-from ..._options import Duration, seconds
+from ..._options import Duration
+from ..._platform.logs import logger
 from ...aio import AsyncLocks
 from ...errors import LeaseLost
 from .inbox import Inbox
 from .outbox import Outbox
+from .policy import Policy, policy_of
 from .problems import problem_of
 from .protocol import App, Message, Receive, Scope, Send
 from .request import SCOPE_KEY, RequestLocks
 from .waiting import ClientGone
 
-logger = logging.getLogger("weblock")
-
-HOLD_BACK: Final = 1.0
-"""Seconds that an answer is held back, at most, while the application has not returned."""
-
 
 class RequestLayer:
     """ASGI middleware that owns the leases of each request.
 
-    ``hold_back`` is how many seconds a response waits for the application to return (1): after
-    that it is sent, and what follows it, background tasks say, still runs inside the lock.
+    A complete response waits for the application to return, since work that has not been committed
+    must not be reported as done. ``hold_back`` limits that to so many seconds: after that it is sent,
+    and what follows it, background tasks say, still runs inside the lock.
 
-    With ``reopen``, which makes locks like ``locks``, these are closed when the application shuts
-    down, and made again if it starts again. ``before_start`` is called before the first request is
+    With ``owns_locks``, the locks free their connections when the application shuts down; they open
+    again when they are used again. ``before_start`` is called before the first request is
     served: what it raises is why the application does not start. ``answer`` gives the response to an
     error of weblock, instead of its problem, where the application has not given one.
-
-    ``may_lock`` says of a scope whether its request may lock; one that does not is spared what
-    keeps work inside a lock from being cancelled. Where it was wrong, it is not asked again.
     """
 
     def __init__(
@@ -48,20 +43,17 @@ class RequestLayer:
         app: App,
         locks: AsyncLocks,
         *,
-        hold_back: Duration = HOLD_BACK,
-        reopen: Callable[[], AsyncLocks] | None = None,
+        hold_back: Duration | None = None,
+        owns_locks: bool = False,
         before_start: Callable[[], None] | None = None,
         answer: Callable[[BaseException], App | None] = problem_of,
-        may_lock: Callable[[Scope], bool] | None = None,
     ) -> None:
         self._app = app
         self._locks = locks
-        self._hold_back = seconds("hold_back", hold_back)
-        self._reopen = reopen
+        self._policy = policy_of(hold_back)
+        self._owns_locks = owns_locks
         self._before_start = before_start
         self._answer = answer
-        self._may_lock = may_lock
-        self._shut_down = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request, or passes on what is none."""
@@ -69,8 +61,8 @@ class RequestLayer:
             await self._start(self._before_start, scope, receive, send)
         if scope["type"] in ("http", "websocket"):
             await self.serve(self._app, scope, receive, send)
-        elif scope["type"] == "lifespan" and self._reopen:
-            await self._live(self._reopen, scope, receive, send)
+        elif scope["type"] == "lifespan" and self._owns_locks:
+            await self._live(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
@@ -79,13 +71,8 @@ class RequestLayer:
         if self._is_inside_another(scope):
             await app(scope, receive, send)
         else:
-            apart = self._may_lock is None or self._may_lock(scope)
-            exchange = _Exchange(self._locks, self._hold_back, scope, receive, send)
-            try:
-                await exchange.run(app, self._answer, apart=apart)
-            finally:
-                if not apart and exchange.has_locked:
-                    self._may_lock = None
+            exchange = _Exchange(self._locks, self._policy, scope, receive, send)
+            await exchange.run(app, self._answer)
 
     def _is_inside_another(self, scope: Scope) -> bool:
         """Whether a layer on the same locks, farther out, has this request already."""
@@ -104,26 +91,18 @@ class RequestLayer:
             raise
         self._before_start = None
 
-    async def _live(
-        self, reopen: Callable[[], AsyncLocks], scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        if self._shut_down:
-            self._locks, self._shut_down = reopen(), False
-
-        async def close_and_send(message: Message) -> None:
+    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def rest_and_send(message: Message) -> None:
             if message["type"].startswith("lifespan.shutdown."):
-                await self._shut_down_once()  # A server may cancel us when it has had this.
+                await self._rest()  # A server may cancel us when it has had this.
             await send(message)
 
-        try:
-            await self._app(scope, receive, close_and_send)
-        finally:
-            await self._shut_down_once()
+        # An application that returns or raises here knows no lifespan, and serves requests all the
+        # same; or it has failed to start. Either way nobody tells when the locks are needed no more.
+        await self._app(scope, receive, rest_and_send)
 
-    async def _shut_down_once(self) -> None:
-        if not self._shut_down:
-            self._shut_down = True
-            await self._locks.close()
+    async def _rest(self) -> None:
+        await asyncio.to_thread(self._locks._rest)  # noqa: SLF001 - for those who own the locks
 
 
 class _Exchange:
@@ -132,26 +111,24 @@ class _Exchange:
     __slots__ = ("_answer_to", "_ended", "_inbox", "_outbox", "_receive", "_request", "_scope")
 
     def __init__(
-        self, locks: AsyncLocks, hold_back: float, scope: Scope, receive: Receive, send: Send
+        self, locks: AsyncLocks, policy: Policy, scope: Scope, receive: Receive, send: Send
     ) -> None:
         self._ended: asyncio.Future[None] | None = None
         self._scope = scope
         self._receive = receive
         self._inbox = Inbox(receive)
-        self._request = RequestLocks(locks, scope, self._inbox, hold_back)
+        self._request = RequestLocks(locks, scope, self._inbox, policy)
         self._outbox = Outbox(send, self._request, self._inbox)
 
-    async def run(
-        self, app: App, answer_to: Callable[[BaseException], App | None], *, apart: bool
-    ) -> None:
-        """Serves the request; ``apart`` in a task of its own, which is not cancelled with ours."""
+    async def run(self, app: App, answer_to: Callable[[BaseException], App | None]) -> None:
+        """Serves the request, in a task of its own: what cancels ours must not cancel locked work.
+
+        So it is for every request, since nobody can tell beforehand which one will lock.
+        """
         self._answer_to = answer_to
         self._scope[SCOPE_KEY] = self._request
         try:
-            if apart:
-                await self._work_apart(app)
-            else:
-                await self._answer(await self._work(app))
+            await self._work_apart(app)
         except asyncio.CancelledError:
             self._outbox.abort()
             raise
@@ -162,15 +139,10 @@ class _Exchange:
             if self._outbox.busy:
                 await self._outbox.close()
 
-    @property
-    def has_locked(self) -> bool:
-        """Whether the request has acquired anything."""
-        return self._request.has_locked
-
     async def _work_apart(self, app: App) -> None:
         loop = asyncio.get_running_loop()
         self._ended = loop.create_future()
-        work = loop.create_task(self._work(app))
+        work = _begun(self._work(app), loop)
         await self._to_its_end(work, self._ended)
         await self._answer(work.result())
 
@@ -260,6 +232,15 @@ class _Exchange:
         self._outbox.discard()
         if answer := self._answer_to(error):
             await answer(self._scope, self._receive, self._outbox.send)
+
+
+def _begun(
+    work: Coroutine[Any, Any, LeaseLost | None], loop: asyncio.AbstractEventLoop
+) -> asyncio.Task[LeaseLost | None]:
+    """A task of the work. From Python 3.12 on it begins at once, which spares it a turn of the loop."""
+    if sys.version_info >= (3, 12):
+        return asyncio.Task(work, loop=loop, eager_start=True)
+    return loop.create_task(work)
 
 
 async def _end_of(work: asyncio.Task[LeaseLost | None]) -> None:

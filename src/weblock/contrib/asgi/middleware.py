@@ -8,8 +8,9 @@ from typing import Any, Unpack
 
 from ..._options import Duration, LocksOptions
 from ...aio import AsyncLocks
+from ...errors import ConfigurationError
 from ..rules import Match, Rule, RuleSet
-from .layer import HOLD_BACK, RequestLayer
+from .layer import RequestLayer
 from .opening import opened
 from .problems import Rewrite, problem_of
 from .protocol import App, Receive, Scope, Send
@@ -21,11 +22,12 @@ class LockMiddleware:
 
     ``rules`` are ``Rule`` objects or mappings, in a list or by their names; see ``RuleSet``.
     ``locks`` is an ``AsyncLocks``, or an engine's URL, with ``options``; without it, ``file://``.
-    Locks made here are closed when the application shuts down.
+    Locks made here free their connections when the application shuts down, and open again when
+    they are used again.
 
     ``app`` runs only when the request has its lease, which is released when ``app`` has returned.
-    Meanwhile the response is held back, for ``hold_back`` seconds at most (1). Requests that no
-    rule matches reach ``app`` untouched.
+    Meanwhile the response is held back: a complete one until ``app`` has returned, or for
+    ``hold_back`` seconds at most. Requests that no rule matches reach ``app`` untouched.
 
     A request that does not get its lock in time is answered with 409, one whose key cannot be
     filled in with 400, one whose engine is down or whose lease was lost with 503, as problem
@@ -43,16 +45,21 @@ class LockMiddleware:
         rules: RuleSet | Iterable[Rule | Mapping[str, Any]] | Mapping[str, Any] | str = (),
         *,
         root_path: str | None = None,
-        hold_back: Duration = HOLD_BACK,
+        hold_back: Duration | None = None,
         rewrite: Rewrite | None = None,
         **options: Unpack[LocksOptions],
     ) -> None:
         self._app = app
         self._rules = rules if isinstance(rules, RuleSet) else RuleSet(rules)
         self._root_path = getattr(app, "root_path", None) if root_path is None else root_path
-        locks, reopen = opened(locks, options)
+        locks, owned = opened(locks, options)
+        if not len(self._rules):
+            raise ConfigurationError(
+                "LockMiddleware has no rules, so it would lock nothing: say what to lock, as in"
+                ' rules=[Rule("/shops/{shop}/items", methods=["POST"], key="shop:{shop}")]'
+            )
         answer = functools.partial(problem_of, rewrite=rewrite)
-        self._layer = RequestLayer(app, locks, hold_back=hold_back, reopen=reopen, answer=answer)
+        self._layer = RequestLayer(app, locks, hold_back=hold_back, owns_locks=owned, answer=answer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request, or passes on what is none."""

@@ -1,23 +1,25 @@
-"""The locks of an application: its own, or those of a URL, which live as long as it does."""
+"""The locks of an application: given to it, or made for it from a URL."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ..._options import LocksOptions
 from ...aio import AsyncLocks
-
-Reopen = Callable[[], AsyncLocks]
+from ...sync import Locks
 
 
 def opened(
     locks: AsyncLocks | str | Sequence[str] | None, options: LocksOptions
-) -> tuple[AsyncLocks, Reopen | None]:
-    """The locks; and what makes them again, if they were made here, and so are to be closed."""
+) -> tuple[AsyncLocks, bool]:
+    """Return the locks, and whether they were made here, so that the application owns them."""
     if isinstance(locks, AsyncLocks):
         if options:
             raise TypeError(f"give {', '.join(options)} to the AsyncLocks instead")
-        return locks, None
-    reopen = functools.partial(AsyncLocks.from_url, locks, **options)
-    return reopen(), reopen
+        return locks, False
+    if isinstance(locks, Locks):
+        raise TypeError(
+            "a Locks blocks the thread that waits, and an ASGI application awaits its locks: give"
+            " AsyncLocks.from_url(...), or the engine's URL"
+        )
+    return AsyncLocks.from_url(locks, **options), True

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Final
 
+from ..._platform.logs import logger
 from .inbox import Inbox
-from .later import Later, call_later
+from .policy import Policy
 from .protocol import Message, Send
 from .request import RequestLocks
 
-logger = logging.getLogger("weblock")
-
 LIMIT: Final = 1024 * 1024
 """Bytes of a response that are held back, at most, while there is more to come."""
-
-LOOK_AGAIN: Final = 0.05
-"""Seconds after which it is looked again whether the application still finishes its work."""
 
 
 class Outbox:
     """``send`` for the application.
 
-    Where the request is to ``hold_back``, the response stays here until ``let_go`` or ``discard``.
-    It is let go earlier if it is a stream of events, if it passes ``LIMIT`` before its last part,
-    if it is complete and ``background`` tasks follow, or if the application has not returned so
-    many seconds after it began to answer; but not while it is complete and the application is
-    ``finishing`` the work that it tells of.
+    Where the request has a ``policy``, the response stays here until ``finish`` or ``discard``.
+    It is let go earlier if it is a stream of events, if it passes ``LIMIT`` before its last part, or
+    if the policy says so.
 
     A response that ``promises`` something is not taken when a lease is lost: the loss is raised.
     """
@@ -55,7 +48,7 @@ class Outbox:
         self._size = 0
         self._complete = False
         self._is_open = False
-        self._timer: Later | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._letting_go: asyncio.Task[None] | None = None
         self.sent = False
         self.closed = False
@@ -71,10 +64,10 @@ class Outbox:
         request = self._request
         if request.headers and message["type"] == "http.response.start":
             message = {**message, "headers": [*message.get("headers", ()), *request.headers]}
-        if request.holds_back is not None:
+        if request.policy is not None:
             self._refuse_if_lost(message)
             if not self.sent and not self._is_open:
-                await self._keep(message, request.holds_back)
+                await self._keep(message, request.policy)
                 return
         if self._letting_go:
             await asyncio.wait({self._letting_go})
@@ -112,21 +105,17 @@ class Outbox:
         if self._letting_go:
             self._letting_go.cancel()
 
-    async def _keep(self, message: Message, seconds: float) -> None:
+    async def _keep(self, message: Message, policy: Policy) -> None:
         self._held.append(message)
         self._size += len(message.get("body", b""))
-        if self._timer is None:
-            self._let_go_after(seconds)
-        if self._must_not_wait(message):
+        if self._must_not_wait(message, policy):
             await self.let_go()
+        elif self._timer is None and policy.lets_go(complete=self._complete):
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(policy.look_after, self._let_go_in_time, policy)
 
-    def _let_go_after(self, seconds: float) -> None:
-        self._timer = call_later(seconds, self._let_go_unless_it_finishes)
-
-    def _let_go_unless_it_finishes(self) -> None:
-        if self._complete and self._request.finishing():
-            self._let_go_after(LOOK_AGAIN)
-        else:
+    def _let_go_in_time(self, policy: Policy) -> None:
+        if policy.lets_go(complete=self._complete):
             self._begin_to_let_go()
 
     def _refuse_if_lost(self, message: Message) -> None:
@@ -164,12 +153,12 @@ class Outbox:
         if self._timer:
             self._timer.cancel()
 
-    def _must_not_wait(self, message: Message) -> bool:
+    def _must_not_wait(self, message: Message, policy: Policy) -> bool:
         if message["type"] == "http.response.start":
             return _is_event_stream(message)
         self._complete = not message.get("more_body", False)
         if self._complete:
-            return self._request.background()
+            return policy.background()
         return self._size > LIMIT
 
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final, Unpack
 from urllib.parse import quote
 
 from ..._options import HoldOptions
+from ..._platform.logs import logger
 from ..._runtime.clock import acting_for, begin_whole
 from ...aio import AsyncLease, AsyncLocks
 from ...errors import ConfigurationError, LeaseLost
 from ...keys import in_order
 from .inbox import Inbox
+from .policy import Policy
 from .protocol import Scope
 from .waiting import Waiting
-
-logger = logging.getLogger("weblock")
 
 SCOPE_KEY: Final = "weblock"
 
@@ -26,40 +26,36 @@ SCOPE_KEY: Final = "weblock"
 class RequestLocks:
     """Acquires for one request, and keeps what it has acquired until the layer releases it.
 
-    A framework's adapter may say whether ``background`` tasks follow the response, and whether the
-    application that has answered is ``finishing`` the work that the response tells of; and that it
-    has ``interrupted`` a request whose lease was lost.
+    ``policy`` says how the response is held back; it is ``None`` until the request locks. A
+    framework's adapter may say that it has ``interrupted`` a request whose lease was lost.
     """
 
     __slots__ = (
         "_by_key",
-        "_hold_for",
         "_inbox",
         "_leases",
         "_method",
         "_one_at_a_time",
         "_over",
         "_path",
+        "_policy",
         "_unwanted",
         "_waiting",
         "_whole",
-        "background",
-        "finishing",
-        "has_locked",
         "headers",
-        "holds_back",
         "interrupted",
         "locks",
+        "policy",
         "streams",
     )
 
-    def __init__(self, locks: AsyncLocks, scope: Scope, inbox: Inbox, hold_back: float) -> None:
+    def __init__(self, locks: AsyncLocks, scope: Scope, inbox: Inbox, policy: Policy) -> None:
         self.locks = locks
         self._inbox = inbox
         # Not the scope itself, which has us: that cycle would be left to the garbage collector.
         self._method: str | None = scope["method"] if scope["type"] == "http" else None
         self._path: str = scope["path"]
-        self._hold_for = hold_back
+        self._policy = policy
         self._leases: list[AsyncLease] = []
         self._by_key: dict[str, AsyncLease] = {}
         self._one_at_a_time = asyncio.Lock()
@@ -69,14 +65,9 @@ class RequestLocks:
         self._over = False
         self.headers: list[tuple[bytes, bytes]] = []
         """What the response is to have besides its own."""
-        self.holds_back: float | None = None
-        """Seconds for which the response waits until the work is done; ``None``: it does not."""
-        self.has_locked = False
-        """Whether it has acquired anything, be it released by now or not."""
+        self.policy: Policy | None = None
         self.streams = False
         self.interrupted = False
-        self.background: Callable[[], bool] = _never
-        self.finishing: Callable[[], bool] = _never
 
     def begin(self) -> None:
         """Has all that runs in this context, and comes of it, know what the request holds."""
@@ -98,10 +89,17 @@ class RequestLocks:
         if self._waiting:
             self._waiting.end()
 
-    def hold_back(self) -> None:
-        """Has the response wait until the work is done, if none of it has been sent yet."""
-        if self._method is not None:
-            self.holds_back = self._hold_for
+    def hold_back(self, background: Callable[[], bool] | None = None) -> None:
+        """Have the response wait until the work is done, if none of it has been sent yet.
+
+        ``background`` tells whether tasks follow the response, for which it does not wait.
+        """
+        if self._method is None:
+            return
+        if background:
+            self.policy = replace(self._policy, background=background)
+        elif self.policy is None:
+            self.policy = self._policy
 
     async def acquire(self, *keys: str, **options: Unpack[HoldOptions]) -> AsyncLease:
         """The lease of the keys; those that this request holds already are not acquired again.
@@ -148,7 +146,8 @@ class RequestLocks:
                 logger.exception("the lease of %s was not released", lease.keys)
         self._leases.clear()
         self._by_key.clear()
-        self.background = self.finishing = _never
+        if self.policy:
+            self.policy = self._policy  # What tells of background tasks may refer to us.
         return loss
 
     def _refuse_if_over(self) -> None:
@@ -162,7 +161,6 @@ class RequestLocks:
         if self._over:
             await lease.release()
             self._refuse_if_over()
-        self.has_locked = True
         self._leases.append(lease)
         self._by_key.update(dict.fromkeys(keys, lease))
         self._inbox.withhold_disconnect()
@@ -170,10 +168,11 @@ class RequestLocks:
     async def _wait_for(self, keys: list[str], options: HoldOptions) -> AsyncLease:
         options.setdefault("label", self._label())
         began = time.perf_counter()
-        lease = await self._while_client_is_there(keys, options)
-        waited = 1000 * (time.perf_counter() - began)
-        self.headers.append((b"server-timing", f"lock;dur={waited:.1f}".encode()))
-        return lease
+        try:
+            return await self._while_client_is_there(keys, options)
+        finally:  # Also where it was in vain: a 409 tells how long it took.
+            waited = 1000 * (time.perf_counter() - began)
+            self.headers.append((b"server-timing", f"lock;dur={waited:.1f}".encode()))
 
     async def _while_client_is_there(self, keys: list[str], options: HoldOptions) -> AsyncLease:
         try:
@@ -188,10 +187,6 @@ class RequestLocks:
     def _label(self) -> str:
         method = self._method or "WEBSOCKET"
         return f"{self.locks.label} {method} {quote(self._path, errors='replace')}"
-
-
-def _never() -> bool:
-    return False
 
 
 def request_locks(scope: Scope) -> RequestLocks:

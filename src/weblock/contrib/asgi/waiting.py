@@ -7,7 +7,6 @@ from types import TracebackType
 from typing import Final, Self
 
 from .inbox import Inbox
-from .later import Later, call_later
 
 LOOK_AFTER: Final = 0.05
 """Seconds of waiting after which it is looked whether the client is still there."""
@@ -23,7 +22,7 @@ class Waiting:
     So it does after ``end``. One that is ``unwanted`` from the start ends if it has to wait at all.
     """
 
-    __slots__ = ("_cancelled_before", "_ended", "_inbox", "_later", "_task", "_unwanted", "_watch")
+    __slots__ = ("_cancelled_before", "_ended", "_inbox", "_task", "_timer", "_unwanted", "_watch")
 
     def __init__(self, inbox: Inbox, *, unwanted: bool) -> None:
         self._inbox = inbox
@@ -36,7 +35,8 @@ class Waiting:
         assert task is not None
         self._task = task
         self._cancelled_before = task.cancelling()
-        self._later: Later = call_later(LOOK_AFTER, self.end if self._unwanted else self._look)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(LOOK_AFTER, self.end if self._unwanted else self._look)
         return self
 
     def __exit__(
@@ -45,7 +45,7 @@ class Waiting:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._later.cancel()
+        self._timer.cancel()
         if self._watch:
             self._watch.cancel()
         if not self._ended:

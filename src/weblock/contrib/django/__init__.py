@@ -4,7 +4,11 @@ For ``INSTALLED_APPS``, with ``middleware.LockMiddleware`` last in ``MIDDLEWARE`
 reads the settings before it is used.
 """
 
-from .decorator import lock
-from .registry import async_locks, locks
+from ..._requirements import require
+
+require("weblock.contrib.django", "django")
+
+from .decorator import lock  # noqa: E402 - only what fits can be imported
+from .registry import async_locks, locks  # noqa: E402
 
 __all__ = ["async_locks", "lock", "locks"]

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Unpack
 
 from django.db import connections
 
 from ..._face import BaseLease
 from ..._options import HoldOptions
+from ..._platform.logs import logger
+from ..._platform.threads import callbacks
 from ...aio import AsyncLease, AsyncLocks
 from ...errors import EngineUnavailable, LockTimeout
 from ...sync import Lease, Locks
 from . import signals
 from .transactions import open_transaction
-
-logger = logging.getLogger("weblock")
 
 
 class AnnouncingLocks(Locks):
@@ -137,7 +136,7 @@ class _Announced(BaseLease):
         if self.fence is None:
             return {}
         self._since = time.monotonic()
-        self._on_lost(self._tell_loss)
+        self._on_lost(partial(callbacks.call, self._tell_loss))
         return {"alias": self._alias, "lease": self, "waited": self._since - began}
 
     def _end(self) -> dict[str, Any]:
@@ -148,10 +147,8 @@ class _Announced(BaseLease):
         return {"alias": self._alias, "lease": self, "held_for": time.monotonic() - since}
 
     def _tell_loss(self) -> None:
-        """Without holding up who noticed: the keeper, which has others' leases to renew."""
         if signals.lost.receivers:
-            facts = {"alias": self._alias, "lease": self}
-            threading.Thread(target=_send_lost, args=(facts,), name="weblock-lost").start()
+            _send_lost({"alias": self._alias, "lease": self})
 
 
 def _send_lost(facts: Mapping[str, Any]) -> None:

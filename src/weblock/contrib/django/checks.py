@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import inf
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from django.utils.module_loading import import_string
 from ..._core.attempts import Attempts
 from ..._options import Options
 from ...errors import ConfigurationError
+from ...keys import KeyTemplate
 from .discovery import Place, marked_views, places
 from .gunicorn import worker_timeout
 from .middleware import LockMiddleware
@@ -62,6 +63,7 @@ def check_views(**_kwargs: object) -> list[CheckMessage]:
             _missing(f"lock({template!r}) of {place.dotted}", name, place)
             for template, name in place.missing(lock.templates)
         ]
+        found += _spellings(f"@lock on {place.dotted}", lock.templates, place)
         if known and lock.alias not in known:
             text = (
                 f"@lock on {place.dotted} wants the alias {lock.alias!r}, which is not in WEBLOCK."
@@ -87,6 +89,7 @@ def check_rules(**_kwargs: object) -> list[CheckMessage]:
                 _missing(f"{rule.label}, which covers {place.dotted},", name, place)
                 for _, name in place.missing(rule.templates)
             ]
+            found += _spellings(f"{rule.label}, for {place.dotted},", rule.templates, place)
     return found
 
 
@@ -125,6 +128,17 @@ def _missing(what: str, name: str, place: Place) -> CheckMessage:
     return Error(
         f"{what} wants {name!r} of its URL.", hint=f"The URL gives {there}.", id="weblock.E004"
     )
+
+
+def _spellings(what: str, templates: Iterable[KeyTemplate], place: Place) -> Iterator[CheckMessage]:
+    for template, name in place.spelled_in(templates):
+        yield Caution(
+            f"{what} has the key {template!r}, which is made of {name!r} as the URL spells it: '7',"
+            " '07' and '+7' would be three locks for one row.",
+            hint=f"Write {{{name}:int}}, {{{name}:uuid}} or {{{name}:lower}} in the key, or"
+            f" <int:{name}> in the URL. {{{name}:str}} says that each spelling is another thing.",
+            id="weblock.W006",
+        )
 
 
 def _waits() -> Iterator[tuple[str, Any]]:

@@ -46,6 +46,11 @@ def lock(
     wanted = Lock.of(keys, alias, on_busy, options)
 
     def decorate(view: F) -> F:
+        if isinstance(view, HttpRequest):
+            raise ConfigurationError(
+                "@lock was put on a view without a key, and took the view for a key function: write"
+                ' @lock("create_item")'
+            )
         if isinstance(view, type):
             raise TypeError(
                 f"@lock decorates functions: on the class {view.__qualname__}, use"

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from django.conf import settings
 from django.db import connections
 from django.urls import ResolverMatch, URLPattern, URLResolver, get_resolver
+from django.urls.converters import StringConverter
 from django.views import View
 
 from ...keys import KeyTemplate
@@ -22,6 +23,8 @@ class Place:
 
     names: frozenset[str] = frozenset()
     """What its URL gives the view."""
+    spelled: frozenset[str] = frozenset()
+    """Those of them that the view is given as the URL spells them, for nothing has converted them."""
     namespaces: tuple[str | None, ...] = ()
     applications: tuple[str | None, ...] = ()
     """The namespaces that the applications have for themselves."""
@@ -41,6 +44,15 @@ class Place:
         for template in templates:
             wanted = {each.name for each in template.in_request().values() if each.kind == "path"}
             yield from ((template.text, each) for each in sorted(wanted - self.names))
+
+    def spelled_in(self, templates: Iterable[KeyTemplate]) -> Iterator[tuple[str, str]]:
+        """The key templates that lock a spelling instead of a value, and of which part of the URL."""
+        for template in templates:
+            sources = template.in_request()
+            for name, converter in zip(template.names, template.converters, strict=True):
+                source = sources[name]
+                if source.kind == "path" and not converter and source.name in self.spelled:
+                    yield template.text, source.name
 
 
 class Marked(NamedTuple):
@@ -70,10 +82,12 @@ def marked_views() -> Iterator[Marked]:
 def _below(resolver: URLResolver, outer: Place) -> Iterator[Place]:
     for each in resolver.url_patterns:
         names = outer.names | set(each.pattern.regex.groupindex)
+        spelled = outer.spelled | _spelled(each.pattern)
         if isinstance(each, URLResolver):
             inner = replace(
                 outer,
                 names=names | set(each.default_kwargs),
+                spelled=spelled - set(each.default_kwargs),
                 namespaces=(*outer.namespaces, each.namespace),
                 applications=(*outer.applications, each.app_name),
             )
@@ -82,10 +96,25 @@ def _below(resolver: URLResolver, outer: Place) -> Iterator[Place]:
             yield replace(
                 outer,
                 names=names | set(each.default_args),
+                spelled=spelled - set(each.default_args),
                 view=each.callback,
                 dotted=each.lookup_str,
                 name=each.name,
             )
+
+
+def _spelled(pattern: Any) -> set[str]:
+    """What a pattern hands over as text that may spell one value in many ways.
+
+    That is what a regular expression has found, and ``<str:name>``, which is the default. A slug or a
+    path is text on purpose.
+    """
+    converters = getattr(pattern, "converters", {})
+    return {
+        name
+        for name in pattern.regex.groupindex
+        if name not in converters or type(converters[name]) is StringConverter
+    }
 
 
 def _is_atomic(view: Any) -> bool:

@@ -60,8 +60,9 @@ class FencedQuerySet(models.QuerySet):
         """
         number = _number(fence)
         self._refuse_other_tables(values)
-        self._for_write = True
-        rows = self.using(self.db)
+        rows = self.using(
+            self.select_for_update().db
+        )  # The router's choice for writing; nothing is asked.
         # Without a savepoint, so that whoever swallows the error cannot commit the rest.
         with transaction.atomic(using=self.db, savepoint=False):
             written = self._not_newer_than(number, rows).update(**{**values, FENCE: number})
@@ -90,7 +91,7 @@ class FencedQuerySet(models.QuerySet):
             return allowed
         # Django puts a filter over several tables into a subquery. A database that waited for another
         # writer looks again at the row itself, but not into subqueries: the fence must stand outside.
-        all_rows = self._meta.base_manager.using(self.db)
+        all_rows = self._meta.base_manager.using(rows.db)
         return all_rows.filter(pk__in=allowed.values("pk"), fence__lte=fence)
 
     def _refuse_other_tables(self, values: dict[str, Any]) -> None:

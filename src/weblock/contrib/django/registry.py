@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, TypeVar, cast
 
+from ..._platform.forks import heed_forks
 from ...errors import ConfigurationError
 from . import settings
 from .announcing import AnnouncingAsyncLocks, AnnouncingLocks
@@ -24,8 +24,8 @@ class LocksByAlias(Mapping[str, L], Generic[L]):
     def __init__(self, face: type[L]) -> None:
         self._face: type[L] = face
         self._made: dict[str, L] = {}
-        self._after_fork()
-        os.register_at_fork(after_in_child=self._after_fork)
+        self.after_fork()
+        heed_forks(self)
 
     def __getitem__(self, alias: str) -> L:
         """Raises ``ConfigurationError`` for an alias that there is not, or that cannot work."""
@@ -62,7 +62,8 @@ class LocksByAlias(Mapping[str, L], Generic[L]):
         made.alias = given.alias
         return cast("L", made)
 
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
+        """Replaces the mutex, which another thread of the parent may have held."""
         self._guard = threading.Lock()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from ..._face import BaseLease, Face
+from ..._platform.logs import logger
 from ..._runtime.clock import acting_for, begin_whole
 from ...aio import AsyncLease
 from ...errors import AlreadyHeld, ConfigurationError, LeaseLost
@@ -23,10 +23,9 @@ from ...keys import in_order
 from ...sync import Lease
 from .answers import answer
 from .description import Lock
+from .internals import close_together
 from .registry import async_locks, locks
 from .transactions import checked_at_commit, give_back_connections, prepare_connections
-
-logger = logging.getLogger("weblock")
 
 L = TypeVar("L", Lease, AsyncLease)
 
@@ -267,5 +266,5 @@ def _replaced(response: HttpResponseBase, loss: LeaseLost) -> HttpResponseBase:
     """Problem details instead of ``response``, which is closed along with them."""
     instead = answer(loss)
     assert instead is not None
-    instead._resource_closers.extend(response._resource_closers)  # noqa: SLF001 - as handlers do
+    close_together(instead, response)
     return instead

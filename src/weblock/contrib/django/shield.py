@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine
 from contextvars import copy_context
 from typing import Any
 
-logger = logging.getLogger("weblock")
+from ..._platform.logs import logger
 
 
 async def to_its_end(work: Coroutine[Any, Any, Any], *, may_end: Callable[[], bool]) -> Any:

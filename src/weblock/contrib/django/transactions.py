@@ -10,6 +10,7 @@ from django.db.backends.signals import connection_created
 from django.db.utils import Error
 
 from ...errors import ConfigurationError, LeaseLost
+from .internals import is_of_test_case
 
 
 class Checked(Protocol):
@@ -35,7 +36,7 @@ def open_transaction() -> str | None:
 
 def _has_transaction(connection: Any) -> bool:
     if connection.in_atomic_block:
-        return any(not block._from_testcase for block in connection.atomic_blocks)  # noqa: SLF001 - as Atomic asks
+        return not all(map(is_of_test_case, connection.atomic_blocks))
     # With AUTOCOMMIT off, whatever was asked first has begun one.
     return connection.connection is not None and not connection.autocommit
 

@@ -1,6 +1,10 @@
 """FastAPI: ``Depends(lock("item:{item_id}"))``, after ``install(app, "redis://...")``."""
 
-from .dependency import Lock, lock
-from .installation import install
+from ..._requirements import require
+
+require("weblock.contrib.fastapi", "fastapi")
+
+from .dependency import Lock, lock  # noqa: E402 - only what fits can be imported
+from .installation import install  # noqa: E402
 
 __all__ = ["Lock", "install", "lock"]

@@ -36,7 +36,7 @@ class Answers:
 
     def are_ours(self, error: WeblockError) -> bool:
         """Whether such an error is answered with a problem, and not by a handler of the user's."""
-        return bool(self._handlers.get(type(error)) == self._handle)
+        return bool(self._handler_of(error) == self._handle)
 
     def of(self, error: BaseException) -> App | None:
         """The answer to an error that got out of the application, as it would answer itself.
@@ -44,7 +44,7 @@ class Answers:
         So it is with an error of an application that is mounted, and with a loss that nobody in
         the application was there to hear of.
         """
-        handler = self._handlers.get(type(error))
+        handler = self._handler_of(error)
         if handler is None:
             return None
 
@@ -58,6 +58,11 @@ class Answers:
             await response(scope, receive, send)
 
         return answer
+
+    def _handler_of(self, error: BaseException) -> Any:
+        """That of its class, or of the nearest of ours that it is a kind of."""
+        ours = (each for each in type(error).__mro__ if issubclass(each, WeblockError))
+        return next((self._handlers[each] for each in ours if each in self._handlers), None)
 
     async def _handle(self, connection: HTTPConnection, error: WeblockError) -> Problem:
         """Inside the application's middleware, so that CORS headers and logs are as for others."""

@@ -7,7 +7,7 @@ method from their text.
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Unpack, get_args
+from typing import Annotated, Any, Literal, NoReturn, Unpack, get_args
 
 from fastapi import BackgroundTasks, Depends
 from fastapi.requests import HTTPConnection
@@ -52,6 +52,12 @@ class Lock:
         ]
         object.__setattr__(self, "__signature__", signature.replace(parameters=parameters))
 
+    @property
+    def dependency(self) -> NoReturn:
+        """Not there: FastAPI asks for it where ``Depends`` was left out."""
+        keys = ", ".join(getattr(key, "text", getattr(key, "__name__", "...")) for key in self.keys)
+        raise TypeError(f"lock({keys!r}) is no dependency by itself: write Depends(lock({keys!r}))")
+
     async def __call__(self, *args: Any, **kwargs: Any) -> AsyncLease:
         """The lease, when it is this request's turn."""
         return await self._hold(*args, **kwargs)
@@ -61,9 +67,7 @@ class Lock:
     ) -> AsyncLease:
         locks = request_locks(connection.scope)
         progress = Progress(connection.scope, locks)
-        locks.background = lambda: bool(background.tasks)
-        locks.finishing = progress.leaves_dependencies
-        locks.hold_back()
+        locks.hold_back(lambda: bool(background.tasks))
         of_functions = iter(made.values())
         keys: list[str] = []
         for key in self.keys:

@@ -9,7 +9,14 @@ from typing import Any, Final
 
 from fastapi import FastAPI
 
-from ...errors import EngineUnavailable, InvalidKey, LeaseLost, LockTimeout, WeblockError
+from ...errors import (
+    EngineRecovering,
+    EngineUnavailable,
+    InvalidKey,
+    LeaseLost,
+    LockTimeout,
+    WeblockError,
+)
 from ...keys import KeyTemplate
 from ..asgi import Problem
 from .answers import Answers
@@ -19,6 +26,7 @@ SCHEMA: Final = "LockProblem"
 
 _BUSY: Final = LockTimeout("key", wait=None)
 _DOWN: Final = EngineUnavailable("engine", "it is down")
+_RECOVERING: Final = EngineRecovering("engine", "it was started just now", retry_after=10.0)
 _LOST: Final = LeaseLost("key", fence=0, reason="expired")
 _NO_KEY: Final = InvalidKey("key")
 
@@ -62,7 +70,7 @@ def document_mounted(routes: Iterable[Any], answers: Answers) -> None:
 
 
 def _describe(schema: dict[str, Any], found: LockingRoute, answers: Answers) -> None:
-    errors: list[WeblockError] = [_BUSY, _DOWN, _LOST]
+    errors: list[WeblockError] = [_BUSY, _DOWN, _RECOVERING, _LOST]
     if any(
         not isinstance(key, KeyTemplate) or key.names for each in found.locks for key in each.keys
     ):

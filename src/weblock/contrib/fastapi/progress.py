@@ -1,8 +1,7 @@
-"""How far a request has come, and how it is interrupted.
+"""How a request is interrupted whose lease was lost.
 
 FastAPI calls nobody between an endpoint and the dependencies around it, but a task that is suspended
-shows which coroutines it is in. That is looked at only when something is amiss: a lease was lost, or
-a complete response has waited for long.
+shows which coroutines it is in. Only a lost lease makes us look at that.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Iterator, Mapping
-from contextlib import AsyncExitStack
 from types import CodeType
 from typing import Any, Final
 
@@ -18,8 +16,6 @@ from ..asgi import RequestLocks
 
 LOOK_AGAIN: Final = 0.05
 """Seconds after which it is looked again whether a request can be interrupted."""
-
-_LEAVING_DEPENDENCIES: Final = AsyncExitStack.__aexit__.__code__
 
 
 class Progress:
@@ -45,10 +41,6 @@ class Progress:
             self._task.cancel()
         else:
             asyncio.get_running_loop().call_later(LOOK_AGAIN, self.interrupt)
-
-    def leaves_dependencies(self) -> bool:
-        """Whether ``yield`` dependencies are being left: a session commits, say."""
-        return self._is_in(_LEAVING_DEPENDENCIES)
 
     def _is_in(self, code: CodeType | None) -> bool:
         return self._task is not None and any(each is code for each in _codes_of(self._task))

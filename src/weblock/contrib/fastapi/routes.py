@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import FastAPI, routing
+from fastapi import routing
+from starlette.convertors import StringConvertor
 
+from ..._platform.logs import logger
 from ...errors import ConfigurationError
 from ...keys import KeyTemplate
-from ..asgi.protocol import Scope
 from .dependency import Lock
-from .values import refuse_unknown_path_parameters
+from .values import declared_fields, refuse_unknown_path_parameters
 
 
 @dataclass(frozen=True)
@@ -31,66 +31,33 @@ class LockingRoute:
 
 
 def check_keys(routes: Sequence[Any]) -> None:
-    """Raises ``ConfigurationError`` for a key that a route can never fill in, naming both."""
+    """Raises ``ConfigurationError`` for a key that a route can never fill in, naming both.
+
+    Warns of a key that is made of a part of the path as the URL spells it.
+    """
     for found in locking_routes(routes):
         for template in _templates(found.locks):
             try:
                 refuse_unknown_path_parameters(template, found.parameters)
             except ConfigurationError as error:
                 raise ConfigurationError(f"{found}: {error}") from None
+            _warn_of_spellings(template, found)
 
 
-class LockingPaths:
-    """Which requests may lock, told by their paths: at times one that does not, but hardly ever less.
-
-    Known are the routes of FastAPI; whatever else is there may lock.
-    """
-
-    def __init__(self, app: FastAPI) -> None:
-        self._app = app
-        self._pattern: re.Pattern[str] | None = None
-
-    def find(self) -> None:
-        """Looks at the routes that there are now."""
-        known = "|".join(_patterns(self._app.routes)) or "(?!)"
-        # A router takes a newline at the end for none, as "$" does.
-        self._pattern = re.compile(f"(?:{known})\n?", re.DOTALL)
-
-    def may_lock(self, scope: Scope) -> bool:
-        """Whether a request may lock."""
-        if self._pattern is None or self._app.dependency_overrides:
-            return True
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        return self._pattern.fullmatch(path) is not None
-
-
-def _patterns(routes: Sequence[Any], within: Sequence[Any] = (), prefix: str = "") -> Iterator[str]:
-    if any(routes is each for each in within):
-        return
-    for route in each_route(routes):
-        path = prefix + (getattr(route, "path", None) or "")
-        dependant = getattr(route, "dependant", None)
-        if dependant:
-            if any(isinstance(each.call, Lock) for each in _flat(dependant)):
-                yield _pattern(path)
-        elif inner := getattr(route, "routes", None):
-            yield from _patterns(inner, [*within, routes], path)
-        elif not _is_of_fastapi(route):
-            yield _pattern(path) + "(/.*)?"
-
-
-def _pattern(path: str) -> str:
-    """Of a path with parameters: those that may have a slash match anything."""
-    parts = re.split(r"(\{[^{}]*\})", path)
-    return "".join(
-        re.escape(part) if part[:1] != "{" else ".*" if part.endswith(":path}") else "[^/]*"
-        for part in parts
-    )
-
-
-def _is_of_fastapi(route: Any) -> bool:
-    """Whether it is one of its own pages: the schema, and those that show it."""
-    return getattr(getattr(route, "endpoint", None), "__module__", "") == "fastapi.applications"
+def _warn_of_spellings(template: KeyTemplate, found: LockingRoute) -> None:
+    sources = template.in_request()
+    declared = {field.alias for field in declared_fields(found.route.dependant, "path_params")}
+    for name, converter in zip(template.names, template.converters, strict=True):
+        source = sources[name]
+        is_text = isinstance(found.parameters.get(source.name), StringConvertor | None)
+        if source.kind == "path" and is_text and not converter and source.name not in declared:
+            logger.warning(
+                "%s: lock(%r) is made of %r as the URL spells it: '7' and '07' would be two locks."
+                " Declare the parameter with its type in the endpoint, or write {%s:int},"
+                " {%s:uuid} or {%s:lower} in the key; {%s:str} says that each spelling is another"
+                " thing",
+                *(found, template.text, source.name, *[name] * 4),
+            )
 
 
 def locking_routes(

@@ -56,14 +56,15 @@ def refuse_unknown_path_parameters(template: KeyTemplate, known: Mapping[str, ob
 
 def _field_of(source: Source, dependant: Any) -> Any | None:
     """The declaration of the value in the endpoint itself, or else in what it depends on."""
-    fields = _walk(dependant, f"{source.kind}_params") if dependant else ()
+    fields = declared_fields(dependant, f"{source.kind}_params") if dependant else ()
     return next((field for field in fields if _is_named(field, source)), None)
 
 
-def _walk(dependant: Any, kind: str) -> Iterator[Any]:
+def declared_fields(dependant: Any, kind: str) -> Iterator[Any]:
+    """The parameters of a kind, ``path_params`` say, of an endpoint and of all that it depends on."""
     yield from getattr(dependant, kind)
     for each in dependant.dependencies:
-        yield from _walk(each, kind)
+        yield from declared_fields(each, kind)
 
 
 def _is_named(field: Any, source: Source) -> bool:

@@ -17,6 +17,9 @@ from .converters import CONVERTERS, Converter
 
 _PLACEHOLDER: Final = re.compile(r"\{([a-zA-Z_][a-zA-Z0-9_]*)(?::([a-zA-Z_][a-zA-Z0-9_]*))?\}")
 
+_OTHER_SYNTAX: Final = re.compile(r"[*\\]|<[^/]*>|/:[A-Za-z_]|\(\?")
+"""What stands for placeholders elsewhere: globs, regular expressions, Django and Express."""
+
 _SAMPLES: Final = 4096
 """Paths that are tried, at most, to see whether one template matches all that another does."""
 
@@ -38,6 +41,7 @@ class Path(Protocol):
     def convert(self, name: str, value: str) -> object:
         """The value that the endpoint sees. Raises ``InvalidKey`` where it can see none."""
 
+    @property
     def below_mounts(self) -> Iterable[Path]:
         """What a router that is mounted somewhere on the way may have of it."""
 
@@ -52,17 +56,30 @@ class PathTemplate:
     text: str
     converters: Mapping[str, Converter]
     regex: re.Pattern[str]
+    below_mounts: tuple[PathTemplate, ...]
 
     @classmethod
     def parse(cls, text: str) -> PathTemplate:
         """Reads a template. Raises ``ConfigurationError`` where it cannot be matched quickly."""
         if not text.startswith("/"):
             raise ConfigurationError(f'path {text!r} must start with "/"')
+        if found := _OTHER_SYNTAX.search(text):
+            raise ConfigurationError(
+                f"path {text!r} has {found.group()!r}, which would be matched as it stands: a"
+                " placeholder is {name}, {name:int} or, for what may have slashes, {name:path}. Give a"
+                " regular expression, or a path that really has this character, as re.compile(...)"
+            )
+        starts = [each.start() for each in re.finditer("/", text)]
+        # Read here, once: a request must not pay for it, whatever its path is.
+        return cls._parsed(text, tuple(cls._parsed(text[start:], ()) for start in starts[1:]))
+
+    @classmethod
+    def _parsed(cls, text: str, below_mounts: tuple[PathTemplate, ...]) -> PathTemplate:
         segments = [_Segment.parse(text, segment) for segment in text.split("/")]
         placeholders = [each for segment in segments for each in segment.placeholders]
         _check(text, placeholders)
         pattern = "/".join(segment.pattern for segment in segments)
-        return cls(text, dict(placeholders), re.compile(f"^{pattern}$"))
+        return cls(text, dict(placeholders), re.compile(f"^{pattern}$"), below_mounts)
 
     @property
     def names(self) -> frozenset[str]:
@@ -77,10 +94,6 @@ class PathTemplate:
             return self.converters[name].convert(value)
         except ValueError as error:  # Python reads no number of more than 4300 digits.
             raise InvalidKey(f"path {self.text!r} was given {value[:40]!r} as {name!r}") from error
-
-    def below_mounts(self) -> Iterable[Path]:
-        starts = [each.start() for each in re.finditer("/", self.text)]
-        return [PathTemplate.parse(self.text[start:]) for start in starts[1:]]
 
     def covers(self, other: Path) -> bool:
         if not isinstance(other, PathTemplate):
@@ -120,6 +133,7 @@ class PathRegex:
     def convert(self, name: str, value: str) -> object:  # noqa: ARG002
         return value
 
+    @property
     def below_mounts(self) -> Iterable[Path]:
         return ()
 

@@ -61,7 +61,7 @@ def _below_a_mount(rules: Iterable[Rule], path: str) -> Match | None:
     ``/{shop}/items`` that is mounted at ``/shops``, with "shops" for its shop.
     """
     for rule in rules:
-        for below in () if rule.exempt else rule.path.below_mounts():
+        for below in () if rule.exempt else rule.path.below_mounts:
             if (parameters := below.match(path)) is not None:
                 return Match(rule, parameters)
     return None

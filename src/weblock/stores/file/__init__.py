@@ -7,29 +7,35 @@ time is the machine's monotonic clock, which all of them share.
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final, TypeVar
+from importlib.util import find_spec
+from typing import Final, NoReturn, TypeVar
 from urllib.parse import unquote
 
-from ..._core.ports import Ask, Grasp, Runtime, Store, Switchboard
+from ..._core.ports import Ask, Grasp, Runtime, Store
 from ..._core.table import Moment, Step
+from ..._platform.forks import heed_forks
+from ..._platform.turns import Turn
 from ...errors import ConfigurationError, EngineUnavailable
 from ..cells import CellStore, Done, Transition
-from ..forks import heed_forks
+from ..options import flag, options_in
 from ..url import shown
 from . import marks
-from .directory import Directory
+from .busy import Busy
+from .directory import Directory, lacks_descriptors
+from .machines import warn_if_not_alone
 from .processes import Processes, new_process
 from .records import FILES, Changes, DirectoryGone, RecordFile, file_of
+from .waiters import Waiters
 
 T = TypeVar("T")
-
-SCHEMES = ("file",)
 
 PATIENCE: Final = 5.0
 """Seconds to wait for a record file, which is held for microseconds, before it counts as stuck."""
@@ -44,30 +50,56 @@ FRESHEN_EVERY: Final = 600.0
 """Seconds after which it touches its files, which cleaners of temporary files then spare."""
 
 FIRST_PAUSE: Final = 0.00002
-LONGEST_PAUSE: Final = 0.05
-"""Seconds between attempts at a record file; at most a thousandth of the patience of all of us."""
+LONGEST_PAUSE: Final = 0.25
+"""Seconds between attempts at a record file.
+
+They grow with the time that a caller has waited. Each attempt takes time of a processor, which in a
+crowd the process inside the file is waiting for: too many attempts, and it never comes out.
+"""
+
+PAUSE_SHARE: Final = 0.25
+"""Pause of one that waits alone, as a share of the time that it has waited."""
 
 
 def open_engine(url: str) -> FileEngine:
-    """The engine of ``file:///absolute/directory``.
+    """Return the engine of ``file:///absolute/directory``.
 
-    ``file://`` alone names a directory of this user's in ``/tmp``.
+    ``file://`` alone names a directory of this user's in ``/tmp``. Where others may have a directory
+    of the same name, that is logged as a warning; ``?allow_container=true`` says that none does.
     """
-    if sys.platform not in ("linux", "darwin"):
+    if not _is_supported():
         raise ConfigurationError(
-            f"file:// works on Linux and macOS, not on {sys.platform}: use redis:// for several"
-            " processes, or memory:// for one"
+            f"file://, the default engine, needs the file locks and Unix sockets of Linux or macOS,"
+            f" which Python does not have on this machine ({sys.platform}): use redis://host for"
+            f" several processes, or memory:// for one"
         )
-    path = url.partition("://")[2]
+    directory, options = _parsed(url)
+    engine = FileEngine(directory or default_directory())
+    if not options.get("allow_container"):
+        warn_if_not_alone(engine.path, named=bool(directory))
+    return engine
+
+
+def _parsed(url: str) -> tuple[str, dict[str, bool]]:
+    """The directory that a URL names, empty for the default, and its options."""
+    path, _, query = url.partition("://")[2].partition("?")
     # Without its last slash: one would have a symbolic link followed.
     directory = unquote(path).rstrip("/")
     named = directory[:1] == "/" or not path
-    if not named or any(odd in path for odd in ("?", "#", "\0", "%00")):
+    if not named or any(odd in path for odd in ("#", "\0", "%00")):
         raise ConfigurationError(
             f"{shown(url)} names no directory: write file:///absolute/path, with three slashes, or"
             " file:// alone for the default"
         )
-    return FileEngine(directory or default_directory())
+    return directory, options_in(query, {"allow_container": flag}, engine="file://")
+
+
+def _is_supported() -> bool:
+    return (
+        sys.platform in ("linux", "darwin")
+        and find_spec("fcntl") is not None
+        and hasattr(socket, "AF_UNIX")
+    )
 
 
 def default_directory() -> str:
@@ -79,11 +111,13 @@ class FileEngine:
     """The leases of one directory, as this process sees them."""
 
     scope = "host"
+    real_keeper = True
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.other_paths: list[str] = []
         self.name = f"file://{path}"
-        self.switchboard = Switchboard()
+        self.switchboard = Waiters()
         self.process = new_process()
         self.home: Home | None = None
         self._closed = False
@@ -103,12 +137,41 @@ class FileEngine:
         try:
             home = self.home or self._open()
             if now >= home.check_at:
+                if not all(map(home.directory.is_at, self.other_paths)):
+                    self.leave(home)
+                    home = self._open()
                 home.tend(now)
-        except EngineUnavailable:
-            raise
         except (ConfigurationError, OSError) as error:
-            raise EngineUnavailable(self.name, str(error)) from error
+            self.fail(error)
         return home
+
+    def fail(self, error: Exception) -> NoReturn:
+        """Raises ``EngineUnavailable`` for an error of the files here, with the remedy."""
+        if isinstance(error, EngineUnavailable):
+            raise error
+        reason = str(error)
+        if isinstance(error, OSError) and error.errno == errno.ENFILE:
+            reason = (
+                "this machine has as many files open as it can (ENFILE): raise fs.file-max, or look"
+                " for the process that opens so many"
+            )
+        elif lacks_descriptors(error):
+            reason = (
+                f"process {os.getpid()} has as many files open as it may (EMFILE): raise its limit"
+                " (ulimit -n, or LimitNOFILE= of systemd), or look for what it never closes (lsof -p)"
+            )
+        raise EngineUnavailable(self.name, reason) from error
+
+    def serves(self, url: str) -> bool:
+        """Whether ``url`` names our directory by another path, which has to go on doing so."""
+        if not url.lower().startswith("file://"):
+            return False
+        path, home = _parsed(url)[0] or default_directory(), self.home
+        if home is None or not home.directory.is_at(path):
+            return False
+        if path != self.path and path not in self.other_paths:
+            self.other_paths.append(path)
+        return True
 
     def close(self) -> None:
         """Whoever still waits here is told."""
@@ -136,7 +199,10 @@ class FileEngine:
             if self._closed:
                 raise ConfigurationError(f"{self.name} has been closed")
             if self.home is None:
-                self.home = Home(self)
+                try:
+                    self.home = Home(self)
+                except OSError as error:
+                    self.fail(error)
             return self.home
 
     def after_fork(self) -> None:
@@ -154,6 +220,7 @@ class Home:
     def __init__(self, engine: FileEngine) -> None:
         self.directory = Directory(engine.path, engine.name)
         try:
+            self.directory.check_names(engine.other_paths)
             self.processes = Processes(self.directory, engine.process, engine.switchboard)
         except BaseException:
             self.directory.close()
@@ -163,12 +230,25 @@ class Home:
         self._freshen_at = 0.0
 
     def tend(self, now: float) -> None:
-        self.directory.check_machine()
+        """Sees to what is due from time to time. A held lease does not depend on it."""
         self.check_at = now + CHECK_EVERY
-        if now >= self._freshen_at:
-            self._freshen_at = now + FRESHEN_EVERY
-            self.processes.freshen()
-            self.directory.freshen()
+        self.put_away(only_if_idle=True)
+        try:
+            self.directory.check_machine()
+            if now >= self._freshen_at:
+                self.processes.freshen()
+                self.directory.freshen()
+                self._freshen_at = now + FRESHEN_EVERY
+        except OSError as error:
+            if not lacks_descriptors(error):
+                self.check_at = now  # What is wrong is said until it is not wrong any more.
+                raise
+
+    def put_away(self, *, only_if_idle: bool) -> bool:
+        """Closes record files that nothing of ours is in; whether there was one."""
+        process = self.processes.process
+        closed = [each.put_away(process, only_if_idle=only_if_idle) for each in self.records]
+        return any(closed)
 
     def close(self) -> None:
         # The records first: as soon as our sockets are closed, our leases are void.
@@ -241,10 +321,10 @@ class _RecordCells:
             try:
                 if not home.directory.deleted:
                     return work(home.directory)
-            except EngineUnavailable:
-                raise
             except (ConfigurationError, OSError) as error:
-                raise EngineUnavailable(self._engine.name, str(error)) from error
+                if not (lacks_descriptors(error) and home.put_away(only_if_idle=False)):
+                    self._engine.fail(error)
+                continue
             self._engine.leave(home)
 
     async def _inside(
@@ -256,36 +336,40 @@ class _RecordCells:
             home = self._engine.home_at(clock())
             record = home.records[file]
             try:
-                if not record.try_lock():
-                    await self._wait_for(record, patience)
+                turn = record.try_lock() or await self._wait_for(record, patience)
                 try:
                     now = clock()
                     floor = int(time.time() * 1_000_000)
                     return work(record, Moment(now, floor, home.processes.alive)), now
                 finally:
-                    record.unlock()
+                    record.unlock(turn)
             except DirectoryGone:
                 self._engine.leave(home)
-            except EngineUnavailable:
-                raise
             except (ConfigurationError, OSError) as error:
-                raise EngineUnavailable(self._engine.name, str(error)) from error
+                if not (lacks_descriptors(error) and home.put_away(only_if_idle=False)):
+                    self._engine.fail(error)
 
-    async def _wait_for(self, record: RecordFile, patience: float) -> None:
+    async def _wait_for(self, record: RecordFile, patience: float) -> Turn:
         """Locks a file that is busy. Of many who would wait for one that is stuck, one does."""
         started = self._runtime.now()
-        wait = 0.0 if record.given_up(started) >= patience else patience
+        # One who has just waited for a file that is stuck has done so for all.
+        known = record.given_up(started) >= patience
+        since = started - patience if known else started
+        busy = Busy(record.path, patience, since, asks_who=patience > BEAT_PATIENCE)
         pause = 0.0
         record.waiting += 1
         try:
-            while not record.try_lock():
+            while not (turn := record.try_lock()):
                 now = self._runtime.now()
-                if now - started >= wait:
+                if reason := busy.stuck(now):
                     record.give_up(now, patience)
-                    raise EngineUnavailable(self._engine.name, record.who_is_in(patience))
+                    raise EngineUnavailable(self._engine.name, reason)
+                if reason := busy.crowded(now):
+                    raise EngineUnavailable(self._engine.name, reason)
                 await self._runtime.sleep(pause * (0.5 + self._runtime.jitter()))
-                longest = min(LONGEST_PAUSE, patience / 1000 * record.waiting)
-                pause = min(longest, 2 * pause + FIRST_PAUSE)
+                longest = PAUSE_SHARE * (now - started) * record.waiting
+                pause = min(LONGEST_PAUSE, max(FIRST_PAUSE, min(longest, 2 * pause)))
+            return turn
         finally:
             record.waiting -= 1
 
@@ -310,6 +394,10 @@ class _HomeBells:
         if home := self._engine.home:
             home.processes.ring(process, owner, grasp)
 
-    def watch(self, key: str, ahead: Sequence[str]) -> None:
+    def watch(self, key: str, owner: str, ahead: Sequence[str]) -> None:
         if home := self._engine.home:
-            home.processes.watch(ahead)
+            home.processes.watch(owner, ahead)
+
+    def close_up(self, process: str, owner: str) -> None:
+        if home := self._engine.home:
+            home.processes.close_up(process, owner)

@@ -9,10 +9,12 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from ...errors import ConfigurationError, EngineUnavailable
+from .trust import stranger_above
 
 FORMAT: Final = "weblock 1"
 """The first line of the marker: the version of everything in the directory."""
@@ -36,6 +38,7 @@ class Directory:
         self.path = path
         self.engine = engine
         self.boot = _boot_digest()
+        self._marker_seen: tuple[int, int] | None = None
         self.fd = _open_private(path)
         try:
             self._refuse_shared_filesystem()
@@ -45,10 +48,15 @@ class Directory:
             raise
 
     def open_file(self, name: str) -> int:
-        """Opens a file of ours in it, making it if it is not there."""
+        """Opens a file of ours in it, making it if it is not there.
+
+        Raises ``OSError`` where no descriptor is left, or else what is to be said of the file.
+        """
         try:
             fd = self._open(name, os.O_RDWR | os.O_CREAT)
         except OSError as error:
+            if lacks_descriptors(error):
+                raise
             if error.errno == errno.ELOOP:
                 raise ConfigurationError(
                     f"{self.path}/{name} is a symbolic link: remove it"
@@ -104,9 +112,14 @@ class Directory:
 
         Whoever moves in writes its boot into the marker. So if that changes while we live, it was
         not we who were booted; and then the marker is made to stop the other machine, too.
+        While it does not change it is not opened, for a renewal needs no descriptor then.
         """
+        written = self._marker_written()
+        if written is not None and written == self._marker_seen:
+            return
         boot = self._boot_of_marker()
         if boot in ("", self.boot):
+            self._marker_seen = written
             return
         if boot != CONTESTED:
             self._write_marker(CONTESTED)
@@ -124,12 +137,25 @@ class Directory:
     @property
     def deleted(self) -> bool:
         """Whether the directory that ``path`` names is not this one any more."""
+        return not self.is_at(self.path)
+
+    def is_at(self, path: str) -> bool:
+        """Whether ``path``, which may lead through symbolic links, names this directory now."""
         try:
-            there = os.stat(self.path)
+            there = os.lstat(path)
         except OSError:
-            return True
+            return False
         ours = os.fstat(self.fd)
-        return (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino)
+        return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+
+    def check_names(self, paths: Iterable[str]) -> None:
+        """Raises ``ConfigurationError`` if another path that is in use names another directory."""
+        for path in paths:
+            if not self.is_at(path):
+                raise ConfigurationError(
+                    f"{self.path} and {path} were one directory when this process began to lock"
+                    " there, and now they are two: name one of them everywhere, and restart"
+                )
 
     def short_path(self, name: str) -> str:
         """A path of a file in it that fits into the address of a Unix socket."""
@@ -161,6 +187,14 @@ class Directory:
             f"another machine uses {self.path} too, and file:// locks on one machine only: give"
             f" each its own directory, or use redis://; then remove {self.path}"
         )
+
+    def _marker_written(self) -> tuple[int, int] | None:
+        """Another pair after each time that somebody has written the marker."""
+        try:
+            marker = os.stat(MARKER, dir_fd=self.fd, follow_symlinks=False)
+        except OSError:
+            return None
+        return marker.st_ino, marker.st_mtime_ns
 
     def _boot_of_marker(self) -> str:
         """The boot that the marker names; empty if there is no marker."""
@@ -196,6 +230,11 @@ class Directory:
             )
 
 
+def lacks_descriptors(error: BaseException) -> bool:
+    """Whether something could not be opened since this process, or the machine, has too much open."""
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+
+
 _LONGEST_SOCKET_PATH: Final = 103
 
 
@@ -205,11 +244,12 @@ def _is_socket(name: str) -> bool:
 
 def _open_private(path: str) -> int:
     try:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path, 0o700)
-            os.chmod(path, 0o700)  # A umask may have taken away more than from others.
+        _make(path, 0o700)
+        stranger = stranger_above(path)
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
+        if lacks_descriptors(error):
+            raise
         what = "it is no directory of its own" if _is_odd(path) else error.strerror
         raise ConfigurationError(
             f"the lock directory {path} cannot be used: {what}; name one that can be made or"
@@ -224,7 +264,28 @@ def _open_private(path: str) -> int:
             f" {os.geteuid()}: give it to that user with mode 0700, or name another:"
             " file:///path/to/locks"
         )
+    if stranger:
+        os.close(fd)
+        raise ConfigurationError(
+            f"{stranger}, who could put another directory in place of the lock directory {path}:"
+            f" give what is above it to user {os.geteuid()} or root and take the right to write from"
+            " all others (chmod go-w), or name another: file:///path/to/locks"
+        )
     return fd
+
+
+def _make(path: str, mode: int) -> None:
+    """Makes a directory, and those above it, where they are missing."""
+    try:
+        os.mkdir(path, mode)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        _make(os.path.dirname(path), 0o755)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, mode)
+    # A umask may have taken away more than from others.
+    os.chmod(path, stat.S_IMODE(os.stat(path).st_mode) | 0o700)
 
 
 def _is_odd(path: str) -> bool:

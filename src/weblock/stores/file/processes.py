@@ -1,29 +1,40 @@
 """The processes that lock in one directory: how they wake one another, and notice a death.
 
 Each binds two Unix sockets, named after it. A datagram to its *bell* carries a grant to one of its
-waiters. Its *life* listens: whoever waits behind a process connects to it, and when that process
-dies, however it dies, the kernel closes the connection. From then on both sockets refuse. So a death
-is noticed at once, without guessing from process ids, which come again.
+waiters. Its *life* listens: a waiter connects to the process directly before it in the queue, and
+when that process dies, however it dies, the kernel closes the connection. From then on both sockets
+refuse. So a death is noticed at once, without guessing from process ids, which come again.
+
+The waiters of a key are a chain: each watches the nearest process before it that lives, and the first
+one watches the holder. A death wakes only the waiters directly behind it, and each of them then asks
+and finds another process to watch. A waiter that leaves the queue rings the one behind it, which
+would otherwise go on watching a process that is not before it any more.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
 import select
 import socket
 import struct
-import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from ..._core.ports import Ask, Grasp, Switchboard
-from .directory import Directory
+from ..._core.ports import Ask, Grasp, Message
+from ..._platform.greenlets import original
+from ..._platform.threads import BackgroundThread
+from .directory import Directory, lacks_descriptors
+from .waiters import Waiters
 
 _MESSAGE: Final = struct.Struct("<32sQd")
+_ASK: Final = 0
+"""Stands in a message instead of a fence, to have a waiter ask: no lease has that fence."""
+
 _MANY: Final = 4096
 _BACKLOG: Final = 4096
 _AGAIN_AFTER: Final = 0.001
@@ -31,6 +42,9 @@ _ATTEMPTS: Final = 500
 
 _LINGER: Final = 3600.0
 """Seconds for which the sockets of the dead stay; those of a process that locks are touched often."""
+
+_SPARE: Final = 16
+"""Connections that stay although no waiter watches by them: queues often form anew in one order."""
 
 _DEAD: Final = 4096
 """How many deaths a process remembers."""
@@ -44,15 +58,15 @@ def new_process() -> str:
 class Processes:
     """This process, and the others as it sees them."""
 
-    def __init__(self, directory: Directory, process: str, switchboard: Switchboard) -> None:
+    def __init__(self, directory: Directory, process: str, waiters: Waiters) -> None:
         self.process = process
         self._directory = directory
-        self._switchboard = switchboard
-        self._guard = threading.Lock()
+        self._waiters = waiters
+        self._guard = original("threading", "Lock")()  # Nothing waits while it is held.
         self._lifelines: dict[str, socket.socket] = {}
         self._dead: dict[str, None] = {}
         self._unsent: deque[tuple[str, bytes]] = deque()
-        self._thread: threading.Thread | None = None
+        self._thread = BackgroundThread("weblock-bell", self._listen)
         self._closed = False
         self._open: list[socket.socket] = []
         self._bells: list[socket.socket] = []
@@ -66,7 +80,7 @@ class Processes:
             self._remove_dead()
         except BaseException as error:
             self.abandon()
-            if not isinstance(error, OSError):
+            if not isinstance(error, OSError) or lacks_descriptors(error):
                 raise
             raise directory.unavailable(
                 f"no socket can be made in {directory.path}: {error.strerror}"
@@ -75,12 +89,19 @@ class Processes:
     def ring(self, process: str, owner: str, grasp: Grasp) -> None:
         """Tells a waiter that it has the lease. If that cannot be said, its heartbeat finds out."""
         if process == self.process:
-            self._switchboard.ring(owner, grasp)
-        elif not self._send(
-            process, message := _MESSAGE.pack(owner.encode(), grasp.fence, grasp.until)
-        ):
-            self._unsent.append((process, message))
-            self._wake_thread()
+            self._waiters.ring(owner, grasp)
+        else:
+            message = _MESSAGE.pack(owner.encode(), grasp.fence, grasp.until)
+            if not self._send(process, message):
+                self._unsent.append((process, message))
+                self._wake_thread()
+
+    def close_up(self, process: str, owner: str) -> None:
+        """Has a waiter ask whom it is behind now. If that cannot be said, its heartbeat does."""
+        if process == self.process:
+            self._waiters.ask(owner)
+        else:
+            self._send(process, _MESSAGE.pack(owner.encode(), _ASK, 0.0))
 
     def alive(self, process: str) -> bool:
         """Whether a process lives; where that cannot be told, it does until its lease ends."""
@@ -98,16 +119,30 @@ class Processes:
             pass  # There is no such socket. Somebody may have removed it: that proves no death.
         return True
 
-    def watch(self, processes: Iterable[str]) -> None:
-        """Has our waiters ask again when one of the processes dies.
+    def watch(self, owner: str, ahead: Iterable[str]) -> None:
+        """Has a waiter ask again when the process before it dies: the nearest of ``ahead`` that lives.
 
-        Once for each death, since one that died in the queue stays ahead until it is passed over.
+        A process that died in the queue stays ahead until it is passed over.
         """
         self._start_thread()
-        for process in processes:
-            known = process in self._lifelines or process in self._dead
-            if process != self.process and not known:
-                self._connect(process)
+        all_dead = True
+        for process in ahead:
+            if process == self.process:
+                self._waiters.watch(owner, None)  # Another waiter here is before it, and watches.
+                return
+            if self._follow(owner, process):
+                return
+            all_dead = all_dead and process in self._dead
+        if all_dead:
+            self._waiters.ask(owner)
+
+    def _follow(self, owner: str, process: str) -> bool:
+        """Whether there is a connection now by which the owner hears of the process's death."""
+        with self._guard:
+            self._waiters.watch(owner, process)
+            if process in self._dead or process in self._lifelines:
+                return process not in self._dead
+        return self._connect(process)
 
     def freshen(self) -> None:
         """Keeps our sockets from those who remove what was not touched for long.
@@ -121,17 +156,14 @@ class Processes:
             except FileNotFoundError:
                 self._bind()
             self._drop_callers_that_left()
-        if self._thread:
+        if self._thread.running:
             self._wake_thread()
 
     def close(self) -> None:
         """Leaves. To others we are dead from now on, and our leases void."""
         self._closed = True
         self._wake_thread()
-        with self._guard:  # One that is being started can be waited for only when it has been.
-            thread = self._thread
-        if thread and thread is not threading.current_thread():
-            thread.join()
+        self._thread.join()
         self.abandon()
         self._unlink(self.process)
 
@@ -140,21 +172,25 @@ class Processes:
         for each in (*self._open, *self._callers, *self._lifelines.values()):
             each.close()
 
-    def _connect(self, process: str) -> None:
-        line = _unix_socket(socket.SOCK_STREAM)
+    def _connect(self, process: str) -> bool:
+        """Whether it could; if not, and that proves no death, our waiter's next heartbeat tries again."""
+        try:
+            line = _unix_socket(socket.SOCK_STREAM)
+        except OSError:
+            return False  # No descriptor is left.
         try:
             line.connect(self._directory.short_path(_life_name(process)))
         except OSError as error:
             line.close()
             if isinstance(error, ConnectionRefusedError):
                 self._bury(process)
-                self._switchboard.ring_all(Ask())
-            return
+            return False
         with self._guard:
             kept = self._lifelines.setdefault(process, line)
         if kept is not line:
             line.close()
         self._wake_thread()
+        return True
 
     def _bury(self, process: str) -> None:
         """Remembers a death: its proof, the socket, may be removed."""
@@ -173,10 +209,7 @@ class Processes:
         return True
 
     def _start_thread(self) -> None:
-        with self._guard:
-            if self._thread or self._closed:
-                return
-            self._thread = threading.Thread(target=self._listen, name="weblock-bell", daemon=True)
+        if not self._closed:
             self._thread.start()
 
     def _wake_thread(self) -> None:
@@ -188,6 +221,7 @@ class Processes:
         """The thread: it passes grants on, and notices deaths."""
         attempts = 0
         while not self._closed:
+            self._hang_up_spare()
             # Only this thread closes lifelines; it is woken when there is another.
             lines = {line.fileno(): process for process, line in tuple(self._lifelines.items())}
             bells = {bell.fileno(): bell for bell in tuple(self._bells)}
@@ -208,18 +242,29 @@ class Processes:
 
     def _hang_up(self, processes: Sequence[str]) -> None:
         for process in processes:
-            self._bury(process)
-            self._lifelines.pop(process).close()
-        if processes:
-            self._switchboard.ring_all(Ask())
+            with self._guard:
+                self._bury(process)
+                line, behind = self._lifelines.pop(process), self._waiters.behind(process)
+            line.close()
+            for owner in behind:
+                self._waiters.ask(owner)
+
+    def _hang_up_spare(self) -> None:
+        with self._guard:
+            if len(self._lifelines) <= _SPARE:
+                return
+            spare = self._lifelines.keys() - self._waiters.watched()
+            lines = [self._lifelines.pop(process) for process in spare]
+        for line in lines:
+            line.close()
 
     def _receive(self, bell: socket.socket) -> None:
         """Takes one message; for another, the bell is ready again. Waiters come in between."""
         with contextlib.suppress(OSError):
-            message = bell.recv(_MESSAGE.size)
-            if len(message) == _MESSAGE.size:
-                owner, fence, until = _MESSAGE.unpack(message)
-                self._switchboard.ring(owner.decode(), Grasp(fence, until))
+            # One byte more than a message has, so that a longer datagram is not cut to its length.
+            rung = _rung(bell.recv(_MESSAGE.size + 1))
+            if rung:
+                self._waiters.ring(*rung)
 
     def _wake_up(self) -> None:
         """Takes note of all calls to wake up that there have been."""
@@ -287,6 +332,18 @@ class Processes:
         for name in (_bell_name(process), _life_name(process)):
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=self._directory.fd)
+
+
+def _rung(message: bytes) -> tuple[str, Message] | None:
+    """The owner that a datagram wakes, and its message; ``None`` for a datagram that is not ours."""
+    try:
+        packed, fence, until = _MESSAGE.unpack(message)
+        owner = packed.decode()
+    except (struct.error, UnicodeDecodeError):
+        return None
+    if not math.isfinite(until):
+        return None
+    return owner, Ask() if fence == _ASK else Grasp(fence, until)
 
 
 def _bell_name(process: str) -> str:

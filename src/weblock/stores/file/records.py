@@ -12,19 +12,25 @@ each slot names tells its leases from those of another.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import struct
-import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from ..._core.table import KeyState, Moment, Step
+from ..._platform.forks import forbid_forks_within
+from ..._platform.greenlets import original
+from ..._platform.turns import Empty, Turn, Turns
 from ...errors import ConfigurationError, EngineUnavailable
 from ..cells import Transition
 from .directory import Directory
 from .rows import line_of, name_in, state_in
+
+try:
+    import fcntl
+except ImportError:  # On Windows, where open_engine() refuses.
+    pass
 
 FILES: Final = 64
 
@@ -35,14 +41,12 @@ _LARGEST_SLOT: Final = 16 * 1024 * 1024
 _HEADROOM: Final = 512
 """Bytes that a state may grow by without anybody joining a queue."""
 
-_no_fork: Final = threading.RLock()
+_no_fork: Final = original("threading", "RLock")()
 """Held while a file is opened: a child that knew nothing of it would keep it locked."""
 
-os.register_at_fork(
-    before=_no_fork.acquire, after_in_parent=_no_fork.release, after_in_child=_no_fork.release
-)
+forbid_forks_within(_no_fork)
 
-_MUTEX_PATIENCE: Final = 0.1
+_TURN_PATIENCE: Final = 0.1
 """Seconds to wait for another thread of this process to come out of a file."""
 
 _LATELY: Final = 0.1
@@ -98,9 +102,10 @@ class RecordFile:
     def __init__(self, directory: Directory, index: int) -> None:
         self._directory = directory
         self._name = f"records-{index:02d}"
-        self._path = f"{directory.path}/{self._name}"
+        self.path = f"{directory.path}/{self._name}"
         self._boot = bytes.fromhex(directory.boot)
-        self._mutex = threading.Lock()
+        # Whoever loses it leaves the file locked for all processes, until it is closed.
+        self._turns = Turns(1, on_lost=self._let_go_of_file, brief=True)
         self._fd = -1
         self._inode = -1
         self._size = 0
@@ -109,35 +114,39 @@ class RecordFile:
         self._headers: list[bytes] = []
         self._last = (b"", KeyState())
         self._closed = False
+        self._used = False
         self.waiting = 0
         self._given_up_at = 0.0
         self._given_up_after = 0.0
 
-    def try_lock(self) -> bool:
-        """Whether the file is ours now.
+    def try_lock(self) -> Turn | None:
+        """Locks the file, and returns what unlocks it; ``None`` if others are inside.
 
-        Threads exclude one another by a mutex, for they share one open file. It is waited for, also
+        Threads exclude one another by turns, for they share one open file. A turn is waited for, also
         by an event loop: the one inside goes on only when it is given the interpreter. Raises
         ``DirectoryGone`` if there is no directory to have the file in.
         """
-        if not self._mutex.acquire(timeout=_MUTEX_PATIENCE):
-            return False
+        try:
+            turn = self._turns.take(timeout=_TURN_PATIENCE)
+        except Empty:
+            return None
         try:
             while not self._lock_what_is_there():
                 self._reopen()
         except BlockingIOError:
-            self._mutex.release()
-            return False
+            self._turns.give_back(turn)
+            return None
         except BaseException:
             self._let_go_of_file()
-            self._mutex.release()
+            self._turns.give_back(turn)
             raise
         self._given_up_after = 0.0
-        return True
+        self._used = True
+        return turn
 
-    def unlock(self) -> None:
+    def unlock(self, turn: Turn) -> None:
         fcntl.flock(self._fd, fcntl.LOCK_UN)
-        self._mutex.release()
+        self._turns.give_back(turn)
 
     def apply(self, changes: Changes, moment: Moment) -> list[Step]:
         """Replaces the states of keys; what stays the same is not written again."""
@@ -167,7 +176,7 @@ class RecordFile:
     @property
     def exists(self) -> bool:
         """Whether anybody has made it yet."""
-        return os.path.exists(self._path)
+        return os.path.exists(self.path)
 
     def names(self, prefix: str) -> list[str]:
         """The keys in it that begin with ``prefix``."""
@@ -186,19 +195,34 @@ class RecordFile:
     def give_up(self, now: float, patience: float) -> None:
         self._given_up_at, self._given_up_after = now, patience
 
-    def who_is_in(self, seconds: float) -> str:
-        """Says who is in the way."""
-        pid = _flock_holder(self._path)
-        who = f"process {pid} has" if pid else "some process has"
-        return (
-            f"{who} been inside {self._path} for {seconds:.2g} s, where it should be for"
-            " microseconds; it may be stopped (SIGSTOP, a debugger): continue or kill it"
-        )
-
     def close(self) -> None:
         """Closes it when nobody is inside; who comes later is told that it has gone."""
-        with self._mutex:
-            self.abandon()
+        turn = self._turns.take()
+        self.abandon()
+        self._turns.give_back(turn)
+
+    def put_away(self, process: str, *, only_if_idle: bool) -> bool:
+        """Closes the file until it is needed again; whether it was open, and could be closed.
+
+        One with leases or places of this process stays open: to renew them must need no descriptor.
+        ``only_if_idle``: so does one that was used since this was called last.
+        """
+        if self._fd < 0:
+            return False
+        try:
+            turn = self._turns.take(block=False)
+        except Empty:
+            return False
+        try:
+            used, self._used = self._used, False
+            name, lines = process.encode(), self._known.lines.values()
+            ours = self._known is _EMPTY or any(name in line for line in lines)
+            if ours or (used and only_if_idle):
+                return False
+            self._let_go_of_file()
+            return True
+        finally:
+            self._turns.give_back(turn)
 
     def abandon(self) -> None:
         """Closes it in a forked child, where whoever is inside has no thread any more."""
@@ -216,7 +240,7 @@ class RecordFile:
             return False
         fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
-            there = os.stat(self._path)
+            there = os.stat(self.path)
         except OSError:
             return False
         if there.st_size != self._size:
@@ -288,13 +312,13 @@ class RecordFile:
         for magic, *_ in headers:
             if not _MAGIC.startswith(magic.rstrip(b"\0")):
                 raise ConfigurationError(
-                    f"{self._path} is no record file of this version of weblock (it has {magic!r},"
+                    f"{self.path} is no record file of this version of weblock (it has {magic!r},"
                     f" not {_MAGIC!r}): let all processes run the same version, or name another"
                     " directory"
                 )
         if sum(header.boot == self._boot for header in headers) > 1:
             raise self._directory.unavailable(
-                f"{self._path} is damaged: stop all processes that lock here, and remove it"
+                f"{self.path} is damaged: stop all processes that lock here, and remove it"
             )
 
     def _written(self, record: _Record, fence: int, now: float) -> _Record:
@@ -393,17 +417,3 @@ def _write_all(fd: int, data: bytes, offset: int) -> None:
     written = os.pwrite(fd, data, offset)
     while written < len(data):
         written += os.pwrite(fd, data[written:], offset + written)
-
-
-def _flock_holder(path: str) -> int | None:
-    """The process that has locked a file, where Linux tells."""
-    try:
-        inode = os.stat(path).st_ino
-        with open("/proc/locks", encoding="ascii") as locks:
-            for line in locks:
-                fields = line.split()
-                if "FLOCK" in fields and "->" not in fields and fields[5].endswith(f":{inode}"):
-                    return int(fields[4])
-    except OSError:
-        pass
-    return None

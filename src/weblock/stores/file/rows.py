@@ -2,7 +2,8 @@
 
 First comes the key, then a cell for the lease, and one for each place in the queue. A cell is
 JSON, which has no tab and no line break in it. Those who wait mostly stay the same from one state
-to the next, so their cells are remembered. What changes with every renewal, a time, always has as
+to the next, so their cells are remembered, and, since heartbeats change the time in a cell, the
+claims in them. What changes with every renewal, a time, always has as
 many digits behind the point: a lease must not need more room to be renewed than it has.
 """
 
@@ -61,13 +62,23 @@ def _lease_cell(state: KeyState) -> bytes:
 @functools.lru_cache(_REMEMBERED)
 def _place_cell(place: Place) -> bytes:
     claim, until = place
-    return f"[{_claim(claim)},{until:.6f}]".encode()
+    return f"[{_claim_of_place(claim)},{until:.6f}]".encode()
 
 
 @functools.lru_cache(_REMEMBERED)
 def _place(cell: bytes) -> Place:
-    claim, until = _from_json(cell.decode())[0]
-    return Place(Claim(*claim), until)
+    claim, _, until = cell[1:-1].rpartition(b",")
+    return Place(_read_claim(claim), float(until))
+
+
+@functools.lru_cache(_REMEMBERED)
+def _claim_of_place(claim: Claim) -> str:
+    return _claim(claim)
+
+
+@functools.lru_cache(_REMEMBERED)
+def _read_claim(text: bytes) -> Claim:
+    return Claim(*_from_json(text.decode())[0])
 
 
 def _claim(claim: Claim) -> str:

@@ -6,22 +6,21 @@ other machines mean; ``lookout`` looks for those who wait, as memcached cannot w
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Final
 
 from ..._core.ports import Ask, Runtime, Store, Switchboard
-from ...errors import ConfigurationError
+from ..._platform.forks import heed_forks
+from ..._requirements import require
 from ..cells import CellStore
-from ..forks import heed_forks
 from ..url import without_secrets
 from .cells import ItemCells, LookoutBells
 from .connections import Connections
 from .lookout import Lookout
-from .settings import SCHEMES, Settings, parse
+from .settings import Settings, parse
 from .stamps import Observer
 from .threads import Threads
 
-__all__ = ["SCHEMES", "MemcachedEngine", "open_engine"]
+__all__ = ["MemcachedEngine", "open_engine"]
 
 PATIENCE: Final = 5.0
 """Seconds of losing to others who change the same key after which that is an error."""
@@ -35,11 +34,7 @@ def open_engine(url: str) -> MemcachedEngine:
 
     Raises ``ConfigurationError``.
     """
-    if importlib.util.find_spec("pymemcache") is None:
-        raise ConfigurationError(
-            f"{without_secrets(url)} needs pymemcache, which is not installed:"
-            " pip install 'weblock[memcached]'"
-        )
+    require(without_secrets(url), "memcached")
     return MemcachedEngine(parse(url))
 
 
@@ -47,6 +42,7 @@ class MemcachedEngine:
     """The leases on one server, as this process sees them."""
 
     scope = "cluster"
+    real_keeper = False  # Its connections are shared by all threads.
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

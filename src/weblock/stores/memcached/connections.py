@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from ..._platform.polling import READABLE, new_poll
 from ...errors import EngineUnavailable
 from .server import refuse_unfit
 from .settings import Settings
@@ -116,8 +116,8 @@ class Connections:
                 client = self._idle.pop()
             except IndexError:  # Another thread was quicker.
                 return None
-            poll = select.poll()
-            poll.register(client.sock, select.POLLIN)
+            poll = new_poll()
+            poll.register(client.sock, READABLE)
             if not poll.poll(0):
                 return client
             client.close()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from ..._core.ports import Runtime
 from ..._core.table import KeyState, Moment, Step
-from ...errors import EngineUnavailable
+from ...errors import EngineRecovering, EngineUnavailable
 from ..cells import Done, Transition
 from .connections import Client
 from .format import Format, Reading
@@ -139,10 +139,10 @@ class Items:
         if step.state == reading.state:
             return Done(step, reading.now)
         if quiet and _grants_anew(reading.state, step):
-            raise EngineUnavailable(
+            raise EngineRecovering(
                 self._settings.name,
-                "it was started or flushed just now, and may have lost leases: it grants none until"
-                f" they have ended ({self._settings.recovery:g} s after it)",
+                "it was started or flushed just now",
+                retry_after=self._settings.recovery,
             )
         item = self._names.of_key(reading.key)
         value = self._format.write(reading, step.state)

@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from ..._core.ports import Ask, Runtime
+from ..._platform.threads import BackgroundThread
 from ...errors import EngineUnavailable
 from .format import Reading
 from .items import PORTION, Items
@@ -41,13 +42,15 @@ class Lookout:
     def __init__(self, engine: MemcachedEngine) -> None:
         self._engine = engine
         self._closed = False
+        self._runtime: Runtime | None = None
+        self._thread = BackgroundThread("weblock-lookout", self._look_out)
         self.begin_anew()
 
     def begin_anew(self) -> None:
         """In a forked child, where nobody waits."""
         self._changed = threading.Condition()
         self._watches: dict[str, _Watch] = {}
-        self._thread: threading.Thread | None = None
+        self._thread.after_fork()
 
     def attend(self, key: str, runtime: Runtime) -> None:
         """Looks at a key from now on, until it is not waited for any more."""
@@ -59,21 +62,18 @@ class Lookout:
                 self._watches[key] = _Watch(now + FIRST_LOOK)
                 self._changed.notify()
             self._watches[key].until = now + ATTENTION
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, args=(runtime,), name="weblock-lookout", daemon=True
-                )
-                self._thread.start()
+        self._runtime = runtime
+        self._thread.start()
 
     def close(self) -> None:
         with self._changed:
             self._closed = True
             self._changed.notify()
-            thread = self._thread
-        if thread and thread is not threading.current_thread():
-            thread.join(1)
+        self._thread.join(1)
 
-    def _run(self, runtime: Runtime) -> None:
+    def _look_out(self) -> None:
+        runtime = self._runtime
+        assert runtime is not None
         items = Items(self._engine, runtime)
         while due := self._wait_for_due(runtime):
             try:

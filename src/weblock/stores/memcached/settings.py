@@ -9,8 +9,6 @@ from ...errors import ConfigurationError
 from ..options import Reader, flag, options_in, seconds
 from ..url import shown
 
-SCHEMES: Final = ("memcached",)
-
 DEFAULT_PORT: Final = 11211
 
 RECOVERY: Final = 10.0

@@ -15,12 +15,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ..._core.ports import Ask, Message, Runtime, Store, Switchboard
+from ..._platform.forks import heed_forks
+from ..._requirements import require
 from ...errors import ConfigurationError, EngineUnavailable
-from ..forks import heed_forks
-from ..redis import check_driver
 from ..redis.settings import SCHEMES as REDIS
 from ..redis.settings import Deployment, Settings, parse
 from ..url import shown
+from .clocks import Clocks
 
 if TYPE_CHECKING:
     from ..._core.table import Claim
@@ -35,10 +36,13 @@ FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 1.0
 """Seconds after a failure in which a server is taken to be down, and not asked."""
 
+TIDY: Final = 5.0
+"""Seconds between looks for acquisitions that have ended without a release."""
+
 
 def open_quorum(urls: Sequence[str]) -> QuorumEngine:
     """The engine of several servers. Raises ``ConfigurationError`` for what is no quorum."""
-    check_driver("a quorum of Redis servers")
+    require("a quorum of Redis servers", "redis")
     return QuorumEngine([_settings(url) for url in urls])
 
 
@@ -108,6 +112,7 @@ class QuorumEngine:
     """The leases of a majority, as this process sees them."""
 
     scope = "cluster"
+    real_keeper = True
     wall_clock = staticmethod(time.time)
     """Who comes first is told by it."""
 
@@ -117,6 +122,8 @@ class QuorumEngine:
         self.switchboard = Switchboard()
         self.candidates: dict[str, Candidate] = {}
         self.health = [Health() for _ in settings]
+        self.clocks = Clocks([each.name for each in settings])
+        self._tidy_at = 0.0
         self._majority = len(settings) // 2 + 1
         self._runs: dict[int, str] = {}
         self._connections = [self._connected(*each) for each in enumerate(settings)]
@@ -129,12 +136,19 @@ class QuorumEngine:
         stores = [each.store(suspends=suspends, takes_turns=True) for each in self._connections]
         return QuorumStore(self, runtime, stores)
 
-    def candidate(self, claim: Claim) -> Candidate:
-        """What is known of an acquisition, from its first question on."""
+    def candidate(self, claim: Claim, now: float) -> Candidate:
+        """What is known of an acquisition, from its first question on.
+
+        Those that ended without a release, as leases do that nobody renews, are forgotten by and by.
+        """
         from .candidate import Candidate
 
+        if now >= self._tidy_at:
+            self._tidy_at = now + TIDY
+            self._forget_ended(now)
         if claim.owner not in self.candidates:
             self.candidates[claim.owner] = Candidate(claim, round(self.wall_clock() * 1_000_000))
+        self.candidates[claim.owner].asked_for(claim.ttl, now)
         return self.candidates[claim.owner]
 
     def ring(self, server: int, owner: str, message: Message) -> None:
@@ -150,6 +164,9 @@ class QuorumEngine:
         """Has one dropped, at the latest, when the servers that do not answer have forgotten it."""
         if candidate := self.candidates.get(owner):
             candidate.forgotten_at = min(candidate.forgotten_at, now + candidate.void)
+        self._forget_ended(now)
+
+    def _forget_ended(self, now: float) -> None:
         for each, known in tuple(self.candidates.items()):
             if known.forgotten_at <= now:
                 self.forget(each)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Coroutine
 from typing import Any, Final, NamedTuple
 
 from ..._core.ports import Ask, Grasp, Message, Reply
 from ..._core.table import HANDOFF, Claim
+from ..._platform.greenlets import original
 from .tally import Tally
 
 LATEST: Final = 5.0
@@ -33,7 +33,7 @@ class Candidate:
         self.under_way: set[object] = set()
         """Its requests that were not answered: each may still take effect."""
         self.over = False
-        self.forgotten_at = float("inf")
+        self.forgotten_at = 0.0
         """When all servers have forgotten it, also those that never answered."""
 
     def asks(self, asking: Coroutine[Any, Any, Reply]) -> Coroutine[Any, Any, Reply]:
@@ -52,6 +52,10 @@ class Candidate:
         if isinstance(told, Grasp):
             self.fence = told.fence
         return told
+
+    def asked_for(self, ttl: float, now: float) -> None:
+        """Note that servers may keep something of it for so long, if it asks for nothing more."""
+        self.forgotten_at = max(self.forgotten_at, now + 2 * ttl + LATEST)
 
     @property
     def void(self) -> float:
@@ -84,7 +88,7 @@ class Handovers:
 
     def __init__(self, length: float) -> None:
         self._length = length
-        self._guard = threading.Lock()
+        self._guard = original("threading", "Lock")()  # Nothing waits while it is held.
         self._rung: set[int] = set()
         self._clocks: dict[int, _Clock] = {}
         self._grants: dict[int, _Grant] = {}

@@ -36,20 +36,26 @@ class QuorumStore:
         self._stores = stores
 
     async def acquire(self, key: str, claim: Claim, *, room: int) -> Reply:
-        candidate = self._engine.candidate(claim)
+        candidate = self._engine.candidate(claim, self._runtime.now())
+        outcome: Reply | EngineUnavailable
         for pause in (*PAUSES, 0.0):
             tally = await self._nominate(key, candidate, room)
             if tally.granted:
-                return await self._agreed(key, candidate, tally)
-            reply = self._known(tally.outcome(), tally)
-            if isinstance(reply.answer, Busy):
-                return self._refused(reply, reply.answer, candidate, tally)
-            if not isinstance(reply.answer, Waiting):
-                return reply
-            if not await self._holds_on(key, candidate, tally):
-                return reply
+                outcome = await self._agreed(key, candidate, tally)
+                if isinstance(outcome, Reply):
+                    return outcome
+            else:
+                outcome = self._known(tally.outcome(), tally)
+                if isinstance(outcome.answer, Busy):
+                    return self._refused(outcome, outcome.answer, candidate, tally)
+                if not isinstance(outcome.answer, Waiting):
+                    return outcome
+                if not await self._holds_on(key, candidate, tally):
+                    return outcome
             await self._runtime.sleep(pause * (0.5 + self._runtime.jitter() / 2))
-        return reply
+        if isinstance(outcome, EngineUnavailable):
+            raise outcome
+        return outcome
 
     async def refresh(self, pulses: Sequence[Pulse]) -> Sequence[Reply | EngineUnavailable]:
         sent = self._runtime.now()
@@ -71,6 +77,7 @@ class QuorumStore:
             candidate = self._engine.candidates.get(pulse.owner)
             fence = candidate.fence if candidate else None
             if candidate:
+                candidate.asked_for(pulse.ttl, sent)
                 candidate.handovers.reminded(tally)
             if candidate and tally.granted and fence and tally.forgetful:
                 await self._repair(pulse, candidate, tally.forgetful, fence)
@@ -149,10 +156,16 @@ class QuorumStore:
         candidate.fence = None  # One that a late ring has told of is over.
         candidate.holding = set(tally.holding)
         candidate.handovers.told(tally)
+        self._engine.clocks.compare(tally)
         return tally
 
-    async def _agreed(self, key: str, candidate: Candidate, tally: Tally) -> Reply:
-        """Sees to it that a majority has the fence that the holder gets."""
+    async def _agreed(
+        self, key: str, candidate: Candidate, tally: Tally
+    ) -> Reply | EngineUnavailable:
+        """Sees to it that a majority has the fence that the holder gets.
+
+        Returns why not if too few have the lease still: then votes are to be cast anew.
+        """
         owner, fence, level = candidate.claim.owner, tally.fence, set(tally.level)
         if len(level) < tally.majority:
             raised = await self._tally(  # Those that have not answered yet may have let it in.
@@ -161,7 +174,7 @@ class QuorumStore:
                 enough=lambda raised: len(level) + len(raised.holding) >= tally.majority,
             )
             if len(level) + len(raised.holding) < tally.majority:
-                raise self._unavailable(raised)
+                return self._unavailable(raised)
         candidate.fence = fence
         return self._known(tally.outcome(), tally)
 
@@ -235,19 +248,16 @@ class QuorumStore:
             if failure := self._engine.health[server].known_failure(now):
                 replies[server] = failure
             else:
-                asking = question(self._stores[server])
-                works.append(self._one(server, asking, replies))
+                works.append(self._one(server, question, replies))
         await self._runtime.side_by_side(works, lambda: enough(replies))
         # In their order; and those that answer later change nothing.
         return {server: replies[server] for server in sorted(replies)}
 
-    async def _one(
-        self, server: int, asking: Coroutine[Any, Any, Any], replies: dict[int, Any]
-    ) -> None:
+    async def _one(self, server: int, question: Question[T], replies: dict[int, Any]) -> None:
         health, now = self._engine.health[server], self._runtime.now
         sent = now()
         try:
-            replies[server] = await asking
+            replies[server] = await question(self._stores[server])
         except EngineUnavailable as error:
             replies[server] = error
             health.failed(error, sent=sent, now=now())
@@ -276,11 +286,13 @@ class QuorumStore:
     def _unavailable(self, tally: Tally) -> EngineUnavailable:
         failures = [each for each in tally.replies.values() if isinstance(each, EngineUnavailable)]
         answered = len(self._stores) - len(failures)
-        unavailable = EngineUnavailable(
-            self._engine.name,
+        said = (
             f"{answered} of {len(self._stores)} servers answered, and {tally.majority} must agree;"
-            + "".join(f" {failure}" for failure in failures[:1]),
+            + "".join(f" {failure}" for failure in failures[:1])
+            if failures
+            else "its servers answered differently each time: their votes are split"
         )
+        unavailable = EngineUnavailable(self._engine.name, said)
         unavailable.__cause__ = failures[0] if failures else None
         return unavailable
 

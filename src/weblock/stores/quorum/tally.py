@@ -40,7 +40,12 @@ class Tally:
 
     @property
     def answered(self) -> int:
-        return sum(isinstance(reply, Reply) for reply in self.replies.values())
+        return len(self.heard)
+
+    @property
+    def heard(self) -> list[int]:
+        """The servers that gave an answer."""
+        return [server for server, reply in self.replies.items() if isinstance(reply, Reply)]
 
     @property
     def silent(self) -> list[int]:
@@ -91,9 +96,19 @@ class Tally:
         if self.forgetful:
             return Reply(Gone(), self.sent)
         if busy := self._answers(Busy):
-            return Reply(Busy(self._freed_at(), max(each.waiters for each in busy)), self.sent)
+            most = max(each.waiters for each in busy)
+            return Reply(Busy(self._freed_at(), most, recovering=self.recovering), self.sent)
         position = max(each.position for each in self._answers(Waiting))
-        return Reply(Waiting(position, self._freed_at(), ()), self.sent)
+        return Reply(Waiting(position, self._freed_at(), (), self.recovering), self.sent)
+
+    @property
+    def recovering(self) -> str:
+        """Why so many servers grant nothing that no majority is left; nothing if one is."""
+        answers: list[Waiting | Busy] = [*self._answers(Waiting), *self._answers(Busy)]
+        reasons = [each.recovering for each in answers if each.recovering]
+        if self.servers - len(reasons) >= self.majority:
+            return ""
+        return f"of {len(reasons)} of its {self.servers} servers, {reasons[0]}"
 
     def time_of(self, server: int) -> float:
         """The time on a server's clock at which it answered."""

@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..._core.ports import Ask, Runtime, Store, Switchboard
-from ...errors import ConfigurationError
-from ..forks import heed_forks
+from ..._platform.forks import heed_forks
+from ..._requirements import require
 from ..url import without_secrets
-from .settings import SCHEMES, Settings, parse
+from .settings import Deployment, Settings, parse
 
 if TYPE_CHECKING:
     from .connections import Connections
 
-__all__ = ["SCHEMES", "RedisEngine", "adopt", "open_engine"]
+__all__ = ["RedisEngine", "adopt", "open_engine"]
 
 
 def open_engine(url: str, **options: Any) -> RedisEngine:
@@ -25,29 +25,16 @@ def open_engine(url: str, **options: Any) -> RedisEngine:
 
     It connects when it is first used. Raises ``ConfigurationError``.
     """
-    check_driver(without_secrets(url))
+    require(without_secrets(url), "redis")
     return RedisEngine(parse(url, options))
 
 
-def check_driver(wanted: str) -> None:
-    """Raises ``ConfigurationError`` if what ``wanted`` names cannot be had for want of a driver."""
-    try:
-        import hiredis  # noqa: F401
-        import redis  # noqa: F401
-    except ImportError as error:
-        raise ConfigurationError(
-            f"{wanted} needs redis-py and hiredis, and {error.name} is not installed:"
-            " pip install 'weblock[redis]'"
-        ) from error
+def adopt(client: object, **options: Any) -> RedisEngine:
+    """Return the engine of the server that a ready redis-py client talks to.
 
-
-def adopt(client: object, **options: Any) -> RedisEngine | None:
-    """The engine of the server that a ready redis-py client talks to; ``None`` if it is none.
-
-    Only its settings are used: the connections are our own.
+    Only its settings are used: the connections are our own. Raises ``ConfigurationError``.
     """
-    if not any(base.__module__.startswith("redis.") for base in type(client).__mro__):
-        return None
+    require("a redis-py client", "redis")
     from .clients import settings_of
 
     return RedisEngine(settings_of(client, options))
@@ -62,6 +49,9 @@ class RedisEngine:
         self.settings = settings
         self.name = settings.name
         self.switchboard = Switchboard()
+        # The map of a cluster, and the master that Sentinels name, are found out by whichever thread needs
+        # them first, while the others wait for it: a greenlet may hold up the keeper there.
+        self.real_keeper = settings.deployment is Deployment.SINGLE
         from .connections import Connections
 
         self._connections: Connections = Connections(settings, self.switchboard)

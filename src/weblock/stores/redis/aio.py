@@ -8,28 +8,29 @@ connection.
 from __future__ import annotations
 
 import asyncio
-import logging
+import contextlib
 import os
-import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, Final, cast
 
 import hiredis
 import redis.asyncio
 from redis import exceptions
-from redis._parsers.base import BaseParser  # Not said to be public; a test holds us to it.
+from redis.connection import DefaultParser
 
 from ..._core.ports import Ask, Switchboard
+from ..._platform.logs import logger
+from .asking import in_background
 from .calls import packed
-from .rings import ring_of, ring_waiter
+from .internals import take_writer
+from .rings import ring_waiter
 from .servers import NOT_RUNG, Server, explained
 from .settings import Address
 from .wire import Introduce, Link
 
 AsyncioConnect = Callable[[Address], redis.asyncio.Connection]
-
-logger = logging.getLogger("weblock")
 
 BATCH: Final = 8
 """Commands that are sent before the turn of the loop is over, so that the server need not wait."""
@@ -86,7 +87,9 @@ class AsyncioLink(asyncio.Protocol):
         self._timeout = timeout
         self._on_push = on_push
         self._on_end = on_end
-        self._reader = hiredis.Reader(replyError=BaseParser.parse_error, notEnoughData=_INCOMPLETE)
+        self._reader = hiredis.Reader(
+            replyError=DefaultParser.parse_error, notEnoughData=_INCOMPLETE
+        )
         self._heard_at = self._loop.time()
         self._pending: deque[_Exchange] = deque()
         self._outgoing: list[bytes] = []
@@ -96,12 +99,8 @@ class AsyncioLink(asyncio.Protocol):
     async def open(self, connection: redis.asyncio.Connection) -> None:
         """Has redis-py connect and say who we are, and takes the connection over."""
         await connection.connect()
-        # redis-py has no public way to hand a connection over.
-        writer, connection._writer, connection._reader = connection._writer, None, None  # noqa: SLF001
-        connection._parser.on_disconnect()  # noqa: SLF001
-        assert writer is not None
-        self._writer = writer  # It would close its transport if it were collected.
-        self._transport = cast("asyncio.Transport", writer.transport)
+        self._writer = take_writer(connection)  # It would close its transport if it were collected.
+        self._transport = cast("asyncio.Transport", self._writer.transport)
         self._transport.set_protocol(self)
 
     async def exchange(self, commands: Sequence[bytes]) -> list[Any]:
@@ -213,6 +212,7 @@ class LoopLinks:
         channel: str,
         switchboard: Switchboard,
         connect: AsyncioConnect,
+        serves: Callable[[Address], bool],
         *,
         timeout: float,
         trusted: bool,
@@ -221,10 +221,14 @@ class LoopLinks:
         self.loop = asyncio.get_running_loop()
         self._switchboard = switchboard
         self._connect = connect
+        self._serves = serves
         self._timeout = timeout
         self._trusted = trusted
+        self._aside: asyncio.Future[BaseException | None] | None = None
         self._links: dict[Address, asyncio.Future[AsyncioLink]] = {}
         self._listener: AsyncioLink | None = None
+        self._end = _until_loop_ends(self._discard)
+        _start(self._end)
 
     async def take(self, address: Address, introduce: Introduce) -> AsyncioLink:
         """The link to a server; whoever asks first makes it, and the others wait for that."""
@@ -241,12 +245,43 @@ class LoopLinks:
         if self._listener and not self._listener.failure:
             return
         for made in self._links.values():
-            if link := _result(made):
+            if (link := _result(made)) and self._serves(link.address):
                 self._listener = link
                 link.subscribe(self.channel)
                 return
 
+    def move(self) -> None:
+        """Listens elsewhere, if the server where it does is none of ours any more."""
+        link = self._listener
+        if link and not self._serves(link.address):
+            link.discard()
+
+    async def aside(self, work: Callable[[], None]) -> None:
+        """What all tasks wait for together is done in a thread, and in none of the application's."""
+        if self._aside is None or self._aside.done():
+            self._aside = self.loop.create_future()
+            in_background(partial(self._do_aside, work, self._aside), "aside")
+        if failure := await asyncio.shield(self._aside):
+            raise failure
+
+    def _do_aside(
+        self, work: Callable[[], None], outcome: asyncio.Future[BaseException | None]
+    ) -> None:
+        failure: BaseException | None = None
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - raised to those who wait
+            failure = error
+        with contextlib.suppress(RuntimeError):  # The loop was closed meanwhile.
+            self.loop.call_soon_threadsafe(_settle, outcome, failure)
+
     def close(self) -> None:
+        """Ends all connections. It must run in the loop."""
+        with contextlib.suppress(StopIteration):
+            self._end.aclose().send(None)
+        self._discard()  # Those that were made after the loop had closed its generators.
+
+    def _discard(self) -> None:
         for made in tuple(self._links.values()):
             if link := _result(made):
                 link.discard()
@@ -284,7 +319,7 @@ class LoopLinks:
     def _pushed(self, message: Sequence[Any]) -> None:
         match list(message):
             case [b"message", _, payload]:
-                ring_waiter(self._switchboard, ring_of(payload), trusted=self._trusted)
+                ring_waiter(self._switchboard, payload, trusted=self._trusted)
             case [b"subscribe", *_]:
                 self._switchboard.ring_all(Ask())
 
@@ -294,9 +329,7 @@ class AsyncioLinks:
 
     def __init__(self, new: Callable[[], LoopLinks]) -> None:
         self._new = new
-        self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopLinks] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._by_loop: dict[asyncio.AbstractEventLoop, LoopLinks] = {}
         self._latest: LoopLinks | None = None
 
     @property
@@ -307,7 +340,15 @@ class AsyncioLinks:
         self._here().listen()
 
     def aside(self, work: Callable[[], None]) -> Awaitable[None]:
-        return asyncio.to_thread(work)
+        return self._here().aside(work)
+
+    async def together(self, works: Sequence[Coroutine[Any, Any, None]]) -> None:
+        await asyncio.gather(*works)
+
+    def move(self) -> None:
+        for links in tuple(self._by_loop.values()):
+            with contextlib.suppress(RuntimeError):  # The loop has been closed.
+                links.loop.call_soon_threadsafe(links.move)
 
     def take(self, address: Address, introduce: Introduce) -> Awaitable[AsyncioLink]:
         return self._here().take(address, introduce)
@@ -319,17 +360,19 @@ class AsyncioLinks:
         """There is one to each server, and no more."""
 
     def close(self) -> None:
+        self._forget_closed_loops()
         for links in tuple(self._by_loop.values()):
             if links.loop is _running():
                 links.close()
-            elif not links.loop.is_closed():
-                links.loop.call_soon_threadsafe(links.close)
+            else:
+                with contextlib.suppress(RuntimeError):  # The loop was closed just now.
+                    links.loop.call_soon_threadsafe(links.close)
 
     def abandon(self) -> None:
         """Closes the copies that a forked child has inherited; the parent's stay as they are."""
         for links in tuple(self._by_loop.values()):
             links.abandon()
-        self._by_loop = weakref.WeakKeyDictionary()
+        self._by_loop = {}
         self._latest = None
 
     def _here(self) -> LoopLinks:
@@ -337,9 +380,41 @@ class AsyncioLinks:
         if latest and latest.loop is loop:  # As it is nearly always.
             return latest
         if loop not in self._by_loop:
+            self._forget_closed_loops()
             self._by_loop[loop] = self._new()
         self._latest = self._by_loop[loop]
         return self._latest
+
+    def _forget_closed_loops(self) -> None:
+        """Drops loops that have been closed; no weak reference could, for connections have theirs."""
+        for loop in tuple(self._by_loop):
+            if loop.is_closed():
+                self._by_loop.pop(loop, None)
+        if (latest := self._latest) and latest.loop.is_closed():
+            self._latest = None
+
+
+async def _until_loop_ends(then: Callable[[], None]) -> AsyncGenerator[None]:
+    """Calls ``then`` before its loop is closed.
+
+    ``asyncio.run`` closes the asynchronous generators that its loop has seen, while the loop can
+    still close a connection. Nothing else tells that a loop is about to end.
+    """
+    try:
+        yield
+    finally:
+        then()
+
+
+def _start(generator: AsyncGenerator[None]) -> None:
+    """Runs an asynchronous generator to its first ``yield``, which makes it known to the loop."""
+    with contextlib.suppress(StopIteration):
+        generator.__anext__().send(None)
+
+
+def _settle(outcome: asyncio.Future[BaseException | None], failure: BaseException | None) -> None:
+    if not outcome.done():
+        outcome.set_result(failure)
 
 
 def _report_refusal(waiter: asyncio.Future[list[Any]]) -> None:

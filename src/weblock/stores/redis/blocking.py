@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import hiredis
 import redis
 from redis import exceptions
-from redis._parsers.base import BaseParser  # Not said to be public; a test holds us to it.
+from redis.connection import DefaultParser
 
 from ..._core.ports import Readable
-from .nodes import Connect
+from ..._platform.greenlets import do_before_this_thread_ends, real_thread_here
+from ..._platform.polling import READABLE, new_poll
+from ..._platform.turns import Empty, Turn, Turns
+from .asking import Connect
+from .internals import socket_of
 from .servers import Server, Unfit
 from .settings import Address
 from .wire import Introduce, Link
 
 if TYPE_CHECKING:
+    from ..._platform.hubs import RealThread
     from .receiver import Receiver
 
 _INCOMPLETE: Final = object()
@@ -44,23 +49,33 @@ class BlockingLink:
         self._takes_turns = takes_turns
         self.used_at = time.monotonic()
         self.alive = True
-        """Whether nothing has gone wrong on it yet."""
+        """Whether nothing has gone wrong on it yet, and no reply is on its way."""
+        self.turn: Turn | None = None
+        """That of whoever uses it."""
         self._connection = connection
-        # redis-py has no public way to hand a connection over.
-        self._socket: socket.socket = connection._sock  # type: ignore[assignment]  # noqa: SLF001
-        self._reader = hiredis.Reader(replyError=BaseParser.parse_error, notEnoughData=_INCOMPLETE)
-        self._poll = select.poll()
-        self._poll.register(self._socket, select.POLLIN)
+        self._socket = socket_of(connection)
+        self._reader = hiredis.Reader(
+            replyError=DefaultParser.parse_error, notEnoughData=_INCOMPLETE
+        )
+        self._poll = new_poll()
+        self._poll.register(self._socket, READABLE)
 
     async def exchange(self, commands: Sequence[bytes]) -> list[Any]:
+        self.alive = False  # A reply that is left here would be taken for another's.
         try:
             self._socket.sendall(b"".join(commands))
             if self._takes_turns:
-                return [await self._reply_in_turn() for _ in commands]
-            return [self._reply() for _ in commands]
-        except BaseException as error:  # A reply that is left here would be taken for another's.
+                replies = [await self._reply_in_turn() for _ in commands]
+            else:
+                replies = [self._reply() for _ in commands]
+        except Exception as error:
             self.discard()
             raise self._explained(error) from error
+        except BaseException:
+            self.discard()
+            raise
+        self.alive = True
+        return replies
 
     def send(self, command: bytes) -> None:
         """Sends what is answered sooner or later, if at all: see ``heard``."""
@@ -148,9 +163,11 @@ class BlockingLinks:
         self._receiver = receiver
         self._patience = patience
         self._size = room
-        self._room = threading.BoundedSemaphore(room)
+        self._room = Turns(room)
         self._idle: dict[Address, list[BlockingLink]] = {}
         self._closed = False
+        self._thread: RealThread | None = None
+        """The real thread whose connections these are, where all other threads are greenlets."""
 
     @property
     def process(self) -> str:
@@ -162,18 +179,41 @@ class BlockingLinks:
     async def aside(self, work: Callable[[], None]) -> None:
         work()
 
+    async def together(self, works: Sequence[Coroutine[Any, Any, None]]) -> None:
+        """Each but the last is done by a thread of its own."""
+        if self._takes_turns:
+            for work in works:
+                await work
+            return
+        *others, last = works
+        threads = [threading.Thread(target=_driven, args=(work,), daemon=True) for work in others]
+        for thread in threads:
+            thread.name = "weblock-side-by-side"
+            thread.start()
+        await last
+        for thread in threads:
+            thread.join()
+
+    def move(self) -> None:
+        """The receiver listens for all of these, and moves by itself."""
+
     async def take(self, address: Address, introduce: Introduce) -> BlockingLink:
-        if not self._room.acquire(timeout=self._patience):
-            raise Unfit(f"all {self._size} connections are in use: raise max_connections")
         try:
-            return self._idle_link(address) or await self._new_link(address, introduce)
-        except BaseException:
-            self._room.release()
-            raise
+            turn = self._room.take(timeout=self._patience)
+        except Empty:
+            message = f"all {self._size} connections are in use: raise max_connections"
+            raise Unfit(message) from None
+        # A turn that does not come as far as this is lost, and so goes back.
+        link = self._idle_link(address) or await self._new_link(address, introduce)
+        link.turn = turn
+        return link
 
     def give_back(self, link: Link) -> None:
         assert isinstance(link, BlockingLink)
+        turn, link.turn = link.turn, None
+        assert turn is not None
         if not link.alive:
+            link.discard()
             for other in self._idle.pop(link.address, []):
                 other.discard()
         elif self._closed:
@@ -181,9 +221,11 @@ class BlockingLinks:
         else:
             link.used_at = time.monotonic()
             self._idle.setdefault(link.address, []).append(link)
-        self._room.release()
+        self._room.give_back(turn)
 
     def tidy(self) -> None:
+        if self._are_of_another_thread():
+            return
         for idle in tuple(self._idle.values()):
             try:
                 # The last is taken first, so the first has lain idle for longest.
@@ -194,15 +236,23 @@ class BlockingLinks:
 
     def close(self) -> None:
         self._closed = True
+        if not self._are_of_another_thread():  # Which closes them at its end.
+            self._close_idle()
+
+    def _close_idle(self) -> None:
         for links in tuple(self._idle.values()):
             while links:
                 links.pop().discard()
 
     def abandon(self) -> None:
         """Closes the copies that a forked child has inherited; the parent's stay as they are."""
-        self._room = threading.BoundedSemaphore(self._size)
+        self._room = Turns(self._size)
+        self._thread = None
         self.close()
         self._closed = False
+
+    def _are_of_another_thread(self) -> bool:
+        return self._thread is not None and self._thread is not real_thread_here()
 
     def _idle_link(self, address: Address) -> BlockingLink | None:
         idle = self._idle.get(address, [])
@@ -217,6 +267,8 @@ class BlockingLinks:
     async def _new_link(self, address: Address, introduce: Introduce) -> BlockingLink:
         if self._closed:
             raise Unfit("it was closed")
+        self._thread = real_thread_here()
+        do_before_this_thread_ends(self._close_idle)
         connection = self._connect(address)
         if self._takes_turns:
             link = await _aside(partial(connected, address, connection, takes_turns=True))
@@ -230,8 +282,18 @@ class BlockingLinks:
         return link
 
 
+def _driven(work: Coroutine[Any, Any, None]) -> None:
+    """Runs a coroutine of the blocking world, which never suspends."""
+    with suppress(StopIteration):
+        work.send(None)
+
+
 async def _aside(work: Callable[[], BlockingLink]) -> BlockingLink:
-    """What ``work`` returns, which a thread of its own does, so that others need not wait."""
+    """What ``work`` returns, which a thread of its own does, so that others need not wait.
+
+    The thread says that it is done. To close its socket would not do: a child that is forked
+    meanwhile has a copy of it, and the end of a connection comes when the last copy is closed.
+    """
     ours, theirs = socket.socketpair()
     outcome: list[BlockingLink | BaseException] = []
 
@@ -241,8 +303,19 @@ async def _aside(work: Callable[[], BlockingLink]) -> BlockingLink:
                 outcome.append(work())
             except BaseException as error:  # noqa: BLE001 - raised to the one who waits
                 outcome.append(error)
+            try:
+                theirs.send(b"\0")
+            except OSError:  # Whoever waited was interrupted, and has gone.
+                for each in outcome:
+                    if isinstance(each, BlockingLink):
+                        each.discard()
 
-    threading.Thread(target=do, name="weblock-connecting", daemon=True).start()
+    try:
+        threading.Thread(target=do, name="weblock-connecting", daemon=True).start()
+    except RuntimeError as error:
+        ours.close()
+        theirs.close()
+        raise Unfit(f"no thread could be started to connect it: {error}") from error
     with ours:
         await Readable(ours.fileno(), None)
     (made,) = outcome

@@ -25,7 +25,7 @@ from ..._core.table import (
     Waiting,
     current,
 )
-from .scripts import Script
+from .scripts import ACQUIRE, ALONE, REFRESH, Script
 
 MICRO: Final = 1_000_000
 
@@ -53,10 +53,9 @@ class Layout:
     def tag(self, bucket: int) -> str:
         return f"{self.prefix}:{{{bucket}}}"
 
-    def of_bucket(self, bucket: int) -> tuple[str, str, str]:
-        """Names for a script that is about no lock."""
-        tag = self.tag(bucket)
-        return f"{tag}:none", f"{tag}:none:queue", f"{tag}:epoch"
+    def epoch(self, bucket: int) -> str:
+        """What is remembered of the server, for all locks of a bucket."""
+        return f"{self.tag(bucket)}:epoch"
 
     def probe(self, bucket: int) -> str:
         """A key for trying what the server allows."""
@@ -96,6 +95,22 @@ class Call(NamedTuple):
     keys: tuple[str, ...]
     args: tuple[str, ...] = ()
 
+    def asks_for(self) -> tuple[str, ...]:
+        """The owners that may get leases by it, and for how long."""
+        if self.script is ACQUIRE:
+            owner, _process, _label, ttl, *_ = self.args
+            return owner, ttl
+        return self.args if self.script is REFRESH else ()
+
+    def alone(self, clock: str, epoch: Sequence[str]) -> Call:
+        """The same for the lock's own key, where a server has no sight of the others.
+
+        ``clock`` is what the server shows that has sent us on, and 0 if none has; ``epoch`` what
+        the script ``begin`` has just told.
+        """
+        args = (self.script.name, clock, *epoch, *self.args)
+        return Call(ALONE, self.bucket, self.keys[:1], args)
+
     def by_name(self, run: str, longest: str, peers: str) -> bytes:
         """As it goes over the wire, by the script's name."""
         return packed(
@@ -129,10 +144,10 @@ def _answer(raw: Sequence[Any]) -> Answer:
     match raw:
         case [b"held", _, fence, until, confirmed]:
             return Held(int(fence), until / MICRO, bool(confirmed))
-        case [b"waiting", _, position, until]:
-            return Waiting(position, until / MICRO, ())
-        case [b"busy", _, until, waiters]:
-            return Busy(until / MICRO, waiters)
+        case [b"waiting", _, position, until, recovering]:
+            return Waiting(position, until / MICRO, (), _text(recovering))
+        case [b"busy", _, until, waiters, recovering]:
+            return Busy(until / MICRO, waiters, recovering=_text(recovering))
         case [b"gone", _]:
             return Gone()
         case [b"released", _]:
@@ -156,7 +171,7 @@ def _state(lease: Sequence[bytes | None], places: Sequence[Sequence[bytes]]) -> 
 
 
 def _place(owner: bytes, packed: bytes) -> Place:
-    until, ttl, _ticket, process, label = _text(packed).split(" ", 4)
+    until, ttl, _ticket, _careful, process, label = _text(packed).split(" ", 5)
     return Place(Claim(_text(owner), process, int(ttl) / MICRO, label), int(until) / MICRO)
 
 

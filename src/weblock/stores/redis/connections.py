@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
+from functools import cache
+from inspect import signature
 from typing import Any, Final
 
 import redis
 import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncioRetry
 from redis.backoff import NoBackoff
-from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 
 from ..._core.ports import Switchboard
 from .aio import AsyncioLinks, LoopLinks
 from .blocking import BlockingLink, BlockingLinks, connected
 from .calls import Layout
-from .nodes import nodes_of
+from .cluster import ClusterNodes
+from .nodes import Nodes, OneNode
 from .receiver import Receiver
-from .settings import Address, Settings
+from .sentinel import SentinelNodes
+from .settings import Address, Deployment, Settings
 from .store import RedisStore
 from .wire import Admit, Links, Wire
 
@@ -40,13 +44,14 @@ class Connections:
         self._admit = admit
         self._switchboard = switchboard
         self._layout = Layout(settings.prefix, settings.buckets)
-        self._nodes = nodes_of(settings, self._layout, self._blocking, self._sentinel)
+        self._nodes = self._nodes_of(settings)
         # Where replicas must have a lease, who is rung asks for it and waits for them.
         self._trusted = not settings.min_replicas
         self._receiver = Receiver(
             self._new_channel(),
             switchboard,
             self._subscriber,
+            self._nodes.serves,
             trusted=self._trusted,
             on_quiet=self._tidy,
         )
@@ -85,6 +90,21 @@ class Connections:
         for links in self._links:
             links.abandon()
 
+    def _nodes_of(self, settings: Settings) -> Nodes:
+        match settings.deployment:
+            case Deployment.SINGLE:
+                return OneNode(settings.addresses[0])
+            case Deployment.SENTINEL:
+                return SentinelNodes(settings, self._sentinel, self._move)
+            case Deployment.CLUSTER:
+                return ClusterNodes(settings, self._layout, self._blocking, self._move)
+
+    def _move(self) -> None:
+        """The servers are others than before: rings may have to be heard elsewhere."""
+        self._receiver.move()
+        for links in self._links:
+            links.move()
+
     def _tidy(self) -> None:
         for links in self._links:
             links.tidy()
@@ -97,6 +117,7 @@ class Connections:
             self._new_channel(),
             self._switchboard,
             self._asyncio,
+            self._nodes.serves,
             timeout=self._settings.timeout,
             trusted=self._trusted,
         )
@@ -104,7 +125,7 @@ class Connections:
     def _blocking(self, address: Address) -> redis.Connection:
         connection, _ = _CLASSES[not address.port, self._settings.tls]
         made: redis.Connection = connection(
-            **self._arguments(address),
+            **self._arguments(connection, address),
             **self._settings.connection,
             db=self._settings.db,
             protocol=2,
@@ -115,19 +136,18 @@ class Connections:
     def _asyncio(self, address: Address) -> redis.asyncio.Connection:
         _, connection = _CLASSES[not address.port, self._settings.tls]
         made: redis.asyncio.Connection = connection(
-            **self._arguments(address),
+            **self._arguments(connection, address),
             **self._settings.connection,
             db=self._settings.db,
             protocol=3,
             retry=AsyncioRetry(NoBackoff(), 0),
-            maint_notifications_config=MaintNotificationsConfig(enabled=False),
         )
         return made
 
     def _sentinel(self, address: Address) -> redis.Connection:
         connection, _ = _CLASSES[False, self._settings.tls]
         made: redis.Connection = connection(
-            **self._arguments(address),
+            **self._arguments(connection, address),
             **self._settings.sentinel,
             protocol=2,
             retry=Retry(NoBackoff(), 0),
@@ -135,12 +155,12 @@ class Connections:
         return made
 
     def _subscriber(self) -> BlockingLink:
-        if self._nodes.stale:
+        if not self._nodes.ready():
             self._nodes.refresh()
-        address = self._nodes.address_of(0)
+        address = self._nodes.listen_at()
         return connected(address, self._blocking(address))
 
-    def _arguments(self, address: Address) -> dict[str, Any]:
+    def _arguments(self, connection: type, address: Address) -> dict[str, Any]:
         where: dict[str, Any] = (
             {"host": address.host, "port": address.port} if address.port else {"path": address.host}
         )
@@ -148,5 +168,25 @@ class Connections:
             **where,
             "socket_timeout": self._settings.timeout,
             "socket_connect_timeout": self._settings.connect_timeout,
-            "driver_info": None,
+            **quiet(connection),
         }
+
+
+@cache
+def quiet(connection: type) -> Mapping[str, Any]:
+    """The arguments with which a class of connections sends no more than it must.
+
+    The name of the library is of no use to the server, and asking to be told of a server's maintenance, as some
+    releases of redis-py do for RESP3, means messages that nobody here expects. Each release has its own arguments.
+    """
+    offered = {name for base in connection.__mro__ for name in signature(base).parameters}
+    arguments: dict[str, Any] = {}
+    if "driver_info" in offered:  # 7.2 and later.
+        arguments["driver_info"] = None
+    else:
+        arguments |= {"lib_name": None, "lib_version": None}
+    if "maint_notifications_config" in offered:  # 7.0 and later, in asyncio 8.0 and later.
+        from redis.maint_notifications import MaintNotificationsConfig
+
+        arguments["maint_notifications_config"] = MaintNotificationsConfig(enabled=False)
+    return arguments

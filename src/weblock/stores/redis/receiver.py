@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 from collections.abc import Callable
@@ -11,12 +10,13 @@ from typing import Any, Final
 from redis import exceptions
 
 from ..._core.ports import Ask, Switchboard
+from ..._platform.logs import logger
+from ..._platform.threads import BackgroundThread
 from .blocking import BlockingLink
 from .calls import packed
-from .rings import ring_of, ring_waiter
+from .rings import ring_waiter
 from .servers import NOT_RUNG, explained
-
-logger = logging.getLogger("weblock")
+from .settings import Address
 
 LISTENED_IN: Final = 5.0
 """Seconds of silence after which a subscription is asked whether it lives."""
@@ -39,6 +39,7 @@ class Receiver:
         channel: str,
         switchboard: Switchboard,
         connect: Callable[[], BlockingLink],
+        serves: Callable[[Address], bool],
         *,
         trusted: bool,
         on_quiet: Callable[[], None],
@@ -46,36 +47,34 @@ class Receiver:
         self.channel = channel
         self._switchboard = switchboard
         self._connect = connect
+        self._serves = serves
         self._trusted = trusted
         self._on_quiet = on_quiet
-        self._guard = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._thread = BackgroundThread("weblock-receiver", self._run)
         self._ended = threading.Event()
         self._link: BlockingLink | None = None
 
     def listen(self) -> None:
         """Starts listening, if that has not been done."""
-        with self._guard:
-            if self._thread is None and not self._ended.is_set():
-                self._thread = threading.Thread(
-                    target=self._run, name="weblock-receiver", daemon=True
-                )
-                self._thread.start()
+        if not self._ended.is_set():
+            self._thread.start()
 
     def close(self, timeout: float = 1.0) -> None:
         self._ended.set()
-        with self._guard:
-            thread = self._thread
         if link := self._link:
             link.discard()
-        if thread and thread is not threading.current_thread():
-            thread.join(timeout)
+        self._thread.join(timeout)
+
+    def move(self) -> None:
+        """Has the thread listen elsewhere, if the server where it does is none of ours any more."""
+        link = self._link
+        if link and not self._serves(link.address):
+            link.discard()
 
     def abandon(self, channel: str) -> None:
         """Starts anew in a forked child, which has inherited no thread."""
         self.channel = channel
-        self._guard = threading.Lock()
-        self._thread = None
+        self._thread.after_fork()
         link, self._link = self._link, None
         if link:
             link.discard()
@@ -126,6 +125,6 @@ class Receiver:
             raise message
         match message:
             case [b"message", _, payload]:
-                ring_waiter(self._switchboard, ring_of(payload), trusted=self._trusted)
+                ring_waiter(self._switchboard, payload, trusted=self._trusted)
             case [b"subscribe", *_]:
                 self._switchboard.ring_all(Ask())

@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
-from ..._core.ports import Ask, Grasp, Switchboard
+import re
+from typing import Final
+
+from ..._core.ports import Ask, Grasp, Message, Switchboard
+from ..._platform.logs import logger
 from .calls import MICRO
 
+AHEAD: Final = 1_000_000
+"""By how many microseconds a fence may be ahead of its server's clock, as in ``prelude.lua``."""
 
-def ring_of(payload: bytes) -> tuple[str, Grasp] | None:
-    """The owner, and what it has been given; ``None`` for what a stranger published."""
-    try:
-        owner, fence, until = payload.decode().split(" ")
-        return owner, Grasp(int(fence), int(until) / MICRO)
-    except ValueError:
+_RING: Final = re.compile(rb"([!-~]{1,200}) ([0-9]{1,17}) ([0-9]{1,17})")
+
+
+def ring_of(payload: bytes) -> tuple[str, Message] | None:
+    """Return the owner and what it is told; ``None`` for what is no notification of ours.
+
+    A fence that the server's clock does not explain has the waiter ask: the clock was set back, or
+    the notification is forged.
+    """
+    parts = _RING.fullmatch(payload)
+    if parts is None:
         return None
+    owner, fence, until = parts[1].decode(), int(parts[2]), int(parts[3])
+    plausible = fence <= until + AHEAD
+    return owner, Grasp(fence, until / MICRO) if plausible else Ask()
 
 
-def ring_waiter(switchboard: Switchboard, ring: tuple[str, Grasp] | None, *, trusted: bool) -> None:
-    """Rings; where a grant counts only when replicas have it, the waiter is to ask."""
-    if ring:
-        owner, grasp = ring
-        switchboard.ring(owner, grasp if trusted else Ask())
+def ring_waiter(switchboard: Switchboard, payload: object, *, trusted: bool) -> None:
+    """Tell a waiter what was published; where a grant counts only with replicas, it is to ask.
+
+    What is no notification of ours is dropped: anybody may publish anything who is allowed to.
+    """
+    ring = ring_of(payload) if isinstance(payload, bytes) else None
+    if ring is None:
+        logger.debug("dropped a published message that is no notification of ours")
+        return
+    owner, message = ring
+    switchboard.ring(owner, message if trusted else Ask())

@@ -6,7 +6,7 @@ import hashlib
 from importlib.resources import files
 from typing import Final, NamedTuple
 
-from ..._core.table import HANDOFF, PLACE
+from ..._core.table import HANDOFF, PLACE, SEEN
 
 
 class Script(NamedTuple):
@@ -28,7 +28,7 @@ def source(name: str) -> str:
     return (files(__package__) / "lua" / f"{name}.lua").read_text()
 
 
-_CONSTANTS: Final = f"local HANDOFF, PLACE = {HANDOFF * 1e6:.0f}, {PLACE * 1e6:.0f}"
+_CONSTANTS: Final = f"local HANDOFF, PLACE, SEEN = {HANDOFF * 1e6:.0f}, {PLACE * 1e6:.0f}, {SEEN}"
 
 ACQUIRE: Final = script("acquire")
 REFRESH: Final = script("refresh")
@@ -40,4 +40,5 @@ MARKED: Final = script("marked")
 STAND_BACK: Final = script("stand_back")
 RAISE_FENCE: Final = script("raise_fence")
 BEGIN: Final = script("begin")
+ALONE: Final = script("alone")
 PROBE: Final = Script("probe", source("probe"), "")

@@ -29,6 +29,15 @@ class Server(NamedTuple):
 
     run: str
     version: tuple[int, ...]
+    replid: str = ""
+    """Its replication id when we connected: another after it was a replica meanwhile."""
+    clock: int = 0
+    """What its clock showed when it answered, in microseconds."""
+
+    @property
+    def incarnation(self) -> str:
+        """What the scripts know this run by."""
+        return f"{self.run}:{self.replid}"
 
 
 def examine(info: bytes, settings: Settings) -> Server:
@@ -52,7 +61,12 @@ def examine(info: bytes, settings: Settings) -> Server:
     if not clustered and settings.deployment is Deployment.CLUSTER:
         raise Unfit("it is not a node of a cluster: write redis:// instead")
     _refuse_eviction(facts, settings)
-    return Server(facts.get("run_id", "unknown"), version)
+    return Server(
+        facts.get("run_id", "unknown"),
+        version,
+        facts.get("master_replid", ""),
+        int(facts.get("server_time_usec", 0)),
+    )
 
 
 def _refuse_eviction(facts: dict[str, str], settings: Settings) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Mapping
+import socket
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import unquote
 
 from ...errors import ConfigurationError
-from ..options import seconds
+from ..options import Reader, flag, options_in, seconds
+from ..options import checked as checked_by
 
 DEFAULT_PORT: Final = 6379
 SENTINEL_PORT: Final = 26379
@@ -110,8 +113,7 @@ def parse(url: str, options: Mapping[str, Any] | None = None) -> Settings:
     deployment, _tls = _SCHEMES[scheme]
     userinfo, _, rest = rest.rpartition("@")
     rest, _, query = rest.partition("?")
-    asked: dict[str, Any] = dict(parse_qsl(query, keep_blank_values=True))
-    given = checked({**asked, **(options or {})})
+    given = {**options_in(query, _OPTIONS, engine="Redis"), **checked(options or {})}
     connection = {name: given.pop(name) for name in tuple(given) if name in OF_CONNECTION}
     sentinel = {
         _OF_SENTINEL[name]: given.pop(name) for name in tuple(given) if name in _OF_SENTINEL
@@ -137,6 +139,11 @@ def _place(scheme: str, deployment: Deployment, rest: str) -> dict[str, Any]:
         if not path.startswith("/"):
             raise ConfigurationError(
                 f"{scheme}://{rest:.80} names no socket: write unix:///absolute/path"
+            )
+        if not hasattr(socket, "AF_UNIX"):
+            raise ConfigurationError(
+                f"{scheme}://{rest:.80} needs Unix sockets, which Python does not have on this machine"
+                f" ({sys.platform}): use redis://host"
             )
         return {**place, "addresses": (Address(path),)}
     hosts, _, path = rest.partition("/")
@@ -180,14 +187,7 @@ def _address(scheme: str, text: str, port: int) -> Address:
 
 def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     """Options with values of the right kind. Raises ``ConfigurationError``."""
-    checked: dict[str, Any] = {}
-    for name, value in given.items():
-        if name not in _OPTIONS:
-            raise ConfigurationError(
-                f"there is no Redis option {name!r:.40}; there are {', '.join(sorted(_OPTIONS))}"
-            )
-        checked[name] = _OPTIONS[name](name, value)
-    return checked
+    return checked_by(given, _OPTIONS, engine="Redis")
 
 
 def _text(_name: str, value: Any) -> Any:
@@ -219,13 +219,6 @@ def _recovery(name: str, value: Any) -> float:
         ) from None
 
 
-def _flag(name: str, value: Any) -> bool:
-    try:
-        return {"true": True, "1": True, "false": False, "0": False}[str(value).lower()]
-    except KeyError:
-        raise ConfigurationError(f"{name}={str(value)!r:.40} must be true or false") from None
-
-
 def _prefix(name: str, value: Any) -> str:
     if not re.fullmatch(r"[A-Za-z0-9._:/-]{1,100}", str(value)):
         raise ConfigurationError(
@@ -251,9 +244,9 @@ OF_CONNECTION: Final = {
 
 _OF_SENTINEL: Final = {"sentinel_username": "username", "sentinel_password": "password"}
 
-_OPTIONS: Final[dict[str, Callable[[str, Any], Any]]] = {
+_OPTIONS: Final[dict[str, Reader]] = {
     **dict.fromkeys(OF_CONNECTION | set(_OF_SENTINEL), _text),
-    "ssl_check_hostname": _flag,
+    "ssl_check_hostname": flag,
     "db": _whole,
     "prefix": _prefix,
     "recovery": _recovery,
@@ -261,5 +254,5 @@ _OPTIONS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "timeout": seconds,
     "connect_timeout": seconds,
     "max_connections": _connections,
-    "allow_eviction": _flag,
+    "allow_eviction": flag,
 }

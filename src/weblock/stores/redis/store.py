@@ -88,14 +88,14 @@ class RedisStore:
         return look_of(await self._wire.run(Call(LOOK, bucket, keys)))
 
     async def mark(self, key: str, keep: float | None) -> None:
-        bucket, keys = self._layout.of_key(key)
-        names = (*keys, self._layout.mark(bucket, key))
+        bucket = self._layout.bucket(key)
+        names = (self._layout.mark(bucket, key),)
         millis = "for good" if keep is None else f"{math.ceil(keep * 1000)}"
         await self._wire.run(Call(MARK, bucket, names, (millis,)))
 
     async def marked(self, key: str) -> bool:
-        bucket, keys = self._layout.of_key(key)
-        names = (*keys, self._layout.mark(bucket, key))
+        bucket = self._layout.bucket(key)
+        names = (self._layout.mark(bucket, key),)
         return bool(await self._wire.run(Call(MARKED, bucket, names)))
 
     async def names(self, prefix: str, limit: int) -> Sequence[str]:

@@ -5,7 +5,7 @@ Written once, as the core is: on ``Links`` of the blocking world nothing here su
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -14,7 +14,17 @@ from redis import exceptions
 from ...errors import EngineUnavailable
 from .calls import Call, Layout, micros, packed
 from .nodes import Nodes
-from .scripts import ACQUIRE, MARK, PROBE, REFRESH
+from .scripts import (
+    ACQUIRE,
+    ALONE,
+    BEGIN,
+    FORCE_RELEASE,
+    LOOK,
+    MARK,
+    PROBE,
+    REFRESH,
+    RELEASE,
+)
 from .servers import GRANT, Server, Unfit, examine, explained
 from .settings import Address, Settings
 
@@ -56,7 +66,16 @@ class Links(Protocol):
         """Sees to it that rings are heard, from now on."""
 
     def aside(self, work: Callable[[], None]) -> Awaitable[None]:
-        """Does something that blocks, without keeping others waiting."""
+        """Does something that blocks, without keeping others waiting.
+
+        It is the same each time: those who come while it is being done wait for its end.
+        """
+
+    def together(self, works: Sequence[Coroutine[Any, Any, None]]) -> Awaitable[None]:
+        """Does several things side by side, none of which raises."""
+
+    def move(self) -> None:
+        """Has rings heard elsewhere, if the server where they are has gone. From any thread."""
 
     def tidy(self) -> None:
         """Ends connections that were needed only for a rush. May be called from any thread."""
@@ -94,7 +113,7 @@ class Wire:
 
     async def run(self, call: Call) -> Outcome:
         """Runs one script. Raises ``EngineUnavailable``."""
-        if self._settings.min_replicas or self._nodes.stale:
+        if self._settings.min_replicas or not self._nodes.ready():
             (outcome,) = await self.run_all([call])
         else:
             outcome = await self._run_plainly(call)
@@ -106,29 +125,38 @@ class Wire:
         """Runs scripts side by side: what each returned, or ``EngineUnavailable``."""
         outcomes: list[Outcome] = [None] * len(calls)
         pending = list(range(len(calls)))
+
+        async def run_at(address: Address, part: list[int]) -> None:
+            replies = await self._exchange(address, [calls[index] for index in part])
+            for index, reply in zip(part, replies, strict=True):
+                outcomes[index] = await self._followed(calls[index], reply, address)
+
         for _ in range(REDIRECTIONS):
-            for address, part in (await self._by_address(calls, pending, outcomes)).items():
-                replies = await self._exchange(address, [calls[index] for index in part])
-                for index, reply in zip(part, replies, strict=True):
-                    outcomes[index] = await self._followed(calls[index], reply)
+            parts = await self._by_address(calls, pending, outcomes)
+            works = [run_at(*part) for part in parts.items()]
+            if len(works) == 1:
+                await works[0]
+            elif works:
+                await self.links.together(works)
             pending = [index for index in pending if _moved(outcomes[index])]
             if not pending:
                 break
-            self._nodes.doubt()
         return [self._judged(outcome) for outcome in outcomes]
 
     async def _run_plainly(self, call: Call) -> Outcome:
         """What nearly every call needs. One that the server refuses is asked again, with all else."""
-        nodes = self._nodes
+        nodes, address = self._nodes, None
         try:
-            link = await self.links.take(nodes.address_of(call.bucket), self._introduced)
+            address = nodes.address_of(call.bucket)
+            link = await self.links.take(address, self._introduced)
             try:
-                command = call.by_name(link.server.run, self._longest, nodes.peers)
+                command = call.by_name(link.server.incarnation, self._longest, nodes.peers)
                 (reply,) = await link.exchange([command])
             finally:
                 self.links.give_back(link)
         except (exceptions.RedisError, Unfit, OSError) as error:
-            nodes.doubt()
+            if address:
+                nodes.doubt(address, error)
             return error
         if isinstance(reply, exceptions.ResponseError):
             (reply,) = await self.run_all([call])
@@ -147,12 +175,12 @@ class Wire:
                     break
 
     async def _masters(self) -> Sequence[Address]:
-        if self._nodes.stale:
-            try:
+        try:
+            if not self._nodes.ready():
                 await self.links.aside(self._nodes.refresh)
-            except (exceptions.RedisError, Unfit, OSError) as error:
-                raise self._judged(error) from error
-        return sorted({self._nodes.address_of(b) for b in range(self._layout.buckets)})
+            return sorted({self._nodes.address_of(b) for b in range(self._layout.buckets)})
+        except (exceptions.RedisError, Unfit, OSError) as error:
+            raise self._judged(error) from error
 
     async def _asked(self, address: Address, command: bytes) -> Any:
         try:
@@ -162,7 +190,7 @@ class Wire:
             finally:
                 self.links.give_back(link)
         except (exceptions.RedisError, Unfit, OSError) as error:
-            self._nodes.doubt()
+            self._nodes.doubt(address, error)
             reply = error
         judged = self._judged(reply)
         if isinstance(judged, EngineUnavailable):
@@ -174,7 +202,7 @@ class Wire:
     ) -> dict[Address, list[int]]:
         """Where each pending call goes; for one that can go nowhere, why."""
         parts: dict[Address, list[int]] = {}
-        if self._nodes.stale:
+        if not self._nodes.ready():
             try:
                 await self.links.aside(self._nodes.refresh)
             except (exceptions.RedisError, Unfit, OSError) as error:
@@ -184,7 +212,7 @@ class Wire:
         for index in pending:
             try:
                 parts.setdefault(self._nodes.address_of(calls[index].bucket), []).append(index)
-            except Unfit as error:
+            except (exceptions.RedisError, Unfit) as error:
                 self._nodes.doubt()
                 outcomes[index] = error
         return parts
@@ -196,18 +224,18 @@ class Wire:
         try:
             link = await self.links.take(address, self._introduced)
         except (exceptions.RedisError, Unfit, OSError) as error:
-            self._nodes.doubt()
+            self._nodes.doubt(address, error)
             return [error] * len(calls)
         try:
             return await self._replies(link, calls, asking=asking)
         except exceptions.RedisError as error:
-            self._nodes.doubt()
+            self._nodes.doubt(address, error)
             return [error] * len(calls)
         finally:
             self.links.give_back(link)
 
     async def _replies(self, link: Link, calls: Sequence[Call], *, asking: bool) -> list[Outcome]:
-        run, longest, peers = link.server.run, self._longest, self._nodes.peers
+        run, longest, peers = link.server.incarnation, self._longest, self._nodes.peers
         sent = partial(self._sent, link, asking=asking, binding=any(map(_binds, calls)))
         outcomes = await sent([call.by_name(run, longest, peers) for call in calls])
         unknown = [
@@ -219,22 +247,24 @@ class Wire:
                 outcomes[index] = reply
         if any(type(reply) is exceptions.ReadOnlyError for reply in outcomes):
             link.discard()
+            self._nodes.doubt()
         return outcomes
 
     async def _sent(
         self, link: Link, commands: Sequence[bytes], *, asking: bool, binding: bool
     ) -> list[Outcome]:
+        replicas = self._settings.min_replicas
+        waits = bool(replicas) and binding
         if asking:
             commands = [part for command in commands for part in (_ASKING, command)]
-            return (await link.exchange(commands))[1::2]
-        replicas = self._settings.min_replicas
-        if not replicas or not binding:
-            return await link.exchange(commands)
-        # One wait covers all that was written on this connection before.
-        patience = round(self._settings.timeout * 1000 / 2)
-        wait = packed("WAIT", replicas, patience)
-        *replies, acknowledged = await link.exchange([*commands, wait])
-        return [self._acknowledged(reply, acknowledged) for reply in replies]
+        if waits:  # One wait covers all that was written on this connection before.
+            patience = round(self._settings.timeout * 1000 / 2)
+            commands = [*commands, packed("WAIT", replicas, patience)]
+        replies = await link.exchange(commands)
+        acknowledged = replies.pop() if waits else None
+        if asking:
+            replies = replies[1::2]
+        return [self._acknowledged(reply, acknowledged) for reply in replies] if waits else replies
 
     def _acknowledged(self, reply: Outcome, acknowledged: Outcome) -> Outcome:
         """A lease that too few replicas have is none."""
@@ -248,12 +278,46 @@ class Wire:
             " bring the others back, or ask for fewer"
         )
 
-    async def _followed(self, call: Call, reply: Outcome) -> Outcome:
-        """Goes where a cluster that is moving a key says that it may be already."""
+    async def _followed(self, call: Call, reply: Outcome, address: Address) -> Outcome:
+        """Goes where a cluster says that a key is, or may be already."""
+        if type(reply) is exceptions.MovedError:
+            self._nodes.moved(call.bucket, _sent_to(reply, address))
+        elif type(reply) is exceptions.AskError:
+            (reply,) = await self._exchange(_sent_to(reply, address), [call], asking=True)
+        if _torn(reply) and call.script in _OF_ONE_LOCK:
+            return await self._piecemeal(call, address)
+        return reply
+
+    async def _piecemeal(self, call: Call, address: Address) -> Outcome:
+        """Runs a script whose keys may be on two servers, since its slot is just being moved.
+
+        What the epoch says is asked first, wherever it is, and then the lock, which by itself
+        decides: see ``lua/alone.lua``. A quarantine that is told in between only lasts longer.
+        """
+        epoch = Call(BEGIN, call.bucket, (self._layout.epoch(call.bucket),), call.asks_for())
+        (told,) = await self._exchange(address, [epoch])
+        if type(told) is exceptions.AskError:
+            (told,) = await self._exchange(_sent_to(told, address), [epoch], asking=True)
+        if isinstance(told, Exception):
+            return told
+        facts = [each.decode() for each in told[3:]]
+        (reply,) = await self._exchange(address, [call.alone("0", facts)])
         if type(reply) is not exceptions.AskError:
             return reply
-        (reply,) = await self._exchange(Address(reply.host, reply.port), [call], asking=True)
+        clock = await self._clock_of(address)
+        if isinstance(clock, Exception):
+            return clock
+        asked = call.alone(clock, facts)
+        (reply,) = await self._exchange(_sent_to(reply, address), [asked], asking=True)
         return reply
+
+    async def _clock_of(self, address: Address) -> str | EngineUnavailable:
+        """What a server's clock shows, in microseconds."""
+        try:
+            seconds, rest = await self._asked(address, packed("TIME"))
+        except EngineUnavailable as error:
+            return error
+        return f"{1_000_000 * int(seconds) + int(rest)}"
 
     async def _introduced(self, link: Link) -> None:
         """Finds out on a new connection whether its server will do."""
@@ -269,7 +333,7 @@ class Wire:
     async def _probe(self, link: Link) -> None:
         """Tries on a server that is new to us whether its user may do what we need."""
         buckets = range(self._layout.buckets)
-        here = [each for each in buckets if self._nodes.address_of(each) == link.address]
+        here = [each for each in buckets if self._lives_at(each, link.address)]
         if not here:  # It is just being handed its first.
             return
         bucket = here[0]
@@ -286,6 +350,12 @@ class Wire:
             )
         self._known.add(link.server.run)
 
+    def _lives_at(self, bucket: int, address: Address) -> bool:
+        try:
+            return self._nodes.address_of(bucket) == address
+        except (exceptions.RedisError, Unfit):
+            return False
+
     def _judged(self, outcome: Outcome) -> Outcome:
         if not isinstance(outcome, Exception) or isinstance(outcome, EngineUnavailable):
             return outcome
@@ -296,12 +366,26 @@ class Wire:
 
 def _binds(call: Call) -> bool:
     """Whether its answer may be a lease, or that something is done for good."""
-    return call.script in (ACQUIRE, REFRESH, MARK)
+    return call.script in (ACQUIRE, REFRESH, MARK, ALONE)
+
+
+def _torn(outcome: Outcome) -> bool:
+    """Whether not all keys of a script were on the server, or one of them vanished on the way."""
+    if type(outcome) is exceptions.TryAgainError:
+        return True
+    return isinstance(outcome, exceptions.ResponseError) and "non local key" in str(outcome)
+
+
+def _sent_to(reply: exceptions.AskError, address: Address) -> Address:
+    """Where a redirection leads; without a host, to that of the server which sent it."""
+    return Address(reply.host or address.host, reply.port)
 
 
 def _moved(outcome: Outcome) -> bool:
     return type(outcome) is exceptions.MovedError
 
+
+_OF_ONE_LOCK: Final = (ACQUIRE, REFRESH, RELEASE, FORCE_RELEASE, LOOK)
 
 _INFO: Final = packed("INFO")
 _ASKING: Final = packed("ASKING")

@@ -11,16 +11,18 @@ import threading
 from typing import TYPE_CHECKING
 
 from ..._core.ports import Ask, Runtime, Store, Switchboard
-from ...errors import ConfigurationError, EngineUnavailable
-from ..forks import heed_forks
+from ..._platform.forks import heed_forks
+from ..._platform.logs import logger
+from ..._requirements import require
+from ...errors import EngineUnavailable
 from ..url import without_secrets
 from .memory import Memory
-from .settings import SCHEMES, Settings, parse
+from .settings import Settings, parse
 
 if TYPE_CHECKING:
     from .session import Session
 
-__all__ = ["SCHEMES", "ZooKeeperEngine", "open_engine"]
+__all__ = ["ZooKeeperEngine", "open_engine"]
 
 
 def open_engine(url: str) -> ZooKeeperEngine:
@@ -28,13 +30,7 @@ def open_engine(url: str) -> ZooKeeperEngine:
 
     It connects when it is first used. Raises ``ConfigurationError``.
     """
-    try:
-        import kazoo  # noqa: F401
-    except ImportError as error:
-        raise ConfigurationError(
-            f"{without_secrets(url)} needs kazoo, which is not installed:"
-            " pip install 'weblock[zookeeper]'"
-        ) from error
+    require(without_secrets(url), "zookeeper")
     return ZooKeeperEngine(parse(url))
 
 
@@ -42,6 +38,7 @@ class ZooKeeperEngine:
     """The leases below one node, as this process sees them."""
 
     scope = "cluster"
+    real_keeper = False  # kazoo has one connection for all, with threads of its own.
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -61,9 +58,11 @@ class ZooKeeperEngine:
     def session(self) -> Session:
         """What this process has open; opened when it is first needed, and after a fork.
 
-        Raises ``EngineUnavailable`` if the engine has been closed.
+        So it is after an error of kazoo's own, which ends the thread that it works in. Raises
+        ``EngineUnavailable`` if the engine has been closed.
         """
-        return self._session or self._open()
+        session = self._session
+        return session if session and not session.ended else self._open()
 
     def close(self) -> None:
         """Ends the session. Whoever still waits here is told."""
@@ -88,6 +87,11 @@ class ZooKeeperEngine:
         with self._guard:
             if self._closed:
                 raise EngineUnavailable(self.name, "it was closed")
+            if self._session and self._session.ended:
+                logger.warning("the ZooKeeper client of %s failed, and is started again", self.name)
+                self._session.begin_to_close()
+                self._session = None
+                self.switchboard.ring_all(Ask())  # Nothing rings for places of that session.
             if self._session is None:
                 self._session = Session(self.settings)
             return self._session

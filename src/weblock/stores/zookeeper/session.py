@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import threading
 from typing import Any, Final
 
 from kazoo.client import KazooClient
 from kazoo.handlers.utils import AsyncResult
-from kazoo.protocol.states import KazooState
+from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.security import CREATOR_ALL_ACL
 
+from .internals import close_sockets, shut_down
 from .nodes import Layout
 from .settings import Settings
 
@@ -42,6 +42,8 @@ class Session:
         )
         self.ready: AsyncResult = self.client.handler.async_result()
         """What is there while there is a connection."""
+        self.ended = False
+        """Whether kazoo has given the session up, as it does where it fails itself."""
         self.client.add_listener(self._changed)
         self.client.start_async()
 
@@ -62,23 +64,21 @@ class Session:
 
         By itself it would find out from its own pings only, which it does not send while we ask.
         """
-        sock = self.client._connection._socket  # noqa: SLF001 - kazoo has no other way
-        if sock is not None:
-            with contextlib.suppress(OSError):  # It was closed meanwhile.
-                sock.shutdown(socket.SHUT_RDWR)
+        shut_down(self.client)
 
     def close(self) -> None:
         """Ends the session, which takes along our places. A server that hangs is left to itself."""
+        self.begin_to_close().join(_CLOSING)
+
+    def begin_to_close(self) -> threading.Thread:
+        """Ends the session in the background."""
         thread = threading.Thread(target=self._close, name="weblock-closing", daemon=True)
         thread.start()
-        thread.join(_CLOSING)
+        return thread
 
     def abandon(self) -> None:
         """Lets go of it in a forked child: the session goes on in the parent."""
-        connection = self.client._connection  # noqa: SLF001 - kazoo would end the session instead
-        for sock in (connection._socket, connection._read_sock, connection._write_sock):  # noqa: SLF001
-            if sock is not None:
-                sock.close()
+        close_sockets(self.client)
 
     def _close(self) -> None:
         self.client.stop()
@@ -89,8 +89,11 @@ class Session:
         if state == KazooState.CONNECTED:
             self.prepare()
             self.ready.set(self)
-        elif self.ready.ready():
+            return
+        if self.ready.ready():
             self.ready = self.client.handler.async_result()
+        # A session that has expired is begun anew by kazoo; nothing follows on a closed one.
+        self.ended = self.client.client_state == KeeperState.CLOSED
 
 
 async def blocking_answer(result: AsyncResult, timeout: float) -> Any:

@@ -10,8 +10,6 @@ from urllib.parse import unquote
 from ...errors import ConfigurationError
 from ..options import Reader, options_in, seconds
 
-SCHEMES: Final = ("zookeeper",)
-
 DEFAULT_PORT: Final = 2181
 DEFAULT_ROOT: Final = "/weblock"
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kazoo.exceptions import (
     BadVersionError,
-    KazooException,
     NodeExistsError,
     NoNodeError,
     NotEmptyError,
@@ -108,7 +107,7 @@ class Wire:
         except KazooTimeoutError as error:
             unavailable = self.unavailable(f"no answer within {self._timeout:g} s")
             unavailable.__cause__ = error
-        except KazooException as error:
+        except Exception as error:  # noqa: BLE001 - kazoo's own failures are no better than an outage
             unavailable = self.unavailable(error)
             unavailable.__cause__ = error
         return unavailable

@@ -6,14 +6,15 @@ local owner, process, label = ARGV[4], ARGV[5], ARGV[6]
 local ttl, room, ticket = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 
 local quarantine = quarantined_until(ttl)
-local lock = read(quarantine)
+local lock = read()
 settle(lock, quarantine)
 
 if redis.call('EXISTS', VOIDED) == 1 then
+  put_down(lock)
   return { 'gone', now }
 end
 
-if lock.owner == '' and now >= quarantine then -- And nobody waits.
+if lock.owner == '' and now >= quarantine then -- And nobody waits who may have it.
   grant(lock, owner, ticket, process, label, ttl, true)
   return held(lock)
 end
@@ -26,16 +27,22 @@ end
 
 local known = refresh(lock, quarantine, owner, ttl)
 if known[1] ~= 'gone' then
+  put_down(lock)
   return known
 end
 
-if redis.call('ZCARD', QUEUE) >= room then
-  drop_places(function(place) return now >= place.ends end)
-  local waiters = redis.call('ZCARD', QUEUE)
-  if waiters >= room then
-    return { 'busy', now, busy_until(lock, quarantine), waiters }
-  end
+local waiters = redis.call('ZCARD', QUEUE)
+if room > 0 and waiters >= room then
+  -- Which of them is a matter of the microsecond, so that all are seen in time.
+  local first = now % math.max(1, waiters - SEEN + 1)
+  drop_places(first, first + SEEN - 1, function(place) return now >= place.ends end)
+  waiters = redis.call('ZCARD', QUEUE)
+end
+if waiters >= room then
+  put_down(lock)
+  return { 'busy', now, busy_until(lock, quarantine), waiters, recovering(lock, quarantine) }
 end
 
 queue(lock, owner, { ttl = ttl, ticket = ticket, process = process, label = label })
+put_down(lock)
 return waiting(lock, quarantine, position_of(owner))

@@ -1,12 +1,13 @@
 -- Takes the lease away from whoever has it, and passes the key on.
 
-despite_full_memory()
+essential = true
 local quarantine = quarantined_until(0)
-local lock = read(quarantine)
+local lock = read()
 local answer = 'gone'
-if lock.owner ~= '' and now < lock.ends then
+if lives(lock) then
   answer = 'released'
-  lock.owner = ''
+  free(lock)
 end
 settle(lock, quarantine)
+put_down(lock)
 return { answer, now }

@@ -1,6 +1,6 @@
 -- Notes for so many milliseconds, or for good, that something has been done. 0 takes the note away.
 
-local MARK, keep = KEYS[4], ARGV[4]
+local MARK, keep = KEYS[1], ARGV[4]
 
 if keep == 'for good' then
   redis.call('SET', MARK, '1')

@@ -1,3 +1,3 @@
 -- Whether there is a note that something has been done.
 
-return redis.call('EXISTS', KEYS[4])
+return redis.call('EXISTS', KEYS[1])

@@ -3,9 +3,9 @@
 --
 -- LOCK   a hash: the last fence, the lease (owner, process, label, since, until, confirmed), the
 --        number of the last place, and for each waiter
---        "place:<owner>": "<until> <ttl> <ticket> <process> <label>"
+--        "place:<owner>": "<until> <ttl> <ticket> <careful> <process> <label>"
 -- QUEUE  a sorted set: the waiters' owners, by their ticket, or by the number of their place
--- EPOCH  a hash: the server's run that grants here, since when, and the longest ttl seen
+-- EPOCH  a hash: what is remembered of the server, and of all leases of the bucket together
 --
 -- Times are microseconds of the server's clock, and relative times are given: no client's clock
 -- counts. A lease's end stands in its value; the keys themselves expire a day later, as garbage.
@@ -15,9 +15,11 @@
 
 local LOCK, QUEUE, EPOCH = KEYS[1], KEYS[2], KEYS[3]
 local RUN, LONGEST, PEERS = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local SECOND = 1000000
+local MINUTE = 60 * SECOND
 local DAY = 86400000
-local AHEAD = 1000000 -- By how much a client's clock is believed that is ahead of ours.
-local SWITCH = 2000000 -- Until all who talk to a master have heard that it was replaced.
+local AHEAD = SECOND -- By how much a client's clock is believed that is ahead of ours.
+local SWITCH = 2 * SECOND -- Until all who talk to a master have heard that it was replaced.
 
 -- Once, for the clock may move while a script runs.
 local clock = redis.call('TIME')
@@ -33,23 +35,61 @@ local function keep(key, ends)
   redis.call('PEXPIRE', key, text(DAY + math.max(0, ends - now) / 1000))
 end
 
-local function counted(section, name)
-  return tonumber(string.match(redis.call('INFO', section), name .. ':(%-?%d+)') or '0')
-end
-
 -- A server whose memory is full refuses a script's first write if it may need memory, and allows
--- what comes after. What ends or renews a lease must work there, so this goes before it: a write
--- that needs none, and changes nothing.
-local function despite_full_memory()
-  redis.call('HDEL', LOCK, '')
+-- what comes after. What ends or renews a lease must work there (it is essential), so its first
+-- write is one that needs none, and changes nothing.
+local essential, written = false, false
+
+-- Writes what needs no memory.
+local function erase(...)
+  written = true
+  return redis.call(...)
 end
 
--- Whether this server was a replica once: then its last master's last writes may be missing.
-local function promoted()
-  return counted('replication', 'second_repl_offset') > 0
+-- Writes what may need memory.
+local function write(...)
+  if essential and not written then
+    erase('HDEL', LOCK, '')
+  end
+  return erase(...)
 end
 
--- Whether it may ever have been emptied, other than by a restart.
+-- The epoch. It says
+--
+-- run       which run of which server grants here: all names by which its connections know it
+-- replid    its replication id when it was last looked at
+-- checked   when that was. Later than a second after this, it is looked at again
+-- lost      a lease that this server may have forgotten was not granted or renewed after this
+-- why       how it lost leases
+-- recovered when those have ended, as far as those who have asked know how long they were
+-- longest   all leases granted since are at most so long,
+-- ends      and end before this; but for those
+-- long      that are longer than a minute: "<owner> <ends> <length>;" for each
+-- fence     no key that is free had a larger one
+-- ahead     by how much this server's clock is ahead of that by which keys were granted
+-- level     that were handed to it, until when those may be held
+local epoch = { ahead = 0, level = 0, fence = 0, recovered = 0 }
+local NUMBERS = { 'checked', 'lost', 'recovered', 'longest', 'ends', 'fence', 'ahead', 'level' }
+
+local function recall()
+  local got = redis.call('HMGET', EPOCH, 'run', 'replid', 'why', 'long', unpack(NUMBERS))
+  epoch = { run = got[1] or '', replid = got[2], why = got[3] or '', long = got[4] or '' }
+  for i, name in ipairs(NUMBERS) do
+    epoch[name] = tonumber(got[4 + i]) or 0
+  end
+end
+
+local function note(facts)
+  local words = {}
+  for name, value in pairs(facts) do
+    epoch[name] = value
+    words[#words + 1] = name
+    words[#words + 1] = type(value) == 'number' and text(value) or value
+  end
+  write('HSET', EPOCH, unpack(words))
+end
+
+-- Whether the server may ever have been emptied, other than by a restart.
 local function emptied()
   local commands = redis.call('INFO', 'commandstats')
   for _, name in ipairs({ 'flushall', 'flushdb', 'swapdb', 'config|resetstat' }) do
@@ -60,36 +100,164 @@ local function emptied()
   return false
 end
 
+-- When the server started, or a little later. It says how long it has been up as a difference of
+-- whole seconds, which may be a second too much, and less than 0 where its clock was set back.
+local function started()
+  local uptime = tonumber(string.match(redis.call('INFO', 'server'), 'uptime_in_seconds:(%-?%d+)'))
+  return now - math.max(0, (uptime - 1) * SECOND)
+end
+
+-- What a master's clock shows when that of the caller shows 0: at least, and at most.
+local function clock_of(run)
+  local early, late = string.match(PEERS, run .. ':(%-?%d+):(%-?%d+)')
+  return tonumber(early), tonumber(late)
+end
+
+-- How long a lease may be that was forgotten, judged by those that are known.
+local function longest_known(lost)
+  local longest = epoch.longest
+  for ends, length in string.gmatch(epoch.long, '%S+ (%d+) (%d+);') do
+    if tonumber(ends) > lost then
+      longest = math.max(longest, tonumber(length))
+    end
+  end
+  return longest
+end
+
+-- When leases were lost last, if any were, and how. What was noted later than this server
+-- started comes from elsewhere, or its clock has moved.
+local function last_loss(promoted)
+  if promoted then
+    return now + SWITCH, 'it has taken the place of another'
+  end
+  if emptied() then
+    return now, 'it may have been emptied'
+  end
+  local since = started()
+  local elsewhere = epoch.run ~= '' and epoch.checked > since
+  return elsewhere and now or since, 'it was started just now'
+end
+
 -- The delayed restart of the Redlock algorithm, by itself: a server that may have lost leases
--- grants nothing until the longest of them has ended.
-local function begin_epoch(run, longest)
-  local quarantine = math.max(0, longest - counted('server', 'uptime_in_seconds') * 1000000)
-  if LONGEST == 0 or (run and string.find(PEERS, run, 1, true)) then
-    quarantine = 0 -- Not wanted; or the keys have moved here from a master that lives.
-  elseif promoted() then
-    quarantine = longest + SWITCH
-  elseif emptied() then
-    quarantine = longest
-  end
-  redis.call('HSET', EPOCH, 'run', RUN, 'until', text(now + quarantine), 'longest', text(longest))
-  return now + quarantine
+-- grants nothing until those have ended.
+local function begin_epoch(promoted)
+  local lost, why = last_loss(promoted)
+  note({
+    run = ' ' .. RUN .. ' ',
+    lost = lost,
+    why = why,
+    recovered = lost + longest_known(lost),
+    fence = math.max(epoch.fence, epoch.checked + SECOND),
+    level = 0,
+  })
 end
 
--- Until when nothing is granted here, for leases of up to ttl to come.
+-- The keys have moved here from a master that lives, and nothing was lost; but its clock, by which
+-- they were granted, may be another. Those that ours is ahead of are held for so much longer.
+local function take_over(ahead)
+  local before = now < epoch.level and epoch.ahead or 0
+  note({
+    run = ' ' .. RUN .. ' ',
+    lost = epoch.lost + ahead,
+    recovered = epoch.recovered + ahead,
+    ahead = before + math.max(0, ahead),
+    level = math.max(epoch.level + ahead, now + longest_known(now - ahead)),
+  })
+end
+
+-- The clock was set back: what was to come is as far away as it was.
+local function set_back()
+  local by = epoch.checked - now
+  note({
+    lost = epoch.lost - by,
+    recovered = epoch.recovered - by,
+  })
+end
+
+-- Compares the server with what is remembered of it. The same run has lost leases if it has been
+-- a replica meanwhile: then it has got another replication id, and says that it had one before.
+-- An id that changes for another reason means nothing, nor does one that a connection knows from
+-- before. Whether an epoch begins.
+local function look_at_server()
+  local info = redis.call('INFO', 'replication')
+  local replid = string.match(info, 'master_replid:(%w+)')
+  local promoted = tonumber(string.match(info, 'second_repl_offset:(%-?%d+)')) > 0
+  local run, former = string.match(RUN, '^%w*'), string.match(epoch.run, '^ (%w*)')
+  local _, late = clock_of(run)
+  local begun = false
+  if run == former and (replid == epoch.replid or not promoted) then
+    if now < epoch.checked then
+      set_back()
+    end
+    if not string.find(epoch.run, ' ' .. RUN .. ' ', 1, true) then
+      note({ run = string.sub(epoch.run, 1, 500) .. RUN .. ' ' })
+    end
+  elseif former and former ~= run and clock_of(former) and late then
+    take_over(late - clock_of(former))
+  else
+    begin_epoch(promoted)
+    begun = true
+  end
+  note({ replid = replid, checked = now })
+  return begun
+end
+
+-- Until when the caller is granted nothing, which asks for a lease of ttl. One whose recovery is off
+-- is granted at once; others wait for as long as any of them wants to. The ttl of the first of them
+-- counts as well, where it is longer.
 local function quarantined_until(ttl)
-  local epoch = redis.call('HMGET', EPOCH, 'run', 'until', 'longest')
-  local longest = math.max(ttl, LONGEST, tonumber(epoch[3]) or 0)
-  if epoch[1] ~= RUN then
-    return begin_epoch(epoch[1], longest)
+  recall()
+  local known = string.find(epoch.run, ' ' .. RUN .. ' ', 1, true)
+  local begun = false
+  if not known or now < epoch.checked or now > epoch.checked + SECOND then
+    begun = look_at_server()
   end
-  if longest > tonumber(epoch[3]) then
-    redis.call('HSET', EPOCH, 'longest', text(longest))
+  if LONGEST == 0 then
+    return 0
   end
-  return tonumber(epoch[2])
+  local asked = begun and math.min(ttl, 5 * MINUTE) or 0
+  local recovered = epoch.lost + math.max(LONGEST, asked)
+  if recovered > epoch.recovered and recovered > now then
+    note({ recovered = recovered })
+  end
+  return epoch.recovered
 end
 
--- What is known of the lock; fences from before the server has recovered may not be.
-local function read(recovered)
+-- Notes those of the long leases that have not ended, but for that of one owner, and one more. Of
+-- very many, only the longest.
+local function note_long(but, more)
+  local kept, latest, longest = {}, 0, 0
+  for owner, ends, length in string.gmatch(epoch.long, '(%S+) (%d+) (%d+);') do
+    if owner ~= but and now < tonumber(ends) then
+      kept[#kept + 1] = owner .. ' ' .. ends .. ' ' .. length .. ';'
+      latest = math.max(latest, tonumber(ends))
+      longest = math.max(longest, tonumber(length))
+    end
+  end
+  if #kept > 15 then
+    kept = { '- ' .. text(latest) .. ' ' .. text(longest) .. ';' }
+  end
+  note({ long = table.concat(kept) .. more })
+end
+
+-- Notes that the owner's lease is to end so much later from now; seldom, for most.
+local function foresee(owner, length)
+  if length > MINUTE then
+    note_long(owner, owner .. ' ' .. text(now + length) .. ' ' .. text(length) .. ';')
+  elseif length > epoch.longest or now + length > epoch.ends then
+    local ends = math.max(epoch.ends, now + length + 10 * SECOND)
+    note({ longest = length, ends = ends })
+  end
+end
+
+-- Notes that the owner's lease has ended.
+local function forget(owner)
+  if string.find(epoch.long, owner .. ' ', 1, true) then
+    note_long(owner, '')
+  end
+end
+
+local function read()
   local got = redis.call('HMGET', LOCK, 'fence', 'owner', 'process', 'until', 'confirmed')
   return {
     fence = tonumber(got[1]) or 0,
@@ -98,23 +266,53 @@ local function read(recovered)
     process = got[3],
     ends = tonumber(got[4]) or 0,
     confirmed = got[5] == '1',
-    recovered = recovered,
   }
 end
 
-local function grant(lock, owner, ticket, process, label, length, confirmed)
-  local came = ticket > 0 and math.min(ticket, now + AHEAD) or now
-  lock.fence = math.max(lock.fence + 1, came, lock.recovered)
-  lock.owner, lock.process, lock.ends, lock.confirmed = owner, process, now + length, confirmed
-  redis.call('HSET', LOCK, 'fence', text(lock.fence), 'owner', owner, 'process', process,
-    'label', label, 'since', text(now), 'until', text(lock.ends), 'confirmed', confirmed and '1' or '0')
-  keep(LOCK, lock.ends)
+-- When others may have the key.
+local function freed_at(lock)
+  return lock.ends + (now < epoch.level and epoch.ahead or 0)
 end
 
+local function lives(lock)
+  return lock.owner ~= '' and now < freed_at(lock)
+end
+
+local function grant(lock, owner, ticket, process, label, length, confirmed)
+  local came = ticket > 0 and math.max(math.min(ticket, now + AHEAD), now - MINUTE) or now
+  lock.fence = math.max(lock.fence + 1, epoch.fence + 1, came, math.min(now, epoch.recovered))
+  lock.owner, lock.process, lock.ends, lock.confirmed = owner, process, now + length, confirmed
+  write('HSET', LOCK, 'fence', text(lock.fence), 'owner', owner, 'process', process,
+    'label', label, 'since', text(now), 'until', text(lock.ends), 'confirmed', confirmed and '1' or '0')
+  keep(LOCK, lock.ends)
+  foresee(owner, length)
+end
+
+-- Ends the lease. It is left to put_down to write that, for another may follow at once.
 local function free(lock)
+  if lock.owner ~= '' then
+    forget(lock.owner)
+  end
   lock.owner = ''
-  if lock.written ~= '' then
-    redis.call('HSET', LOCK, 'owner', '')
+end
+
+-- Writes that nobody has the key, if so. Where nobody waits either, only the fence is remembered,
+-- together with those of all other keys; one that is ahead of our clock by itself, until the clock
+-- has caught up, so that the fences of others need not follow it.
+local function put_down(lock)
+  if lock.owner ~= '' or lock.written == '' then
+    return
+  end
+  if redis.call('EXISTS', QUEUE) == 1 then
+    write('HSET', LOCK, 'owner', '')
+  elseif lock.fence <= now then
+    erase('DEL', LOCK)
+    if lock.fence > epoch.fence then
+      note({ fence = lock.fence })
+    end
+  else
+    erase('HDEL', LOCK, 'owner', 'process', 'label', 'since', 'until', 'confirmed', 'places')
+    redis.call('PEXPIRE', LOCK, text((lock.fence - now + MINUTE + SECOND) / 1000))
   end
 end
 
@@ -123,11 +321,13 @@ local function place_of(owner)
   if not packed then
     return nil
   end
-  local ends, ttl, ticket, process, label = string.match(packed, '^(%d+) (%d+) (%d+) (%S*) (.*)$')
+  local ends, ttl, ticket, careful, process, label =
+    string.match(packed, '^(%d+) (%d+) (%d+) ([01]) (%S*) (.*)$')
   return {
     ends = tonumber(ends),
     ttl = tonumber(ttl),
     ticket = tonumber(ticket),
+    careful = careful == '1',
     process = process,
     label = label,
   }
@@ -140,27 +340,27 @@ end
 
 local function put_place(owner, place)
   place.ends = now + PLACE
-  local numbers = { text(place.ends), text(place.ttl), text(place.ticket) }
-  redis.call('HSET', LOCK, 'place:' .. owner,
+  local numbers = { text(place.ends), text(place.ttl), text(place.ticket), LONGEST > 0 and '1' or '0' }
+  write('HSET', LOCK, 'place:' .. owner,
     table.concat(numbers, ' ') .. ' ' .. place.process .. ' ' .. place.label)
 end
 
 -- Queues an owner that has no place yet.
 local function queue(lock, owner, place)
-  local rank = place.ticket > 0 and text(place.ticket) or redis.call('HINCRBY', LOCK, 'places', 1)
-  redis.call('ZADD', QUEUE, rank, owner)
+  local rank = place.ticket > 0 and text(place.ticket) or write('HINCRBY', LOCK, 'places', 1)
+  write('ZADD', QUEUE, rank, owner)
   put_place(owner, place)
   keep(LOCK, lock.ends)
   keep(QUEUE, now)
 end
 
 local function drop_place(owner)
-  redis.call('ZREM', QUEUE, owner)
-  redis.call('HDEL', LOCK, 'place:' .. owner)
+  erase('ZREM', QUEUE, owner)
+  erase('HDEL', LOCK, 'place:' .. owner)
 end
 
-local function drop_places(doomed)
-  for _, owner in ipairs(redis.call('ZRANGE', QUEUE, 0, -1)) do
+local function drop_places(first, last, doomed)
+  for _, owner in ipairs(redis.call('ZRANGE', QUEUE, first, last)) do
     local place = place_of(owner)
     if not place or doomed(place) then
       drop_place(owner)
@@ -168,38 +368,52 @@ local function drop_places(doomed)
   end
 end
 
--- Hands the lease to the first waiter that lives, for as long as its process has to confirm it,
--- and rings there.
-local function pass_on(lock)
+-- The first waiter that lives and may have the lease, and its place. Those before it that do not
+-- live are gone for good.
+local function first_waiter()
+  local skipped = 0
   while true do
-    local owner = redis.call('ZRANGE', QUEUE, 0, 0)[1]
-    if not owner then
-      break
-    end
-    local place = place_of(owner)
-    drop_place(owner)
-    if place and now < place.ends then
-      local length = math.min(place.ttl, HANDOFF)
-      grant(lock, owner, place.ticket, place.process, place.label, length, false)
-      redis.call('PUBLISH', place.process,
-        owner .. ' ' .. text(lock.fence) .. ' ' .. text(lock.ends))
-      return
+    local owner = redis.call('ZRANGE', QUEUE, skipped, skipped)[1]
+    local place = owner and place_of(owner)
+    local lasts = place and now < place.ends
+    if lasts and place.careful and now < epoch.recovered then
+      skipped = skipped + 1
+    elseif not owner or lasts then
+      return owner, place
+    else
+      drop_place(owner)
     end
   end
-  free(lock)
 end
 
--- Passes the key on if its lease has ended.
+-- Hands the lease to the first waiter that may have it, for as long as its process has to confirm
+-- it, and rings there.
+local function pass_on(lock)
+  local owner, place = first_waiter()
+  if not owner then
+    return free(lock)
+  end
+  drop_place(owner)
+  local length = math.min(place.ttl, HANDOFF)
+  grant(lock, owner, place.ticket, place.process, place.label, length, false)
+  redis.call('PUBLISH', place.process, owner .. ' ' .. text(lock.fence) .. ' ' .. text(lock.ends))
+end
+
+-- Passes the key on if its lease has ended. In a quarantine, there is nobody to pass it on to but
+-- those who do not care about it.
 local function settle(lock, quarantine)
-  if lock.owner ~= '' and now < lock.ends then
+  if lives(lock) then
     return
   end
   if now < quarantine then
     return free(lock)
   end
-  if lock.owner ~= '' and not lock.confirmed then
-    local silent = lock.process
-    drop_places(function(place) return place.process == silent end)
+  if lock.owner ~= '' then
+    forget(lock.owner)
+    if not lock.confirmed then
+      local silent = lock.process
+      drop_places(0, -1, function(place) return place.process == silent end)
+    end
   end
   pass_on(lock)
 end
@@ -214,19 +428,26 @@ end
 
 -- In a quarantine, the key counts as held by one of those who may have been forgotten.
 local function busy_until(lock, quarantine)
-  return math.max(quarantine, lock.owner ~= '' and lock.ends or now)
+  return math.max(quarantine, lock.owner ~= '' and freed_at(lock) or now)
+end
+
+-- Why the caller is granted nothing; nothing if that is for another who has the key.
+local function recovering(lock, quarantine)
+  return lock.owner == '' and now < quarantine and epoch.why or ''
 end
 
 local function waiting(lock, quarantine, position)
-  return { 'waiting', now, position, busy_until(lock, quarantine) }
+  local because = recovering(lock, quarantine)
+  return { 'waiting', now, position, busy_until(lock, quarantine), because }
 end
 
 -- The heartbeat of one owner: renews its lease, or keeps its place.
 local function refresh(lock, quarantine, owner, ttl)
   if holds(lock, owner) then
     lock.ends, lock.confirmed = math.max(lock.ends, now + ttl), true
-    redis.call('HSET', LOCK, 'until', text(lock.ends), 'confirmed', '1')
+    write('HSET', LOCK, 'until', text(lock.ends), 'confirmed', '1')
     keep(LOCK, lock.ends)
+    foresee(owner, lock.ends - now)
     return held(lock)
   end
   -- A place that nobody has kept for a day may have outlived the queue.

@@ -2,12 +2,13 @@
 
 local owner, fence = ARGV[4], tonumber(ARGV[5])
 
-local lock = read(0)
-if lock.owner ~= owner or now >= lock.ends then
+recall()
+local lock = read()
+if lock.owner ~= owner or not lives(lock) then
   return { 'gone', now }
 end
 if fence > lock.fence then
   lock.fence = fence
-  redis.call('HSET', LOCK, 'fence', text(fence))
+  write('HSET', LOCK, 'fence', text(fence))
 end
 return held(lock)

@@ -6,13 +6,14 @@ for i = 5, #ARGV, 2 do
   longest = math.max(longest, tonumber(ARGV[i]))
 end
 
-despite_full_memory()
+essential = true
 local quarantine = quarantined_until(longest)
-local lock = read(quarantine)
+local lock = read()
 settle(lock, quarantine)
 
 local answers = {}
 for i = 4, #ARGV, 2 do
   answers[#answers + 1] = refresh(lock, quarantine, ARGV[i], tonumber(ARGV[i + 1]))
 end
+put_down(lock)
 return answers

@@ -4,20 +4,22 @@
 local VOIDED = KEYS[4]
 local owner, void = ARGV[4], tonumber(ARGV[5])
 
-despite_full_memory()
+essential = true
 local quarantine = quarantined_until(0)
-local lock = read(quarantine)
+local lock = read()
 local answer = 'gone'
 if holds(lock, owner) then
-  if now < lock.ends then
+  if lives(lock) then
     answer = 'released'
   end
-  lock.owner = ''
+  free(lock)
 else
   drop_place(owner)
+  lock.written = owner -- If it was the last who waited for a key that nobody has, nothing is left.
 end
 if void > 0 then
-  redis.call('SET', VOIDED, '1', 'PX', text(math.ceil(void / 1000)))
+  write('SET', VOIDED, '1', 'PX', text(math.ceil(void / 1000)))
 end
 settle(lock, quarantine)
+put_down(lock)
 return { answer, now }

@@ -7,20 +7,22 @@ local owner, process, label = ARGV[4], ARGV[5], ARGV[6]
 local ttl, ticket, seen = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 
 local quarantine = quarantined_until(ttl)
-local lock = read(quarantine)
+local lock = read()
 settle(lock, quarantine)
 if lock.owner ~= owner then
+  put_down(lock)
   return refresh(lock, quarantine, owner, ttl)
 end
 if lock.ends ~= seen then
   return held(lock)
 end
 
-drop_places(function(place) return now >= place.ends end)
 queue(lock, owner, { ttl = ttl, ticket = ticket, process = process, label = label })
+first_waiter() -- Nobody gives way to those who have gone.
 if position_of(owner) == 0 then
   drop_place(owner)
   return held(lock)
 end
 pass_on(lock)
+put_down(lock)
 return waiting(lock, quarantine, position_of(owner))

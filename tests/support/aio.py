@@ -1,4 +1,4 @@
-"""Waiting for conditions, with a deadline."""
+"""What ``tests.support.waiting`` offers, under the same names, for tests that are coroutines."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 from weblock import AsyncLocks
 
-PATIENCE = 30.0
-"""Seconds, for what takes milliseconds on an idle machine."""
+from .waiting import PATIENCE
+
+__all__ = ["PATIENCE", "eventually", "until_waited_for"]
 
 
 async def eventually(condition: Callable[[], object], *, within: float = PATIENCE) -> None:
@@ -19,8 +20,8 @@ async def eventually(condition: Callable[[], object], *, within: float = PATIENC
 
 
 async def until_waited_for(locks: AsyncLocks, key: str, *, by: int = 1) -> None:
-    """Returns when so many wait for ``key``, which is held."""
+    """Returns when ``by`` callers wait for ``key``, which is held."""
     async with asyncio.timeout(PATIENCE):
-        # Any engine, whoever waits.
+        # The engine notifies nobody of a new waiter.
         while (info := await locks.inspect(key)) is None or len(info.waiters) != by:  # noqa: ASYNC110
             await asyncio.sleep(0.001)

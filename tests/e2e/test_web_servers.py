@@ -1,146 +1,36 @@
-"""``LockMiddleware`` on every kind of ASGI server, with clients that read slowly or go at once."""
+"""Clients that read slowly or go at once: ``LockMiddleware`` and FastAPI, on every kind of server."""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
-import re
 import socket
 import struct
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
-from tests.contract import conditions
-from tests.contract.conditions import queue_of
-from tests.servers.ports import free_port
-from tests.servers.process import spawn
-from weblock import Locks
+from tests.support.waiting import PATIENCE, eventually
 
-TOP = Path(__file__).parents[2]
-APP = "tests.e2e.asgi_app:app"
-PATIENCE = 60.0
+from .sites import KINDS, Server, fresh_name, read_all, serving
 
 MIB = 1024 * 1024
 UPLOAD = (1024 if "WEBLOCK_LONG" in os.environ else 96) * MIB
 """Bytes that a client sends; what a server may need of memory meanwhile is the same for all."""
 
-COMMANDS = {
-    "uvicorn": [APP, "--port={port}", "--log-level=warning", "--ws=none"],
-    "hypercorn": [APP, "--bind=127.0.0.1:{port}", "--log-level=warning"],
-    "granian": [APP, "--interface=asgi", "--port={port}", "--log-level=warning", "--no-ws"],
-    "gunicorn": [APP, "--worker-class=asgi", "--bind=127.0.0.1:{port}", "--log-level=warning"],
-}
 
-numbers = itertools.count()
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    """Returns when ``condition`` is true."""
-    conditions.eventually(condition, within=PATIENCE)
-
-
-class Server:
-    """A server with the application, and what its engine knows of its keys."""
-
-    def __init__(self, kind: str, folder: Path) -> None:
-        self.kind = kind
-        self.folder = folder
-        self.address = ("127.0.0.1", free_port())
-        engine = f"file://{folder}/locks"
-        arguments = [each.format(port=self.address[1]) for each in COMMANDS[kind]]
-        self.process = spawn(
-            [sys.executable, "-m", kind, *arguments],
-            log=folder / "log",
-            env={
-                "WEBLOCK_TEST_FOLDER": str(folder),
-                "WEBLOCK_TEST_ENGINE": engine,
-                "PYTHONPATH": str(TOP),
-            },
-        )
-        self.probe = Locks.from_url(engine, wait=PATIENCE)
-        eventually(lambda: self.serves() or self.process.poll() is not None)
-        assert self.process.poll() is None, self.log()
-
-    def serves(self) -> bool:
-        try:
-            socket.create_connection(self.address).close()
-        except ConnectionRefusedError:
-            return False
-        return True
-
-    def log(self) -> str:
-        return (self.folder / "log").read_text()
-
-    def noted(self, name: str) -> bool:
-        return (self.folder / name).exists()
-
-    def goes_on(self, name: str) -> None:
-        (self.folder / f"{name}-goes-on").touch()
-
-    def waiting_for(self, key: str) -> int | None:
-        """How many wait for a key; ``None`` if nobody holds it."""
-        with ThreadPoolExecutor(1) as stranger:  # The test's own thread may hold the key.
-            return stranger.submit(queue_of, self.probe, key).result()
-
-    def raw(self, path: str, *, method: str = "POST", length: int = 0) -> socket.socket:
-        """A connection that has sent the head of a request, and reads nothing by itself."""
-        client = socket.socket()
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
-        client.settimeout(PATIENCE)
-        client.connect(self.address)
-        head = f"{method} {path} HTTP/1.1\r\nHost: shop\r\nContent-Length: {length}\r\n"
-        client.sendall(f"{head}Connection: close\r\n\r\n".encode())
-        return client
-
-    def answer(self, path: str, method: str = "POST") -> bytes:
-        """What a request is answered, whole."""
-        with self.raw(path, method=method) as client:
-            return read_all(client)
-
-    def memory(self) -> int:
-        """The most memory that the serving process has ever had, in bytes."""
-        return int(self.answer("/memory", "GET").rpartition(b"\r\n\r\n")[2])
-
-    def end(self) -> None:
-        """Has it shut down."""
-        self.probe.close()
-        self.process.terminate()
-        self.process.wait(timeout=PATIENCE)
-
-
-@pytest.fixture(scope="module", params=COMMANDS)
-def server(request) -> Iterator[Server]:
+@pytest.fixture(scope="module", params=KINDS)
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """Each kind of server, for all tests."""
-    with tempfile.TemporaryDirectory(prefix="wl-") as folder:
-        server = Server(request.param, Path(folder))
-        try:
-            yield server
-        finally:
-            server.end()
-        assert server.noted("started")
-        assert server.noted("shut-down")
-        assert not re.search(r"Traceback|ERROR|Exception", server.log()), server.log()
+    with serving(request.param) as server:
+        yield server
 
 
 @pytest.fixture
 def name() -> str:
     """A name that no other test uses."""
-    return f"n{next(numbers)}"
-
-
-def read_all(client: socket.socket) -> bytes:
-    """What it is sent until the server closes."""
-    parts = []
-    while part := client.recv(65536):
-        parts.append(part)
-    return b"".join(parts)
+    return fresh_name()
 
 
 def reset(client: socket.socket) -> None:

@@ -1,0 +1,57 @@
+"""Forks: what a child lets go of, and what no fork may interrupt.
+
+Windows does not fork. There is nothing to do there, and nothing to register with.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from contextlib import ExitStack
+from typing import Final, Protocol
+
+
+class Forking(Protocol):
+    """An object with something of its process: connections, threads, leases, a mutex."""
+
+    def after_fork(self) -> None:
+        """Runs in the child, where no other thread does. Ends nothing of the parent's."""
+
+
+class Mutex(Protocol):
+    """A lock of ``threading``."""
+
+    def acquire(self) -> object: ...
+
+    def release(self) -> object: ...
+
+
+# By identity, since some that heed forks compare by value and cannot be hashed.
+_heeding: Final[weakref.WeakValueDictionary[int, Forking]] = weakref.WeakValueDictionary()
+
+
+def heed_forks(forking: Forking) -> None:
+    """Call ``forking.after_fork()`` in each child of this process, for as long as it is in use.
+
+    Objects are called in the order in which they were first passed here.
+    """
+    _heeding[id(forking)] = forking
+
+
+def forbid_forks_within(mutex: Mutex) -> None:
+    """Have each fork wait for ``mutex``, and hold it until the child exists."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(
+            before=mutex.acquire, after_in_parent=mutex.release, after_in_child=mutex.release
+        )
+
+
+def _after_fork() -> None:
+    # One that fails does not keep the others from their turn.
+    with ExitStack() as calls:
+        for forking in reversed(list(_heeding.values())):
+            calls.callback(forking.after_fork)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,163 @@
+"""Background threads, which do not end before they should, and what they call of others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Final
+
+from .forks import heed_forks
+from .greenlets import Thread, new_thread, original, queue_class, real_thread_here
+from .logs import logger
+
+AGAIN_AFTER: Final = 0.1
+"""Seconds after which a thread that failed goes on."""
+
+LINGER: Final = 1.0
+"""Seconds for which the thread of callbacks waits for another."""
+
+
+class BackgroundThread:
+    """A daemon thread that does ``work`` while that is wanted.
+
+    ``work`` returns when it has nothing more to do. If it ends in any other way, by ``SystemExit``
+    too, the failure is logged and it is called again: what depends on a thread that ended in
+    silence fails much later, and elsewhere. A forked child inherits no thread, and calls
+    ``after_fork``.
+
+    Where greenlets replace threads, a ``real`` one is a thread of the operating system nevertheless.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[], None],
+        wanted: Callable[[], bool] = lambda: False,
+        *,
+        real: bool = False,
+    ) -> None:
+        self._name = name
+        self._work = work
+        self._wanted = wanted
+        self._real = real
+        self._thread: Thread | None = None
+        self._turn: threading.Lock = original("threading", "Lock")()
+
+    @property
+    def running(self) -> bool:
+        return self._turn.locked()
+
+    def start(self) -> bool:
+        """Starts the thread unless it runs. Whether it runs: the next call tries again.
+
+        It may be called by any number of threads, and interrupted anywhere: of several threads that
+        were started, one runs, for that one has the turn.
+        """
+        if self._turn.locked():
+            return True
+        if not self._real and (here := real_thread_here()):
+            here.do_at_home(self.start)  # A greenlet of this thread would end with it.
+            return True
+        of_thread: list[Thread] = []
+        thread = new_thread(self._name, partial(self._run, of_thread), real=self._real)
+        of_thread.append(thread)
+        self._thread = thread
+        try:
+            thread.start()
+        except RuntimeError:
+            logger.exception("the thread %s could not be started", self._name)
+            return False
+        return True
+
+    def join(self, timeout: float | None = None) -> None:
+        """Waits until it has ended; not in the thread itself, where a callback may call this."""
+        thread = self._thread
+        if thread and thread.ident and thread is not threading.current_thread():
+            thread.join(timeout)
+
+    def after_fork(self) -> None:
+        self._thread = None
+        self._turn = original("threading", "Lock")()
+
+    def _run(self, thread: Sequence[Thread]) -> None:
+        over = False
+        try:
+            # Who wanted something just before the turn was free has not started another thread.
+            while self._take_turn(*thread) and self._wanted():
+                pass
+            over = True
+        finally:
+            if not over:
+                self.start()
+
+    def _take_turn(self, thread: Thread) -> bool:
+        """Does the work to its end, unless another thread is at it."""
+        turn = self._turn
+        if not turn.acquire(blocking=False):
+            return False
+        try:
+            self._thread = thread
+            self._until_done()
+        finally:
+            turn.release()
+        return True
+
+    def _until_done(self) -> None:
+        while True:
+            try:
+                return self._work()
+            except BaseException:
+                if (here := real_thread_here()) and here.ending:
+                    return None
+                logger.critical(
+                    "the thread %s failed, and is started again", self._name, exc_info=True
+                )
+                time.sleep(AGAIN_AFTER)
+
+
+class _Callbacks:
+    """Calls what others have given us to call, in a thread where it can hold up nobody but itself.
+
+    One after the other: those that take long are late for each other, never for a lease.
+    """
+
+    def __init__(self) -> None:
+        self.after_fork()
+        heed_forks(self)
+
+    def after_fork(self) -> None:
+        """In a forked child: what was to be called is called in the parent."""
+        self._made: list[SimpleQueue[Callable[[], object]]] = []
+        self._thread = BackgroundThread(
+            "weblock-callbacks", self._serve, lambda: not self._queue.empty()
+        )
+
+    @property
+    def _queue(self) -> SimpleQueue[Callable[[], object]]:
+        if not self._made:
+            # Not before it is needed: until then, greenlets may replace threads.
+            self._made.append(queue_class()())
+        return self._made[0]  # Of two that were made at the same time, all use the first.
+
+    def call(self, callback: Callable[[], object]) -> None:
+        """Has it called soon. Where no thread can be started, here and now."""
+        self._queue.put(callback)
+        if not self._thread.start():
+            self._serve()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                callback = self._queue.get(timeout=LINGER if self._thread.running else 0)
+            except Empty:
+                return
+            try:
+                callback()
+            except BaseException:
+                logger.exception("a callback for a lost lease failed")
+
+
+callbacks: Final = _Callbacks()

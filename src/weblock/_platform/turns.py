@@ -1,0 +1,59 @@
+"""Turns at what only so many may use at once, which come back whatever becomes of who had one."""
+
+from __future__ import annotations
+
+import queue
+import weakref
+from collections.abc import Callable
+from queue import Empty
+
+from .greenlets import original
+
+__all__ = ["Empty", "Turn", "Turns"]
+
+
+class Turn:
+    """The right to be inside. One that nobody has any more goes back by itself.
+
+    A signal handler may raise between the call that took a turn and the line that would remember
+    it. The semaphores of ``threading`` stay taken then, for good.
+    """
+
+    __slots__ = ("_turns",)
+
+    def __init__(self, turns: Turns) -> None:
+        # A weak reference: turns that go out of use take theirs along.
+        self._turns = weakref.ref(turns)
+
+    def __del__(self) -> None:
+        if turns := self._turns():
+            turns.lost()
+
+
+class Turns:
+    """``take(timeout=seconds)`` returns a turn or raises ``Empty``; ``give_back(turn)`` returns it.
+
+    ``on_lost`` is called for a turn that was lost, before somebody else can have it. ``brief`` turns
+    are given back without having waited for anything: no greenlet needs to run in between.
+    """
+
+    __slots__ = ("__weakref__", "_on_lost", "give_back", "take")
+
+    def __init__(
+        self, count: int, on_lost: Callable[[], None] = lambda: None, *, brief: bool = False
+    ) -> None:
+        kind = original("queue", "SimpleQueue") if brief else queue.SimpleQueue
+        free: queue.SimpleQueue[Turn] = kind()
+        self._on_lost = on_lost
+        # Both are made in C, where no signal handler comes between what they do.
+        self.take = free.get
+        self.give_back: Callable[[Turn], None] = free.put
+        for _ in range(count):
+            free.put(Turn(self))
+
+    def lost(self) -> None:
+        """Replaces a turn that was lost."""
+        try:
+            self._on_lost()
+        finally:
+            self.give_back(Turn(self))

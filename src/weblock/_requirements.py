@@ -1,0 +1,82 @@
+"""Which releases of other packages weblock works with, as the metadata of the installed weblock says.
+
+``pyproject.toml`` is the one place where the ranges are written: the installer reads them, and so does this.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from functools import cache
+from importlib import metadata
+from typing import Final
+
+from .errors import ConfigurationError
+
+_REQUIREMENT: Final = re.compile(
+    r"(?P<package>[\w.-]+)\s*(?P<range>[^;]*);.*\bextra\s*==\s*['\"](?P<extra>[\w-]+)['\"]"
+)
+_NUMBERS: Final = re.compile(r"\d+(\.\d+)*")
+
+
+def require(wanted: str, extra: str) -> None:
+    """Check that the packages of an extra are installed, each in a release that weblock works with.
+
+    ``wanted`` is what needs them, for the message. Raises ``ConfigurationError``.
+    """
+    for package, wanted_range in ranges(extra).items():
+        found = _installed(package)
+        if found and not _within(found, wanted_range):
+            raise ConfigurationError(
+                f"{wanted} needs {package}{wanted_range}, and {package} {found} is installed:"
+                f" pip install 'weblock[{extra}]' installs a release that fits"
+            )
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise ConfigurationError(
+                f"{wanted} needs {package}{wanted_range}, and {error.name or package} is not"
+                f" installed: pip install 'weblock[{extra}]'"
+            ) from error
+
+
+@cache
+def ranges(extra: str) -> dict[str, str]:
+    """Return the packages of an extra, each with its range, such as ``{"redis": ">=5,<9"}``."""
+    try:
+        lines = metadata.requires("weblock") or []
+    except metadata.PackageNotFoundError:  # A copy of the source, which nobody has installed.
+        lines = []
+    matches = map(_REQUIREMENT.match, lines)
+    return {
+        match["package"]: ",".join(sorted(match["range"].strip().split(","), reverse=True))
+        for match in matches
+        if match and match["extra"] == extra
+    }
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _within(version: str, wanted_range: str) -> bool:
+    return all(_holds(version, bound) for bound in wanted_range.split(",") if bound)
+
+
+def _holds(version: str, bound: str) -> bool:
+    """Compare the numbers alone: a beta of the next major release counts as that release."""
+    found = _numbers(version)
+    if bound.startswith("<"):
+        return found < _numbers(bound[1:])
+    return found >= _numbers(bound.removeprefix(">="))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    match = _NUMBERS.search(version)
+    numbers = [int(number) for number in match[0].split(".")] if match else []
+    while numbers and not numbers[-1]:  # 5.0 is 5.
+        numbers.pop()
+    return tuple(numbers)

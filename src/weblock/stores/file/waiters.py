@@ -1,0 +1,51 @@
+"""The waiters of this process, and which process each of them watches."""
+
+from __future__ import annotations
+
+from ..._core.ports import Ask, Bell, Switchboard
+
+
+class Waiters(Switchboard):
+    """Rings the waiters here, and remembers behind which process each one stands in its queue.
+
+    A waiter watches one process only: the nearest one before it. Were it to watch the holder and all
+    others before it as well, each death would wake everybody, and a queue of n would need n * n
+    connections.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before: dict[str, str] = {}
+
+    def connect(self, owner: str, bell: Bell) -> None:
+        self._before.pop(owner, None)
+        super().connect(owner, bell)
+
+    def disconnect(self, owner: str) -> None:
+        super().disconnect(owner)
+        self._before.pop(owner, None)
+
+    def clear(self) -> None:
+        super().clear()
+        self._before = {}
+
+    def watch(self, owner: str, process: str | None) -> None:
+        """Remember the process that ``owner`` watches; ``None`` for none."""
+        if process is None:
+            self._before.pop(owner, None)
+            return
+        self._before[owner] = process
+        if owner not in self._bells:  # It has left meanwhile.
+            self._before.pop(owner, None)
+
+    def watched(self) -> set[str]:
+        """Return the processes that somebody here watches."""
+        return set(self._before.values())
+
+    def behind(self, process: str) -> list[str]:
+        """Return the owners that watch a process."""
+        return [owner for owner, before in tuple(self._before.items()) if before == process]
+
+    def ask(self, owner: str) -> None:
+        """Have a waiter ask the engine how it stands."""
+        self.ring(owner, Ask())

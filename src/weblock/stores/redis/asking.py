@@ -1,0 +1,194 @@
+"""Questions to several servers side by side, so that one that is silent holds up nobody."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from queue import Empty, SimpleQueue
+from typing import Any, Final, TypeVar
+
+import redis
+from redis import exceptions
+
+from ..._platform.logs import logger
+from .servers import Unfit
+from .settings import Address
+
+T = TypeVar("T")
+
+Connect = Callable[[Address], redis.Connection]
+
+FIRST_PAUSE: Final = 0.05
+LONGEST_PAUSE: Final = 1.0
+"""Seconds until servers are asked again where everything is, when asking has not helped."""
+
+CALM: Final = 5.0
+"""Seconds without doubts after which a new one counts as the first."""
+
+
+def in_background(work: Callable[[], object], name: str) -> None:
+    """Does ``work`` in a thread of its own. Raises ``RuntimeError`` where none can be had."""
+    threading.Thread(target=work, name=f"weblock-{name}", daemon=True).start()
+
+
+class Poll:
+    """One question to several servers, each of which is asked in a thread of its own."""
+
+    def __init__(self, question: Callable[[Address], T]) -> None:
+        self._question = question
+        self._answers: SimpleQueue[tuple[Address, Any]] = SimpleQueue()
+        self.asked = 0
+        self.heard: dict[Address, Any] = {}
+        """What has come: answers, and the errors of those that gave none."""
+
+    def ask(self, address: Address) -> None:
+        self.asked += 1
+        in_background(lambda: self._answers.put((address, self._outcome(address))), "asking")
+
+    def ask_all(self, addresses: Iterable[Address]) -> None:
+        for address in addresses:
+            self.ask(address)
+
+    @property
+    def answers(self) -> list[Any]:
+        return [each for each in self.heard.values() if not isinstance(each, Exception)]
+
+    @property
+    def failures(self) -> list[Exception]:
+        return [each for each in self.heard.values() if isinstance(each, Exception)]
+
+    def wait(self, enough: Callable[[], bool], patience: float | None = None) -> None:
+        """Returns when there is enough, when all have answered, or after ``patience`` seconds."""
+        give_up_at = None if patience is None else time.monotonic() + patience
+        while len(self.heard) < self.asked and not enough():
+            left = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
+            try:
+                address, outcome = self._answers.get(timeout=left)
+            except Empty:
+                return
+            self.heard[address] = outcome
+
+    def _outcome(self, address: Address) -> Any:
+        try:
+            return self._question(address)
+        except Exception as error:  # noqa: BLE001 - told to the one who asked
+            return error
+
+
+class Lookup:
+    """When servers are asked anew where everything is: one asks for all, and not too often.
+
+    ``look`` finds out, and returns whether anything has changed; where nothing is known yet, it
+    raises redis-py's errors, or ``Unfit``. What is known is used while it is looked after: it is
+    asked for again ``every`` so many seconds in the background, and waited for only when it has
+    become ``stale`` or is doubted.
+    """
+
+    def __init__(self, look: Callable[[], bool], *, every: float, stale: float) -> None:
+        self._look = look
+        self._every = every
+        self._stale = stale
+        self._known = False
+        self.forget()
+
+    def forget(self) -> None:
+        """Starts anew, in a forked child: whoever was looking is in the parent."""
+        self._guard = threading.Lock()
+        self._asked_at = self._again_at = 0.0
+        self._pause = FIRST_PAUSE
+        self._doubted = True
+        self._failure: Exception | None = None
+
+    def ready(self) -> bool:
+        """Whether what is known will do."""
+        now = time.monotonic()
+        if not self._known or (self._doubted and now >= self._again_at):
+            return False
+        age = now - self._asked_at
+        if age < self._every:
+            return True
+        return age < self._stale and self._look_in_background()
+
+    def doubt(self) -> None:
+        """Has the next one find out anew, though not while it has just been tried in vain."""
+        if not self._doubted and time.monotonic() - self._again_at > CALM:
+            self._pause = FIRST_PAUSE
+        self._doubted = True
+
+    def refresh(self) -> None:
+        """Finds out, unless somebody else just has. Raises what ``look`` does."""
+        with self._guard:
+            if self.ready():
+                return
+            if self._failure and time.monotonic() < self._again_at:
+                raise self._failure
+            self._tried()
+
+    def _tried(self) -> None:
+        now, changed = time.monotonic(), False
+        try:
+            changed = self._look()
+            self._failure = None
+            self._known, self._doubted = True, False
+        except (exceptions.RedisError, Unfit, OSError, RuntimeError) as error:
+            self._failure = error
+            if not self._known:
+                raise
+        finally:
+            self._asked_at = now
+            self._pause = FIRST_PAUSE if changed else min(LONGEST_PAUSE, 2 * self._pause)
+            self._again_at = time.monotonic() + self._pause * (0.5 + random.random() / 2)
+
+    def _look_in_background(self) -> bool:
+        """Whether somebody looks."""
+        if self._guard.locked():
+            return True
+        self._asked_at = time.monotonic()  # Others need not begin the same.
+        try:
+            in_background(self._look_quietly, "looking")
+        except RuntimeError:
+            return False
+        return True
+
+    def _look_quietly(self) -> None:
+        try:
+            with self._guard:
+                self._tried()
+        except Exception:
+            logger.exception("weblock could not find out where its servers are, and goes on")
+
+
+@contextmanager
+def opened(connection: redis.Connection) -> Iterator[redis.Connection]:
+    """A connection for a question or two."""
+    try:
+        connection.connect()
+        yield connection
+    finally:
+        connection.disconnect()
+
+
+def asked(connection: redis.Connection, *command: str) -> Any:
+    """The reply to one command."""
+    connection.send_command(*command)
+    return connection.read_response(disable_decoding=True)
+
+
+def first_answer(poll: Poll, addresses: Sequence[Address], hedge: float) -> Any:
+    """The first answer to come; the next server is asked after ``hedge`` seconds of silence.
+
+    Raises the last failure if there is none, and ``Unfit`` if nobody could be asked.
+    """
+    for address in addresses:
+        poll.ask(address)
+        failed = len(poll.failures)
+        poll.wait(lambda failed=failed: bool(poll.answers) or len(poll.failures) > failed, hedge)  # type: ignore[misc]
+        if poll.answers:
+            break
+    poll.wait(lambda: bool(poll.answers))
+    if poll.answers:
+        return poll.answers[0]
+    raise poll.failures[-1] if poll.failures else Unfit("no server is named")

@@ -1,0 +1,187 @@
+"""The masters of a cluster, by the buckets that live on them."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from redis import exceptions
+from redis.crc import key_slot
+
+from .asking import Connect, Lookup, Poll, asked, first_answer, in_background, opened
+from .calls import MICRO, Call, Layout, micros
+from .scripts import BEGIN
+from .servers import Server, Unfit, examine
+from .settings import Address, Settings
+
+ASK_EVERY: Final = 5.0
+"""Seconds after which the map is read again, for those who learn nothing of it by what they ask."""
+
+HEDGE: Final = 0.1
+"""Seconds after which a second node is asked for the map."""
+
+PATIENCE: Final = 0.5
+"""Seconds that masters have to say who they are."""
+
+FIRST_KNOCK: Final = 0.1
+LONGEST_KNOCK: Final = 0.5
+"""Seconds after which it is tried again whether a master that hung answers."""
+
+HUNG: Final = "it did not answer, and nobody waits for it until it does"
+
+
+class Seen(NamedTuple):
+    """What a master said of itself, and the local times between which it did."""
+
+    server: Server
+    sent: float
+    heard: float
+
+    @property
+    def peer(self) -> str:
+        """It and its clock, as the scripts know its peers."""
+        clock = self.server.clock
+        early, late = clock - round(self.heard * MICRO), clock - round(self.sent * MICRO)
+        return f"{self.server.run}:{early}:{late}"
+
+
+class ClusterNodes:
+    """The masters of a cluster.
+
+    A server that has become a master here since we last looked has its epochs begun at once, so
+    that those who lock there for the first time later need not wait for them.
+
+    A master that does not answer in time is left alone by all, but for one that knocks in the
+    background, so that it holds up nobody who has something to do on the others.
+    """
+
+    def __init__(
+        self, settings: Settings, layout: Layout, connect: Connect, on_change: Callable[[], None]
+    ) -> None:
+        self.peers = ""
+        self._settings = settings
+        self._layout = layout
+        self._connect = connect
+        self._on_change = on_change
+        self._seeds = list(settings.addresses)
+        self._homes: dict[int, Address] = {}
+        self._hung: set[Address] = set()
+        self._begun: set[tuple[int, str]] = set()
+        self._slots = {
+            bucket: key_slot(layout.tag(bucket).encode()) for bucket in range(layout.buckets)
+        }
+        self._lookup = Lookup(self._look, every=ASK_EVERY, stale=float("inf"))
+        self.ready = self._lookup.ready
+        self.refresh = self._lookup.refresh
+
+    def address_of(self, bucket: int) -> Address:
+        try:
+            address = self._homes[bucket]
+        except KeyError:
+            raise Unfit("a part of the cluster has no master at the moment") from None
+        if address in self._hung:
+            raise exceptions.TimeoutError(HUNG)
+        return address
+
+    def listen_at(self) -> Address:
+        masters = sorted(set(self._homes.values()))
+        return next((each for each in masters if each not in self._hung), masters[0])
+
+    def serves(self, address: Address) -> bool:
+        return address in self._homes.values() and address not in self._hung
+
+    def moved(self, bucket: int, address: Address) -> None:
+        self._homes = {**self._homes, bucket: address}
+        self._lookup.doubt()
+
+    def doubt(self, address: Address | None = None, error: Exception | None = None) -> None:
+        self._lookup.doubt()
+        if address and isinstance(error, exceptions.TimeoutError) and address not in self._hung:
+            self._hung.add(address)
+            in_background(lambda: self._knock(address), "knocking")
+            self._on_change()
+
+    def abandon(self) -> None:
+        self._hung = set()
+        self._lookup.forget()
+
+    def _knock(self, address: Address) -> None:
+        """Asks one that hung until it answers, or until it is no master any more."""
+        pause, hung = FIRST_KNOCK, self._hung
+        while self._hung is hung and address in self._homes.values():
+            time.sleep(pause * (0.5 + random.random() / 2))
+            pause = min(LONGEST_KNOCK, 2 * pause)
+            try:
+                with opened(self._connect(address)) as connection:
+                    asked(connection, "PING")
+                    break
+            except exceptions.TimeoutError:
+                pass
+            except (exceptions.RedisError, OSError):
+                break  # Those who need it will find out, and need not wait for that.
+        hung.discard(address)
+
+    def _look(self) -> bool:
+        homes = self._read_map()
+        masters = sorted(set(homes.values()))
+        seen = self._examined([each for each in masters if each not in self._hung])
+        self.peers = ",".join(each.peer for each in seen.values())
+        self._begin(homes, {each: seen[each].server.incarnation for each in seen})
+        self._seeds = [*masters, *(s for s in self._settings.addresses if s not in masters)]
+        changed, self._homes = homes != self._homes, homes
+        if changed:
+            self._on_change()
+        return changed
+
+    def _read_map(self) -> dict[int, Address]:
+        seeds = sorted(self._seeds, key=lambda seed: seed in self._hung)
+        homes: dict[int, Address] = first_answer(Poll(self._map_of), seeds, HEDGE)
+        return homes
+
+    def _map_of(self, seed: Address) -> dict[int, Address]:
+        with opened(self._connect(seed)) as connection:
+            ranges = asked(connection, "CLUSTER", "SLOTS")
+        if homes := self._homes_in(ranges, seed):
+            return homes
+        raise Unfit(f"{seed} knows no masters of its cluster")
+
+    def _homes_in(self, ranges: Sequence[Any], seed: Address) -> dict[int, Address]:
+        homes: dict[int, Address] = {}
+        for first, last, master, *_replicas in ranges:
+            address = Address(master[0].decode() if master[0] else seed.host, master[1])
+            homes |= {b: address for b, slot in self._slots.items() if first <= slot <= last}
+        return homes
+
+    def _examined(self, masters: Sequence[Address]) -> dict[Address, Seen]:
+        """What all say that answer soon: those who need the others will find out."""
+        poll = Poll(self._examine)
+        poll.ask_all(masters)
+        poll.wait(lambda: False, PATIENCE)
+        return {each: seen for each, seen in poll.heard.items() if isinstance(seen, Seen)}
+
+    def _examine(self, master: Address) -> Seen:
+        with opened(self._connect(master)) as connection:
+            sent = time.monotonic()
+            info = asked(connection, "INFO")
+            return Seen(examine(info, self._settings), sent, time.monotonic())
+
+    def _begin(self, homes: dict[int, Address], runs: dict[Address, str]) -> None:
+        new: dict[Address, list[int]] = {}
+        for bucket, master in homes.items():
+            if master in runs and (bucket, runs[master]) not in self._begun:
+                new.setdefault(master, []).append(bucket)
+        poll = Poll(lambda master: self._begin_on(master, runs[master], new[master]))
+        poll.ask_all(new)
+        poll.wait(lambda: False, PATIENCE)
+
+    def _begin_on(self, master: Address, run: str, buckets: Sequence[int]) -> None:
+        """Begins those of one master. Where it fails, the first who locks there begins it."""
+        longest = micros(self._settings.recovery)
+        with opened(self._connect(master)) as connection:
+            for bucket in buckets:
+                call = Call(BEGIN, bucket, (self._layout.epoch(bucket),))
+                connection.send_packed_command([call.whole(run, longest, self.peers)])
+                connection.read_response()
+                self._begun.add((bucket, run))

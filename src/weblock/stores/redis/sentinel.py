@@ -1,0 +1,135 @@
+"""The master that Sentinels name."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import Final
+
+from redis import exceptions
+
+from .asking import Connect, Lookup, Poll, asked, opened
+from .servers import Unfit
+from .settings import Address, Settings
+
+ASK_EVERY: Final = 0.5
+"""Seconds after which the Sentinels are asked again who is the master."""
+
+STALE: Final = 1.0
+"""Seconds after which what they said is not believed before they have been asked again."""
+
+SILENT_FOR: Final = 10.0
+"""Seconds for which a Sentinel that did not answer is left alone."""
+
+GRACE: Final = 0.2
+"""Seconds that the other Sentinels have to answer when one has."""
+
+Named = tuple[int, Address]
+"""A master, and the number of the failover that made it one."""
+
+
+class SentinelNodes:
+    """The master that the Sentinels name; of several, that of the latest failover.
+
+    A master that was replaced by hand goes on serving for seconds, until its Sentinels tell it. So
+    they are asked again and again while anybody locks, side by side and in the background; the new
+    master waits for them (``SWITCH`` in ``prelude.lua``). What one said last counts until it says
+    something else or falls silent, so an answer that comes late is none the less heard.
+    """
+
+    peers = ""
+
+    def __init__(self, settings: Settings, ask: Connect, on_change: Callable[[], None]) -> None:
+        self._settings = settings
+        self._ask = ask
+        self._on_change = on_change
+        self._guard = threading.Lock()
+        self._said: dict[Address, Named] = {}
+        self._master: Address | None = None
+        self._silent_until: dict[Address, float] = {}
+        self._lookup = Lookup(self._look, every=ASK_EVERY, stale=STALE)
+        self.ready = self._lookup.ready
+        self.refresh = self._lookup.refresh
+
+    def address_of(self, bucket: int) -> Address:
+        assert self._master is not None
+        return self._master
+
+    def listen_at(self) -> Address:
+        return self.address_of(0)
+
+    def serves(self, address: Address) -> bool:
+        return address == self._master
+
+    def moved(self, bucket: int, address: Address) -> None:
+        """Only a cluster's servers say so."""
+
+    def doubt(self, address: Address | None = None, error: Exception | None = None) -> None:
+        self._lookup.doubt()
+
+    def abandon(self) -> None:
+        self._guard = threading.Lock()
+        self._lookup.forget()
+
+    def _look(self) -> bool:
+        before = self._master
+        silent = {each for each in self._settings.addresses if each in self._silent_until}
+        loud = [each for each in self._settings.addresses if each not in silent]
+        self._ask_the_silent(silent)
+        poll = Poll(self._master_named_by)
+        poll.ask_all(loud if loud or before else silent)
+        poll.wait(lambda: bool(poll.answers), None if before is None else GRACE)
+        poll.wait(lambda: False, GRACE)
+        for each in loud:
+            if each not in poll.heard:
+                self._falls_silent(each)
+        if self._master is None:
+            raise Unfit(
+                f"no Sentinel of {self._settings.name} answers and knows a master called"
+                f" {self._settings.service!r}"
+            )
+        return before != self._master
+
+    def _ask_the_silent(self, silent: Collection[Address]) -> None:
+        """Asks again those that have been silent for long. Nobody waits for them."""
+        now, poll = time.monotonic(), Poll(self._master_named_by)
+        for each in silent:
+            if now >= self._silent_until.get(each, 0.0):
+                self._falls_silent(each)
+                poll.ask(each)
+
+    def _master_named_by(self, sentinel: Address) -> bool:
+        """Asks one, and notes what it says. Whether it knows a master of that name."""
+        try:
+            with opened(self._ask(sentinel)) as connection:
+                reply = asked(connection, "SENTINEL", "MASTER", self._settings.service)
+        except exceptions.ResponseError:
+            self._hears(sentinel, None)
+            return False
+        except exceptions.RedisError:
+            self._falls_silent(sentinel)
+            self._hears(sentinel, None)
+            raise
+        facts = {
+            key.decode(): value.decode() for key, value in zip(reply[::2], reply[1::2], strict=True)
+        }
+        self._silent_until.pop(sentinel, None)
+        master = Address(facts["ip"], int(facts["port"]))
+        self._hears(sentinel, (int(facts["config-epoch"]), master))
+        return True
+
+    def _hears(self, sentinel: Address, named: Named | None) -> None:
+        with self._guard:
+            self._said.pop(sentinel, None)
+            if named:
+                self._said[sentinel] = named
+            before = self._master
+            if self._said:
+                self._master = max(self._said.values())[1]
+            changed = before is not None and before != self._master
+        if changed:
+            self._on_change()
+
+    def _falls_silent(self, sentinel: Address) -> None:
+        self._silent_until[sentinel] = time.monotonic() + SILENT_FOR

@@ -1,0 +1,87 @@
+"""What becomes of leases that nobody refers to any more."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import warnings
+
+import pytest
+
+from tests.support.waiting import eventually
+
+
+@pytest.mark.promise("locks")
+def test_a_lease_that_was_forgotten_is_given_back(locks, one, other, caplog) -> None:
+    """A lease that nobody refers to is released, though its process lives, and its key is named."""
+    _acquire_and_forget(locks, one)
+    lease = other.do(locks.acquire, "forgotten", ttl=60, wait=30)
+    other.do(lease.release)
+    said = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+    assert any("forgotten" in each and "nobody refers" in each for each in said)
+
+
+def _acquire_and_forget(locks, one) -> None:
+    lease = one.do(locks.acquire, "forgotten", ttl=60)
+    assert lease.held
+    del lease
+    _forget(one)
+
+
+def _forget(actor) -> None:
+    actor.do(str)  # It may keep what it was returned last.
+    actor.kept.clear()
+    gc.collect()
+
+
+@pytest.mark.promise("locks")
+def test_a_lease_is_kept_while_somebody_has_it(locks, one, waiting) -> None:
+    """A lease in anybody's hands is renewed, and so is that of a block whose lease nobody names."""
+    # Renewed after a third of the ttl, and long enough for a machine that is starved of time.
+    held = [one.do(locks.acquire, f"held:{number}", ttl=6) for number in range(3)]
+    holding = held[0]._holdings[0]
+    gc.collect()
+    deadline = holding.deadline
+    eventually(lambda: holding.deadline > deadline)
+    gc.collect()
+    assert all(lease.held for lease in held)
+    for lease in held:
+        one.do(lease.release)
+
+
+@pytest.mark.promise("locks")
+def test_a_lease_that_is_to_end_by_itself_may_be_dropped(locks, one, waiting) -> None:
+    """Without renewal a lease lasts its ttl, whether or not somebody refers to it."""
+    one.do(locks.acquire, "a while", ttl=60, renew=False)
+    _forget(one)
+    one.do(one.do(locks.acquire, "other").release)
+    assert waiting("a while") == 0
+
+
+def test_a_forgotten_lease_is_warned_of(face, url, one) -> None:
+    """Python's own warning for what was not closed names the key."""
+    if face.name == "asyncio":
+        pytest.skip("the warning is the keeper's, whichever face the lease was of")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        locks = face.open(url)
+        _acquire_and_forget(locks, one)
+        eventually(lambda: any(each.category is ResourceWarning for each in caught))
+    assert any("'forgotten'" in str(each.message) for each in caught)
+    face.shut(locks)
+
+
+@pytest.mark.promise("locks")
+def test_the_result_of_a_task_is_no_owner(locks, one, other, face) -> None:
+    """A lease that a task returned is forgotten with the task's result."""
+    if face.name == "sync":
+        pytest.skip("threads return nothing")
+
+    async def forget() -> None:
+        await asyncio.wait_for(asyncio.ensure_future(locks.acquire("result", ttl=60)), 30)
+
+    one.do(forget)
+    _forget(one)
+    lease = other.do(locks.acquire, "result", wait=30)
+    other.do(lease.release)

@@ -1,0 +1,84 @@
+"""An exception that a signal handler raises, at any line, leaves nothing held, hung or leaked."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.interrupts import Interrupter
+from tests.support.waiting import eventually
+from weblock import Locks
+from weblock.stores.url import _open as open_another
+
+FDS = Path("/dev/fd")
+
+SECONDS = 10.0
+"""How long the lines of one engine are tried; all of them are with WEBLOCK_LONG=1."""
+
+
+def _section(locks: Locks) -> None:
+    with locks.hold("key", ttl=600, wait=30):
+        pass
+
+
+def _small(url: str | list[str]) -> str | list[str]:
+    """Where connections are counted, so few of them that one that is lost is missed at once."""
+    return f"{url}&max_connections=2" if str(url).startswith("redis:") else url
+
+
+def _in_thread(work, *args) -> bool:
+    """Whether something comes to its end in another thread."""
+    thread = threading.Thread(target=work, args=args, daemon=True)
+    thread.start()
+    thread.join(20)
+    return not thread.is_alive()
+
+
+@pytest.mark.promise("locks")
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # What was interrupted was not released,
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # nor even begun.
+@pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning")
+def test_an_interrupt_at_any_line_leaves_nothing(url) -> None:
+    """The key is free again at once, other threads go on, and closing returns."""
+    seed = random.randrange(2**32)
+    locks, others = Locks.from_url(_small(url)), Locks(open_another(_small(url)))
+    engine = locks._engine
+    whole = Interrupter(None)
+    _section(locks)
+    whole.run(lambda: _section(locks))
+    others.list()
+    numbers, files = list(range(1, whole.lines + 1)), len(list(FDS.iterdir()))
+    if not os.environ.get("WEBLOCK_LONG"):
+        random.Random(seed).shuffle(numbers)
+    until, failures, tried = time.monotonic() + SECONDS, [], 0
+    for number in numbers:
+        if time.monotonic() > until and not os.environ.get("WEBLOCK_LONG"):
+            break
+        interrupter = Interrupter(number)
+        if not interrupter.run(lambda: _section(locks)):
+            continue
+        tried += 1
+        gc.collect(0)
+        # Those of another process must get in, too: an engine of its own is what one has.
+        away = others if locks.scope != "process" else locks
+        if not (_in_thread(_section, locks) and _in_thread(_section, away)):
+            failures.append(interrupter.where)
+            break  # What it left is in the way of all that follow.
+    assert not failures, f"{tried} of {len(numbers)} lines tried; seed {seed}"
+    assert tried > 5
+    gc.collect()
+    eventually(lambda: not locks.list())
+    eventually(lambda: locks._locker.keeper.idle and not locks._locker.keeper.stakes)
+    assert not engine.switchboard._bells
+    # Each server's pool may keep a connection for each thread that asked at the same time.
+    servers = len(url) if isinstance(url, list | tuple) else 1
+    eventually(lambda: len(list(FDS.iterdir())) <= files + max(10, 4 * servers))
+    assert _in_thread(locks.close)
+    assert _in_thread(others.close)

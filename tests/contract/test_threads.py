@@ -1,0 +1,140 @@
+"""Background threads do not end before they should, and what they call harms no lease."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import sys
+import threading
+from functools import partial
+
+import pytest
+
+from tests.support.waiting import eventually
+
+TTL = 3.0
+"""Seconds: short enough to see renewals, and longer than a busy machine lets a thread wait."""
+
+
+def weblock_threads() -> list[threading.Thread]:
+    """The background threads of all engines in this process."""
+    names = ("weblock-keeper", "weblock-receiver", "weblock-bell", "weblock-lookout")
+    return [each for each in threading.enumerate() if each.name in names and each.ident]
+
+
+def renewed(lease, times: int = 2) -> None:
+    """Returns when the lease has been renewed; fails if it is lost."""
+    (holding,) = lease._holdings
+    for _ in range(times):
+        eventually(partial(_moved, lease, holding.deadline))
+
+
+def _moved(lease, deadline: float) -> bool:
+    lease.check()
+    return lease._holdings[0].deadline > deadline
+
+
+@pytest.mark.promise("locks")
+def test_threads_that_are_killed_are_started_again(locks, one, other, waiting, caplog) -> None:
+    """An exception in any background thread, ``SystemExit`` too, costs neither a lease nor a waiter."""
+    for _ in range(2):
+        lease = one.do(locks.acquire, "held", ttl=TTL)
+        first = one.do(locks.acquire, "key", ttl=TTL)
+        waiter = other.begin(locks.acquire, "key", ttl=TTL, wait=30)
+        eventually(lambda: waiting("key") == 1)
+        for thread in weblock_threads():
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
+            )
+        renewed(lease)
+        one.do(first.release)
+        second = waiter.result(60)
+        renewed(second, times=1)
+        other.do(second.release)
+        one.do(lease.release)
+    assert any("started again" in record.message for record in caplog.records)
+
+
+@pytest.mark.promise("locks")
+def test_a_callback_that_ends_its_thread_costs_no_lease(locks, one) -> None:
+    """``sys.exit()`` in an ``on_lost`` callback leaves the other leases renewed."""
+    lease = one.do(locks.acquire, "held", ttl=TTL)
+    lost = one.do(locks.acquire, "lost", ttl=0.2, renew=False)
+    called = threading.Event()
+
+    def leave() -> None:
+        called.set()
+        sys.exit(1)
+
+    # asyncio would end its loop, as it should: there the callback is the application's own.
+    lost._on_lost(leave) if hasattr(lost, "__aexit__") else lost.on_lost(leave)
+    assert called.wait(60)
+    renewed(lease)
+    one.do(lease.release)
+
+
+@pytest.mark.parametrize("count", [3])
+def test_a_callback_that_takes_long_costs_no_lease(face, url, count) -> None:
+    """A callback that does not return keeps no other lease from being renewed."""
+    if face.name == "asyncio":
+        pytest.skip("a callback of asyncio runs in its loop")
+    locks, one = face.open(url), face.actor()
+    leases = [one.do(locks.acquire, f"held:{number}", ttl=TTL) for number in range(count)]
+    lost = one.do(locks.acquire, "lost", ttl=0.2, renew=False)
+    inside, go_on = threading.Event(), threading.Event()
+
+    def hold_up() -> None:
+        inside.set()
+        go_on.wait(60)
+
+    lost.on_lost(hold_up)
+    assert inside.wait(60)
+    for lease in leases:
+        renewed(lease)
+        one.do(lease.release)
+    go_on.set()
+    face.shut(locks)
+
+
+class Broken(logging.Handler):
+    """A handler that fails, without being asked whether it may."""
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        raise RuntimeError("this handler is broken")
+
+
+def test_a_logging_handler_that_raises_costs_no_lease(locks, one) -> None:
+    """The keeper's warnings may fail; the leases are renewed, and the others are told."""
+    handler = Broken()
+    logging.getLogger("weblock").addHandler(handler)
+    try:
+        lease = one.do(locks.acquire, "held", ttl=TTL)
+        lost = one.do(locks.acquire, "lost", ttl=0.2, renew=False)
+        eventually(lambda: not lost.held)
+        renewed(lease)
+        one.do(lease.release)
+    finally:
+        logging.getLogger("weblock").removeHandler(handler)
+
+
+def test_a_thread_that_could_not_be_started_is_tried_again(face, url, monkeypatch, caplog) -> None:
+    """Where the machine is out of threads for a moment, only who needed one then goes without."""
+    start, refused = threading.Thread.start, []
+
+    def refuse_once(thread: threading.Thread) -> None:
+        if thread.name == "weblock-keeper" and not refused:
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    locks, one = face.open(url), face.actor()
+    monkeypatch.setattr(threading.Thread, "start", refuse_once)
+    first = one.do(locks.acquire, "first", ttl=TTL)
+    second = one.do(locks.acquire, "second", ttl=TTL)
+    renewed(first)
+    renewed(second)
+    assert refused
+    assert any("could not be started" in record.message for record in caplog.records)
+    one.do(first.release)
+    one.do(second.release)
+    face.shut(locks)

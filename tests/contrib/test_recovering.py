@@ -1,0 +1,61 @@
+"""What a client is told while the engine recovers from having lost leases."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from fastapi import Depends, FastAPI
+
+from weblock import AsyncLocks, EngineRecovering, EngineUnavailable
+from weblock.contrib.fastapi import install, lock
+from weblock.contrib.problems import problem_of
+
+
+def locked() -> FastAPI:
+    """An application whose engine recovers whenever somebody locks."""
+    app = FastAPI()
+    install(app, AsyncLocks.from_url("memory://"))
+
+    @app.post("/items", dependencies=[Depends(lock("x"))])
+    async def create() -> None:
+        raise EngineRecovering("memory://", "it was started just now", retry_after=6.2)
+
+    return app
+
+
+async def posted(app: FastAPI) -> httpx.Response:
+    """The answer to a request that locks."""
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        return await client.post("/items")
+
+
+async def test_the_client_is_told_when_to_come_back() -> None:
+    """It is a 503 with a code of its own, and the seconds that are left, as a whole number."""
+    answer = await posted(locked())
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "7"
+    assert answer.json()["code"] == "engine_recovering"
+    assert answer.json()["type"] == "urn:weblock:engine_recovering"
+
+
+async def test_a_handler_for_engines_that_are_down_is_asked_as_well() -> None:
+    """Whoever answers ``EngineUnavailable`` in words of their own answers this kind of it, too."""
+    app = locked()
+
+    @app.exception_handler(EngineUnavailable)
+    async def down(_request: object, error: EngineUnavailable) -> httpx.Response:
+        from fastapi.responses import JSONResponse
+
+        return JSONResponse({"ours": error.reason[:23]}, 500)
+
+    answer = await posted(app)
+    assert (answer.status_code, answer.json()) == (500, {"ours": "it was started just now"})
+
+
+@pytest.mark.parametrize(("left", "told"), [(0.0, "1"), (6.2, "7"), (86_400.0, "60")])
+def test_no_client_is_sent_away_for_long(left: float, told: str) -> None:
+    """The seconds are at least 1, and no more than a minute."""
+    problem = problem_of(EngineRecovering("redis://h", "it was started just now", retry_after=left))
+    assert problem
+    assert problem.headers == {"Retry-After": told}

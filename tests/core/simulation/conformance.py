@@ -1,0 +1,213 @@
+"""One key as the Lua keeps it and as the pure functions do, taking the same random steps.
+
+Both see the same operations at the same microseconds, and must give the same answers and keep the same states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from weblock._core import table
+from weblock._core.table import Answer, Claim, KeyState, Moment, Step, Waiting
+from weblock.stores.redis import scripts
+from weblock.stores.redis.calls import Call, Layout, _state, reply_of
+from weblock.stores.redis.scripts import Script
+
+from .redis_model import RedisModel
+
+OWNERS = [f"owner{number}" for number in range(7)]
+PROCESSES = ["p", "q", "r"]
+LONG = 10_000.0
+"""Seconds, longer than any sequence: a mark of one that has given up does not end in it."""
+
+LAYOUT = Layout("conformance", 1)
+
+HERE = ("run", "0", "")
+"""A server's run, no recovery, and no peers."""
+
+Evaluate = Callable[[Script, tuple[str, ...], tuple[str, ...]], Any]
+
+
+class Lua:
+    """One key, as the scripts keep it."""
+
+    def __init__(self, evaluate: Evaluate, key: str) -> None:
+        self._evaluate = evaluate
+        self._key = key
+
+    def acquire(self, claim: Claim, room: int) -> Answer:
+        return self._answer(
+            scripts.ACQUIRE,
+            claim.owner,
+            *(claim.owner, claim.process, claim.label, _micros(claim.ttl), str(room), "0"),
+        )
+
+    def refresh(self, beats: list[tuple[str, float]]) -> list[Answer]:
+        words = [word for owner, ttl in beats for word in (owner, _micros(ttl))]
+        return [reply_of(raw).answer for raw in self._run(scripts.REFRESH, "", *words)]
+
+    def release(self, owner: str, void: float) -> Answer:
+        return self._answer(scripts.RELEASE, owner, owner, _micros(void))
+
+    def force_release(self) -> Answer:
+        return self._answer(scripts.FORCE_RELEASE, "")
+
+    def state(self) -> KeyState:
+        _now, lease, places = self._run(scripts.LOOK, "")
+        return _state(lease, places)
+
+    def _answer(self, script: Script, owner: str, *words: str) -> Answer:
+        return reply_of(self._run(script, owner, *words)).answer
+
+    def _run(self, script: Script, owner: str, *words: str) -> Any:
+        _bucket, keys = LAYOUT.of_key(self._key)
+        names = (*keys, LAYOUT.voided(self._key, owner))
+        return self._evaluate(script, names, ("run:id", "0", "", *words))
+
+
+class Piecemeal(Lua):
+    """The same where a cluster is moving its slot: each script sees one of the key's names."""
+
+    def _run(self, script: Script, owner: str, *words: str) -> Any:
+        bucket, keys = LAYOUT.of_key(self._key)
+        call = Call(script, bucket, keys, words)
+        told = self._evaluate(scripts.BEGIN, keys[2:], (*HERE, *call.asks_for()))
+        alone = call.alone("0", [each.decode() for each in told[3:]])
+        return self._evaluate(scripts.ALONE, alone.keys, (*HERE, *alone.args))
+
+
+class Pure:
+    """One key, as the pure functions keep it."""
+
+    def __init__(self, now: Callable[[], int]) -> None:
+        self._now = now
+        self.kept = KeyState()
+
+    def acquire(self, claim: Claim, room: int) -> Answer:
+        return self._take(table.acquire(self.kept, self._moment(), claim, room=room))
+
+    def refresh(self, beats: list[tuple[str, float]]) -> list[Answer]:
+        return [
+            self._take(table.refresh(self.kept, self._moment(), owner, ttl)) for owner, ttl in beats
+        ]
+
+    def release(self, owner: str, void: float) -> Answer:
+        return self._take(table.release(self.kept, self._moment(), owner, void=void))
+
+    def force_release(self) -> Answer:
+        return self._take(table.force_release(self.kept, self._moment()))
+
+    def state(self) -> KeyState:
+        return self.kept
+
+    def _moment(self) -> Moment:
+        return Moment(self._now() / 1e6, self._now())
+
+    def _take(self, step: Step) -> Answer:
+        self.kept = step.state
+        return step.answer
+
+
+def one_step(dice: Random) -> Callable[[Lua | Pure], Any]:
+    """A random operation, to be done by each of them."""
+    owner = dice.choice(OWNERS)
+    claim = Claim(
+        owner,
+        PROCESSES[OWNERS.index(owner) % len(PROCESSES)],
+        dice.choice([0.1, 0.5, 1.0, 1.5, 4.0, 10.0]),
+        f"label of {owner}",
+    )
+    match dice.choice(["acquire"] * 5 + ["refresh"] * 4 + ["release"] * 3 + ["void", "force"]):
+        case "acquire":
+            room = dice.choice([0, 1, 3, 100])
+            return lambda one: one.acquire(claim, room)
+        case "refresh":
+            beats = [(each, claim.ttl) for each in dice.sample(OWNERS, dice.randint(1, 4))]
+            return lambda one: one.refresh(beats)
+        case "release":
+            return lambda one: one.release(owner, 0.0)
+        case "void":
+            return lambda one: one.release(owner, LONG)
+        case _:
+            return lambda one: one.force_release()
+
+
+def shape(state: KeyState) -> Any:
+    """What both keep of a state, in whole microseconds."""
+    grant = state.grant and (
+        *(state.grant.claim.owner, state.grant.claim.process, state.grant.claim.label),
+        *(state.grant.fence, round(state.grant.since * 1e6), round(state.grant.until * 1e6)),
+        state.grant.confirmed,
+    )
+    queue = [(place.claim, round(place.until * 1e6)) for place in state.queue]
+    # Of a key that nobody has, the scripts forget the fence: the epoch has it.
+    return grant and state.fence, grant, queue
+
+
+def alike(answer: Any) -> Any:
+    """An answer in whole microseconds, without what only some engines tell."""
+    if isinstance(answer, list):
+        return [alike(each) for each in answer]
+    if isinstance(answer, Waiting):
+        answer = answer._replace(ahead=())
+    facts = answer._asdict()
+    if "until" in facts:
+        facts["until"] = round(facts["until"] * 1e6)
+    return type(answer).__name__, facts
+
+
+class Clock:
+    """Microseconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1_790_000_000_000_000
+
+    def pass_by(self, dice: Random) -> None:
+        self.now += dice.choice([0, 1, 1_000, 100_000, 700_000, 1_500_000, 1_500_001, 4_000_000])
+
+
+def compare(seed: int, clock: Clock, pure: Pure, others: list[Lua], steps: int = 60) -> None:
+    """Has all of them take the same steps."""
+    dice = Random(seed)
+    for number in range(steps):
+        step = one_step(dice)
+        answer = alike(step(pure))
+        for other in others:
+            assert alike(step(other)) == answer, f"seed {seed}, step {number}"
+            assert shape(other.state()) == shape(pure.state()), f"seed {seed}, step {number}"
+        clock.pass_by(dice)
+
+
+def in_the_model(
+    clock: Clock, scripted: Callable[[Script], Script] = lambda s: s, kind: type[Lua] = Lua
+) -> Lua:
+    """The Lua in the simulator's model of a server."""
+    model = RedisModel(lambda: clock.now, lambda *_ring: None)
+    return kind(lambda script, keys, args: model.evaluate(scripted(script), keys, args), "key")
+
+
+def compare_full_queues(seed: int, clock: Clock, pure: Pure, lua: Lua) -> int:
+    """Has both refuse claims of long queues in which some have lapsed; how many were refused."""
+    dice, refused = Random(seed), 0
+    owners = [f"owner{number}" for number in range(60)]
+    for number in range(400):
+        claim = Claim(dice.choice(owners), "p", 1000.0, "")
+        room = dice.choice([0, 20, 40])
+        beats = [(each, 1000.0) for each in dice.sample(owners, 5)]
+        heartbeat = dice.random() < 0.5
+
+        def step(one: Lua | Pure) -> Any:
+            return one.refresh(beats) if heartbeat else one.acquire(claim, room)  # noqa: B023
+
+        answer = alike(step(pure))
+        assert alike(step(lua)) == answer, f"seed {seed}, step {number}"
+        assert shape(lua.state()) == shape(pure.state()), f"seed {seed}, step {number}"
+        refused += answer[0] == "Busy" and room > 0
+        clock.now += dice.randrange(100_000)
+    return refused
+
+
+def _micros(seconds: float) -> str:
+    return f"{seconds * 1e6:.0f}"

@@ -1,0 +1,68 @@
+"""The Lua scripts in the simulator's model of a server, and the pure functions that say what they mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from weblock._core.table import Busy, Claim
+
+from .simulation.conformance import (
+    Clock,
+    Lua,
+    Piecemeal,
+    Pure,
+    compare,
+    compare_full_queues,
+    in_the_model,
+)
+from .simulation.redis_model import RedisModel
+
+
+def test_the_lua_is_what_the_pure_functions_say() -> None:
+    """On thousands of random steps, the scripts in the model answer and keep the same."""
+    for seed in range(150):
+        clock = Clock()
+        compare(seed, clock, Pure(lambda clock=clock: clock.now), [in_the_model(clock)])
+
+
+def test_full_queues_are_what_the_pure_functions_say() -> None:
+    """Of a long queue that is full, both find the same lapsed places, and refuse the same."""
+    for seed in range(10):
+        clock = Clock()
+        pure = Pure(lambda clock=clock: clock.now)
+        assert compare_full_queues(seed, clock, pure, in_the_model(clock))
+
+
+@pytest.mark.parametrize("room", [0, 50])
+def test_a_refusal_costs_the_same_however_many_wait(room: int) -> None:
+    """Whoever will not wait, or finds the queue full, is refused without a walk through the queue."""
+    costs = []
+    for crowd in (50, 500):
+        model = CountingModel(lambda: 1_790_000_000_000_000, lambda *_ring: None)
+        lua = Lua(model.evaluate, "key")
+        for number in range(crowd + 1):
+            lua.acquire(Claim(f"owner{number}", "p", 10.0, ""), 1000)
+        model.calls = 0
+        assert isinstance(lua.acquire(Claim("late", "p", 10.0, ""), room), Busy)
+        costs.append(model.calls)
+    assert costs[0] == costs[1] < 50
+
+
+class CountingModel(RedisModel):
+    """Counts the commands that scripts run."""
+
+    calls = 0
+
+    def call(self, command: str, *args: Any) -> Any:
+        self.calls += 1
+        return super().call(command, *args)
+
+
+def test_a_lock_by_itself_is_what_the_pure_functions_say() -> None:
+    """Where a slot is being moved, the lock's own key answers and keeps what all keys together do."""
+    for seed in range(150):
+        clock = Clock()
+        lua = in_the_model(clock, kind=Piecemeal)
+        compare(seed, clock, Pure(lambda clock=clock: clock.now), [lua])

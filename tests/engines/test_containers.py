@@ -1,0 +1,147 @@
+"""A container, or one of many machines, where ``file://`` may lock for itself alone: it warns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from weblock import Locks
+from weblock.stores import file as file_engine
+from weblock.stores.file import machines
+
+MOUNTINFO = """\
+500 400 0:50 / / rw,relatime - overlay overlay rw,lowerdir=/a
+501 500 0:51 / /proc rw - proc proc rw
+502 500 0:52 / /dev rw - tmpfs tmpfs rw
+503 502 0:53 / /dev/shm rw - tmpfs shm rw
+504 500 8:1 /var/lib/docker/volumes/locks/_data /volume rw - ext4 /dev/sda1 rw
+505 500 0:25 /app /run/app rw - tmpfs tmpfs rw
+506 500 0:60 / /tmp rw - tmpfs tmpfs rw
+507 500 8:1 /home/me/my\\040app /my\\040app rw - ext4 /dev/sda1 rw
+"""
+
+
+@pytest.fixture(autouse=True)
+def ordinary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ordinary machine, which the tests then make something else of."""
+    for mark in machines._MANY_MACHINES:
+        monkeypatch.delenv(mark, raising=False)
+    monkeypatch.setattr(machines, "_CONTAINERS", {})
+    monkeypatch.setattr(machines, "_cgroups", lambda: "0::/user.slice/session-1.scope")
+    monkeypatch.setattr(machines, "told", [])
+
+
+@pytest.fixture
+def in_docker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container, by a file that is there."""
+    monkeypatch.setattr(machines, "_CONTAINERS", {"/": "a Docker container"})
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the log has of it."""
+    return [each for each in caplog.messages if "this looks like" in each]
+
+
+@pytest.mark.parametrize(
+    ("mark", "platform"), [("KUBERNETES_SERVICE_HOST", "Kubernetes"), ("DYNO", "Heroku")]
+)
+def test_one_of_many_machines_is_warned_of_once(
+    url: str,
+    mark: str,
+    platform: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Also where the engine was chosen by name, for others may have a directory of that name."""
+    monkeypatch.setenv(mark, "x")
+    for _ in range(2):
+        Locks.from_url(url).close()
+    (told,) = warnings_in(caplog)
+    assert f"this looks like {platform}, where others may run the same application" in told
+    assert "redis://" in told
+
+
+@pytest.mark.parametrize(
+    "cgroup",
+    [
+        "12:pids:/docker/3f4e8b0c1d2e3f4e8b0c1d2e",
+        "0::/system.slice/docker-3f4e8b0c1d2e3f4e8b0c.scope",
+        "4:memory:/kubepods/burstable/pod1/2",
+        "0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-3f4e8b0c1d2e.scope",
+        "0::/machine.slice/libpod-3f4e8b0c1d2e3f4e.scope",
+        "0::/lxc.payload.web/init.scope",
+    ],
+)
+def test_a_container_is_known_by_its_cgroup(
+    url: str, cgroup: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where no file marks it."""
+    monkeypatch.setattr(machines, "_cgroups", lambda: cgroup)
+    Locks.from_url(url).close()
+    assert "this looks like a container" in warnings_in(caplog)[0]
+
+
+@pytest.mark.parametrize(
+    "cgroup", ["0::/", "0::/system.slice/docker.service", "1:cpu:/user/lxc-net"]
+)
+def test_an_ordinary_machine_is_not_warned_of(
+    url: str, cgroup: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not even where it runs containers itself."""
+    monkeypatch.setattr(machines, "_cgroups", lambda: cgroup)
+    Locks.from_url(url).close()
+    assert not warnings_in(caplog)
+
+
+def test_the_default_directory_is_warned_of_and_the_remedy_is_its_url(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    in_docker: None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each container has a ``/tmp`` of its own, even where that is on a volume."""
+    monkeypatch.setattr(file_engine, "default_directory", lambda: f"{tmp_path}/default")
+    monkeypatch.setattr(machines, "is_on_volume", lambda path: True)
+    Locks.from_url("file://?allow_container=true").close()
+    assert not warnings_in(caplog)
+    Locks.from_url().close()
+    assert warnings_in(caplog)[0].endswith("say so: file://?allow_container=true")
+
+
+def test_a_named_directory_on_a_volume_is_not_warned_of(
+    url: str, monkeypatch: pytest.MonkeyPatch, in_docker: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The containers of one host may share it; one in the container's own files is told the remedy."""
+    monkeypatch.setattr(machines, "is_on_volume", lambda path: True)
+    Locks.from_url(url).close()
+    Locks.from_url(f"{url}?allow_container=true").close()
+    assert not warnings_in(caplog)
+    monkeypatch.setattr(machines, "is_on_volume", lambda path: False)
+    Locks.from_url(f"{url}?allow_container=true").close()
+    assert not warnings_in(caplog)
+    Locks.from_url(url).close()
+    assert warnings_in(caplog)[0].endswith(f"say so: {url}?allow_container=true")
+
+
+@pytest.mark.parametrize(
+    ("path", "volume"),
+    [
+        ("/volume/locks", True),
+        ("/run/app/locks", True),  # a part of the host's memory
+        ("/my app/locks", True),
+        ("/var/lib/locks", False),
+        ("/volumes/locks", False),
+        ("/tmp/locks", False),  # memory of this container
+        ("/dev/shm/locks", False),
+    ],
+)
+def test_what_is_a_volume(path: str, volume: bool) -> None:
+    """What is mounted from the host, and not what the container has of its own."""
+    assert machines.volume_in_mountinfo(MOUNTINFO, path) is volume
+
+
+@pytest.mark.skipif(not Path("/proc/self/mountinfo").exists(), reason="only Linux has it")
+def test_the_root_is_no_volume() -> None:
+    """By what the kernel says of this machine."""
+    assert not machines.is_on_volume("/")

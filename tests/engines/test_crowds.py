@@ -1,0 +1,160 @@
+"""Many processes that wait for one key: what each costs the others, and that no death goes unnoticed."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.waiting import PATIENCE, eventually, waiters
+from weblock import LeaseLost, Locks
+from weblock.stores import file as file_engine
+from weblock.stores.cells import CellStore
+from weblock.stores.file import FileEngine, busy
+from weblock.stores.file.busy import Busy
+from weblock.stores.file.processes import Processes
+
+from .processes import Child, Failed
+
+CROWD = 32
+SECTIONS = 3
+
+WITHOUT_HEARTBEATS = """
+from weblock._core import acquiring, table
+acquiring.BEAT = table.PLACE = 3600
+"""
+
+
+class Calls:
+    """Counts the calls of a method, whoever calls it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+        self.count = 0
+        really = getattr(owner, name)
+
+        def counted(*args: Any, **options: Any) -> Any:
+            self.count += 1
+            return really(*args, **options)
+
+        monkeypatch.setattr(owner, name, counted)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No heartbeat fails on a slow machine, after which its waiter would ask once more."""
+    monkeypatch.setattr(file_engine, "BEAT_PATIENCE", PATIENCE)
+
+
+@contextlib.contextmanager
+def crowd(folder: Path, size: int) -> Iterator[list[Locks]]:
+    """Locks that know one another as if each were in a process of its own."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(Locks(FileEngine(str(folder)))) for _ in range(size)]
+
+
+def until_wait(locks: Locks, count: int) -> None:
+    """Returns when so many wait for the key."""
+    eventually(lambda: waiters(locks, "k") == count)
+
+
+@pytest.mark.usefixtures("patient")
+def test_each_waiter_connects_to_one_process_only(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue of n processes has n connections, and not n * n."""
+    connections = Calls(monkeypatch, Processes, "_connect")
+    with crowd(folder, CROWD) as processes, ThreadPoolExecutor(CROWD) as pool:
+        holder, *others = processes
+        lease = holder.acquire("k", ttl=300)
+        waiting = []
+        for count, each in enumerate(others, start=1):
+            waiting.append(pool.submit(each.acquire, "k", wait=None))
+            until_wait(holder, count)
+        made = connections.count
+        lease.release()
+        for future in waiting:
+            with contextlib.suppress(LeaseLost):  # On a machine too slow to confirm it.
+                future.result(PATIENCE).release()
+    assert 0 < made <= len(others)
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_section_costs_as_much_in_a_large_crowd_as_in_a_small_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One request and at most one connection or so, although processes keep leaving the queue."""
+    requests = Calls(monkeypatch, CellStore, "acquire")
+    connections = Calls(monkeypatch, Processes, "_connect")
+    barrier = threading.Barrier(CROWD)
+
+    def work(locks: Locks) -> None:
+        barrier.wait(PATIENCE)
+        for _ in range(SECTIONS):
+            with contextlib.suppress(LeaseLost), locks.hold("k", wait=None):
+                pass
+        locks.close()  # To the others, this process is dead from now on.
+
+    with crowd(folder, CROWD) as processes, ThreadPoolExecutor(CROWD) as pool:
+        list(pool.map(work, processes))
+    assert requests.count < 2 * CROWD * SECTIONS
+    assert connections.count < 2 * CROWD * SECTIONS
+
+
+def queue_up(locks: Locks, children: list[Child]) -> None:
+    """Has children wait for the key, one behind the other."""
+    for child in children:
+        before = waiters(locks, "k")
+        child.begin("locks.acquire('k', wait=None, ttl=3600).fence")
+        until_wait(locks, before + 1)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)])
+def test_deaths_in_a_queue_are_noticed_in_any_order(
+    locks: Locks, child: Callable[..., Child], order: tuple[int, ...]
+) -> None:
+    """Without any heartbeat, the last in the queue hears that the holder and all before it are dead."""
+    dying = [child(before=WITHOUT_HEARTBEATS).open() for _ in range(3)]
+    last = child(before=WITHOUT_HEARTBEATS).open()
+    dying[0].run("lease = locks.acquire('k', ttl=3600)")
+    queue_up(locks, [*dying[1:], last])
+    for index in order:
+        dying[index].kill()
+    assert last.outcome() > 0
+
+
+def test_a_waiter_behind_one_that_gave_up_notices_the_death_of_the_holder(
+    locks: Locks, child: Callable[..., Child]
+) -> None:
+    """Without any heartbeat: the one that gives up tells the one behind it whom to watch now."""
+    holder, impatient, last = [child(before=WITHOUT_HEARTBEATS).open() for _ in range(3)]
+    holder.run("lease = locks.acquire('k', ttl=3600)")
+    impatient.begin("locks.acquire('k', wait=2)")
+    until_wait(locks, 1)
+    queue_up(locks, [last])
+    with pytest.raises(Failed, match="LockTimeout"):
+        impatient.outcome()
+    holder.kill()
+    assert last.outcome() > 0
+
+
+def test_a_crowd_at_a_record_file_seldom_asks_the_kernel_who_is_inside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the kernel tells, no process can lock: a file that changes is not asked about at all."""
+    asked: list[str] = []
+    monkeypatch.setattr(busy, "_flock_holder", asked.append)
+    record = tmp_path / "record"
+    record.write_bytes(b"0")
+    moving, still = (Busy(str(record), 5, 0.0, asks_who=True) for _ in range(2))
+    for tenth in range(1, 49):
+        record.write_bytes(b"%d" % tenth)
+        assert moving.stuck(tenth / 10) is None
+    assert not asked
+    for tenth in range(1, 49):
+        still.stuck(tenth / 10)
+    assert 0 < len(asked) <= 2

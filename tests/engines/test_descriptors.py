@@ -1,0 +1,108 @@
+"""A process that has as many files open as it may."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.waiting import eventually, waiters
+from weblock import Locks
+
+from .keys import key_outside, keys_in, record_of
+from .processes import Child, Failed
+
+NONE_LEFT = """
+import resource
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+used = set()
+while True:  # Holes among those that are open are filled, since one could be used.
+    fd = os.dup(0)
+    if fd > 40:
+        break
+    used.add(fd)
+resource.setrlimit(resource.RLIMIT_NOFILE, (fd, hard))
+os.close(fd)
+"""
+
+TOLD = r"process \d+ has as many files open as it may \(EMFILE\): raise its limit"
+
+
+def open_files(process: Child) -> list[str]:
+    """The record files that a process has open."""
+    found = [str(each.readlink()) for each in Path(f"/proc/{process.pid}/fd").iterdir()]
+    return [each for each in found if "/records-" in each]
+
+
+def test_without_descriptors_a_lease_is_renewed_and_released(
+    folder: Path, child: Callable[..., Child]
+) -> None:
+    """It needs none that it did not have; who needs one is told what is wrong, and may try again."""
+    other = key_outside(record_of(folder, "k"))
+    process = child().open(ttl=1)
+    process.run("lease = locks.acquire('k')")
+    fence = process.run(NONE_LEFT + "lease.fence")
+    with pytest.raises(Failed, match=TOLD) as refusal:
+        process.run(f"locks.acquire({other!r}, wait=0)")
+    assert refusal.value.name == "EngineUnavailable"
+    with pytest.raises(Failed, match=TOLD) as refusal:
+        process.run("locks.once('x', int)")
+    assert refusal.value.name == "EngineUnavailable"
+    process.run("granted = time.monotonic()")
+    eventually(lambda: process.run("time.monotonic() - granted") > 2.5)
+    process.run("lease.check(); lease.extend(1); lease.release()")
+    assert process.run(f"kept = locks.acquire({other!r}, wait=0); kept.fence") > 0
+    with pytest.raises(Failed, match=TOLD):
+        process.run("locks.acquire('k', wait=0).fence")
+    assert fence > 0
+
+
+def test_without_descriptors_a_waiter_gets_its_turn(
+    folder: Path, locks: Locks, child: Callable[..., Child]
+) -> None:
+    """It cannot see the holder die, but is woken as ever."""
+    mine, theirs = keys_in(record_of(folder, "k"), 2)
+    process = child().open()
+    process.run(f"first = locks.acquire({mine!r})" + NONE_LEFT)
+    lease = locks.acquire(theirs)
+    process.begin(f"second = locks.acquire({theirs!r}, wait=60); second.fence")
+    eventually(lambda: waiters(locks, theirs) == 1)
+    lease.release()
+    assert process.outcome() > lease.fence
+
+
+def test_without_descriptors_no_engine_is_opened(folder: Path, child: Callable[..., Child]) -> None:
+    """Neither in a new directory nor in one that is in use; the error is that of an outage."""
+    process = child().open()
+    process.run(NONE_LEFT)
+    for place in (folder.with_name("other"), folder.with_name("above") / "locks"):
+        with pytest.raises(Failed, match=TOLD) as refusal:
+            process.run(f"Locks.from_url('file://{place}')")
+        assert refusal.value.name == "EngineUnavailable"
+
+
+def test_files_that_are_not_in_use_are_closed(
+    folder: Path, locks: Locks, child: Callable[..., Child]
+) -> None:
+    """Of all that a process has used, those of its leases and waiters stay open."""
+    process = child().open()
+    process.run("held = locks.acquire('held')")
+    lease = locks.acquire(awaited := key_outside(record_of(folder, "held")))
+    process.run(f"""
+    import threading
+    got = []
+    waiting = threading.Thread(target=lambda: got.append(locks.acquire({awaited!r}, wait=60)))
+    waiting.start()
+    """)
+    eventually(lambda: waiters(locks, awaited) == 1)
+    process.run("for n in range(300): locks.acquire(f'used {n}').release()")
+    needed = {str(record_of(folder, key)) for key in ("held", awaited)}
+
+    def only_those_needed() -> bool:
+        process.run("held.extend(0)")  # Some operation, which sees to what is due.
+        return set(open_files(process)) == needed
+
+    eventually(only_those_needed)
+    lease.release()
+    process.run("waiting.join(); held.check(); held.release()")

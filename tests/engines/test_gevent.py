@@ -1,0 +1,285 @@
+"""Processes whose threads are greenlets."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.servers import Server, fresh_quorum, fresh_url
+from tests.servers.ports import free_port
+from tests.support.waiting import PATIENCE, eventually
+from weblock._platform import greenlets
+
+HERE = f"""
+from gevent import monkey; monkey.patch_all()
+import os, signal, sys, threading, time, gevent
+from queue import Empty
+from weblock import LeaseLost, Locks
+PATIENCE = {PATIENCE}
+without_yielding = monkey.get_original("time", "sleep")
+TTL = 2.0
+given = sys.argv[1:]
+def opened(**options):
+    url = given[0] if len(given) == 1 else given
+    return Locks.from_url(url, **{{"ttl": TTL, "wait": PATIENCE, **options}})
+def compute(lease, seconds=3 * TTL):
+    "Lets no other greenlet run for so long. A check tells whether the lease was lost meanwhile."
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        lease.check()
+        sum(range(1000))
+        without_yielding(0.01)
+def eventually(condition):
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "what should have happened has not"
+        time.sleep(0.002)
+"""
+"""The beginning of what runs in a process of its own, which gevent patches before all else."""
+
+SERIALIZES = """
+inside, fences = [], []
+def section(name):
+    with locks.hold("key") as lease:
+        inside.append(name)
+        assert inside == [name], inside
+        compute(lease)
+        time.sleep(0.01)  # The others run, and may not come in.
+        assert inside == [name], inside
+        inside.remove(name)
+        fences.append(lease.fence)
+with opened() as locks:
+    gevent.joinall([gevent.spawn(section, name) for name in "abc"], raise_error=True)
+assert len(fences) == 3 and fences == sorted(set(fences)), fences
+print("well")
+"""
+
+LOSES = """
+home, told = gevent.get_hub(), []
+locks = opened()
+for number in (1, 2):
+    lease = locks.acquire("key")
+    lease.on_lost(lambda: told.append(gevent.get_hub() is home))
+    assert locks.force_release("key")
+    eventually(lambda: told == number * [True])
+    try:
+        lease.check()
+        raise AssertionError("it is not held")
+    except LeaseLost:
+        pass
+last = locks.acquire("key")  # Held until the process ends.
+print("well")
+"""
+
+COMES_AND_GOES = """
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+counts = []
+for _ in range(6):
+    with opened(ttl=10) as locks, locks.hold("key", "other"):
+        pass
+    counts.append(descriptors())
+assert counts[-1] <= counts[1], counts
+print("well")
+"""
+
+FORKS = """
+with opened() as locks:
+    lease = locks.acquire("parents")
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            with locks.hold("childs") as own:
+                compute(own)
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    compute(lease)
+    lease.release()
+print("well")
+"""
+
+RINGS = """
+from weblock._platform.greenlets import queue_class
+queue, heard = queue_class()(), []
+start = monkey.get_original("_thread", "start_new_thread")
+def put(name):
+    for number in range(1000):
+        queue.put((name, number))
+for name in range(4):
+    start(put, (name,))
+for name in range(4, 6):
+    gevent.spawn(put, name)
+while len(heard) < 6000:
+    heard.append(queue.get(timeout=PATIENCE))
+for name in range(6):
+    assert [number for who, number in heard if who == name] == list(range(1000))
+for timeout in (0, 0.001):
+    try:
+        raise AssertionError(queue.get(timeout=timeout))
+    except Empty:
+        pass
+print("well")
+"""
+
+HANGS = """
+server = int(given.pop())
+lease = opened().acquire("key")
+os.kill(server, signal.SIGSTOP)
+time.sleep(TTL / 2)  # By now the keeper waits for the server.
+print("well")
+"""
+
+
+def done_by(script: str, *arguments: str) -> None:
+    """Runs a script in a process of its own, which says nothing of gevent and ends as it should."""
+    pytest.importorskip("gevent", reason="gevent is not installed here")
+    command = [sys.executable, "-c", HERE + script]
+    done = subprocess.run(
+        [*command, *arguments], capture_output=True, text=True, timeout=3 * PATIENCE, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr
+    assert "gevent" not in done.stderr
+
+
+@pytest.fixture(params=["memory", "file", "redis", "quorum"])
+def urls(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
+    """An engine for which the keeper is a real thread."""
+    match request.param:
+        case "memory":
+            return ["memory://"]
+        case "file":
+            return [f"file://{tmp_path}/locks?allow_container=true"]
+        case "redis":
+            return [fresh_url()]
+    return fresh_quorum(3)
+
+
+def test_a_holder_that_lets_no_greenlet_run_keeps_its_lease(urls: list[str]) -> None:
+    """Under gevent, holders that compute for three ttl keep their lease, and hand it over in order."""
+    done_by(SERIALIZES, *urls)
+
+
+def test_a_loss_is_told_to_a_greenlet_of_the_holders_thread(urls: list[str]) -> None:
+    """What the real thread finds lost reaches ``on_lost``; a process that still holds ends as it should."""
+    done_by(LOSES, *urls)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts in /proc")
+def test_real_threads_leave_nothing_open(urls: list[str]) -> None:
+    """When locks are closed, the connections of the real thread and its event loop are, too."""
+    done_by(COMES_AND_GOES, *urls)
+
+
+def test_forked_children_renew_by_a_real_thread_of_their_own(urls: list[str]) -> None:
+    """After a fork both processes keep their leases while they compute."""
+    done_by(FORKS, *urls)
+
+
+def test_a_process_may_end_while_its_keeper_waits_for_a_server() -> None:
+    """A process ends as it should while its real thread waits for a server that hangs."""
+    with Server() as server:
+        try:
+            done_by(HANGS, server.url(recovery="off"), str(server.pid))
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+
+
+def test_any_thread_may_put_into_a_queue_of_greenlets() -> None:
+    """Real threads and greenlets put; the one that gets misses nothing, and gets it in order."""
+    done_by(RINGS)
+
+
+APPLICATION = """
+import time
+from gevent import monkey
+from weblock import Locks
+locks = Locks.from_url({url!r}, ttl=1)
+def application(environ, start_response):
+    assert monkey.is_module_patched("threading")
+    with locks.hold("key") as lease:
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            lease.check()
+            monkey.get_original("time", "sleep")(0.01)
+    start_response("200 OK", [])
+    return [b"kept"]
+"""
+
+
+def test_a_gevent_worker_of_gunicorn_computes_under_a_lock(tmp_path: Path) -> None:
+    """``gunicorn -k gevent`` serves handlers that compute for three ttl, and keeps their leases."""
+    pytest.importorskip("gevent", reason="gevent is not installed here")
+    pytest.importorskip("gunicorn", reason="gunicorn is not installed here")
+    url = f"file://{tmp_path}/locks?allow_container=true"
+    (tmp_path / "computes.py").write_text(APPLICATION.format(url=url))
+    port = free_port()
+    command = [sys.executable, "-m", "gunicorn", "-k", "gevent", "--workers=2", "--timeout=100"]
+    command += [f"--bind=127.0.0.1:{port}", f"--chdir={tmp_path}", "computes:application"]
+
+    def answer() -> bytes:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=PATIENCE) as response:
+            body: bytes = response.read()
+            return body
+
+    with (tmp_path / "log").open("wb") as log:
+        site = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        eventually(lambda: answer() == b"kept", despite=OSError)
+        assert answer() == b"kept"
+    finally:
+        site.terminate()
+        assert site.wait(PATIENCE) == 0, (tmp_path / "log").read_text()
+    assert "RuntimeWarning" not in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "library"),
+    [
+        ("gevent.monkey", "is_module_patched", "gevent"),
+        ("eventlet.patcher", "is_monkey_patched", "eventlet"),
+    ],
+)
+def test_a_library_counts_only_if_it_has_patched(
+    monkeypatch: pytest.MonkeyPatch, module: str, function: str, library: str
+) -> None:
+    """A library that is merely imported is not warned of; one that has replaced threads is."""
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{function: lambda name: False}))
+    assert greenlets.patched_by() is None
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{function: lambda name: True}))
+    assert greenlets.patched_by() == library
+
+
+WARNED = """
+import warnings
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for _ in range(2):
+        opened().close()
+said = [str(each.message) for each in caught if "gevent has replaced" in str(each.message)]
+assert len(said) == 1 and given[0].split("?")[0] in said[0], said
+print("well")
+"""
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis+cluster://127.0.0.1:1",
+        "redis+sentinel://127.0.0.1:1/main",
+        "zookeeper://127.0.0.1:1/locks",
+        "memcached://127.0.0.1:1",
+    ],
+)
+def test_who_cannot_renew_in_a_real_thread_is_warned(url: str) -> None:
+    """Where greenlets share the keeper's connections, one warning names the engine and the limit."""
+    done_by(WARNED, url)

@@ -1,0 +1,20 @@
+"""The engines whose truth is a dict of this process."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.waiting import eventually
+from weblock import Locks
+
+
+@pytest.mark.parametrize("url", ["memory://pruned", "noop://pruned"])
+def test_leases_that_just_end_are_forgotten(url: str) -> None:
+    """Keys whose holders never released them cost no memory for long, and fences still increase."""
+    with Locks.from_url(url) as locks:
+        kept = locks._engine.states if url.startswith("memory") else locks._engine.held
+        ended = [locks.acquire(f"stranger:{n}", ttl=0.1, renew=False) for n in range(1_000)]
+        eventually(lambda: not locks.list())
+        again = [locks.acquire(f"known:{n}", ttl=60) for n in range(len(kept) + 200)]
+        assert len(kept) == len(again)
+        assert min(lease.fence for lease in again) > max(lease.fence for lease in ended)

@@ -1,0 +1,211 @@
+"""A slot of a cluster that stays half-moved: some of its keys on one master, some on another."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from redis.crc import key_slot
+
+from tests.servers import Cluster, a_redis, a_valkey
+from tests.servers.cluster import Move
+from tests.support.waiting import eventually, waiters
+from weblock import AsyncLocks, EngineUnavailable, Locks
+from weblock.stores.redis.calls import Layout
+
+TTL = 2.0
+LAYOUT = Layout("weblock", 128)
+BUCKET = 5
+KEYS = [
+    key
+    for key in (f"key {number}" for number in range(2_000))
+    if LAYOUT.bucket(f"default:{key}") == BUCKET
+]
+"""Keys that share a slot."""
+
+SLOT = key_slot(LAYOUT.tag(BUCKET).encode())
+
+
+@pytest.fixture(scope="module", params=[a_valkey, a_redis, lambda: "redis-6.2"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A cluster."""
+    with Cluster(request.param()) as cluster:
+        yield cluster
+
+
+def moved(cluster: Cluster, *parts: str) -> Move:
+    """A move that has begun, and has taken along the keys with these parts in their names."""
+    move = cluster.begin_move(SLOT)
+    for part in parts:
+        move.take_along(part)
+    return move
+
+
+PARTS = {
+    "nothing": (),
+    "the epoch": (":epoch",),
+    "the locks": (":lock:",),
+    "the queues": (":queue:",),
+    "all": ("",),
+}
+"""What has been moved so far."""
+
+
+@pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
+def test_leases_outlive_a_slot_that_stays_half_moved(cluster: Cluster, parts: tuple[str]) -> None:
+    """Renewed for longer than their ttl, kept from others, released; and free locks can be had."""
+    held, free, handed = KEYS[:3]
+    lost = threading.Event()
+    with (
+        ThreadPoolExecutor(2) as pool,
+        Locks.from_url(cluster.url(recovery=TTL), ttl=TTL, wait=60) as locks,
+        Locks.from_url(cluster.url(recovery=TTL), ttl=TTL, wait=60) as others,
+    ):
+        fence = fence_of(locks, free)
+        lease = locks.acquire(held)
+        lease.on_lost(lost.set)
+        before = locks.acquire(handed)
+        early = pool.submit(lambda: fence_of(others, handed))
+        eventually(lambda: waiters(locks, handed) == 1)
+        move = moved(cluster, *parts)
+        try:
+            assert not lost.wait(2 * TTL)
+            lease.extend(1)
+            assert others.try_acquire(held) is None
+            for one, another in ((locks, others), (others, locks)):
+                mine = one.acquire(free)
+                assert mine.fence > fence
+                assert another.try_acquire(free) is None
+                late = pool.submit(fence_of, another, free)
+                eventually(lambda one=one: waiters(one, free) == 1)
+                mine.release()
+                assert late.result() > mine.fence
+                fence = late.result()
+            before.release()
+            assert early.result() > before.fence
+            lease.check()
+        finally:
+            move.take_along()
+            move.end()
+        lease.extend(1)
+        assert others.try_acquire(held) is None
+        lease.release()
+        assert fence_of(others, held) > lease.fence
+        assert fence_of(locks, free) > fence
+
+
+async def test_asyncio_goes_on_too(cluster: Cluster) -> None:
+    """Tasks hold, wait for and hand over keys of a slot that is half-moved."""
+    async with AsyncLocks.from_url(cluster.url(recovery=TTL), ttl=TTL, wait=60) as locks:
+        lease = await locks.acquire(KEYS[3])
+        move = await asyncio.to_thread(moved, cluster, ":lock:")
+        try:
+            inside: list[int] = []
+
+            async def one() -> None:
+                async with locks.hold(KEYS[4]) as mine:
+                    inside.append(mine.fence)
+                    await asyncio.sleep(0)
+
+            await asyncio.gather(*(one() for _ in range(20)))
+            assert inside == sorted(inside)
+            await lease.extend(1)
+            await lease.release()
+        finally:
+            await asyncio.to_thread(move.take_along)
+            await asyncio.to_thread(move.end)
+
+
+def test_keys_that_move_one_by_one_under_load(cluster: Cluster) -> None:
+    """Many who want one key never have it at once, while its slot is moved to and fro in pieces."""
+    inside, most, sections = 0, 0, 0
+    guard, over = threading.Lock(), threading.Event()
+
+    def work(locks: Locks) -> list[int]:
+        nonlocal inside, most, sections
+        fences = []
+        while not over.is_set():
+            try:
+                with locks.hold(KEYS[5]) as lease:
+                    with guard:
+                        inside += 1
+                        most, sections = max(most, inside), sections + 1
+                    fences.append(lease.fence)
+                    with guard:
+                        inside -= 1
+            except EngineUnavailable:
+                continue
+        return fences
+
+    def go_on() -> None:
+        wanted = sections + 20
+        eventually(lambda: sections >= wanted)
+
+    urls = [cluster.url(recovery=TTL)] * 2
+    with ThreadPoolExecutor(4) as pool:
+        engines = [Locks.from_url(url, ttl=TTL, wait=60) for url in urls]
+        calls = [pool.submit(work, engines[number % 2]) for number in range(4)]
+        try:
+            for parts in PARTS.values():
+                go_on()
+                move = moved(cluster, *parts)
+                go_on()
+                move.take_along()
+                go_on()
+                move.end()
+            go_on()
+        finally:
+            over.set()
+            fences = [fence for call in calls for fence in call.result()]
+            for engine in engines:
+                engine.close()
+    assert most == 1
+    assert len(fences) == len({*fences}) > 100
+
+
+def test_replicas_must_have_a_lease_that_was_asked_elsewhere(cluster: Cluster) -> None:
+    """With ``min_replicas``, a lease of a half-moved slot counts only when replicas have it."""
+    url = cluster.url(recovery=TTL, min_replicas=1)
+    with (
+        Locks.from_url(url, ttl=TTL, wait=0) as locks,
+        Locks.from_url(cluster.url(recovery=TTL, min_replicas=5), ttl=TTL, wait=0) as demanding,
+    ):
+        locks.acquire(KEYS[6]).release()
+        move = moved(cluster, "")
+        try:
+            locks.acquire(KEYS[6]).release()
+            with pytest.raises(EngineUnavailable, match="of at least 5 replicas"):
+                demanding.acquire(KEYS[7])
+        finally:
+            move.take_along()
+            move.end()
+
+
+def test_what_was_done_is_known_in_a_half_moved_slot(cluster: Cluster) -> None:
+    """``once`` notes and finds its marks on either side."""
+    done: list[str] = []
+    steps: dict[str, Callable[[], None]] = {
+        key: lambda key=key: done.append(key) for key in KEYS[8:10]
+    }
+    with Locks.from_url(cluster.url(recovery=TTL), ttl=TTL, wait=60) as locks:
+        locks.once(KEYS[8], steps[KEYS[8]])
+        move = moved(cluster, ":lock:", ":epoch")
+        try:
+            for key, step in steps.items():
+                locks.once(key, step)
+                locks.once(key, step)
+        finally:
+            move.take_along()
+            move.end()
+        for key, step in steps.items():
+            locks.once(key, step)
+    assert done == KEYS[8:10]
+
+
+def fence_of(locks: Locks, key: str) -> int:
+    """A fence for a key, as new as can be."""
+    with locks.hold(key) as lease:
+        return lease.fence

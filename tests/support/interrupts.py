@@ -1,0 +1,68 @@
+"""Raises an exception at one line after another of weblock's own code, as a signal handler may."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import weblock
+
+PACKAGE = str(Path(weblock.__file__).parent)
+
+
+class Interrupt(BaseException):
+    """What a signal handler raises: no ``Exception``, like ``KeyboardInterrupt``."""
+
+
+@functools.cache
+def _withs(file: str) -> dict[int, int]:
+    """The last line of each ``with`` block of a file, by the line that it begins in."""
+    tree = ast.parse(Path(file).read_text())
+    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.With | ast.AsyncWith)]
+    return {block.lineno: block.end_lineno or block.lineno for block in blocks}
+
+
+class Interrupter:
+    """Runs something, and raises ``Interrupt`` at the line that has the number ``at``."""
+
+    def __init__(self, at: int | None) -> None:
+        self.at = at
+        self.lines = 0
+        self.where = ""
+        self._last: dict[FrameType, int] = {}
+
+    def run(self, work: Callable[[], object]) -> bool:
+        """Whether it was interrupted."""
+        sys.settrace(self._trace)
+        try:
+            work()
+        except Interrupt:
+            return True
+        finally:
+            sys.settrace(None)
+            self._last.clear()
+        return False
+
+    def _trace(self, frame: FrameType, event: str, arg: object) -> Any:
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        if event == "line":
+            self._line(frame)
+        return self._trace
+
+    def _line(self, frame: FrameType) -> None:
+        line, last = frame.f_lineno, self._last.get(frame, 0)
+        self._last[frame] = line
+        # At the end of a block Python shows the line of its ``with`` again. There it lets no signal
+        # handler in before the block's ``__exit__`` has been called.
+        if line < last <= _withs(frame.f_code.co_filename).get(line, 0):
+            return
+        self.lines += 1
+        if self.lines == self.at:
+            self.where = f"{frame.f_code.co_filename.removeprefix(PACKAGE)}:{line}"
+            raise Interrupt

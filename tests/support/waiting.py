@@ -1,0 +1,55 @@
+"""Waits for conditions, with a deadline that only a hang misses, and watches queues from outside."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from weblock import Locks, LockTimeout
+from weblock._runtime.clock import now
+
+__all__ = ["PATIENCE", "eventually", "now", "queue_of", "waiters"]
+
+PATIENCE = 60.0 * float(os.environ.get("WEBLOCK_TEST_PATIENCE", "1"))
+"""Seconds, for what takes milliseconds on an idle machine: no test fails because a machine is slow."""
+
+
+def eventually(
+    condition: Callable[[], object],
+    *,
+    within: float = PATIENCE,
+    despite: type[Exception] | tuple[type[Exception], ...] = (),
+) -> None:
+    """Returns when ``condition`` is true; fails if it is not ``within`` so many seconds.
+
+    The exceptions in ``despite`` mean "not yet".
+    """
+    until = now() + within
+    while not _holds(condition, despite):
+        assert now() < until, "what should have happened has not"
+        time.sleep(0.002)
+
+
+def waiters(locks: Locks, key: str) -> int:
+    """The number of callers that wait for ``key``."""
+    info = locks.inspect(key)
+    return len(info.waiters) if info else 0
+
+
+def queue_of(probe: Locks, key: str) -> int | None:
+    """The number that a caller who is refused is told; ``None`` if nobody holds ``key``."""
+    try:
+        probe.acquire(key, wait=1, max_waiters=0).release()
+    except LockTimeout as busy:
+        return busy.waiters
+    return None
+
+
+def _holds(
+    condition: Callable[[], object], despite: type[Exception] | tuple[type[Exception], ...]
+) -> bool:
+    try:
+        return bool(condition())
+    except despite:
+        return False

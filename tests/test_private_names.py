@@ -1,0 +1,149 @@
+"""Private names of other packages stand in one module of each part of weblock, and still exist."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import redis
+import redis.asyncio
+from kazoo.client import KazooClient
+
+from weblock._runtime import internals as of_asyncio
+from weblock.stores.redis import internals as of_redis
+from weblock.stores.redis.connections import quiet
+from weblock.stores.zookeeper import internals as of_kazoo
+
+SOURCE = Path(__file__).parents[1] / "src" / "weblock"
+
+HOME = "internals.py"
+"""The name of the modules in which private names of other packages may stand."""
+
+PUBLIC = {"_meta"}
+"""Django documents it, and keeps it as it does public names."""
+
+TREES = {path: ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")}
+
+
+def private(name: str) -> bool:
+    """Whether a name has one underscore in front, and is no dunder."""
+    return name.startswith("_") and not name.endswith("__") and name != "_"
+
+
+def defined(tree: ast.AST) -> Iterator[str]:
+    """Every name that a module gives to something of its own."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.name
+            case ast.Name(id=name, ctx=ast.Store()) | ast.alias(asname=str(name)):
+                yield name
+            case ast.Attribute(attr=name, ctx=ast.Store(), value=ast.Name(id="self" | "cls")):
+                yield name
+            case ast.Constant(value=str(name)):  # In __slots__.
+                yield name
+
+
+def used(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Every private name that a module takes from something else, and on which line."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(attr=name) if private(name):
+                yield node.lineno, name
+            case ast.ImportFrom(level=0, module=str(module), names=names):
+                for each in (*module.split("."), *(alias.name for alias in names)):
+                    if private(each):
+                        yield node.lineno, each
+            case ast.Import(names=names):
+                for each in (part for alias in names for part in alias.name.split(".")):
+                    if private(each):
+                        yield node.lineno, each
+
+
+def test_only_the_modules_for_it_use_private_names_of_other_packages() -> None:
+    """A private name that weblock does not define itself stands in a module ``internals`` alone."""
+    ours = {name for path, tree in TREES.items() if path.name != HOME for name in defined(tree)}
+    foreign = [
+        f"{path.relative_to(SOURCE)}:{line}: {name}"
+        for path, tree in TREES.items()
+        if path.name != HOME
+        for line, name in used(tree)
+        if name not in ours | PUBLIC
+    ]
+    assert foreign == []
+    assert any(name == "_sock" for tree in TREES.values() for _, name in used(tree))  # It looks.
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    """A socket that stands for a server: the test accepts its connections."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as listening:
+        listening.settimeout(30)
+        yield listening
+
+
+def test_a_redis_connection_hands_over_its_socket(listener: socket.socket) -> None:
+    """What ``socket_of`` returns is connected to the server, and still the connection's."""
+    host, port = listener.getsockname()
+    connection = redis.Connection(host, port, protocol=2, **quiet(redis.Connection))
+    connection.connect()
+    server, address = listener.accept()
+    with server:
+        assert of_redis.socket_of(connection).getsockname() == address
+        connection.disconnect()
+        assert server.recv(1) == b""
+
+
+async def test_an_asyncio_connection_hands_over_its_stream(listener: socket.socket) -> None:
+    """What ``take_writer`` returns writes to the server, and the connection has nothing left to close."""
+    host, port = listener.getsockname()
+    options = quiet(redis.asyncio.Connection)
+    connection = redis.asyncio.Connection(host=host, port=port, protocol=2, **options)
+    await connection.connect()
+    server, _ = listener.accept()
+    with server:
+        server.settimeout(30)
+        writer = of_redis.take_writer(connection)
+        assert not connection.is_connected
+        await connection.disconnect()
+        writer.write(b"x")
+        assert await asyncio.to_thread(server.recv, 1) == b"x"
+        writer.close()
+
+
+def test_the_connection_of_a_kazoo_client_can_be_ended(listener: socket.socket) -> None:
+    """Copies of its sockets, as a fork makes them, close by themselves; to shut it down ends the connection."""
+    host, port = listener.getsockname()
+    client = KazooClient(f"{host}:{port}", timeout=60)
+    client.start_async()
+    server, _ = listener.accept()
+    with server:
+        server.settimeout(30)
+        assert server.recv(4096)  # Its greeting: it has all its sockets by now.
+        names = ("_socket", "_read_sock", "_write_sock")
+        copies = {name: getattr(client._connection, name).dup() for name in names}
+        of_kazoo.close_sockets(SimpleNamespace(_connection=SimpleNamespace(**copies)))
+        assert {each.fileno() for each in copies.values()} == {-1}
+        assert client._connection._socket.fileno() >= 0
+        of_kazoo.shut_down(client)
+        while server.recv(4096):
+            pass
+    client.stop()
+    client.close()
+
+
+def test_asyncio_tells_which_loop_runs_without_an_exception() -> None:
+    """The quick way to ask for the running loop is there, and agrees with the public one."""
+
+    async def ask() -> bool:
+        return of_asyncio.running_loop() is asyncio.get_running_loop()
+
+    assert of_asyncio.running_loop is asyncio._get_running_loop
+    assert of_asyncio.running_loop() is None
+    assert asyncio.run(ask())

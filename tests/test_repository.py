@@ -1,0 +1,49 @@
+"""What the pages and the settings of the checkout say of one another."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import weblock
+
+TOP = Path(__file__).parents[1]
+PAGES = sorted([*TOP.glob("*.md"), *TOP.glob("docs/**/*.md")])
+_LINK = re.compile(r"\]\((?![a-z]+:)([^)#]*)(?:#([^)]+))?\)")
+_FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", _FENCED.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(TOP)) for page in PAGES])
+def test_links_lead_somewhere(page) -> None:
+    """A link into the checkout names a file that there is, and a heading that is in it."""
+    for path, anchor in _LINK.findall(_FENCED.sub("", page.read_text())):
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), path
+        assert not anchor or anchor in anchors(target), f"{path}#{anchor}"
+
+
+def test_the_interpreters_are_the_same_everywhere() -> None:
+    """The package claims the versions that scripts/test knows and that the workflow tests."""
+    project = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
+    claimed = re.findall(r"Python :: (3\.\d+)", " ".join(project["classifiers"]))
+    known = re.search(r'supported_pythons="(.*)"', (TOP / "scripts/_interpreters").read_text())
+    tested = re.search(r"python: \[(.*)\]", (TOP / ".github/workflows/ci.yml").read_text())
+    assert known
+    assert tested
+    assert known[1].split() == claimed
+    assert re.findall(r"[\d.]+", tested[1]) == claimed
+    assert project["requires-python"] == f">={claimed[0]}"
+
+
+def test_the_version_is_one_that_installers_understand() -> None:
+    """``weblock.__version__``, from which the package gets its own, has three numbers."""
+    assert re.fullmatch(r"\d+\.\d+\.\d+", weblock.__version__)
