@@ -1,0 +1,227 @@
+"""What happens to keys, leases and engines, as small frozen values.
+
+Each event is told once, by the process in which it happens, to the observers of the ``Locks`` that it
+happens to: ``Locks(..., observers=[...])``. Logs, metrics, traces, the status page and Django's signals
+are such observers. No event carries an owner's secret or a password.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import ClassVar, Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What every event says."""
+
+    name: ClassVar[str]
+    """What logs, metrics and programs call it: ``timed_out`` for ``TimedOut``."""
+
+    engine: str
+    """The engine's URL, without secrets."""
+
+    def __init_subclass__(cls) -> None:
+        cls.name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
+
+    def facts(self) -> Mapping[str, object]:
+        """Return the fields by name, ready for JSON."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyEvent(Event):
+    """Something that happens to one key."""
+
+    namespace: str
+    key: str
+    template: str | None
+    """What the key was filled in from, ``"item:{item_id}"``; ``None`` for a key that was given whole.
+
+    Metrics need it, since they cannot tell millions of keys apart.
+    """
+    label: str
+    """What others see of the caller that this happens to: by default, host and process id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseEvent(KeyEvent):
+    """Something that happens to one lease, which its engine, key and fence identify."""
+
+    fence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting(KeyEvent):
+    """A caller has found the key held, and has joined its queue.
+
+    It leaves the queue with exactly one of ``Acquired``, ``TimedOut``, ``GaveUp`` or ``Unavailable``.
+    """
+
+    place: int
+    """How many callers wait in front of it; the holder is not among them."""
+    holder: str | None
+    """The holder's label, where the engine tells it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acquired(LeaseEvent):
+    """A caller has the key. It ends with exactly one of ``Released``, ``Lost`` or ``Forgotten``."""
+
+    waited: float
+    """Seconds since it was asked for."""
+    handed_over: bool
+    """Whether the caller waited in the queue; otherwise, the key was free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Released(LeaseEvent):
+    """The holder has given its lease back in time."""
+
+    held_for: float
+    """Seconds since it was acquired."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtRisk(LeaseEvent):
+    """A renewal was not answered: unless a later one is, the lease will be lost."""
+
+    cause: str
+    remaining: float
+    """Seconds until then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost(LeaseEvent):
+    """A lease has ended before its holder released it."""
+
+    reason: str
+    """As of ``LeaseLost``: ``expired``, ``taken``, ``max_hold`` or ``closed``."""
+    held_for: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgotten(LeaseEvent):
+    """A lease that nobody refers to any more was given back, although nobody released it."""
+
+    held_for: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedOut(KeyEvent):
+    """A caller did not get the key within the time that it was ready to wait: ``LockTimeout``."""
+
+    wait: float | None
+    """The seconds it was ready to wait; ``None`` for a caller that made attempts instead."""
+    waited: float
+    place: int | None
+    """How many callers waited in front of it, if it was in the queue."""
+    holder: str | None
+    """The holder's label, where the engine tells it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused(KeyEvent):
+    """A caller was refused at once, since ``max_waiters`` callers were waiting: ``LockTimeout``."""
+
+    waiters: int
+    holder: str | None
+    """The holder's label, where the engine tells it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GaveUp(KeyEvent):
+    """A caller stopped asking for a key: it was cancelled, its client left, or a signal came."""
+
+    waited: float
+    place: int | None
+    """How many callers waited in front of it, if it was in the queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unavailable(Event):
+    """The engine did not answer a caller, or could not serve it: ``EngineUnavailable``."""
+
+    operation: str
+    """What was asked: ``acquire``, ``extend``, ``inspect``, ``list``, ``force_release``, ``ping`` ..."""
+    cause: str
+    recovering: bool
+    """Whether it did answer, and grants nothing until it has recovered (``EngineRecovering``)."""
+    namespace: str
+    key: str | None
+    """The key in question, if it was one."""
+    template: str | None
+    label: str
+    waited: float
+    """Seconds since the caller asked."""
+    place: int | None
+    """How many callers waited in front of it, if it was in the queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Available(Event):
+    """The engine answers again, after at least one ``Unavailable`` that was no recovery."""
+
+    lasted: float
+    """Seconds since the first request that failed."""
+    requests: int
+    """How many callers got ``EngineUnavailable`` meanwhile, from this ``Locks``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovering(Event):
+    """The engine may have lost leases, and grants none for a while. Told once each time."""
+
+    cause: str
+    retry_after: float
+    """Seconds until it grants again, as far as that is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedOpen(KeyEvent):
+    """A section runs **without** the lock, as ``on_unavailable="open"`` allows."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forced(KeyEvent):
+    """A lease was taken away by force. ``label`` is that of the ``Locks`` by which it was done."""
+
+    by: str
+    """Who did it, as ``force_release(key, by=...)`` said; without that, the label."""
+    holder: str | None
+    """The label of the holder that lost it, as seen just before."""
+    fence: int | None
+    held_for: float
+    waiters: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotRenewed(Event):
+    """Leases here are renewed only while handlers let other code run, as greenlets do."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered(Event):
+    """The engine has answered one request of a caller, or has failed to. Heartbeats are not told."""
+
+    operation: str
+    """``acquire`` or ``release``."""
+    duration: float
+    """Seconds from the request to its answer."""
+    failed: bool
+
+
+EVENTS: Final[Mapping[str, type[Event]]] = {
+    kind.name: kind
+    for kind in (
+        *(Waiting, Acquired, Released, AtRisk, Lost, Forgotten, TimedOut, Refused, GaveUp),
+        *(Unavailable, Available, Recovering, FailedOpen, Forced, NotRenewed, Answered),
+    )
+}
+"""Every kind of event, by its name."""
