@@ -261,6 +261,38 @@ def test_locks_may_be_stacked(serve: Any) -> None:
     assert fetch("/items").content == b"c"
 
 
+@pytest.mark.parametrize("middleware", [True, False], ids=["middleware", "no middleware"])
+async def test_stacked_locks_are_taken_in_one_order(
+    middleware: bool, serve: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Views that stack the same locks in opposite orders take them in one order, so none waits for the other."""
+    settings.MIDDLEWARE = settings.MIDDLEWARE if middleware else []
+    serve(there=lock("a", "c")(lock("b")(keys_of)), back=lock("b")(lock("a", "c")(keys_of)))
+    asked: list[str] = []
+    for face in (locks["default"], async_locks["default"]):
+
+        def noted(*keys: str, ask: Any = face.acquire_patiently, **options: Any) -> Any:
+            asked.extend(keys)
+            return ask(*keys, **options)
+
+        monkeypatch.setattr(face, "acquire_patiently", noted)
+    for path in ("/there", "/back"):
+        assert fetch_in_thread(path).status_code == 200
+        assert (await AsyncClient().post(path)).status_code == 200
+    assert asked == ["a", "b", "c"] * 4
+
+
+@pytest.mark.parametrize("middleware", [True, False], ids=["middleware", "no middleware"])
+def test_the_busy_one_of_stacked_locks_answers(middleware: bool, serve: Any, settings: Any) -> None:
+    """Of several locks, the one that was not to be had says what the client is told."""
+    settings.MIDDLEWARE = settings.MIDDLEWARE if middleware else []
+    serve(items=lock("b")(lock("a", wait=0, on_busy=busy)(keys_of)))
+    with locks["default"].hold("a"):
+        assert fetch_in_thread("/items").status_code == 429
+    with locks["default"].hold("b", wait=0):
+        pass  # What had been taken was given back.
+
+
 def test_keys_in_common_are_one_lease(serve: Any, settings: Any) -> None:
     """Two locks of one request that share a key do not wait for one another."""
     serve(items=lock("a", "b")(lock("b", "c")(keys_of)))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
+from asgiref.sync import markcoroutinefunction
 from django.contrib.auth.decorators import login_not_required
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import AsyncClient
@@ -13,13 +15,15 @@ from django.utils.decorators import method_decorator
 from django.views import View
 from ninja import NinjaAPI
 from rest_framework.decorators import action, api_view
+from rest_framework.generics import UpdateAPIView
 from rest_framework.response import Response
 from rest_framework.routers import SimpleRouter
 from rest_framework.views import APIView
-from rest_framework.viewsets import ViewSet
+from rest_framework.viewsets import ModelViewSet, ViewSet
 
 from weblock import AsyncLease, Lease
 from weblock.contrib.django import async_locks, lock, locks
+from weblock.contrib.django.marks import locks_of
 
 from .naive import naive_lock
 from .requests import fetch
@@ -148,6 +152,59 @@ def below_api_view(request: Any, pk: str) -> Response:
     return Response(answer_of(request, pk))
 
 
+class Callable:
+    @lock("item:{pk}")
+    def __call__(self, request: HttpRequest, pk: str) -> HttpResponse:
+        """A view that is an object."""
+        return JsonResponse(answer_of(request, pk))
+
+
+class AsyncCallable:
+    def __init__(self) -> None:
+        markcoroutinefunction(self)  # As Django wants it.
+
+    @lock("item:{pk}")
+    async def __call__(self, request: HttpRequest, pk: str) -> HttpResponse:
+        """An async view that is an object."""
+        return JsonResponse(await async_answer_of(request, pk))
+
+
+class Inherited(OnPostItself):
+    def post(self, request: HttpRequest, pk: str) -> HttpResponse:
+        return super().post(request, pk)
+
+
+class Updates(UpdateAPIView):
+    @lock("item:{pk}")
+    def update(self, request: Any, *args: Any, **kwargs: Any) -> Response:
+        return Response(answer_of(request, kwargs["pk"]))
+
+
+class Own(View):
+    @lock("other")
+    def get(self, request: HttpRequest, pk: str) -> HttpResponse:
+        return HttpResponse()
+
+    def post(self, request: HttpRequest, pk: str) -> HttpResponse:
+        request.GET.get("q")
+        return [self, self.put(request, pk)][1]
+
+    @lock("item:{pk}")
+    def put(self, request: HttpRequest, pk: str) -> HttpResponse:
+        return JsonResponse(answer_of(request, pk))
+
+
+class Rows(ModelViewSet):
+    @lock("item:{pk}")
+    def update(self, request: Any, *args: Any, **kwargs: Any) -> Response:
+        return Response(answer_of(request, kwargs["pk"]))
+
+
+def undecorated(request: HttpRequest, pk: str, what: str) -> HttpResponse:
+    """A view that wants more than its URL gives."""
+    return JsonResponse(answer_of(request, pk))
+
+
 class Items(ViewSet):
     @lock("item:{pk}")
     def touch(self, request: Any, pk: str) -> Response:
@@ -194,6 +251,13 @@ SYNC: dict[str, Any] = {
     "above_api_view": above_api_view,
     "below_api_view": below_api_view,
     "viewset": Items.as_view({"post": "touch"}),
+    "partial_outside": functools.partial(function),
+    "partial_inside": lock("item:{pk}")(functools.partial(undecorated, what="")),
+    "partial_of_class": functools.partial(OnPostItself.as_view()),
+    "callable": Callable(),
+    "bound": Callable().__call__,
+    "passed_on": Own.as_view(),
+    "inherited": Inherited.as_view(),
 }
 ASYNC: dict[str, Any] = {
     "coroutine_function": coroutine_function,
@@ -202,6 +266,8 @@ ASYNC: dict[str, Any] = {
     "async_post": AsyncOnPost.as_view(),
     "async_post_itself": AsyncOnPostItself.as_view(),
     "async_as_view": lock("item:{pk}")(AsyncPlain.as_view()),
+    "async_partial": functools.partial(coroutine_function),
+    "async_callable": AsyncCallable(),
 }
 PATHS = {
     **{name: f"/{name}/7" for name in (*SYNC, *ASYNC)},
@@ -234,6 +300,32 @@ def test_a_view_holds_its_lock(name: str, project: None) -> None:
             200,
             {"keys": [HELD], "is_lease": True, "is_free": False},
         )
+
+
+HIDDEN = ("below_api_view",)
+"""What the middleware cannot see."""
+
+
+@pytest.mark.parametrize("name", [name for name in (*SYNC, *ASYNC) if name not in HIDDEN])
+def test_the_middleware_sees_what_is_locked(name: str) -> None:
+    """It acquires before the transaction for each kind of view, whatever stands around the lock."""
+    view = {**SYNC, **ASYNC}[name]
+    (found,) = locks_of(view, "POST")
+    assert [template.text for template in found.templates] == ["item:{pk}"]
+
+
+@pytest.mark.parametrize("method", ["PUT", "PATCH"])
+@pytest.mark.parametrize(
+    "view",
+    [Updates.as_view(), Rows.as_view({"put": "update", "patch": "partial_update"})],
+    ids=["view", "viewset"],
+)
+def test_a_method_that_calls_a_locked_one_is_locked(view: Any, method: str, serve: Any) -> None:
+    """REST framework's PATCH calls ``update``: its lock is taken before, as if PATCH had it."""
+    assert locks_of(view, method)
+    assert not locks_of(view, "DELETE")
+    serve(item__pk=view)
+    assert fetch("/item/7", method.lower()).json()["keys"] == [HELD]
 
 
 @lock("item:{pk:int}")

@@ -23,22 +23,24 @@ def answer(error: Exception) -> HttpResponse | None:
     )
 
 
-def answer_for(lock: Lock, request: HttpRequest, error: Exception) -> HttpResponse | None:
+def answer_for(lock: Lock | None, request: HttpRequest, error: Exception) -> HttpResponse | None:
     """The same, or what the project has said is to be answered when this lock is busy."""
     function = _on_busy(lock, error)
     response: HttpResponse | None = call(function, request, error) if function else None
     return answer(error) if response is None else response
 
 
-async def aanswer_for(lock: Lock, request: HttpRequest, error: Exception) -> HttpResponse | None:
+async def aanswer_for(
+    lock: Lock | None, request: HttpRequest, error: Exception
+) -> HttpResponse | None:
     """The same, for a task."""
     function = _on_busy(lock, error)
     response: HttpResponse | None = await acall(function, request, error) if function else None
     return answer(error) if response is None else response
 
 
-def _on_busy(lock: Lock, error: Exception) -> OnBusy | None:
-    if not isinstance(error, LockTimeout):
+def _on_busy(lock: Lock | None, error: Exception) -> OnBusy | None:
+    if lock is None or not isinstance(error, LockTimeout):
         return None
     found: OnBusy | None = lock.on_busy or settings.of_alias(lock.alias).on_busy
     return found

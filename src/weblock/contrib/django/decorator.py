@@ -14,12 +14,15 @@ from ..._options import HoldOptions
 from ...errors import ConfigurationError, WeblockError
 from .answers import aanswer_for, answer_for
 from .description import KeyFunction, Lock, OnBusy, acall, call
-from .marks import mark
+from .marks import mark, marks_of
 from .request import RequestLocks, TaskLocks, ThreadLocks, locks_of_request
 from .settings import DEFAULT
 from .shield import to_its_end
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+Together = tuple[Lock, ...]
+"""The lock of a decorator, and those of decorators below it."""
 
 
 def lock(
@@ -61,7 +64,9 @@ def lock(
                 f"@lock stands above django-ninja's decorator of {view.__qualname__}, which has"
                 " registered what is below: put @lock below it"
             )
-        held = _aheld(wanted, view) if iscoroutinefunction(view) else _held(wanted, view)
+        # Those of decorators below are acquired along with it, in one order.
+        together = tuple(dict.fromkeys((wanted, *marks_of(view))))
+        held = (_aheld if iscoroutinefunction(view) else _held)(together, view)
         functools.update_wrapper(held, view)
         mark(held, wanted)
         return held  # type: ignore[return-value]
@@ -69,25 +74,26 @@ def lock(
     return decorate
 
 
-def _held(wanted: Lock, view: Callable[..., Any]) -> Callable[..., Any]:
+def _held(together: Together, view: Callable[..., Any]) -> Callable[..., Any]:
     def held(*args: Any, **kwargs: Any) -> Any:
         if _is_of_async_class(view, args):
-            return _serve_async(wanted, view, args, kwargs)
-        return _serve(wanted, view, args, kwargs)
+            return _serve_async(together, view, args, kwargs)
+        return _serve(together, view, args, kwargs)
 
     return held
 
 
-def _aheld(wanted: Lock, view: Callable[..., Any]) -> Callable[..., Any]:
+def _aheld(together: Together, view: Callable[..., Any]) -> Callable[..., Any]:
     async def held(*args: Any, **kwargs: Any) -> Any:
-        return await _serve_async(wanted, view, args, kwargs)
+        return await _serve_async(together, view, args, kwargs)
 
     return held
 
 
-def _serve(wanted: Lock, view: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _serve(together: Together, view: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Runs a view under its lock, in a thread."""
     request = _request_of(view, args, kwargs)
+    wanted = together[0]
 
     def work(held: RequestLocks[Any]) -> Any:
         held.show(wanted, to_task=False)
@@ -101,26 +107,28 @@ def _serve(wanted: Lock, view: Callable[..., Any], args: Any, kwargs: Any) -> An
     if outer and outer.has(wanted):
         return work(outer)
     values = _values(request, kwargs)
+    alone = ThreadLocks(request)
+
+    def acquire_and_work() -> Any:
+        alone.acquire(together, values)
+        return work(alone)
+
     try:
-        if outer:
-            call(outer.acquire, wanted, values)
-            return work(outer)
-        alone = ThreadLocks(request)
-
-        def acquire_and_work() -> Any:
-            alone.acquire(wanted, values)
-            return work(alone)
-
-        return alone.run(acquire_and_work)
+        if not outer:
+            return alone.run(acquire_and_work)
+        call(outer.acquire, together, values)
+        return work(outer)
     except WeblockError as error:
-        if response := answer_for(wanted, request, error):
+        refused = (outer or alone).refused
+        if response := answer_for(refused, request, error):
             return response
         raise
 
 
-async def _serve_async(wanted: Lock, view: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+async def _serve_async(together: Together, view: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """The same, in a task."""
     request = _request_of(view, args, kwargs)
+    wanted = together[0]
 
     async def work(held: RequestLocks[Any]) -> Any:
         held.show(wanted, to_task=True)
@@ -134,19 +142,20 @@ async def _serve_async(wanted: Lock, view: Callable[..., Any], args: Any, kwargs
     if outer and outer.has(wanted):
         return await work(outer)
     values = _values(request, kwargs)
+    alone = TaskLocks(request)
+
+    async def acquire_and_work() -> Any:
+        await alone.acquire(together, values)
+        return await work(alone)
+
     try:
-        if outer:
-            await acall(outer.acquire, wanted, values)
-            return await work(outer)
-        alone = TaskLocks(request)
-
-        async def acquire_and_work() -> Any:
-            await alone.acquire(wanted, values)
-            return await work(alone)
-
-        return await to_its_end(alone.run(acquire_and_work), may_end=alone.leave)
+        if not outer:
+            return await to_its_end(alone.run(acquire_and_work), may_end=alone.leave)
+        await acall(outer.acquire, together, values)
+        return await work(outer)
     except WeblockError as error:
-        if response := await aanswer_for(wanted, request, error):
+        refused = (outer or alone).refused
+        if response := await aanswer_for(refused, request, error):
             return response
         raise
 

@@ -61,14 +61,13 @@ class _ThreadLayer(_Layer):
                 " put it last into MIDDLEWARE"
             )
         held = _held(request)
-        for lock in wanted:
-            try:
-                held.acquire(lock, values)
-            except WeblockError as error:
-                if response := answer_for(lock, request, error):
-                    return response
-                raise
-            held.show(lock, to_task=iscoroutinefunction(view))
+        try:
+            held.acquire(wanted, values)
+        except WeblockError as error:
+            if response := answer_for(held.refused, request, error):
+                return response
+            raise
+        held.show(wanted[-1], to_task=iscoroutinefunction(view))
         return None
 
 
@@ -88,15 +87,17 @@ class _TaskLayer(_Layer):
         self, request: HttpRequest, view: View, _args: Any, values: Mapping[str, object]
     ) -> HttpResponse | None:
         """The same."""
+        wanted = _wanted(view, request)
+        if not wanted:
+            return None
         held = _held(request)
-        for lock in _wanted(view, request):
-            try:
-                await held.acquire(lock, values)
-            except WeblockError as error:
-                if response := await aanswer_for(lock, request, error):
-                    return response
-                raise
-            held.show(lock, to_task=iscoroutinefunction(view))
+        try:
+            await held.acquire(wanted, values)
+        except WeblockError as error:
+            if response := await aanswer_for(held.refused, request, error):
+                return response
+            raise
+        held.show(wanted[-1], to_task=iscoroutinefunction(view))
         return None
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import groupby
 from typing import Any, Final, Generic, TypeVar
 from urllib.parse import quote
 
@@ -18,7 +19,7 @@ from ..._face import BaseLease, Face
 from ..._platform.logs import logger
 from ..._runtime.clock import acting_for, begin_whole
 from ...aio import AsyncLease
-from ...errors import AlreadyHeld, ConfigurationError, LeaseLost
+from ...errors import AlreadyHeld, ConfigurationError, LeaseLost, WeblockError
 from ...keys import in_order
 from ...sync import Lease
 from .answers import answer
@@ -36,6 +37,8 @@ class RequestLocks(Generic[L]):
     def __init__(self, request: HttpRequest) -> None:
         self.request = request
         self.over = False
+        self.refused: Lock | None = None
+        """What could not be acquired."""
         self._waiting = False
         self._unwanted = False
         self._proven: set[Lock] = set()
@@ -122,7 +125,7 @@ class RequestLocks(Generic[L]):
         return _replaced(response, loss)
 
     @contextmanager
-    def _acquiring(self) -> Iterator[None]:
+    def _acquiring(self, lock: Lock) -> Iterator[None]:
         if self.over:
             raise ConfigurationError(
                 "this request has ended: what outlives it holds its locks by itself, with"
@@ -135,24 +138,35 @@ class RequestLocks(Generic[L]):
         try:
             with acting_for(self._whole):
                 yield
+        except WeblockError:
+            self.refused = lock
+            raise
         finally:
             self._waiting = False
             self._waited = (self._waited or 0.0) + time.monotonic() - began
 
-    def _missing(self, lock: Lock, keys: Sequence[str]) -> list[str]:
-        """What is still to be acquired. Raises ``AlreadyHeld`` for what would never become free."""
-        missing = [key for key in keys if (lock.alias, key) not in self._by_key]
-        for key in missing:
-            if self._outer and self._outer.holds(lock.alias, key):
-                raise AlreadyHeld(key)
-        return missing
+    def _in_turn(self, wanted: Mapping[Lock, Sequence[str]]) -> Iterator[tuple[Lock, list[str]]]:
+        """What is still to be acquired: all keys in one order, whatever lock each is of.
+
+        Requests that want the same keys by several locks would otherwise wait for one another.
+        Raises ``AlreadyHeld`` for what would never become free.
+        """
+        missing: dict[tuple[str, str], Lock] = {}
+        for lock, keys in wanted.items():
+            for key in keys:
+                if self._outer and self._outer.holds(lock.alias, key):
+                    raise AlreadyHeld(key)
+                if (lock.alias, key) not in self._by_key:
+                    missing.setdefault((lock.alias, key), lock)
+        for lock, group in groupby(sorted(missing), key=missing.__getitem__):
+            yield lock, [key for _, key in group]
 
     def _keep(self, lock: Lock, lease: L) -> None:
         self._leases.append(lease)
         self._by_key.update(((lock.alias, key), lease) for key in lease.keys)
 
-    def _settle(self, lock: Lock, keys: tuple[str, ...]) -> None:
-        self._by_lock[lock] = keys
+    def _settle(self, wanted: Mapping[Lock, tuple[str, ...]]) -> None:
+        self._by_lock.update(wanted)
         self.check()  # Some may have been lost while we waited for others.
 
     def _options(self, lock: Lock, face: Face) -> dict[str, Any]:
@@ -180,23 +194,23 @@ class ThreadLocks(RequestLocks[Lease]):
             loss = self._release()
         return self.answered(response, loss)
 
-    def acquire(self, lock: Lock, values: Mapping[str, object]) -> None:
-        """Acquires what of ``lock`` the request does not hold yet, and raises as ``Locks`` does.
+    def acquire(self, of: Sequence[Lock], values: Mapping[str, object]) -> None:
+        """Acquires what of these the request does not hold yet, and raises as ``Locks`` does.
 
         Raises ``ConfigurationError`` inside a transaction.
         """
         prepare_connections()
-        keys = in_order(lock.keys_of(self.request, values))
-        face = locks[lock.alias]
-        if missing := self._missing(lock, keys):
-            with self._acquiring():
+        wanted = {lock: in_order(lock.keys_of(self.request, values)) for lock in of}
+        for lock, missing in self._in_turn(wanted):
+            face = locks[lock.alias]
+            with self._acquiring(lock):
                 lease = face.acquire_patiently(
                     *missing,
                     before_waiting=give_back_connections,
                     **self._options(lock, face),
                 )
             self._keep(lock, lease)
-        self._settle(lock, keys)
+        self._settle(wanted)
 
     def _release(self) -> LeaseLost | None:
         loss = None
@@ -224,20 +238,20 @@ class TaskLocks(RequestLocks[AsyncLease]):
             loss = await self._release()
         return self.answered(response, loss)
 
-    async def acquire(self, lock: Lock, values: Mapping[str, object]) -> None:
+    async def acquire(self, of: Sequence[Lock], values: Mapping[str, object]) -> None:
         """The same."""
         await sync_to_async(prepare_connections)()
-        keys = in_order(await lock.akeys_of(self.request, values))
-        face = async_locks[lock.alias]
-        if missing := self._missing(lock, keys):
-            with self._acquiring():
+        wanted = {lock: in_order(await lock.akeys_of(self.request, values)) for lock in of}
+        for lock, missing in self._in_turn(wanted):
+            face = async_locks[lock.alias]
+            with self._acquiring(lock):
                 lease = await face.acquire_patiently(
                     *missing,
                     before_waiting=sync_to_async(give_back_connections),
                     **self._options(lock, face),
                 )
             self._keep(lock, lease)
-        self._settle(lock, keys)
+        self._settle(wanted)
 
     async def _release(self) -> LeaseLost | None:
         loss = None
