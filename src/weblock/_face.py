@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Generic, Self, TypeVar, Unpack
 
-from ._core.acquiring import Locker
+from ._core.acquiring import Caller, Locker
 from ._core.attempts import Attempts
 from ._core.holding import Hands, Holding, Unprotected
 from ._core.ports import SCOPES, Engine, Runtime
@@ -18,7 +18,7 @@ from ._runtime.clock import control
 from ._runtime.keeper import keeper_of, leave_keeper
 from .errors import ConfigurationError, EngineUnavailable
 from .inspection import KeyInfo, KeyInfos, info_of
-from .keys import check_prefix, in_order, qualified, unqualified
+from .keys import check_key, check_prefix, in_order, unqualified
 from .stores import url as urls
 
 
@@ -127,23 +127,27 @@ class Face:
             engine=engine.name,
         )
 
-    def _keys(self, keys: tuple[str, ...]) -> tuple[str, ...]:
+    def _name(self, key: str) -> str:
+        """The key as the engine knows it, for one question."""
         self._ensure_open()
-        if not keys:
-            raise TypeError("name at least one key to lock")
-        return tuple(qualified(self._options.namespace, key) for key in in_order(keys))
+        return self._options.prefix + check_key(key)
 
     async def _acquire(
-        self, keys: tuple[str, ...], options: HoldOptions
+        self, keys: Sequence[str], options: HoldOptions, caller: Caller | None = None
     ) -> tuple[Locker, Sequence[Holding | Unprotected]]:
         """The holdings, and the locker that they belong to: another one, after a rest."""
-        terms, wait = self._options.of_call(options)
-        names = self._keys(keys)
+        own = self._options
+        terms, wait = own.of_call(options) if options else own.own
+        if self._closed or self._rests:
+            self._ensure_open()
+        if not keys:
+            raise TypeError("name at least one key to lock")
+        names = list(map(own.prefix.__add__, in_order(keys)))
         locker = self._locker
         try:
             if isinstance(wait, Attempts):
-                return locker, await locker.attempt(names, terms, wait)
-            return locker, await locker.acquire(names, terms, wait)
+                return locker, await locker.attempt(names, terms, wait, caller)
+            return locker, await locker.acquire(names, terms, wait, caller)
         except EngineUnavailable as failure:
             if not terms.fail_open:
                 raise
@@ -161,17 +165,17 @@ class Face:
         return BaseLease(*await self._acquire((key,), options))
 
     async def _give_back(self, lease: BaseLease) -> None:
-        await lease._locker.release(lease._leased)  # noqa: SLF001
+        await lease._locker.release(lease._holdings)  # noqa: SLF001
 
     async def _is_done(self, key: str) -> bool:
-        (name,) = self._keys((key,))
+        name = self._name(key)
         return await self._locker.insist(lambda: self._locker.store.marked(name))
 
     async def _unless_done(
         self, lease: BaseLease, step: Callable[[], Awaitable[object]], keep: float | None
     ) -> bool:
         """Does a step and notes it, if nobody has since we looked; whether it did."""
-        (name,) = self._keys((lease.key,))
+        name = self._name(lease.key)
         if await self._is_done(lease.key):
             return False
         await step()
@@ -182,23 +186,23 @@ class Face:
         return True
 
     async def _forget(self, key: str) -> None:
-        (name,) = self._keys((key,))
+        name = self._name(key)
         await self._locker.insist(lambda: self._locker.store.mark(name, 0))
 
     async def _inspect(self, key: str) -> KeyInfo | None:
-        (name,) = self._keys((key,))
+        name = self._name(key)
         return info_of(name, await self._locker.store.look(name))
 
     async def _list(self, prefix: str, limit: int) -> KeyInfos:
         self._ensure_open()
-        start = qualified(self._options.namespace, check_prefix(prefix))
+        start = self._options.prefix + check_prefix(prefix)
         store = self._locker.store
         names = await store.names(start, count("limit", limit))
         infos = [info_of(name, await store.look(name)) for name in sorted(names)]
         return [info for info in infos if info]  # Some may have become free meanwhile.
 
     async def _force_release(self, key: str) -> bool:
-        (name,) = self._keys((key,))
+        name = self._name(key)
         store = self._locker.store
         # Seen just before, for the engine does not say: in between, another may have got the key.
         holder = info_of(name, await store.look(name))
@@ -259,7 +263,9 @@ class BaseLease:
         held = {unqualified(each.key): each for lease in leases for each in lease._holdings}  # noqa: SLF001
         holdings = [held[key] for key in keys]
         others = [lease._holdings for lease in leases]  # noqa: SLF001
-        return cls(leases[0]._locker, Hands(holdings, others=others))  # noqa: SLF001
+        hands = Hands(holdings)
+        hands.others = others
+        return cls(leases[0]._locker, hands)  # noqa: SLF001
 
     @property
     def key(self) -> str:
@@ -320,6 +326,9 @@ class BaseLease:
 
     def _on_lost(self, tell: Callable[[], None]) -> None:
         """Calls ``tell`` once, in the thread that notices the loss: it must not wait, nor fail."""
+        if len(self._holdings) == 1:
+            self._holdings[0].on_lost(tell)
+            return
         told = threading.Lock()
 
         def tell_once() -> None:

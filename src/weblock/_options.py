@@ -15,7 +15,7 @@ from ._core.holding import DRIFT, Terms
 from ._core.ports import SCOPES
 from ._platform.forks import heed_forks
 from .errors import ConfigurationError
-from .keys import check_namespace
+from .keys import check_namespace, qualified
 from .stores.options import unknown
 
 Duration = float | timedelta
@@ -83,11 +83,18 @@ _DEFAULTS: Final[dict[str, Any]] = {
 }
 
 
+REMEMBERED: Final = 256
+"""Ways to say options of a call that are remembered, at most."""
+
+_Said = tuple[Terms, float | Attempts | None]
+
+
 class Options:
     """The options of one ``Locks``, checked."""
 
     def __init__(self, **given: Unpack[LocksOptions]) -> None:
         self.namespace = check_namespace(given.pop("namespace", "default"))
+        self.prefix = qualified(self.namespace, "")
         self.require_scope = given.pop("require_scope", "none")
         if self.require_scope not in SCOPES:
             raise ConfigurationError(
@@ -97,29 +104,44 @@ class Options:
         self._hold = {**_DEFAULTS, "label": _label_of_process()}
         _refuse_unknown(given, LocksOptions.__annotations__)
         self._hold = self._merged(cast("HoldOptions", given))
-        self._terms = self._terms_of(self._hold)
+        self._settle()
         if "label" not in given:
             heed_forks(self)
 
     @property
     def label(self) -> str:
-        return self._terms.label
+        return self.own[0].label
 
     def after_fork(self) -> None:
         """Takes the label of the child process, where that of the parent was the default."""
         self._hold["label"] = _label_of_process()
-        self._terms = self._terms_of(self._hold)
+        self._settle()
 
-    def of_call(self, given: HoldOptions) -> tuple[Terms, float | Attempts | None]:
-        """The terms and the wait of one call, where ``given`` goes before our own."""
-        if not given:
-            return self._terms, self._hold["wait"]
+    def _settle(self) -> None:
+        self.own = self._terms_of(self._hold)
+        """The terms and the wait of a call that says nothing else."""
+        self._known: dict[tuple[object, ...], _Said] = {}
+
+    def of_call(self, given: HoldOptions) -> _Said:
+        """Return the terms and the wait of one call, where ``given`` goes before our own.
+
+        What the same code says again and again is checked once. Raises ``ConfigurationError`` for a
+        value and ``TypeError`` for an option that cannot work.
+        """
+        try:
+            # With the types, since True, which is refused, equals 1, which is not.
+            said = (*given.items(), *map(type, given.values()))
+            return self._known[said]
+        except (KeyError, TypeError):
+            pass
         _refuse_unknown(given, _CHECKS)
-        options = self._merged(given)
-        return self._terms_of(options), options["wait"]
+        options = self._terms_of(self._merged(given))
+        if len(self._known) < REMEMBERED:
+            self._known[said] = options
+        return options
 
-    def _terms_of(self, options: dict[str, Any]) -> Terms:
-        return Terms(
+    def _terms_of(self, options: dict[str, Any]) -> _Said:
+        terms = Terms(
             options["ttl"],
             options["max_hold"],
             options["renew"],
@@ -128,6 +150,7 @@ class Options:
             fail_open=options["on_unavailable"] == "open",
             drift=self._drift,
         )
+        return terms, options["wait"]
 
     def _merged(self, given: HoldOptions) -> dict[str, Any]:
         merged = dict(self._hold)

@@ -298,7 +298,7 @@ class AsyncLease(BaseLease):
 
         A second time it does nothing. Raises ``LeaseLost`` if the lease had ended before.
         """
-        await self._locker.release(self._leased)
+        await self._locker.release(self._holdings)
 
     async def __aenter__(self) -> Self:
         """For a block at whose end it is released."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -26,12 +26,20 @@ _KINDS: Final = ("path", "query", "header")
 CallKey = Callable[[tuple[object, ...], dict[str, object]], str]
 
 
-def check_key(key: str) -> str:
-    """Returns ``key`` if it can be locked.
+class Key(str):
+    """A string that was checked, once: it can be locked."""
+
+    __slots__ = ()
+
+
+def check_key(key: str) -> Key:
+    """Return ``key`` as one that can be locked.
 
     Raises ``InvalidKey`` for anything but a string of 1 to 512 characters, for control
     characters and line separators, and for lone surrogates, which no encoding can carry.
     """
+    if type(key) is Key:
+        return key
     if not isinstance(key, str):
         raise InvalidKey(f"a lock key is a string, not {type(key).__name__}: {key!r:.80}")
     if not key:
@@ -46,7 +54,7 @@ def check_key(key: str) -> str:
             f"lock key {key[:80]!r} has the control character {bad.group()!r} at position"
             f" {bad.start()}: strip or encode it first"
         )
-    return key
+    return Key(key)
 
 
 def check_prefix(prefix: str) -> str:
@@ -108,7 +116,7 @@ class KeyTemplate:
         names, converters = (tuple(place[part] for place in places) for part in (0, 1))
         return cls(text, names, converters, tuple(literals), safe)
 
-    def fill(self, values: Mapping[str, object]) -> str:
+    def fill(self, values: Mapping[str, object]) -> Key:
         """Returns the key for ``values``; ``InvalidKey`` where one is missing or cannot be used."""
         parts = [self._literals[0]]
         places = zip(self.names, self.converters, self._literals[1:], strict=True)
@@ -206,19 +214,22 @@ def _source(template: str, name: str) -> Source:
     return Source(kind or "path", rest.lower() if kind == "header" else rest)
 
 
-def in_order(keys: Iterable[str]) -> tuple[str, ...]:
-    """The keys, each once, in the one order in which everybody acquires them."""
-    keys = tuple(keys)
+def in_order(keys: Sequence[str]) -> tuple[Key, ...]:
+    """Return the keys, each once, in the one order in which everybody acquires them.
+
+    Raises ``InvalidKey``.
+    """
     if len(keys) == 1:
-        return (check_key(keys[0]),)
+        (key,) = keys
+        return (key if type(key) is Key else check_key(key),)
     return tuple(sorted({check_key(key) for key in keys}))
 
 
 def qualified(namespace: str, key: str) -> str:
-    """The key as an engine knows it. A namespace has no colon, so that no two can meet."""
+    """Return the key as an engine knows it. A namespace has no colon, so that no two can meet."""
     return f"{namespace}:{key}"
 
 
 def unqualified(key: str) -> str:
-    """The key as its user knows it."""
+    """Return the key of an engine as its user knows it, without the namespace."""
     return key.partition(":")[2]

@@ -300,7 +300,7 @@ class Lease(BaseLease):
 
         Raises ``LeaseLost`` if the lease had ended before.
         """
-        drive(self._locker.release(self._leased))
+        drive(self._locker.release(self._holdings))
 
     def __enter__(self) -> Self:
         """For a block at whose end it is released."""

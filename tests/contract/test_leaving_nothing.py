@@ -23,8 +23,8 @@ def test_nothing_is_left_after_use(face, url, one, other) -> None:
     _use(face, locks, one, other)
     engine, keeper = locks._engine, locks._locker.keeper
     eventually(lambda: keeper.idle)
-    assert not keeper._by_key
-    assert not engine.switchboard._bells
+    assert not keeper.holdings
+    assert not engine.switchboard.bells
     face.shut(locks)
 
 
@@ -148,6 +148,6 @@ def test_closing_ends_a_wait(face, url, one, other) -> None:
     for wait in waits:
         with pytest.raises(EngineUnavailable, match="closed"):
             wait.result(30)
-    assert not engine.switchboard._bells
+    assert not engine.switchboard.bells
     assert keeper.idle
     assert _files() <= before

@@ -72,7 +72,7 @@ def test_a_datagram_that_no_weblock_sends_is_dropped(
     assert isinstance(engine, FileEngine)
     assert engine.home
     engine.home.processes.watch(OWNER, [engine.process])  # It starts the thread.
-    engine.switchboard.connect(OWNER, recorder := Recorder())
+    engine.switchboard.bells[OWNER] = recorder = Recorder()
     grant = struct.pack("<32sQd", OWNER.encode(), 7, 12.5)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
         for message in (garbage, grant):

@@ -10,12 +10,12 @@ itself (it was cancelled, the engine did not answer) it owes, and the keeper pay
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from ..errors import AlreadyHeld, EngineRecovering, EngineUnavailable, LockTimeout
 from ..keys import unqualified
 from .attempts import Attempts
-from .holding import Anchor, Hands, Holding, Status, Terms
+from .holding import Anchor, Hands, Holding, Status, Terms, Unprotected
 from .keeping import LATEST, Debt, Keeper
 from .outage import LONGEST as OUTAGE
 from .outage import Outage
@@ -38,6 +38,17 @@ LONGEST_PAUSE: Final = 1.0
 INFINITE: Final = float("inf")
 
 
+class Caller(NamedTuple):
+    """Who acquires, where that is not just the task or thread that runs."""
+
+    label: str
+    """What others see of it."""
+    control: object
+    """The flow of control that the lease belongs to."""
+    before_waiting: Callable[[], Awaitable[object]] | None = None
+    """Called once if a key is not free, before the caller waits for it."""
+
+
 class Locker:
     """Acquires, extends and releases keys in one engine, for one runtime."""
 
@@ -58,7 +69,7 @@ class Locker:
         self.outage = Outage()
 
     async def acquire(
-        self, keys: Sequence[str], terms: Terms, wait: float | None
+        self, keys: Sequence[str], terms: Terms, wait: float | None, caller: Caller | None = None
     ) -> Hands[Holding]:
         """Acquires all keys, one after the other, or none.
 
@@ -71,7 +82,8 @@ class Locker:
         got: Hands[Holding] = Hands()
         try:
             for key in keys:  # Those got so far are given back if the next one fails.
-                got.append(await Acquisition(self, key, terms, wait, give_up_at).run(got))
+                one = Acquisition(self, key, terms, wait, give_up_at, caller=caller)
+                got.append(await one.run(got))
             if len(got) > 1:  # The first may have been lost while we waited for the last.
                 for holding in got:
                     holding.check(self.runtime.now())
@@ -84,17 +96,19 @@ class Locker:
         return got
 
     async def attempt(
-        self, keys: Sequence[str], terms: Terms, attempts: Attempts
+        self, keys: Sequence[str], terms: Terms, attempts: Attempts, caller: Caller | None = None
     ) -> Hands[Holding]:
         """Acquires all keys, or none, without waiting for any. Raises as ``acquire`` does."""
         self._refuse_to_wait_for_oneself(keys)
         for pause in attempts.pauses():
             try:
-                return await self.acquire(keys, terms, 0)
+                return await self.acquire(keys, terms, 0, caller)
             except (LockTimeout, EngineRecovering):
+                if caller and caller.before_waiting:
+                    await caller.before_waiting()
                 await self.runtime.sleep(pause * (0.5 + self.runtime.jitter() / 2))
         try:
-            return await self.acquire(keys, terms, 0)
+            return await self.acquire(keys, terms, 0, caller)
         except LockTimeout as busy:
             raise LockTimeout(
                 busy.key, wait=0, retry_after=busy.retry_after, attempts=attempts.count
@@ -130,7 +144,7 @@ class Locker:
             await self.runtime.sleep(pause * (0.5 + self.runtime.jitter() / 2))
             pause = min(LONGEST_PAUSE, 2 * pause)
 
-    async def release(self, holdings: Sequence[Holding]) -> None:
+    async def release(self, holdings: Sequence[Holding | Unprotected]) -> None:
         """Gives back all leases. Raises ``LeaseLost`` if one of them was not ours any more.
 
         An engine that does not answer is not an error here, for the lease was ours until now: the
@@ -139,9 +153,11 @@ class Locker:
         for lost in await self._release_all(holdings):
             raise lost.loss()
 
-    def abandon(self, holdings: Sequence[Holding]) -> None:
+    def abandon(self, holdings: Sequence[Holding | Unprotected]) -> None:
         """Gives back all leases in the background, for a caller that cannot wait."""
         for holding in holdings:
+            if isinstance(holding, Unprotected):
+                continue
             self.keeper.drop_holding(holding)
             holding.let_go(self.runtime.now())
             if not holding.left_to_others:
@@ -167,14 +183,15 @@ class Locker:
         now = self.runtime.now()
         self.keeper.owe(Debt(key, owner, void, now=now, until=now + max(ttl, PLACE)))
 
-    async def _release_all(self, holdings: Sequence[Holding]) -> list[Holding]:
+    async def _release_all(self, holdings: Sequence[Holding | Unprotected]) -> list[Holding]:
         """Releases the last first, and returns those that had been lost."""
         pending = list(holdings)
         lost: list[Holding] = []
         try:
             while pending:
-                if not await self._release(pending[-1]):
-                    lost.append(pending[-1])
+                last = pending[-1]
+                if isinstance(last, Holding) and not await self._release(last):
+                    lost.append(last)
                 pending.pop()
         except BaseException:
             self.abandon(pending)
@@ -187,7 +204,7 @@ class Locker:
             return True
         self.keeper.drop_holding(holding)
         ours = holding.let_go(self.runtime.now())
-        if holding.left_to_others:
+        if not ours and holding.left_to_others:
             return False
         answer = await self.give_back(holding.key, holding.owner, holding.terms.ttl, holding.void)
         if ours and isinstance(answer, Gone):
@@ -197,7 +214,7 @@ class Locker:
 
     def _refuse_to_wait_for_oneself(self, keys: Sequence[str]) -> None:
         for key in keys:
-            mine = self.keeper.holding_of(key)
+            mine = self.keeper.holdings.get(key)
             if mine and self.runtime.is_part_of(mine.control) and mine.held(self.runtime.now()):
                 raise AlreadyHeld(unqualified(key))
 
@@ -222,22 +239,27 @@ class Acquisition:
         terms: Terms,
         wait: float | None,
         give_up_at: float | None,
+        *,
+        caller: Caller | None,
     ) -> None:
-        self.owner = locker.runtime.new_owner()
+        self._runtime = runtime = locker.runtime
+        self.owner = owner = runtime.new_owner()
         self._locker = locker
-        self._runtime = locker.runtime
         self.key = key
         self._terms = terms
         self._wait = wait
+        self._room = 0 if wait == 0 else terms.max_waiters
         self._give_up_at = give_up_at
-        self._claim = Claim(self.owner, locker.store.process, terms.first_ttl, terms.label)
-        self._bell = locker.runtime.bell()
+        self._caller = caller
+        label = terms.label if caller is None else caller.label
+        self._claim = Claim(owner, locker.store.process, terms.first_ttl, label)
+        self._bell = runtime.bell()
 
     async def run(self, hands: Hands[Holding]) -> Holding:
         keeper = self._locker.keeper
         try:
             keeper.stake(hands, self.key, self.owner, self._terms.ttl)
-            self._locker.switchboard.connect(self.owner, self._bell)
+            self._locker.switchboard.bells[self.owner] = self._bell
             return await self._until_held()
         except (LockTimeout, EngineRecovering):
             if self._leaves_traces:
@@ -255,8 +277,10 @@ class Acquisition:
                 keeper.drop(self)
 
     async def _until_held(self) -> Holding:
+        keeper = self._locker.keeper
         while True:
-            self._refuse_if_closed()
+            if keeper.over:
+                raise self._closed()
             answer, now = await self._ask()
             anchor = self._anchor
             # One after the other, which costs less than ``match``, and the first the most often.
@@ -264,11 +288,7 @@ class Acquisition:
                 fence, until, confirmed = answer.fence, answer.until, True
                 at_most = self._claim.ttl
             elif isinstance(answer, Waiting):
-                self._keep_place(answer, now)
-                self._refuse_if_closed()
-                if answer.recovering:
-                    self._refuse_if_it_recovers_for_longer()
-                message = await self._turn()
+                message = await self._queue(answer, now)
                 if isinstance(message, Ask) or not self._terms.renew:
                     continue
                 fence, until, confirmed = message.fence, message.until, False
@@ -282,14 +302,13 @@ class Acquisition:
                 self._retry_after, self._recovering = answer.until - now, answer.recovering
                 raise self._timeout(answer.waiters if self._wait != 0 else None)
             else:
-                self._refuse_if_closed()  # To close gives back what is waited for.
-                raise EngineUnavailable(self._locker.engine, "it refused the claim")
+                raise self._refused()
             deadline = anchor.deadline(until, at_most=at_most, drift=self._terms.drift)
             if self._runtime.now() < deadline:
                 return self._hold(fence, deadline, confirmed=confirmed)
             # A loop that was blocked hears of its turn too late: the keeper may have kept it.
             if confirmed and self._patience() <= 0:
-                raise EngineUnavailable(self._locker.engine, "it answered after the ttl had passed")
+                raise self._unavailable("it answered after the ttl had passed")
 
     async def _ask(self) -> Reply:
         """Asks for the key, again and again while the engine does not answer and there is time."""
@@ -298,7 +317,7 @@ class Acquisition:
             self._leaves_traces = True
             sent = self._runtime.now()
             try:
-                reply = await self._locker.store.acquire(self.key, self._claim, room=self._room())
+                reply = await self._locker.store.acquire(self.key, self._claim, room=self._room)
             except EngineRecovering as failure:
                 self._locker.keeper.report_recovery(failure, sent)
                 self._in_doubt, failing_since = True, None
@@ -315,8 +334,9 @@ class Acquisition:
                 raise
             else:
                 self._anchor = Anchor(reply.now, sent)
-                self._locker.outage.answered()
+                self._locker.outage.last = None
                 return reply
+            await self._prepare_to_wait()
             # Whatever the bell has to say, the engine says it again to the next question.
             await self._bell.heard(pause * (0.5 + self._runtime.jitter() / 2))
             pause = min(LONGEST_PAUSE, 2 * pause)
@@ -330,6 +350,16 @@ class Acquisition:
         known = self._locker.outage.failed(sent, now)
         return max(known, now - since) if self._terms.fail_open else now - since
 
+    async def _queue(self, answer: Waiting, now: float) -> Grasp | Ask:
+        """Waits in the queue until there is something to do."""
+        self._keep_place(answer, now)
+        if self._locker.keeper.over:
+            raise self._closed()
+        if answer.recovering:
+            self._refuse_if_it_recovers_for_longer()
+        await self._prepare_to_wait()
+        return await self._turn()
+
     async def _turn(self) -> Grasp | Ask:
         patience = self._patience()
         message = await self._bell.heard(None if patience == INFINITE else max(0.0, patience))
@@ -340,12 +370,28 @@ class Acquisition:
             message = await self._bell.heard(pause) or Ask()
         return message
 
-    def _refuse_if_closed(self) -> None:
-        if self._locker.keeper.over:
-            raise EngineUnavailable(self._locker.engine, "it was closed")
+    async def _prepare_to_wait(self) -> None:
+        caller = self._caller
+        if caller and caller.before_waiting:
+            self._caller = caller._replace(before_waiting=None)
+            await caller.before_waiting()
+
+    def _closed(self) -> EngineUnavailable:
+        return self._unavailable("it was closed")
+
+    def _refused(self) -> EngineUnavailable:
+        if self._locker.keeper.over:  # To close gives back what is waited for.
+            return self._closed()
+        return self._unavailable("it refused the claim")
+
+    def _unavailable(self, reason: str) -> EngineUnavailable:
+        return EngineUnavailable(self._locker.engine, reason)
 
     def _hold(self, fence: int, deadline: float, *, confirmed: bool) -> Holding:
-        self._refuse_if_closed()
+        keeper = self._locker.keeper
+        if keeper.over:
+            raise self._closed()
+        caller = self._caller
         holding = Holding(
             self.key,
             self.owner,
@@ -354,17 +400,14 @@ class Acquisition:
             deadline=deadline,
             confirmed=confirmed,
             now=self._runtime.now(),
-            control=self._runtime.control(),
-            void=self._void(),
+            control=self._runtime.control() if caller is None else caller.control,
+            void=self._void() if self._in_doubt else 0.0,
         )
-        self._locker.keeper.keep_holding(holding)
+        keeper.keep_holding(holding)
         return holding
 
     def _patience(self) -> float:
         return INFINITE if self._give_up_at is None else self._give_up_at - self._runtime.now()
-
-    def _room(self) -> int:
-        return 0 if self._wait == 0 else self._terms.max_waiters
 
     def _refuse_if_it_recovers_for_longer(self) -> None:
         """Raises ``EngineRecovering`` where waiting would be in vain."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from ..errors import EngineUnavailable, LeaseLost
@@ -172,7 +172,7 @@ class Holding:
 
     def let_go(self, now: float) -> bool:
         """Ends the lease from the holder's side. Whether it was ours until then."""
-        if self.held(now):
+        if self.status is Status.HELD and now < self.deadline:
             self.status = Status.RELEASED
         else:
             self.lose(self._why_it_ends())
@@ -287,10 +287,8 @@ class Hands(list[H]):
 
     __slots__ = ("__weakref__", "others")
 
-    def __init__(self, holdings: Iterable[H] = (), *, others: Iterable[object] = ()) -> None:
-        super().__init__(holdings)
-        self.others = tuple(others)
-        """Further hands, which are kept with these."""
+    others: Sequence[object]
+    """Further hands, which are kept with these."""
 
 
 class Unprotected:
@@ -303,6 +301,8 @@ class Unprotected:
 
     owner = ""
     fence = None
+    status = Status.RELEASED
+    """There is nothing to give back."""
 
     def __init__(self, key: str, *, control: object) -> None:
         self.key = key

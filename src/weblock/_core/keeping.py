@@ -126,7 +126,8 @@ class Keeper:
         """By owner. Whoever has given back what it had takes its stake away."""
         self._kept: dict[str, Kept] = {}
         self._debts: dict[str, Debt] = {}
-        self._by_key: dict[str, Holding] = {}
+        self.holdings: dict[str, Holding] = {}
+        """The leases that this process has, by key."""
         self._bell = runtime.bell()
         self._wakes_at = float("inf")
         self._attended = False
@@ -146,17 +147,18 @@ class Keeper:
         self._attend(kept.due)
 
     def keep_holding(self, holding: Holding) -> None:
-        self._by_key[holding.key] = holding
-        self.keep(holding)
+        self.holdings[holding.key] = self._kept[holding.owner] = holding
+        self._attend(holding.due)
 
     def drop(self, kept: Kept) -> None:
         if self._kept.get(kept.owner) is kept:
             self._kept.pop(kept.owner, None)
 
     def drop_holding(self, holding: Holding) -> None:
-        self.drop(holding)
-        if self._by_key.get(holding.key) is holding:
-            self._by_key.pop(holding.key, None)
+        if self._kept.get(holding.owner) is holding:
+            self._kept.pop(holding.owner, None)
+        if self.holdings.get(holding.key) is holding:
+            self.holdings.pop(holding.key, None)
 
     def stake(self, hands: Hands[Any], key: str, owner: str, ttl: float) -> None:
         """Has whatever ``owner`` will have given back once nobody has ``hands`` any more."""
@@ -165,10 +167,6 @@ class Keeper:
         self.stakes[owner] = stake
         if not self._running:
             self._attend(float("inf"))
-
-    def holding_of(self, key: str) -> Holding | None:
-        """The lease of ``key`` that somebody in this process has."""
-        return self._by_key.get(key)
 
     def report_recovery(self, failure: EngineRecovering, now: float) -> None:
         """Reports that the engine recovers, once each time, however many find it so."""
@@ -203,7 +201,7 @@ class Keeper:
         self._kept.clear()
         self._debts.clear()
         self.stakes.clear()
-        self._by_key.clear()
+        self.holdings.clear()
         self._bell = self._runtime.bell()
         self._running = False
         self._store = None
@@ -304,7 +302,7 @@ class Keeper:
 
     def _a_lease_is_due(self) -> bool:
         now = self._runtime.now()
-        return any(each.due <= now for each in tuple(self._by_key.values()))
+        return any(each.due <= now for each in tuple(self.holdings.values()))
 
     async def _beat_portion(self, store: Store, portion: Sequence[tuple[Kept, Pulse]]) -> None:
         sent = self._runtime.now()

@@ -11,18 +11,16 @@ LONGEST: Final = 5.0
 class Outage:
     """What those who asked an engine have found: it fails, and since when."""
 
-    __slots__ = ("_last", "_since")
+    __slots__ = ("_since", "last")
 
     def __init__(self) -> None:
         self._since = 0.0
-        self._last: float | None = None
-
-    def answered(self) -> None:
-        self._last = None
+        self.last: float | None = None
+        """When it last failed; ``None`` once it has answered."""
 
     def failed(self, sent: float, now: float) -> float:
         """Takes note of a failure. Seconds since the first one that nothing better followed."""
-        if self._last is None or now - self._last > LONGEST:
+        if self.last is None or now - self.last > LONGEST:
             self._since = sent
-        self._last = now
+        self.last = now
         return now - self._since

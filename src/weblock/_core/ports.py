@@ -157,7 +157,9 @@ class Runtime(Protocol):
     def is_part_of(self, flow: object) -> bool:
         """Whether what runs now is ``flow``, which ``control`` gave, or part of it."""
 
-    def bell(self) -> Bell: ...
+    @property
+    def bell(self) -> Callable[[], Bell]:
+        """Makes a bell whose listener is what runs now."""
 
     async def sleep(self, seconds: float) -> None: ...
 
@@ -172,28 +174,27 @@ class Runtime(Protocol):
 
 
 class Switchboard:
-    """Who waits in this process, by owner: an engine's receiver rings them here."""
+    """The acquisitions of this process, by owner: an engine's receiver rings them here."""
 
     def __init__(self) -> None:
-        self._bells: dict[str, Bell] = {}
-
-    def connect(self, owner: str, bell: Bell) -> None:
-        self._bells[owner] = bell
+        self.bells: dict[str, Bell] = {}
+        """An acquisition puts its own in before it asks the engine, and disconnects it at its end."""
 
     def disconnect(self, owner: str) -> None:
-        self._bells.pop(owner, None)
+        """Takes the bell of ``owner`` out, if it is there."""
+        self.bells.pop(owner, None)
 
     def ring(self, owner: str, message: Message) -> None:
         """Passes a message on; one for nobody is dropped, for its waiter has given up."""
-        if bell := self._bells.get(owner):
+        if bell := self.bells.get(owner):
             bell.ring(message)
 
     def clear(self) -> None:
         """Forgets all, in a forked child: they wait in the parent."""
-        self._bells = {}
+        self.bells = {}
 
     def ring_all(self, message: Message) -> None:
-        for bell in tuple(self._bells.values()):
+        for bell in tuple(self.bells.values()):
             bell.ring(message)
 
 

@@ -145,18 +145,21 @@ class Step(NamedTuple):
 def acquire(state: KeyState, moment: Moment, claim: Claim, *, room: int) -> Step:
     """Grants the key if it is free, else queues the claim if fewer than ``room`` wait.
 
-    Places that have lapsed count until somebody finds them: see ``_without_some_lapsed``. Asking again is harmless: an owner that has the lease keeps it, with its fence, for a ttl from
-    now; one that is in the queue keeps its place.
+    Places that have lapsed count until somebody finds them: see ``_without_some_lapsed``. Asking
+    again is harmless: an owner that has the lease keeps it, with its fence, for a ttl from now; one
+    that is in the queue keeps its place.
     """
     state, woken = settle(state, moment)
     if state.voided and any(voided.owner == claim.owner for voided in state.voided):
         return Step(state, Gone(), woken)
+    grant = state.grant
+    if (
+        grant is None
+    ):  # Then nobody waits, either: the first that does has just been given the lease.
+        granted = _granted(state, moment, claim, claim.ttl, confirmed=True)
+        return Step(granted, Held(granted.fence, moment.now + claim.ttl))
     if _holds(state, claim.owner) or _waits(state, claim.owner):
         return _refreshed(state, moment, claim.owner, claim.ttl, woken)
-    grant = state.grant
-    if grant is None:
-        granted = _granted(state, moment, claim, claim.ttl, confirmed=True)
-        return Step(granted, _held(granted))
     queue = state.queue
     if 0 < room <= len(queue):
         queue = _without_some_lapsed(queue, moment)

@@ -9,13 +9,61 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from .._core.ports import Bell, Message
+from .._core.ports import Message
 from . import clock
 from .internals import running_loop
 
 
+class AsyncioBell:
+    """A queue whose listener is a task of one loop, and whose ringers are anywhere."""
+
+    __slots__ = ("_listener", "_loop", "_messages")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._messages: deque[Message] = deque()
+        self._listener: asyncio.Future[None] | None = None
+
+    def ring(self, message: Message) -> None:
+        self._messages.append(message)
+        if running_loop() is self._loop:
+            self._wake()
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._wake)
+        except RuntimeError:
+            pass  # The loop is closed, and its waiters with it.
+
+    async def heard(self, timeout: float | None) -> Message | None:
+        until = None if timeout is None else self._loop.time() + timeout
+        while not self._messages:
+            left = None if until is None else until - self._loop.time()
+            if left is not None and left <= 0:
+                return None
+            await self._woken(left)
+        return self._messages.popleft()
+
+    async def _woken(self, timeout: float | None) -> None:
+        """Waits to be woken, which may also be for a message that was heard already."""
+        self._listener = listener = self._loop.create_future()
+        timer = None if timeout is None else self._loop.call_later(timeout, self._wake)
+        try:
+            # The queue may have been filled by a thread between the look and the future.
+            if not self._messages:
+                await listener
+        finally:
+            self._listener = None
+            if timer:
+                timer.cancel()
+
+    def _wake(self) -> None:
+        if self._listener and not self._listener.done():
+            self._listener.set_result(None)
+
+
 class AsyncioRuntime:
     suspends = True
+    bell = AsyncioBell
     now = staticmethod(clock.now)
     jitter = staticmethod(random.random)
     new_owner = staticmethod(clock.new_owner)
@@ -25,9 +73,6 @@ class AsyncioRuntime:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
         """Those under way, which a loop refers to weakly."""
-
-    def bell(self) -> Bell:
-        return AsyncioBell(asyncio.get_running_loop())
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -68,50 +113,3 @@ else:
     def _begun(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a task."""
         return asyncio.get_running_loop().create_task(work)
-
-
-class AsyncioBell:
-    """A queue whose listener is a task of one loop, and whose ringers are anywhere."""
-
-    __slots__ = ("_listener", "_loop", "_messages")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._messages: deque[Message] = deque()
-        self._listener: asyncio.Future[None] | None = None
-
-    def ring(self, message: Message) -> None:
-        self._messages.append(message)
-        if running_loop() is self._loop:
-            self._wake()
-            return
-        try:
-            self._loop.call_soon_threadsafe(self._wake)
-        except RuntimeError:
-            pass  # The loop is closed, and its waiters with it.
-
-    async def heard(self, timeout: float | None) -> Message | None:
-        until = None if timeout is None else self._loop.time() + timeout
-        while not self._messages:
-            left = None if until is None else until - self._loop.time()
-            if left is not None and left <= 0:
-                return None
-            await self._woken(left)
-        return self._messages.popleft()
-
-    async def _woken(self, timeout: float | None) -> None:
-        """Waits to be woken, which may also be for a message that was heard already."""
-        self._listener = listener = self._loop.create_future()
-        timer = None if timeout is None else self._loop.call_later(timeout, self._wake)
-        try:
-            # The queue may have been filled by a thread between the look and the future.
-            if not self._messages:
-                await listener
-        finally:
-            self._listener = None
-            if timer:
-                timer.cancel()
-
-    def _wake(self) -> None:
-        if self._listener and not self._listener.done():
-            self._listener.set_result(None)

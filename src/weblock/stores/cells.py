@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from .._core import table
@@ -107,11 +108,9 @@ class CellStore:
         return self._bells.process
 
     async def acquire(self, key: str, claim: Claim, *, room: int) -> Reply:
-        def transition(state: KeyState, moment: Moment) -> Step:
-            return table.acquire(state, moment, claim, room=room)
-
-        reply = await self._apply(key, transition)
-        self._watch(key, claim.owner, reply.answer)
+        reply = await self._apply(key, partial(table.acquire, claim=claim, room=room))
+        if isinstance(reply.answer, Waiting):
+            self._bells.watch(key, claim.owner, reply.answer.ahead)
         return reply
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
@@ -177,7 +176,9 @@ class CellStore:
         if outcome.step.woken:
             self._ring(outcome.step.woken)
         for pulse in heartbeats.pulses:
-            self._watch(pulse.key, pulse.owner, heartbeats.answers[pulse.owner])
+            answer = heartbeats.answers[pulse.owner]
+            if isinstance(answer, Waiting):
+                self._bells.watch(pulse.key, pulse.owner, answer.ahead)
         return {owner: Reply(answer, outcome.now) for owner, answer in heartbeats.answers.items()}
 
     async def _apply(self, key: str, transition: Transition) -> Reply:
@@ -185,10 +186,6 @@ class CellStore:
         if woken:
             self._ring(woken)
         return Reply(answer, now)
-
-    def _watch(self, key: str, owner: str, answer: Answer) -> None:
-        if isinstance(answer, Waiting):
-            self._bells.watch(key, owner, answer.ahead)
 
     def _ring(self, grant: Grant) -> None:
         claim, fence, _, until, _ = grant

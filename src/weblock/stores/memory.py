@@ -70,11 +70,12 @@ class _MemoryCells:
             state = engine.states.get(key) or KeyState(engine.last_fence)
             moment = Moment(now, int(time.time() * 1_000_000))
             step = transition(state, moment)
-            if step.state.blank:
+            state = step.state
+            if state.grant is None and state.blank:
                 engine.states.pop(key, None)
-                engine.last_fence = max(engine.last_fence, step.state.fence)
+                engine.last_fence = max(engine.last_fence, state.fence)
             else:
-                engine.states[key] = step.state
+                engine.states[key] = state
                 if len(engine.states) > engine.pruned_above:
                     engine.prune(moment)
         return Done(step, now)

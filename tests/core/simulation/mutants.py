@@ -376,7 +376,7 @@ MUTANTS: Final = (
         "releasing what had expired is not told",
         Holding,
         "let_go",
-        "if self.held(now):",
+        "if self.status is Status.HELD and now < self.deadline:",
         "if self.status is Status.HELD:",
         ("P11", "P8"),
     ),

@@ -474,7 +474,7 @@ class NoLeak(Property):
             keeper = client.keeper
             if client.process.dead or keeper.over:
                 continue
-            left = [keeper._kept, keeper._debts, keeper._by_key, client.switchboard._bells]
+            left = [keeper._kept, keeper._debts, keeper.holdings, client.switchboard.bells]
             tasks = [task.name for task in client.process.tasks if not task.done]
             if any(left) or set(tasks) - {"keeper"}:
                 self.fail(f"{left} {tasks} are left in {client.process.name}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, Unpack
 from urllib.parse import quote
@@ -157,7 +157,7 @@ class RequestLocks:
                 " AsyncLocks.hold"
             )
 
-    async def _keep(self, lease: AsyncLease, keys: list[str]) -> None:
+    async def _keep(self, lease: AsyncLease, keys: Sequence[str]) -> None:
         if self._over:
             await lease.release()
             self._refuse_if_over()
@@ -165,7 +165,7 @@ class RequestLocks:
         self._by_key.update(dict.fromkeys(keys, lease))
         self._inbox.withhold_disconnect()
 
-    async def _wait_for(self, keys: list[str], options: HoldOptions) -> AsyncLease:
+    async def _wait_for(self, keys: Sequence[str], options: HoldOptions) -> AsyncLease:
         options.setdefault("label", self._label())
         began = time.perf_counter()
         try:
@@ -174,7 +174,7 @@ class RequestLocks:
             waited = 1000 * (time.perf_counter() - began)
             self.headers.append((b"server-timing", f"lock;dur={waited:.1f}".encode()))
 
-    async def _while_client_is_there(self, keys: list[str], options: HoldOptions) -> AsyncLease:
+    async def _while_client_is_there(self, keys: Sequence[str], options: HoldOptions) -> AsyncLease:
         try:
             with (
                 Waiting(self._inbox, unwanted=self._unwanted) as self._waiting,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..._core.ports import Ask, Bell, Switchboard
+from ..._core.ports import Ask, Switchboard
 
 
 class Waiters(Switchboard):
@@ -16,10 +16,6 @@ class Waiters(Switchboard):
     def __init__(self) -> None:
         super().__init__()
         self._before: dict[str, str] = {}
-
-    def connect(self, owner: str, bell: Bell) -> None:
-        self._before.pop(owner, None)
-        super().connect(owner, bell)
 
     def disconnect(self, owner: str) -> None:
         super().disconnect(owner)
@@ -35,7 +31,7 @@ class Waiters(Switchboard):
             self._before.pop(owner, None)
             return
         self._before[owner] = process
-        if owner not in self._bells:  # It has left meanwhile.
+        if owner not in self.bells:  # It has left meanwhile.
             self._before.pop(owner, None)
 
     def watched(self) -> set[str]:
