@@ -393,7 +393,7 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("options", "error", "says"),
         [
-            ({"expiry": 0, "cache": {}}, ConfigurationError, "expiry=0 must be 0.001 to"),
+            ({"expiry": 0, "cache": {}}, ConfigurationError, "expiry=0 must be 0.001 seconds to"),
             ({"expiry": 1, "cache": {}, "stale": -1}, ConfigurationError, "stale=-1 must be"),
             ({"expiry": 1}, TypeError, "wants cache"),
             ({"cache": {}}, TypeError, "wants expiry"),

@@ -315,10 +315,10 @@ class TestServers:
         with Memcached("-M") as server:
             server.ask(b"set stranger 0 0 2\r\nhi")
             with Locks.from_url(f"{server.url}?recovery=off") as locks:
-                for number in range(600):
-                    locks.acquire(f"item:{number:03}", ttl=LONG, wait=0)
-                listed = [info.key for info in locks.list("item:")]
-                assert listed == [f"item:{number:03}" for number in range(600)]
+                names = [f"item:{number:03}" for number in range(600)]
+                leases = [locks.acquire(name, ttl=LONG, wait=0) for name in names]
+                assert [info.key for info in locks.list("item:")] == names
+                assert all(lease.held for lease in leases)
 
     def test_a_queue_that_no_item_can_hold(self, machine) -> None:
         """Who does not fit into the item of a key is told what to do, and the others wait on."""
@@ -346,7 +346,8 @@ class TestServers:
     def test_what_is_not_ours_is_not_overwritten(self) -> None:
         """An item that another version wrote is an error that says what to do."""
         with Memcached("-M") as server, Locks.from_url(f"{server.url}?recovery=off") as locks:
-            locks.acquire("key", ttl=LONG)
+            lease = locks.acquire("key", ttl=LONG)
+            assert lease.held
             server.ask(b"set " + _item_of("key") + b" 0 0 5\r\n[99]\n")
             with pytest.raises(EngineUnavailable, match="this version of weblock"):
                 locks.inspect("key")
@@ -368,10 +369,11 @@ class TestServers:
         with Memcached("-M") as server, contextlib.ExitStack() as stack:
             urls = [f"{server.url}?recovery=off&prefix={prefix}" for prefix in prefixes]
             worlds = [stack.enter_context(Locks.from_url(url)) for url in urls]
+            leases = [each.acquire("key", ttl=LONG, wait=0) for each in worlds]
             for each in worlds:
-                each.acquire("key", ttl=LONG, wait=0)
                 drive(each._locker.store.mark("default:key", None))
             assert [len(each.list()) for each in worlds] == [1] * len(worlds)
+            assert all(lease.held for lease in leases)
 
 
 @pytest.mark.parametrize(

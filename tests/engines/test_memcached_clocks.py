@@ -202,6 +202,6 @@ def test_a_mistake_about_time_is_found_out(
 
 def test_a_holder_that_counts_from_the_reply_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A deadline that is counted from when the lease was granted, and not from before, comes too late."""
-    monkeypatch.setattr(Anchor, "deadline", lambda self, until, drift: until + 1)
+    monkeypatch.setattr(Anchor, "deadline", lambda self, until, **_limits: until + 1)
     with pytest.raises(TwoHold):
         _worlds(20)

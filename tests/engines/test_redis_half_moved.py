@@ -32,7 +32,7 @@ SLOT = key_slot(LAYOUT.tag(BUCKET).encode())
 @pytest.fixture(scope="module", params=[a_valkey, a_redis, lambda: "redis-6.2"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A cluster."""
-    with Cluster(request.param()) as cluster:
+    with Cluster(request.param(), node_timeout=30) as cluster:
         yield cluster
 
 
@@ -170,10 +170,10 @@ def test_replicas_must_have_a_lease_that_was_asked_elsewhere(cluster: Cluster) -
     """With ``min_replicas``, a lease of a half-moved slot counts only when replicas have it."""
     url = cluster.url(recovery=TTL, min_replicas=1)
     with (
-        Locks.from_url(url, ttl=TTL, wait=0) as locks,
+        Locks.from_url(url, ttl=TTL, wait=60) as locks,
         Locks.from_url(cluster.url(recovery=TTL, min_replicas=5), ttl=TTL, wait=0) as demanding,
     ):
-        locks.acquire(KEYS[6]).release()
+        locks.acquire(KEYS[6]).release()  # It may have to recover first.
         move = moved(cluster, "")
         try:
             locks.acquire(KEYS[6]).release()

@@ -277,7 +277,10 @@ def test_a_cluster_recovers_where_it_failed() -> None:
 
 def test_a_slot_that_moves_takes_its_locks_along() -> None:
     """A lease survives the move of its slot to another master, which then grants without delay."""
-    with Cluster() as cluster, Locks.from_url(cluster.url(recovery=3), ttl=60, wait=20) as locks:
+    with (
+        Cluster(node_timeout=30) as cluster,
+        Locks.from_url(cluster.url(recovery=3), ttl=60, wait=20) as locks,
+    ):
         fence_of(locks, "held")
         lease = locks.acquire("held")
         cluster.migrate(slot_of(cluster, "held"))

@@ -17,9 +17,13 @@ SLOTS = 16384
 
 
 class Cluster:
-    """Six nodes that notice the end of one in half a second."""
+    """Six nodes that notice the end of one in half a second, or after ``node_timeout`` seconds.
 
-    def __init__(self, name: str | None = None) -> None:
+    A busy machine may be silent for half a second, and then the cluster is down for a moment: a test
+    that needs no failover gives its nodes more time.
+    """
+
+    def __init__(self, name: str | None = None, *, node_timeout: int | None = None) -> None:
         self._stack = ExitStack()
         self.nodes = [self._node(name) for _ in range(6)]
         first, masters, replicas = self.nodes[0], self.nodes[:3], self.nodes[3:]
@@ -34,6 +38,9 @@ class Cluster:
                 despite=redis.RedisError,
             )
         eventually(self._converged, despite=redis.RedisError)
+        if node_timeout:  # From now on, for a cluster that begins waits for as long to be up.
+            for node in self.nodes:
+                node.command("CONFIG", "SET", "cluster-node-timeout", node_timeout * 1000)
 
     def url(self, **query: Any) -> str:
         """Its URL, with options of the engine. It names two of the nodes."""
