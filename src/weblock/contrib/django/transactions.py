@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextvars import ContextVar
 from typing import Any, Final, Protocol
 
@@ -24,6 +25,11 @@ checked_at_commit: Final[ContextVar[Checked | None]] = ContextVar("weblock_check
 """What the code that runs here holds, if it is to be checked before each COMMIT."""
 
 _GUARDED: Final = "weblock_guarded"
+
+_COMMITS: Final = re.compile(
+    r"(?:^|[;\n]|\*/)\s*(?:COMMIT|END|PREPARE\s+TRANSACTION)\b", re.IGNORECASE
+)
+"""SQL that may commit. Where it matches more, a check too many costs nothing."""
 
 
 def open_transaction() -> str | None:
@@ -71,32 +77,68 @@ def give_back_connections() -> None:
 
 
 def _guard(connection: Any, **_facts: object) -> None:
-    """Has each COMMIT on ``connection`` ask first.
+    """Has whatever commits on ``connection`` ask first."""
+    if not getattr(connection, _GUARDED, False):
+        _CommitCheck(connection)
+        setattr(connection, _GUARDED, True)
 
-    Django has no hook before COMMIT. What it has is this method, which all transactions end with.
+
+class _CommitCheck:
+    """Asks before each COMMIT on one connection whether what we hold is still ours.
+
+    Django has no hook before COMMIT. What it has are the methods of the connection that each
+    transaction ends with, which others may have wrapped, too; and wrappers of each statement, which
+    notice a COMMIT that is sent as SQL.
     """
-    if getattr(connection, _GUARDED, False):
-        return
-    commit = connection.commit  # Whose it may be: others wrap it, too.
 
-    def commit_if_held() -> None:
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._commit, connection.commit = connection.commit, self.commit
+        self._rollback, connection.rollback = connection.rollback, self.rollback
+        self._set_autocommit = connection.set_autocommit
+        connection.set_autocommit = self.set_autocommit
+        connection.execute_wrappers.append(self.execute)
+        self._is_open = False
+
+    def commit(self) -> None:
+        self._check()
+        self._commit()
+        self._is_open = False
+
+    def rollback(self) -> None:
+        self._rollback()
+        self._is_open = False
+
+    def set_autocommit(self, autocommit: bool, **more: bool) -> None:  # noqa: FBT001 - Django's
+        # It commits on SQLite and MySQL. Atomic calls it too, when it has committed or rolled back.
+        if autocommit and self._is_open and not self._connection.autocommit:
+            self._check()
+        self._set_autocommit(autocommit, **more)
+        self._is_open = False
+
+    def execute(self, execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:  # noqa: FBT001
+        if checked_at_commit.get():
+            text = sql if isinstance(sql, str) else sql.as_string(self._connection.connection)
+            if _COMMITS.search(text):
+                self._check()
+        self._is_open = True
+        return execute(sql, params, many, context)
+
+    def _check(self) -> None:
         try:
             if checked := checked_at_commit.get():
                 checked.check()
         except LeaseLost:
-            _roll_back(connection)  # Atomic does it for errors of the database alone.
+            # Atomic rolls back by itself, but at the commit only for errors of the database.
+            if not self._connection.in_atomic_block:
+                self._undo()
             raise
-        commit()
 
-    connection.commit = commit_if_held
-    setattr(connection, _GUARDED, True)
-
-
-def _roll_back(connection: Any) -> None:
-    try:
-        connection.rollback()
-    except Error:
-        connection.close()
+    def _undo(self) -> None:
+        try:
+            self._connection.rollback()
+        except Error:
+            self._connection.close()
 
 
 connection_created.connect(_guard, dispatch_uid="weblock")
