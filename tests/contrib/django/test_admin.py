@@ -17,10 +17,10 @@ from pytest_django.live_server_helper import LiveServer
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
+from tests.support.busy import busy
 from weblock.contrib.django import locks
 
 from .browser import browsing
-from .waiting import busy
 
 pytestmark = pytest.mark.django_db
 

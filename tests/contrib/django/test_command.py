@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 import pty
@@ -15,9 +16,8 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 
+from tests.support.busy import busy
 from weblock.contrib.django import locks
-
-from .waiting import busy
 
 TOP = Path(__file__).parents[3]
 
@@ -70,6 +70,15 @@ def test_show_has_the_queue_in_order() -> None:
     assert "1. web-3\n" in output
     assert "2. web-2\n" in output
     assert run("show", "item:1") == "item:1 is free.\n"
+
+
+def test_programs_read_json() -> None:
+    """With --json, a list is one of objects, and a key that is free is null."""
+    with busy(locks["default"], "item:1", "web-1", "web-2"):
+        (listed,) = json.loads(run("list", "--json"))
+        assert json.loads(run("show", "item:1", "--json"))["waiters"] == ["web-2"]
+    assert (listed["key"], listed["holder"]) == ("item:1", "web-1")
+    assert json.loads(run("show", "item:1", "--json")) is None
 
 
 def test_each_alias_has_its_own() -> None:
@@ -127,7 +136,7 @@ def test_labels_move_no_cursor() -> None:
     with busy(locks["default"], "item:1", "web-1 GET /\x1b[2J"):
         output = run("list")
     assert "\x1b" not in output
-    assert "GET /?[2J" in output
+    assert "GET /\\x1b[2J" in output
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,10 @@ from django.dispatch import Signal
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 
+from tests.support.busy import busy
 from tests.support.waiting import eventually
 from weblock import LeaseLost, LockTimeout
 from weblock.contrib.django import async_locks, lock, locks, signals
-
-from .waiting import busy
 
 SIGNALS = {
     "acquired": signals.acquired,

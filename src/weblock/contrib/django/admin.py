@@ -17,8 +17,8 @@ from django.utils import timezone
 
 from ...errors import WeblockError
 from ...inspection import KeyInfo
+from ...operating import ChangedHands, duration, take_away
 from .models import Lock
-from .operating import ChangedHands, duration, take_away
 from .registry import locks
 
 LIMIT: Final = 500
@@ -118,7 +118,8 @@ class LockAdmin(admin.ModelAdmin):
 
     def _release(self, request: HttpRequest, alias: str, info: KeyInfo) -> None:
         user: Any = request.user  # type: ignore[attr-defined] # AuthenticationMiddleware puts it there
-        taken = take_away(alias, info.key, fence=info.fence, by=f"{user.get_username()} (admin)")
+        by = f"{user.get_username()} (admin)"
+        taken = take_away(locks[alias], info.key, fence=info.fence, by=by, alias=alias)
         if taken is None:
             raise ChangedHands(info.key, None)
         LogEntry.objects.log_actions(

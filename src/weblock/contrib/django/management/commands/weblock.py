@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import getpass
+import json
 import sys
 from argparse import ArgumentParser
-from collections.abc import Sequence
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from ..... import KeyInfo, WeblockError
+from ..... import KeyInfo, WeblockError, operating
+from .....operating import ChangedHands, printable, take_away
 from ... import locks
-from ...operating import ChangedHands, duration, printable, take_away
-
-HEADER = ("KEY", "HOLDER", "FENCE", "HELD", "LEFT", "WAITING")
 
 
 class Command(BaseCommand):
@@ -33,6 +31,8 @@ class Command(BaseCommand):
         release.add_argument("--force", action="store_true", help="do not ask")
         for each in (show, release):
             each.add_argument("key")
+        for each in (listing, show):
+            each.add_argument("--json", action="store_true", help="for programs")
         for each in (listing, show, release):
             each.add_argument(
                 "--alias", default="default", choices=sorted(locks), help="of WEBLOCK (default)"
@@ -43,65 +43,49 @@ class Command(BaseCommand):
         try:
             match action:
                 case "list":
-                    self._list(alias, options["prefix"], options["limit"])
+                    self._list(alias, options["prefix"], options["limit"], as_json=options["json"])
                 case "show":
-                    self._show(alias, options["key"])
+                    self._show(alias, options["key"], as_json=options["json"])
                 case "release":
                     self._release(alias, options["key"], ask=not options["force"])
         except (WeblockError, ChangedHands) as error:
             raise CommandError(str(error)) from error
 
-    def _list(self, alias: str, prefix: str, limit: int) -> None:
+    def _list(self, alias: str, prefix: str, limit: int, *, as_json: bool) -> None:
         infos = locks[alias].list(prefix, limit=limit)
+        if as_json:
+            self.stdout.write(json.dumps([operating.as_dict(info) for info in infos]))
+            return
         if not infos:
             self.stdout.write("No key is held or waited for.")
             return
-        self.stdout.write("\n".join(_table([HEADER, *map(_row, infos)])))
+        self.stdout.write(operating.table(operating.HEADER, map(operating.row, infos)))
         if len(infos) == limit:
             self.stderr.write(f"There may be more than these {limit}: see --limit.")
 
-    def _show(self, alias: str, key: str) -> None:
+    def _show(self, alias: str, key: str, *, as_json: bool) -> None:
         info = locks[alias].inspect(key)
-        if info is None:
-            self.stdout.write(f"{key} is free.")
-            return
-        facts = zip(HEADER, _row(info), strict=True)
-        self.stdout.write("\n".join(f"{name.lower() + ':':<9}{value}" for name, value in facts))
-        for place, waiter in enumerate(info.waiters, 1):
-            self.stdout.write(f"{place:>9}. {printable(waiter)}")
+        if as_json:
+            self.stdout.write(json.dumps(info and operating.as_dict(info)))
+        elif info is None:
+            self.stdout.write(f"{printable(key)} is free.")
+        else:
+            self.stdout.write(operating.sheet(info))
 
     def _release(self, alias: str, key: str, *, ask: bool) -> None:
         info = locks[alias].inspect(key)
         if info is None or info.holder is None:
-            raise CommandError(f"Nobody holds {key}.")
+            raise CommandError(f"Nobody holds {printable(key)}.")
         if ask and not self._agrees(info):
             raise CommandError("Nothing was released.")
-        taken = take_away(alias, key, fence=info.fence, by=f"{getpass.getuser()} (manage.py)")
+        by = f"{getpass.getuser()} (manage.py)"
+        taken = take_away(locks[alias], key, fence=info.fence, by=by, alias=alias)
         if taken is None:
-            raise CommandError(f"Nobody holds {key} any more.")
-        passed = f" It passes to {printable(taken.waiters[0])}." if taken.waiters else ""
-        self.stdout.write(f"Released {key}, taken from {printable(taken.holder)}.{passed}")
+            raise CommandError(f"Nobody holds {printable(key)} any more.")
+        self.stdout.write(operating.said_of(taken))
 
     def _agrees(self, info: KeyInfo) -> bool:
         if not sys.stdin.isatty():
             raise CommandError("There is nobody to ask: use --force.")
-        self.stdout.write(
-            f"{info.key} is held by {printable(info.holder)}, for {duration(info.held_for)}."
-            " If that is still at work, it and the next holder overlap."
-        )
+        self.stdout.write(operating.question(info))
         return input("Take it away? [y/N] ").strip().lower() in ("y", "yes")
-
-
-def _row(info: KeyInfo) -> Sequence[str]:
-    waiting = str(len(info.waiters)) if info.waiters else "-"
-    if info.holder is None:
-        return info.key, "-", "-", "-", "-", waiting
-    return (
-        *(info.key, printable(info.holder), str(info.fence)),
-        *(duration(info.held_for), duration(info.remaining), waiting),
-    )
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

@@ -6,8 +6,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.support.waiting import PATIENCE, eventually
 from weblock import LeaseLost, Locks
+
+from .waiting import PATIENCE, eventually
 
 
 @contextmanager

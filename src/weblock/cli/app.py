@@ -1,0 +1,208 @@
+"""What all commands have in common: the engine, ``--json``, and how errors end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib import import_module
+from io import TextIOWrapper
+from typing import IO, Any, Final, Unpack
+
+import click
+
+from .. import (
+    ConfigurationError,
+    LeaseLost,
+    Locks,
+    LocksOptions,
+    LockTimeout,
+    WeblockError,
+    __version__,
+)
+from ..operating import ChangedHands, printable
+from .codes import Code
+from .output import say, warn
+
+COMMANDS: Final = {
+    "list": "listing",
+    "show": "listing",
+    "release": "release",
+    "watch": "watch",
+    "ping": "ping",
+    "run": "run",
+}
+"""The module of each command, in the order of ``--help``. It is imported when it is needed."""
+
+
+class Session:
+    """What is said of a command as a whole: where the locks are, and for whom the output is."""
+
+    def __init__(self) -> None:
+        self.url: Sequence[str] = ()
+        self.namespace: str | None = None
+        self.json = False
+
+    def locks(self, *, logs: int = logging.CRITICAL, **options: Unpack[LocksOptions]) -> Locks:
+        """Return the locks that are meant, for a ``with`` block. Raises ``ConfigurationError``.
+
+        A command says by itself what happens. Of what weblock logs, only what is of the level ``logs``
+        goes to standard error.
+        """
+        logging.getLogger("weblock").setLevel(logs)
+        urls = list(self.url or os.environ.get("WEBLOCK_URL", "").split())
+        namespace = self.namespace or os.environ.get("WEBLOCK_NAMESPACE")
+        if namespace:
+            options["namespace"] = namespace
+        return Locks.from_url(urls if len(urls) > 1 else urls[0] if urls else None, **options)
+
+    def say(self, text: str, facts: object) -> None:
+        """Write the answer of a command: ``text`` for people, or ``facts`` as JSON for programs."""
+        say(json.dumps(facts) if self.json else text)
+
+
+pass_session = click.make_pass_decorator(Session, ensure=True)
+
+
+class No(Exception):
+    """The answer to what was asked is no. ``facts`` are what ``--json`` tells of it."""
+
+    def __init__(self, text: str, facts: object = None) -> None:
+        super().__init__(text)
+        self.facts = facts
+
+
+class Ended(click.ClickException):
+    """A command that could not do its work, or must not say that it has."""
+
+    exit_code: int  # type: ignore[misc]  # click has one for a whole class
+
+    def __init__(self, error: Exception, session: Session) -> None:
+        super().__init__(str(error))
+        self.exit_code = _code_of(error)
+        self._error = error
+        self._session = session
+
+    def show(self, file: IO[Any] | None = None) -> None:  # noqa: ARG002 - click's
+        """Write what happened: an answer to standard output, as JSON, all else to standard error."""
+        if isinstance(self._error, No) and self._session.json:
+            say(json.dumps(self._error.facts))
+        elif self._session.json:
+            facts = {"error": type(self._error).__name__, "message": self.message}
+            warn(json.dumps(facts))
+        else:
+            warn(f"weblock: {printable(self.message)}")
+
+
+def _code_of(error: Exception) -> Code:
+    match error:
+        case No() | ChangedHands():
+            return Code.NO
+        case ConfigurationError():
+            return Code.USAGE
+        case LockTimeout():
+            return Code.BUSY
+        case LeaseLost():
+            return Code.LOST
+    return Code.UNAVAILABLE
+
+
+class Command(click.Command):
+    """A command that may be told of the engine behind its own name, too."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.params += common_options()
+
+    def invoke(self, context: click.Context) -> Any:
+        """Run the command, and end as the error says that it raises."""
+        session = context.ensure_object(Session)
+        try:
+            return super().invoke(context)
+        except (WeblockError, ChangedHands, No) as error:
+            raise Ended(error, session) from error
+
+
+class App(click.Group):
+    """Imports each command when it is asked for."""
+
+    command_class = Command
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's
+        """The names, in the order of ``COMMANDS``."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """The command of a name; ``None`` if there is none."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"{__package__}.{COMMANDS[cmd_name]}")
+        found: click.Command = getattr(module, f"{cmd_name}_command")
+        return found
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """As click has it; a URL in place of a command is asked for its option."""
+        if args and "://" in args[0]:
+            raise click.UsageError("an engine's URL comes behind --url, or in WEBLOCK_URL", ctx)
+        return super().resolve_command(ctx, args)
+
+
+def command(name: str) -> Callable[[Callable[..., None]], Command]:
+    """Decorate the function that is a command; its docstring is the help."""
+    return click.command(name, cls=Command)
+
+
+def common_options() -> list[click.Parameter]:
+    """Return the options that stand before a command's name or behind it."""
+    return [
+        click.Option(
+            ["--url"],
+            multiple=True,
+            callback=_remember,
+            expose_value=False,
+            metavar="URL",
+            help="The engine. Repeat it for a quorum. Without it: $WEBLOCK_URL, else file://. A"
+            " password is safer in $WEBLOCK_URL, since other users can see the arguments.",
+        ),
+        click.Option(
+            ["--namespace"],
+            callback=_remember,
+            expose_value=False,
+            metavar="NAME",
+            help='The namespace of the application\'s keys; else $WEBLOCK_NAMESPACE, else "default".',
+        ),
+        click.Option(
+            ["--json"],
+            is_flag=True,
+            callback=_remember,
+            expose_value=False,
+            help="Write JSON, for programs. Durations are seconds.",
+        ),
+    ]
+
+
+def _remember(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    if value:
+        setattr(context.ensure_object(Session), str(parameter.name), value)
+
+
+@click.group(
+    cls=App,
+    params=common_options(),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="weblock", message="%(prog)s %(version)s")
+def app() -> None:
+    """Shows, tests and uses the locks of an application.
+
+    Exit codes: 0 done; 1 the answer is no; 2 wrong arguments; 69 the engine is unavailable; 75 the
+    key was not free in time; 76 the lease was lost.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        # A key may have characters that a terminal's encoding lacks.
+        with suppress(AttributeError, ValueError):
+            if isinstance(stream, TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")

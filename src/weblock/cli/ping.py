@@ -1,0 +1,28 @@
+"""``weblock ping``."""
+
+from __future__ import annotations
+
+import statistics
+
+import click
+
+from .app import Session, command, pass_session
+from .measuring import round_trip
+
+
+@command("ping")
+@click.option("--count", default=1, show_default=True, type=click.IntRange(min=1))
+@pass_session
+def ping_command(session: Session, count: int) -> None:
+    """Asks the engine for an answer, and tells how long it took.
+
+    Exits with 69 if the engine does not answer. For a probe of Kubernetes, say.
+    """
+    with session.locks() as locks:
+        trips = [round_trip(locks) for _ in range(count)]
+        engine = locks.engine
+    median = statistics.median(trips)
+    session.say(
+        f"{engine} answers in {median * 1000:.2f} ms" + (" (median)" if count > 1 else ""),
+        {"engine": engine, "seconds": median},
+    )

@@ -1,0 +1,122 @@
+"""What operators do to locks, from whichever tool: look at them, and take a lease away."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from .inspection import KeyInfo
+from .sync import Locks
+
+audit = logging.getLogger("weblock.audit")
+"""Who took which lease from whom, one line for each."""
+
+HEADER: Final = ("KEY", "HOLDER", "FENCE", "HELD", "LEFT", "WAITING")
+"""The columns of ``row``."""
+
+
+class ChangedHands(Exception):
+    """The key has another holder than the one whose lease was to be taken; that one is ``now``."""
+
+    def __init__(self, key: str, now: KeyInfo | None) -> None:
+        holder = f"is held by {printable(now.holder)} now" if now and now.holder else "is free now"
+        super().__init__(f"{printable(repr(key))} has changed hands: it {holder}")
+        self.key = key
+        self.now = now
+
+
+def take_away(
+    locks: Locks, key: str, *, fence: int | None = None, by: str, alias: str = ""
+) -> KeyInfo | None:
+    """Take a key from its holder by force, which is logged; ``None`` if nobody held it.
+
+    With ``fence``, only from the holder that has it, as far as can be seen just before: raises
+    ``ChangedHands``. ``by`` says who asked for it, ``alias`` what the locks are called, where they
+    have a name. Raises as ``Locks.force_release`` does, too.
+    """
+    found = locks.inspect(key)
+    if fence is not None and (found is None or found.fence != fence):
+        raise ChangedHands(key, found)
+    if found is None or found.holder is None or not locks.force_release(key):
+        return None
+    audit.warning(
+        "%s took %s of %r from %s by force (fence %d, held for %.1f s, %d waiting)",
+        *(by, printable(repr(key)), alias or locks.engine, printable(found.holder)),
+        *(found.fence, found.held_for, len(found.waiters)),
+    )
+    return found
+
+
+def printable(text: str | None) -> str:
+    """Return a key or a label for a terminal or a log.
+
+    Control and format characters, which would move a cursor or turn a line around, are escaped.
+    """
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode()
+        for each in text or ""
+    )
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as people read them: 0.8 s, 12 s, 3 min 5 s, 2 h 10 min."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def as_dict(info: KeyInfo) -> dict[str, Any]:
+    """Return what JSON says of a key; durations are seconds."""
+    facts = asdict(info)
+    return facts | {
+        "held_for": round(info.held_for, 3),
+        "remaining": round(info.remaining, 3),
+        "waiters": list(info.waiters),
+    }
+
+
+def row(info: KeyInfo) -> tuple[str, ...]:
+    """Return what a table says of a key, in the columns of ``HEADER``."""
+    waiting = str(len(info.waiters)) if info.waiters else "-"
+    if info.holder is None:
+        return printable(info.key), "-", "-", "-", "-", waiting
+    return (
+        *(printable(info.key), printable(info.holder), str(info.fence)),
+        *(duration(info.held_for), duration(info.remaining), waiting),
+    )
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return rows of text below a header, in columns, whatever their width."""
+    lines = [header, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def sheet(info: KeyInfo) -> str:
+    """Return all that there is to say of one key, a fact on each line, and its queue in order."""
+    facts = zip(HEADER, row(info), strict=True)
+    lines = [f"{name.lower() + ':':<9}{value}" for name, value in facts]
+    lines += [f"{place:>9}. {printable(each)}" for place, each in enumerate(info.waiters, 1)]
+    return "\n".join(lines)
+
+
+def question(info: KeyInfo) -> str:
+    """Return what somebody should know who is about to take a lease away."""
+    return (
+        f"{printable(info.key)} is held by {printable(info.holder)}, for {duration(info.held_for)}."
+        " If that is still at work, it and the next holder overlap."
+    )
+
+
+def said_of(taken: KeyInfo) -> str:
+    """Return what has happened where a lease was taken away."""
+    passed = f" It passes to {printable(taken.waiters[0])}." if taken.waiters else ""
+    return f"Released {printable(taken.key)}, taken from {printable(taken.holder)}.{passed}"

@@ -1,0 +1,53 @@
+"""``weblock`` as a program: what it needs, and what it does to a terminal that knows only ASCII."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from weblock import Locks
+
+from .programs import Program
+
+
+def test_both_names_are_the_same_program() -> None:
+    """``weblock`` and ``python -m weblock`` are one program, which tells its version."""
+    script = Path(sys.executable).with_name("weblock")
+    commands = [[sys.executable, "-m", "weblock"]]
+    commands += [[str(script)]] if script.exists() else []  # Not in an environment that is older.
+    for command in commands:
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+        assert done.stdout.startswith("weblock ")
+
+
+@pytest.mark.parametrize("missing", ["click", "rich"])
+def test_without_its_packages_it_says_what_to_install(missing: str, tmp_path: Path) -> None:
+    """Without the extra ``cli``, one line says how to install it, and no traceback."""
+    (tmp_path / f"{missing}.py").write_text(f"raise ModuleNotFoundError('no', name='{missing}')")
+    done = subprocess.run(
+        [sys.executable, "-m", "weblock", "list"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("weblock: the command line needs ")
+    assert done.stderr.endswith("pip install 'weblock[cli]'\n")
+
+
+def test_an_ascii_terminal_can_show_any_key(tmp_path: Path) -> None:
+    """Where standard output knows only ASCII, other characters are escaped; nothing fails."""
+    url = f"file://{tmp_path}?allow_container=true"
+    with Locks.from_url(url) as locks, locks.hold("ключ", label="café"):
+        for command in (["list"], ["show", "ключ"], ["watch", "--count", "1"], ["list", "--json"]):
+            done = Program(url).run(
+                *command, env={"PYTHONIOENCODING": "ascii", "LC_ALL": "C.UTF-8"}
+            )
+            assert done.returncode == 0, done.stderr
+            assert "caf\\" in done.stdout
+            assert done.stdout.isascii()

@@ -1,0 +1,256 @@
+"""``weblock run``: a command that holds a key, in real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.waiting import eventually
+from weblock import Locks
+
+from .programs import Program
+
+STUBBORN = "trap '' TERM; exec >fifo; echo ready; while :; do sleep 0.05; done"
+"""A command that does not end when it is told to. What it has open, it alone has."""
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """An engine that needs no server."""
+    return f"file://{tmp_path}/locks?allow_container=true"
+
+
+@pytest.fixture
+def weblock(url: str) -> Program:
+    """The command line on that engine."""
+    return Program(url)
+
+
+@pytest.fixture
+def locks(url: str):
+    """What others have of the engine."""
+    with Locks.from_url(url) as locks:
+        yield locks
+
+
+@pytest.fixture
+def output(tmp_path: Path):
+    """Where a stubborn command writes, and what is at its end when all its processes are dead."""
+    os.mkfifo(tmp_path / "fifo")
+    fd = os.open(tmp_path / "fifo", os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(fd, True)
+    with os.fdopen(fd) as output:
+        yield output
+
+
+def readline(output) -> str:
+    """The next line of a FIFO that somebody is about to open."""
+    lines: list[str] = []
+    eventually(lambda: lines.append(output.readline()) or lines[-1])
+    return lines[-1]
+
+
+def test_the_command_runs_inside_the_lock(weblock: Program, locks: Locks) -> None:
+    """The command finds key and fence in its environment, and the key is free when it has ended."""
+    before = locks.acquire("nightly")
+    before.release()
+    done = weblock.run(
+        "run", "nightly", "--", "sh", "-c", "echo $WEBLOCK_KEY $WEBLOCK_FENCE; exit 3"
+    )
+    key, fence = done.stdout.split()
+    assert (done.returncode, done.stderr, key) == (3, "", "nightly")
+    assert before.fence
+    assert int(fence) > before.fence
+    assert locks.inspect("nightly") is None
+
+
+def test_the_holder_is_named(weblock: Program, locks: Locks) -> None:
+    """Others see the process and the command, without its arguments; --label says something else."""
+    with weblock.start("run", "a", "--", "sh", "-c", "echo; read x", stdin=-1) as first:
+        first.stdout.readline()
+        info = locks.inspect("a")
+        first.communicate("\n")
+    assert info
+    assert info.holder
+    assert info.holder.endswith(f":{first.pid} sh")
+    with weblock.start(
+        "run", "a", "--label", "me", "--", "sh", "-c", "echo; read x", stdin=-1
+    ) as one:
+        one.stdout.readline()
+        info = locks.inspect("a")
+        one.communicate("\n")
+    assert info
+    assert info.holder == "me"
+
+
+def test_a_busy_key_is_waited_for(weblock: Program, locks: Locks) -> None:
+    """Without --wait the command waits for the key, and runs as soon as it is free."""
+    lease = locks.acquire("nightly")
+    with weblock.start("run", "nightly", "--", "echo", "ran") as waiting:
+        eventually(lambda: (info := locks.inspect("nightly")) and info.waiters)
+        lease.release()
+        assert waiting.communicate() == ("ran\n", "")
+    assert waiting.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (["--skip-if-busy"], 0, "weblock: skipped: lock 'nightly' was not acquired"),
+        (["--wait", "0"], 75, "weblock: lock 'nightly' was not acquired"),
+        (["--skip-if-busy", "--wait", "0.01"], 0, "weblock: skipped: lock 'nightly'"),
+    ],
+)
+def test_a_busy_key_is_not_waited_for(weblock, locks, options, code, said) -> None:
+    """--wait limits the waiting, after which it exits with 75; with --skip-if-busy that is no error."""
+    with locks.hold("nightly"):
+        done = weblock.run("run", "nightly", *options, "--", "echo", "ran")
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (["sh", "-c", "kill -9 $$"], 137),
+        (["/no/such/command"], 127),
+        ([str(Path(__file__).parent)], 126),
+        (["sh", "-c", "kill -TERM -$(ps -o pgid= -p $$ | tr -d ' ')"], 143),
+    ],
+    ids=["killed", "missing", "not executable", "group"],
+)
+def test_exit_codes_are_those_of_a_shell(weblock, locks, command, code) -> None:
+    """A signal's number counts from 128; what cannot be run ends with 126 or 127, and frees the key."""
+    assert weblock.run("run", "nightly", "--", *command).returncode == code
+    assert locks.inspect("nightly") is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
+def test_signals_are_passed_on_to_all_processes(weblock: Program, number: signal.Signals) -> None:
+    """What ``weblock`` gets, the command and its children get; then it ends as the command does."""
+    inner = f"trap 'echo inner; exit' {number.value}; echo ready; while :; do sleep 0.02; done"
+    script = f'trap "exit 5" {number.value}; sh -c "$INNER"; exit 4'
+    with weblock.start("run", "k", "--", "sh", "-c", script, env={"INNER": inner}) as running:
+        assert running.stdout.readline() == "ready\n"
+        running.send_signal(number)
+        assert running.communicate()[0] == "inner\n"
+    assert running.returncode == 5
+
+
+def test_a_signal_ends_the_waiting(weblock: Program, locks: Locks) -> None:
+    """A signal while it waits for the key ends it, and it leaves the queue."""
+    with locks.hold("nightly"):
+        with weblock.start("run", "nightly", "--", "echo", "ran") as waiting:
+            eventually(lambda: (info := locks.inspect("nightly")) and info.waiters)
+            waiting.send_signal(signal.SIGTERM)
+            assert waiting.communicate() == ("", "")
+        info = locks.inspect("nightly")
+        assert info
+        assert info.waiters == ()
+    assert waiting.returncode == 143
+
+
+def test_a_command_whose_lease_is_taken_away_ends(weblock: Program, locks: Locks) -> None:
+    """When the lease is lost, the command gets SIGTERM, and ``weblock`` exits with 76."""
+    script = "trap 'echo told; exit 0' TERM; echo ready; while :; do sleep 0.02; done"
+    arguments = ("--ttl", "0.6", "--kill-after", "0.3", "--", "sh", "-c", script)
+    with weblock.start("run", "nightly", *arguments) as running:
+        assert running.stdout.readline() == "ready\n"
+        assert locks.force_release("nightly")
+        out, err = running.communicate()
+    assert (running.returncode, out) == (76, "told\n")
+    assert "the lease of 'nightly' was lost: the command is told to end" in err
+
+
+def test_a_command_that_does_not_end_is_killed(weblock, locks, output, tmp_path) -> None:
+    """A command that ignores SIGTERM is killed when its lease ends, before another gets the key."""
+    arguments = ("--ttl", "1", "--kill-after", "0.5", "--max-hold", "1", "--json")
+    command = ("--", "sh", "-c", STUBBORN)
+    with weblock.start("run", "nightly", *arguments, *command, cwd=tmp_path) as running:
+        assert readline(output) == "ready\n"
+        with locks.hold("nightly", wait=None):
+            os.set_blocking(output.fileno(), False)
+            assert output.read() == ""  # No process has it open any more.
+        told = json.loads(running.communicate()[1])
+    assert (running.returncode, told["exit_code"], told["outcome"]) == (76, 76, "lost")
+    assert told["held_for"] > 0
+
+
+def test_nothing_outlives_weblock(weblock, output, tmp_path) -> None:
+    """Where ``weblock`` itself is killed with SIGKILL, the command and its children die with it."""
+    command = ("--", "sh", "-c", f"{STUBBORN} & {STUBBORN}")
+    with weblock.start("run", "nightly", *command, cwd=tmp_path) as running:
+        assert readline(output) == "ready\n"
+        running.kill()
+        output.read()
+
+
+def test_a_weblock_that_hangs_lets_nothing_run_on(weblock, output, tmp_path) -> None:
+    """While ``weblock`` itself is stopped, the command is killed when the lease ends."""
+    arguments = ("--ttl", "0.6", "--kill-after", "0.1", "--", "sh", "-c", STUBBORN)
+    with weblock.start("run", "nightly", *arguments, cwd=tmp_path) as running:
+        assert readline(output) == "ready\n"
+        running.send_signal(signal.SIGSTOP)
+        assert output.read() == ""
+        running.send_signal(signal.SIGCONT)
+        running.communicate()
+    assert running.returncode == 76
+
+
+def test_what_our_caller_ignores_is_ignored(weblock: Program) -> None:
+    """Under nohup, a hangup reaches neither ``weblock`` nor the command."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        script = "echo ready; read x; kill -HUP $$; echo alive"
+        with weblock.start("run", "k", "--", "sh", "-c", script, stdin=-1) as running:
+            assert running.stdout.readline() == "ready\n"
+            running.send_signal(signal.SIGHUP)
+            assert running.communicate("\n")[0] == "alive\n"
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert running.returncode == 0
+
+
+def test_at_a_terminal_the_command_is_in_the_foreground(weblock: Program, locks: Locks) -> None:
+    """The command reads from the terminal, and Ctrl-C reaches it there."""
+    controller, terminal = pty.openpty()
+    script = "import os, signal, sys; signal.signal(2, lambda *_: sys.exit(9)); print(input(), flush=1); signal.pause()"
+    started = weblock.start(
+        *("run", "k", "--", "python3", "-c", script),
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        preexec_fn=lambda: os.login_tty(terminal),
+    )
+    os.close(terminal)
+    said = b""
+    os.write(controller, b"hello\n")
+    while said.count(b"hello") < 2:  # As the terminal's echo, and from the command.
+        said += os.read(controller, 1000)
+    os.write(controller, b"\x03")
+    try:
+        assert started.wait(60) == 9
+    finally:
+        started.kill()
+        os.close(controller)
+    assert locks.inspect("k") is None
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--ttl", "4", "--kill-after", "3"], "half of the ttl"),
+        (["--wait", "-1"], "wait=-1.0 must be 0 seconds"),
+        (["--ttl", "soon"], "not a valid float"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(weblock, options, said) -> None:
+    """What cannot work exits with 2 before anything is locked or run."""
+    done = weblock.run("run", "nightly", *options, "--", "echo", "ran")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
