@@ -53,7 +53,12 @@ def _story(console: Console, options: argparse.Namespace) -> Coroutine[None, Non
     requests = options.requests or 12
     framework = FRAMEWORKS[options.framework]
     return tell(
-        console, engine=options.engine, framework=framework, requests=requests, workers=workers
+        console,
+        engine=options.engine,
+        framework=framework,
+        requests=requests,
+        workers=workers,
+        picture=options.picture,
     )
 
 
@@ -130,12 +135,9 @@ def _arguments() -> argparse.Namespace:
         "--picture",
         type=Path,
         metavar="FILE",
-        help="with --versions: draws the time line of each into this SVG",
+        help="also draw the timelines into this SVG file",
     )
-    options = parser.parse_args()
-    if options.picture and not options.versions:
-        parser.error("--picture is drawn with --versions")
-    return options
+    return parser.parse_args()
 
 
 def _number(least: int, most: int) -> Callable[[str], int]:

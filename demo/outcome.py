@@ -9,9 +9,12 @@ from typing import Final
 from demo.engine import Engine
 from demo.load import Answer
 from demo.timeline import Death
-from demo.trace import Section, most_at_once
+from demo.trace import Section, most_at_once, overlaps_of
 
 BOUND: Final = 3
+
+WORK: Final = 0.15
+"""Seconds that a request works before it adds an item; the application's default."""
 
 AT_ONCE: Final = 2.0
 """Seconds. It is some hundredths where the machine has time."""
@@ -30,6 +33,11 @@ class Run:
     def at_once(self) -> int:
         """How many were in the critical section at the same moment, at most."""
         return most_at_once(self.sections)
+
+    @property
+    def overlaps(self) -> int:
+        """How many pairs of sections were running at the same time."""
+        return overlaps_of(self.sections)
 
     @property
     def took_part(self) -> int:

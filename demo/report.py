@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Final
 
 from rich.console import Console
@@ -10,10 +11,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from demo import picture
 from demo.engine import Engine
 from demo.framework import Framework
 from demo.load import Answer
-from demo.outcome import BOUND, Run, Takeover
+from demo.outcome import BOUND, WORK, Run, Takeover
 from demo.timeline import ASCII, UNICODE, Marks, draw, legend
 
 LONGEST_LIST: Final = 20
@@ -54,6 +56,32 @@ def compare(console: Console, without: Run, locked: Run) -> None:
     console.print(draw(without.sections, without.workers, console.width, marks=marks))
     console.print("\n[bold]With the lock[/]: one after another, whichever worker they are at.")
     console.print(draw(locked.sections, locked.workers, console.width, marks=marks))
+
+
+def draw_picture(console: Console, without: Run, locked: Run, path: Path) -> None:
+    """Write the picture of both runs to a file."""
+    path.write_text(picture_of(without, locked))
+    console.print(f"\nPicture of both timelines: {path}")
+
+
+def picture_of(without: Run, locked: Run) -> str:
+    """Return the timelines without and with the lock as SVG."""
+    drawing = picture.Drawing(
+        "Which requests were in the handler at which time, without and with the lock",
+        bound=BOUND,
+        work=WORK,
+    )
+    return picture.draw(
+        drawing,
+        [
+            _panel("Without weblock", "every request counts before another has added", without),
+            _panel("With weblock", "one request at a time, in whichever worker it runs", locked),
+        ],
+    )
+
+
+def _panel(title: str, says: str, run: Run) -> picture.Panel:
+    return picture.Panel(title, says, run.sections, run.items, run.overlaps, run.held)
 
 
 def show_takeover(console: Console, takeover: Takeover) -> None:

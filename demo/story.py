@@ -30,9 +30,15 @@ IN_VAIN: Final = 0.5
 
 
 async def tell(
-    console: Console, *, engine: str, framework: Framework, requests: int, workers: int
+    console: Console,
+    *,
+    engine: str,
+    framework: Framework,
+    requests: int,
+    workers: int,
+    picture: Path | None = None,
 ) -> int:
-    """The demo, from start to end. Returns the exit status.
+    """Run the demo from start to end, and return the exit status.
 
     Raises ``EngineError``, or ``ServerError`` if the application does not run.
     """
@@ -51,6 +57,8 @@ async def tell(
             async with serve(locked=True) as application:
                 locked = await run(application, requests)
                 report.compare(console, without, locked)
+                if picture:
+                    report.draw_picture(console, without, locked, picture)
                 status.update("3 of 3: a worker dies while it holds the lock ...")
                 takeover = await kill_the_holder(application, opened)
                 report.show_takeover(console, takeover)

@@ -58,6 +58,16 @@ def most_at_once(sections: Sequence[Section]) -> int:
     return most
 
 
+def overlaps_of(sections: Sequence[Section]) -> int:
+    """How many pairs of sections were running at the same time."""
+    spans = [(each.enter, each.leave or float("inf")) for each in sections]
+    return sum(
+        later[0] < earlier[1]
+        for number, earlier in enumerate(spans)
+        for later in spans[number + 1 :]
+    )
+
+
 def _append(name: str, event: str) -> None:
     if path := os.environ.get(TRACE):
         line = json.dumps([name, event, os.getpid(), time.monotonic()]) + "\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from pathlib import Path
@@ -29,6 +30,37 @@ def test_links_lead_somewhere(page) -> None:
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), path
         assert not anchor or anchor in anchors(target), f"{path}#{anchor}"
+
+
+def test_a_test_that_a_page_names_exists() -> None:
+    """A page that says which test shows a promise names one that is in the suite."""
+    suite = "".join(path.read_text() for path in TOP.glob("tests/**/test_*.py"))
+    tests = set(re.findall(r"def (test_\w+)", suite)) | {
+        path.stem for path in TOP.glob("tests/**/*.py")
+    }
+    for page in PAGES:
+        assert not set(re.findall(r"`(test_\w+)`", page.read_text())) - tests, page
+
+
+def test_a_message_that_a_page_quotes_is_one_of_ours() -> None:
+    """The headings of the page on troubleshooting are parts of errors and log lines, as they are."""
+    page = (TOP / "docs/troubleshooting.md").read_text()
+    headings = re.findall(r"^### (`.*)$", page, re.MULTILINE)
+    assert headings
+    texts = "\n".join(text for path in TOP.glob("src/**/*.py") for text in _texts(path))
+    for heading in headings:
+        for part in re.findall(r"`([^`]+)`", heading):
+            assert part in texts, part
+
+
+def _texts(path: Path) -> list[str]:
+    """The strings of a module; what an f-string fills in ends one."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return [
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
 
 
 def test_the_interpreters_are_the_same_everywhere() -> None:

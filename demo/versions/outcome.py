@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from demo.load import Answer
-from demo.trace import Section, most_at_once
+from demo.trace import Section, most_at_once, overlaps_of
 from demo.versions import BOUND, Version
 
 
@@ -27,13 +27,8 @@ class Outcome:
 
     @property
     def overlaps(self) -> int:
-        """How many pairs of sections were under way at the same time."""
-        spans = [(each.enter, each.leave or float("inf")) for each in self.sections]
-        return sum(
-            later[0] < earlier[1]
-            for number, earlier in enumerate(spans)
-            for later in spans[number + 1 :]
-        )
+        """How many pairs of sections were running at the same time."""
+        return overlaps_of(self.sections)
 
     @property
     def told(self) -> Counter[int]:

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from demo import timeline
+from demo import picture, timeline
 from demo.report import marks_of
-from demo.versions import BOUND, TTL, VERSIONS, picture
+from demo.versions import BOUND, TTL, VERSIONS
 from demo.versions.load import SLOW, WORK
 from demo.versions.outcome import Outcome
 
@@ -55,9 +55,34 @@ def compare(console: Console, outcomes: Sequence[Outcome]) -> None:
 
 
 def draw(console: Console, outcomes: Sequence[Outcome], path: Path) -> None:
-    """Writes the picture."""
-    path.write_text(picture.draw(outcomes))
-    console.print(f"\nThe time line of each, as a picture: {path}")
+    """Write the picture to a file."""
+    path.write_text(picture_of(outcomes))
+    console.print(f"\nPicture of all timelines: {path}")
+
+
+def picture_of(outcomes: Sequence[Outcome]) -> str:
+    """Return the timelines of all versions as SVG."""
+    drawing = picture.Drawing(
+        "Which handlers were in the critical section at which time, in six versions",
+        bound=BOUND,
+        work=WORK,
+        slow=(WORK + SLOW) / 2,
+    )
+    return picture.draw(drawing, [_panel(each) for each in outcomes])
+
+
+def _panel(outcome: Outcome) -> picture.Panel:
+    version = outcome.version
+    expires = version not in (VERSIONS[0], VERSIONS[-1])
+    return picture.Panel(
+        version.title,
+        version.says,
+        outcome.sections,
+        outcome.items,
+        outcome.overlaps,
+        outcome.held,
+        ttl_ends=TTL if expires else None,
+    )
 
 
 def verdict(console: Console, outcomes: Sequence[Outcome]) -> int:

@@ -1,4 +1,4 @@
-"""The first thing that a reader of the README tries."""
+"""The programs that a reader of the README pastes and runs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.pages import blocks_of
 from tests.servers.ports import free_port
@@ -16,14 +17,21 @@ from tests.support.waiting import PATIENCE, eventually
 README = Path(__file__).parents[2] / "README.md"
 
 
-def test_the_first_program_keeps_its_bound(tmp_path: Path) -> None:
-    """Four workers of the program that the README begins with get eight requests at once."""
-    program = next(blocks_of(README.read_text()))
-    (tmp_path / "app.py").write_text(program.text)
+@pytest.mark.parametrize(
+    ("file", "application"), [("app.py", "app:app"), ("shop.py", "shop:application")]
+)
+def test_a_program_of_the_readme_keeps_its_bound(
+    file: str, application: str, tmp_path: Path
+) -> None:
+    """Four workers of each complete program get eight requests at once and make three items."""
+    programs = [
+        block.text for block in blocks_of(README.read_text()) if block.text.startswith(f"# {file}")
+    ]
+    (tmp_path / file).write_text(programs[0])
     port = free_port()
     options = ["--workers=4", f"--port={port}", f"--app-dir={tmp_path}", "--log-level=warning"]
     server = spawn(
-        [sys.executable, "-c", START, str(tmp_path), "app:app", *options], log=tmp_path / "log"
+        [sys.executable, "-c", START, str(tmp_path), application, *options], log=tmp_path / "log"
     )
     try:
         url = f"http://127.0.0.1:{port}"

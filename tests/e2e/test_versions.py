@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -16,13 +13,11 @@ from demo.trace import Section
 from demo.versions import BOUND, TTL, VERSIONS
 from demo.versions.load import SLOW, plan
 from demo.versions.outcome import Outcome
-from demo.versions.picture import draw
+from demo.versions.report import picture_of
 from demo.versions.story import run_all
 
 IN_LEGEND = 3
-"""Red marks that explain the picture."""
-
-TOP = Path(__file__).parents[2]
+"""Red bars that explain the picture."""
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +57,14 @@ def test_all_replicas_take_part(outcomes: dict[str, Outcome]) -> None:
 
 def test_the_picture_shows_every_section(outcomes: dict[str, Outcome]) -> None:
     """Every version has its title in it, every section a bar, and red is where they overlap."""
-    picture = ET.fromstring(draw(list(outcomes.values())))
+    picture = ET.fromstring(picture_of(list(outcomes.values())))
     texts = {each.text for each in picture.iter("{http://www.w3.org/2000/svg}text")}
-    bars = Counter(each.get("fill") for each in picture.iter("{http://www.w3.org/2000/svg}rect"))
+    bars = Counter(each.get("class") for each in picture.iter("{http://www.w3.org/2000/svg}rect"))
     assert {each.title for each in VERSIONS} <= texts
     assert "3 items, no overlaps" in texts
     sections = sum(len(each.sections) for each in outcomes.values())
-    assert bars["#2b8a66"] == sections + 2  # Two are in the legend.
-    assert bars["#d6453d"] > IN_LEGEND
+    assert bars["alone"] == sections + 2  # Two are in the legend.
+    assert bars["together"] > IN_LEGEND
 
 
 def test_the_picture_of_a_quiet_version_has_no_red(outcomes: dict[str, Outcome]) -> None:
@@ -78,7 +73,8 @@ def test_the_picture_of_a_quiet_version_has_no_red(outcomes: dict[str, Outcome])
     sections = [Section(1, 0.0, 0.2), Section(2, 0.2, 0.4), Section(1, 0.5, 0.501)]
     outcome = Outcome(calm.version, calm.answers, calm.items, sections, [1, 2])
     assert outcome.overlaps == 0
-    assert draw([outcome]).count("#d6453d") == IN_LEGEND
+    picture = picture_of([outcome])
+    assert picture.count('class="together"') == IN_LEGEND
 
 
 def test_the_load_has_a_slow_request() -> None:
@@ -88,16 +84,3 @@ def test_the_load_has_a_slow_request() -> None:
         assert len(load) == requests
         assert [each.work for each in load].count(SLOW) == 1
         assert sum(each.at > TTL for each in load) >= 5
-
-
-def test_a_picture_of_nothing_is_refused() -> None:
-    """``--picture`` without ``--versions`` is an error that says so."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "demo", "--picture", "x.svg"],
-        cwd=TOP,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 2
-    assert "--versions" in ran.stderr

@@ -57,7 +57,7 @@ def check_description(wheel: Path) -> None:
     assert links, "the description has no links"
     relative = [link for link in links if not re.match("https://|#", link)]
     assert not relative, f"links that lead nowhere on a package page: {relative}"
-    home = re.compile(rf"https://.*/blob/v{re.escape(metadata['Version'])}/([^#]+)")
+    home = re.compile(rf"https://.*/(?:blob|raw)/v{re.escape(metadata['Version'])}/([^#]+)")
     ours = [found[1] for link in links if (found := home.match(link))]
     gone = [path for path in ours if not (TOP / path).exists()]
     assert ours, "no link leads to the source of this version"

@@ -1,0 +1,73 @@
+"""The tutorials, step by step as a reader takes them: files are written and commands are run."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.servers import Server
+from tests.servers.ports import free_port
+
+PAGES = Path(__file__).parents[2] / "docs" / "tutorial"
+_BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+_END = "--- end of a step ---"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fastapi",
+        pytest.param(
+            "django",
+            marks=pytest.mark.skipif(
+                not os.environ.get("WEBLOCK_LONG"), reason="a long test: WEBLOCK_LONG=1"
+            ),
+        ),
+    ],
+)
+def test_a_tutorial_does_what_it_says(name: str, tmp_path: Path) -> None:
+    """Each command prints what the page shows below it, in any order; dots stand for anything."""
+    server = Server()
+    script, expected = "set -m\n", []
+    for language, title, text in _BLOCK.findall((PAGES / f"{name}.md").read_text()):
+        if title:
+            script += (
+                f"mkdir -p {Path(title).parent}\ncat > {title} <<'END-OF-FILE'\n{text}END-OF-FILE\n"
+            )
+        elif language == "bash":
+            script += f"{text}\necho; echo '{_END}'\n"
+            expected.append("")
+        elif language == "text":
+            expected[-1] = text
+    script = script.replace("8000", str(free_port())).replace("6379", str(server.port))
+    (tmp_path / "steps").write_text(script)
+    try:
+        ran = subprocess.run(
+            ["bash", "-c", "trap 'kill $(jobs -p) 2>/dev/null' EXIT; . ./steps"],
+            cwd=tmp_path,
+            env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    finally:
+        server.close()
+    printed = ran.stdout.split(_END)[:-1]
+    assert len(printed) == len(expected), ran.stderr
+    for step, (shown, wanted) in enumerate(zip(printed, expected, strict=True)):
+        assert _matches(shown, wanted), f"step {step}: {shown}\nwanted: {wanted}\n{ran.stderr}"
+
+
+def _matches(shown: str, wanted: str) -> bool:
+    lines = sorted(line for line in shown.splitlines() if line.strip())
+    patterns = [re.escape(line).replace(r"\.\.\.", ".*") for line in sorted(wanted.splitlines())]
+    return not patterns or (
+        len(lines) == len(patterns)
+        and all(re.fullmatch(*pair) for pair in zip(patterns, lines, strict=True))
+    )
