@@ -392,6 +392,47 @@ def hostile_paths(size):
             yield "/" + piece * (size // len(piece)) + end
 
 
+class TestOtherRouters:
+    """Spellings that another router than Starlette's may take for the value that a rule is about."""
+
+    @pytest.mark.parametrize("spelling", ["\u0667", "+7", "0_7", " 7", "\u20037", "07\n", "\uff17"])
+    def test_spellings_of_a_number_are_one_key(self, spelling):
+        """Whatever ``int()`` reads as the number locks what the number locks."""
+        assert locked(SHOP, "POST", f"/shops/a/items/{spelling}") == ["a:7"]
+
+    @pytest.mark.parametrize("value", ["x", "7.0", "", "\u00b2", "7a"])
+    def test_what_is_no_number_locks_nothing(self, value):
+        """Another route may be beside: what nobody takes for a number is not refused."""
+        assert locked(SHOP, "POST", f"/shops/a/items/{value}") is None
+
+    def test_a_uuid_in_another_form(self):
+        """Braces and ``urn:uuid:`` are read as ``uuid.UUID`` reads them."""
+        uuid = "0123abcd-0123-0123-0123-0123456789ab"
+        rules = [Rule("/u/{u:uuid}", key="{u}")]
+        for spelling in (uuid, f"{{{uuid}}}", f"urn:uuid:{uuid}", uuid.replace("-", "").upper()):
+            assert locked(rules, "POST", f"/u/{spelling}") == [uuid]
+
+    def test_digits_of_other_scripts_match_regular_expressions(self):
+        r"""``[0-9]`` in a rule is what ``\d`` of the router is: digits of every script."""
+        rules = [Rule(re.compile("/re/(?P<pk>[0-9]+)"), key="re:{pk}")]
+        assert locked(rules, "POST", "/re/\u0661\uff17") == ["re:17"]
+
+    def test_numbers_beside_one_another(self):
+        """Where placeholders share a segment, digits of all scripts are read, but no signs."""
+        rules = [Rule("/{year:int}-{month:int}", key="{year}:{month}")]
+        assert locked(rules, "POST", "/2026-\u0667") == ["2026:7"]
+        assert locked(rules, "POST", "/2026-+7") is None
+
+    def test_both_rules_hold_where_either_may_be_meant(self):
+        """The one that matches decides, and the one before it, which may be meant, is held besides."""
+        rules = [Rule("/items/{item:int}", key="item:{item}"), Rule("/items/{name}", key="{name}")]
+        assert locked(rules, "POST", "/items/+7") == ["%2B7", "item:7"]
+        assert locked(rules, "POST", "/items/7") == ["item:7"]
+        exempt = [rules[0], Rule("/items/{name}", exempt=True)]
+        assert locked(exempt, "POST", "/items/+7") == ["item:7"]
+        assert locked(exempt, "POST", "/items/new") is None
+
+
 def steps_for(regex, path):
     """The steps that a match takes, by a counter that finds just what ``re`` finds."""
     end, steps = StepCounter(regex).match(path)
@@ -409,7 +450,9 @@ def steepest_growth(regex, size):
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_matching_takes_steps_in_proportion_to_the_length(template):
     """No URL keeps the event loop: four times the length takes four times the steps, not sixteen."""
-    assert steepest_growth(Rule(template, key="x").path.regex, 200) < 4.5
+    path = Rule(template, key="x").path
+    for regex in (path.regex, path.lenient or path.regex):
+        assert steepest_growth(regex, 200) < 4.5
 
 
 def test_a_naive_regular_expression_takes_the_square_of_the_length():

@@ -20,6 +20,8 @@ _PLACEHOLDER: Final = re.compile(r"\{([a-zA-Z_][a-zA-Z0-9_]*)(?::([a-zA-Z_][a-zA
 _OTHER_SYNTAX: Final = re.compile(r"[*\\]|<[^/]*>|/:[A-Za-z_]|\(\?")
 """What stands for placeholders elsewhere: globs, regular expressions, Django and Express."""
 
+_NO_ASCII_DIGIT: Final = re.compile(r"[^\D0-9]")
+
 _SAMPLES: Final = 4096
 """Paths that are tried, at most, to see whether one template matches all that another does."""
 
@@ -37,6 +39,12 @@ class Path(Protocol):
 
     def match(self, path: str) -> Mapping[str, str | None] | None:
         """The parameters as they stand in ``path``; ``None`` if it does not match."""
+
+    def match_doubtful(self, path: str) -> Mapping[str, str | None] | None:
+        r"""The parameters in a ``path`` that does not match, but that another router may take for one.
+
+        Django's ``\d`` are digits of every script, and Litestar reads what ``int()`` reads.
+        """
 
     def convert(self, name: str, value: str) -> object:
         """The value that the endpoint sees. Raises ``InvalidKey`` where it can see none."""
@@ -56,6 +64,7 @@ class PathTemplate:
     text: str
     converters: Mapping[str, Converter]
     regex: re.Pattern[str]
+    lenient: re.Pattern[str] | None
     below_mounts: tuple[PathTemplate, ...]
 
     @classmethod
@@ -78,8 +87,17 @@ class PathTemplate:
         segments = [_Segment.parse(text, segment) for segment in text.split("/")]
         placeholders = [each for segment in segments for each in segment.placeholders]
         _check(text, placeholders)
-        pattern = "/".join(segment.pattern for segment in segments)
-        return cls(text, dict(placeholders), re.compile(f"^{pattern}$"), below_mounts)
+        strict, lenient = (
+            "/".join(patterns)
+            for patterns in zip(*((each.pattern, each.lenient) for each in segments), strict=True)
+        )
+        return cls(
+            text,
+            dict(placeholders),
+            re.compile(f"^{strict}$"),
+            None if lenient == strict else re.compile(f"^{lenient}$"),
+            below_mounts,
+        )
 
     @property
     def names(self) -> frozenset[str]:
@@ -88,6 +106,17 @@ class PathTemplate:
     def match(self, path: str) -> Mapping[str, str | None] | None:
         found = self.regex.match(path)  # Neither fullmatch nor \Z: as Starlette has it.
         return None if found is None else found.groupdict()
+
+    def match_doubtful(self, path: str) -> Mapping[str, str | None] | None:
+        found = self.lenient.match(path) if self.lenient else None
+        if found is None:
+            return None
+        try:
+            for name, value in found.groupdict().items():
+                self.converters[name].convert(value)
+        except ValueError:
+            return None
+        return found.groupdict()
 
     def convert(self, name: str, value: str) -> object:
         try:
@@ -130,6 +159,11 @@ class PathRegex:
             found = self.regex.fullmatch(path[:-1])
         return None if found is None else found.groupdict()
 
+    def match_doubtful(self, path: str) -> Mapping[str, str | None] | None:
+        if path.isascii():
+            return None
+        return self.match(_NO_ASCII_DIGIT.sub(lambda digit: str(int(digit[0])), path))
+
     def convert(self, name: str, value: str) -> object:  # noqa: ARG002
         return value
 
@@ -159,6 +193,7 @@ def path_of(path: str | re.Pattern[str]) -> Path:
 class _Segment:
     placeholders: list[tuple[str, Converter]]
     pattern: str
+    lenient: str
 
     @classmethod
     def parse(cls, path: str, text: str) -> _Segment:
@@ -171,14 +206,22 @@ class _Segment:
         converters = [_converter(path, kind or "str") for kind in kinds]
         _check_speed(path, text, literals, converters)
         places = list(zip(names, converters, strict=True))
-        pieces = [re.escape(literals[0])]
-        for (name, converter), literal in zip(places, literals[1:], strict=True):
-            pieces.append(f"(?P<{name}>{converter.pattern}){re.escape(literal)}")
-        pattern = "".join(pieces)
-        if len(places) > 1:
-            # It ends where the segment does, and nothing after it can make it split otherwise.
-            pattern = f"(?>{pattern}(?=/|$))"
-        return cls(places, pattern)
+        strict = [converter.pattern for converter in converters]
+        if len(converters) > 1:
+            lenient = [each.beside or each.pattern for each in converters]
+        else:
+            lenient = [each.lenient or each.pattern for each in converters]
+        patterns = (_pattern(names, literals, values) for values in (strict, lenient))
+        return cls(places, *patterns)
+
+
+def _pattern(names: list[str], literals: list[str], values: list[str]) -> str:
+    pieces = [re.escape(literals[0])]
+    for name, value, literal in zip(names, values, literals[1:], strict=True):
+        pieces.append(f"(?P<{name}>{value}){re.escape(literal)}")
+    pattern = "".join(pieces)
+    # It ends where the segment does, and nothing after it can make it split otherwise.
+    return pattern if len(names) < 2 else f"(?>{pattern}(?=/|$))"
 
 
 def _converter(path: str, kind: str) -> Converter:

@@ -95,19 +95,26 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A request that a rule is about, with the path's parameters as they stand there."""
+    """A request that a rule is about, with the path's parameters as they stand there.
+
+    ``others`` are rules that it may be meant for, too: their keys are held besides.
+    """
 
     rule: Rule
     parameters: Mapping[str, str | None]
+    others: tuple[Match, ...] = ()
 
     def keys(self, *, query: str, headers: Headers) -> list[str]:
         """What the request locks; ``InvalidKey`` where it lacks what a key is made of."""
-        return [
+        found: list[str] = [
             template.fill(
                 request_values(template, path=self._path(template), query=query, headers=headers)
             )
             for template in self.rule.keys
         ]
+        for other in self.others:
+            found += other.keys(query=query, headers=headers)
+        return found
 
     def _path(self, template: KeyTemplate) -> Mapping[str, object]:
         names = (each.name for each in template.in_request().values() if each.kind == "path")

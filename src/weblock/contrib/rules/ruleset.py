@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Final
 
 from ...errors import ConfigurationError
@@ -47,11 +48,35 @@ class RuleSet:
         a websocket.
         """
         rules = self._by_method.get(method.upper(), self._for_other_methods)
-        for reading in _readings(path, root_path) if rules else ():
-            for rule in rules:
-                if (parameters := rule.path.match(reading)) is not None:
-                    return None if rule.exempt else Match(rule, parameters)
-        return _below_a_mount(rules, path) if path.endswith("\n") else None
+        if not rules:
+            return None
+        readings = tuple(_readings(path, root_path))
+        certain = _certain(rules, readings)
+        before = rules if certain is None else rules[: rules.index(certain.rule)]
+        doubtful = tuple(_doubtful(before, readings))
+        if certain is None and path.endswith("\n"):
+            certain = _below_a_mount(rules, path)
+        if certain and not certain.rule.exempt:
+            return replace(certain, others=doubtful) if doubtful else certain
+        return replace(doubtful[0], others=doubtful[1:]) if doubtful else None
+
+
+def _certain(rules: Iterable[Rule], readings: Iterable[str]) -> Match | None:
+    """The first rule that matches, of the first reading that any rule matches."""
+    for reading in readings:
+        for rule in rules:
+            if (parameters := rule.path.match(reading)) is not None:
+                return Match(rule, parameters)
+    return None
+
+
+def _doubtful(rules: Iterable[Rule], readings: Iterable[str]) -> Iterator[Match]:
+    """What requests lock besides, since the router behind the rules may read the path otherwise."""
+    for rule in rules:
+        for reading in () if rule.exempt else readings:
+            if (parameters := rule.path.match_doubtful(reading)) is not None:
+                yield Match(rule, parameters)
+                break
 
 
 def _below_a_mount(rules: Iterable[Rule], path: str) -> Match | None:

@@ -1,0 +1,137 @@
+"""Rules by path beside Django's own URL patterns, on thousands of spellings of a few values."""
+
+from __future__ import annotations
+
+import random
+import unicodedata
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.urls import Resolver404, path, re_path
+from django.urls.resolvers import RegexPattern, URLResolver
+
+from weblock.contrib.rules import Rule, RuleSet
+from weblock.keys import KeyTemplate
+
+ROUNDS = 4000
+
+DIGITS = [
+    chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) == "Nd" and code > 57
+]
+SPACES = [chr(code) for code in range(0x110000) if chr(code).isspace()]
+NOISE = [
+    "+",
+    "-",
+    "_",
+    "__",
+    "0",
+    ".",
+    "e0",
+    "\n",
+    "/",
+    "//",
+    "%0A",
+    "{",
+    "}",
+    "x",
+    "²",
+    "½",
+    "٪",
+    "",
+]
+
+
+def spellings(rng: random.Random) -> Iterator[str]:
+    """What people, and attackers, write for 7, 70 and a UUID: some of it means that, some does not."""
+    for _ in range(ROUNDS):
+        text = rng.choice(["7", "7", "70", "7.0", str(uuid.UUID(int=7)), uuid.UUID(int=7).hex])
+        if rng.random() < 0.5:
+            script = list(rng.choices(DIGITS, k=3))
+            zero = ord(script[0]) - unicodedata.decimal(script[0])
+            text = "".join(
+                chr(zero + int(each)) if each in "07" and rng.random() < 0.8 else each
+                for each in text
+            )
+        for _ in range(rng.choice([0, 0, 1, 2])):
+            place = rng.choice([0, len(text), rng.randint(0, len(text))])
+            text = text[:place] + rng.choice(NOISE + SPACES) + text[place:]
+        yield text if rng.random() < 0.8 else text.upper()
+
+
+def view(request: HttpRequest, pk: Any) -> HttpResponse:
+    """A view of one row."""
+    return HttpResponse(str(pk))
+
+
+def keys_of(request: Any, pk: str) -> HttpResponse:
+    """What the view holds."""
+    return HttpResponse(" ".join(request.weblock.keys))
+
+
+def resolver_of(*patterns: Any) -> URLResolver:
+    """What Django resolves the paths of a project with."""
+    return URLResolver(RegexPattern(r"^/"), list(patterns))
+
+
+def row_of(value: Any, kind: type) -> object:
+    """The row that a view works on, as its database reads what the URL gives; ``None`` for none."""
+    try:
+        return kind(value)
+    except (ValueError, AttributeError):
+        return value if isinstance(value, kind) else None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "template", "kind"),
+    [
+        (re_path(r"^re/(?P<pk>\d+)$", view), "/re/{pk:int}", int),
+        (re_path(r"^re/(?P<pk>\d+)/?$", view), "/re/{pk:int}", int),
+        (re_path(r"^re/(?P<pk>[^/.]+)/$", view), "/re/{pk:int}/", int),
+        (re_path(r"^re/(?P<pk>\d+)-(?P<b>\d+)$", lambda request, pk, b: None), "/re/{pk:int}-{b:int}", int),
+        (path("re/<int:pk>", view), "/re/{pk:int}", int),
+        (path("re/<int:pk>/", view), "/re/{pk:int}", int),
+        (path("re/<str:pk>", view), "/re/{pk:int}", int),
+        (path("re/<path:pk>", view), "/re/{pk:int}", int),
+        (path("re/<uuid:pk>", view), "/re/{pk:uuid}", uuid.UUID),
+        (path("re/<str:pk>", view), "/re/{pk:uuid}", uuid.UUID),
+        (path("re/<str:pk>/", view), "/re/{pk:float}", float),
+        (re_path(r"^re/(?P<pk>[\d.]+)$", view), "/re/{pk:float}", float),
+    ],
+    ids=lambda value: getattr(value, "__name__", None) or str(getattr(value, "pattern", value)),
+)  # fmt: skip
+def test_no_spelling_passes_by_a_rule(pattern: Any, template: str, kind: type) -> None:
+    """What Django hands a view as one row is one key, however its URL spells it."""
+    resolver = resolver_of(pattern)
+    rules = RuleSet([Rule(template, key="row:{pk}")])
+    reached = 0
+    for spelling in spellings(random.Random(7)):
+        for target in (f"/re/{spelling}", f"/re/{spelling}/", f"/re/{spelling}-7"):
+            try:
+                match = resolver.resolve(target)
+            except Resolver404:
+                continue
+            row = row_of(match.kwargs["pk"], kind)
+            if row is None:
+                continue
+            reached += 1
+            found = rules.find("POST", target)
+            assert found is not None, target
+            keys = found.keys(query="", headers=lambda _name: [])
+            assert keys == [KeyTemplate.parse("row:{pk}").fill({"pk": row})], target
+    assert reached > ROUNDS / 40
+
+
+@pytest.mark.parametrize("spelling", ["%D9%A7", "7", "07", "%EF%BC%97"])
+@pytest.mark.parametrize("rule", [{"path": "/re/{pk:int}"}, {"regex": "/re/(?P<pk>[0-9]+)"}])
+def test_digits_of_every_script_are_locked(
+    rule: dict[str, str], spelling: str, serve: Any, settings: Any, url: str
+) -> None:
+    r"""``POST /re/%D9%A7`` reaches the view by ``\d+``, and so it holds the lock of row 7."""
+    settings.MIDDLEWARE = settings.MIDDLEWARE[-1:]
+    settings.WEBLOCK = {"default": {"URL": url, "RULES": [{**rule, "key": "row:{pk:int}"}]}}
+    settings.ROOT_URLCONF = (re_path(r"^re/(?P<pk>\d+)$", keys_of),)
+    assert Client().post(f"/re/{spelling}").content == b"row:7"
