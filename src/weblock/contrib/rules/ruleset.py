@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -17,7 +17,7 @@ _SLASHES: Final = re.compile("/{2,}")
 class RuleSet:
     """Rules, of which the first that matches a request counts."""
 
-    __slots__ = ("_by_method", "_for_other_methods", "_rules")
+    __slots__ = ("_by_method", "_for_other_methods", "_rules", "named")
 
     def __init__(self, rules: object = (), *, name: str = "rules") -> None:
         """``rules`` are ``Rule`` objects, or mappings of what ``Rule`` takes.
@@ -28,12 +28,17 @@ class RuleSet:
         """
         named = list(named_rules(rules, name))
         _refuse_hidden(named)
+        self.named = tuple(named)
+        """The rules, each with what errors call it."""
         self._rules = tuple(rule for _, rule in named)
         self._by_method = {method: self._for(method) for method in METHODS}
         self._for_other_methods = self._for("")
 
     def _for(self, method: str) -> tuple[Rule, ...]:
         return tuple(rule for rule in self._rules if rule.takes(method))
+
+    def __repr__(self) -> str:
+        return f"RuleSet({list(self._rules)!r})"
 
     def __iter__(self) -> Iterator[Rule]:
         return iter(self._rules)
@@ -50,31 +55,37 @@ class RuleSet:
         rules = self._by_method.get(method.upper(), self._for_other_methods)
         if not rules:
             return None
-        readings = tuple(_readings(path, root_path))
-        certain = _certain(rules, readings)
-        before = rules if certain is None else rules[: rules.index(certain.rule)]
-        doubtful = tuple(_doubtful(before, readings))
-        if certain is None and path.endswith("\n"):
-            certain = _below_a_mount(rules, path)
+        certain, doubtful = decided(rules, path, tuple(readings(path, root_path)))
         if certain and not certain.rule.exempt:
             return replace(certain, others=doubtful) if doubtful else certain
         return replace(doubtful[0], others=doubtful[1:]) if doubtful else None
 
 
-def _certain(rules: Iterable[Rule], readings: Iterable[str]) -> Match | None:
+def decided(
+    rules: Sequence[Rule], path: str, ways: Sequence[str]
+) -> tuple[Match | None, tuple[Match, ...]]:
+    """The rule that matches a path read in these ways, and those before it that may be meant, too."""
+    certain = _certain(rules, ways)
+    before = rules if certain is None else rules[: rules.index(certain.rule)]
+    if certain is None and path.endswith("\n"):
+        certain = _below_a_mount(rules, path)
+    return certain, tuple(_doubtful(before, ways))
+
+
+def _certain(rules: Iterable[Rule], ways: Iterable[str]) -> Match | None:
     """The first rule that matches, of the first reading that any rule matches."""
-    for reading in readings:
+    for way in ways:
         for rule in rules:
-            if (parameters := rule.path.match(reading)) is not None:
+            if (parameters := rule.path.match(way)) is not None:
                 return Match(rule, parameters)
     return None
 
 
-def _doubtful(rules: Iterable[Rule], readings: Iterable[str]) -> Iterator[Match]:
+def _doubtful(rules: Iterable[Rule], ways: Iterable[str]) -> Iterator[Match]:
     """What requests lock besides, since the router behind the rules may read the path otherwise."""
     for rule in rules:
-        for reading in () if rule.exempt else readings:
-            if (parameters := rule.path.match_doubtful(reading)) is not None:
+        for way in () if rule.exempt else ways:
+            if (parameters := rule.path.match_doubtful(way)) is not None:
                 yield Match(rule, parameters)
                 break
 
@@ -92,7 +103,7 @@ def _below_a_mount(rules: Iterable[Rule], path: str) -> Match | None:
     return None
 
 
-def _readings(path: str, root_path: str) -> Iterator[str]:
+def readings(path: str, root_path: str) -> Iterator[str]:
     """The path as Starlette's router reads it; if no rule matches it, as more lenient ones do.
 
     Those take several slashes for one, and do not mind one at the end.

@@ -1,0 +1,115 @@
+"""Explains which rule matches a URL, and what the others have to do with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from ...errors import ConfigurationError, InvalidKey
+from .ruleset import RuleSet, decided, readings
+
+MATCHES: Final = "matches"
+EXEMPT: Final = "matches: exempt, so nothing is locked"
+BESIDES: Final = "may be meant, for routers that read the path otherwise: held besides"
+LATER: Final = "would match, but a rule before it does"
+OTHER_METHOD: Final = "another method"
+OTHER_PATH: Final = "another path"
+
+_NONE: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a rule is about a request. ``name`` is where the rule stands, ``about`` what it says."""
+
+    name: str
+    about: str
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a request locks, and what each rule has to do with it.
+
+    ``keys`` are held while it is served. ``problem`` says why it is refused with 400 instead, where a
+    key cannot be filled in. As ``str``, it is a text of several lines.
+    """
+
+    method: str
+    path: str
+    verdicts: tuple[Verdict, ...]
+    keys: tuple[str, ...] = ()
+    problem: str = ""
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.method} {self.path}", *self._table(), f"  {self.outcome}"])
+
+    @property
+    def outcome(self) -> str:
+        """What is locked, in a sentence."""
+        if self.problem:
+            return f"is refused with 400: {self.problem}"
+        if self.keys:
+            return f"locks {', '.join(map(repr, self.keys))}"
+        return "locks nothing" if self.verdicts else "locks nothing: there is no rule"
+
+    def _table(self) -> Iterator[str]:
+        rows = [(each.name, each.about, each.verdict) for each in self.verdicts]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            yield "  " + "  ".join(map(str.ljust, row, widths)).rstrip()
+
+
+def explain(
+    rules: RuleSet,
+    method: str,
+    target: str,
+    *,
+    root_path: str = "",
+    headers: Mapping[str, str] = _NONE,
+) -> Explanation:
+    """Say what a request for ``target`` locks under ``rules``.
+
+    ``target`` is a URL, or a path as a client sends it, percent-encoded and with its query. ``method``
+    is ``WEBSOCKET`` for a websocket. Raises ``ConfigurationError`` for a target that is no path.
+    """
+    path, query = path_and_query(target)
+    found = rules.find(method, path, root_path=root_path)
+    values = {name.lower(): [value] for name, value in headers.items()}
+    keys, problem = [], ""
+    try:
+        keys = found.keys(query=query, headers=lambda name: values.get(name, [])) if found else []
+    except InvalidKey as error:
+        problem = str(error)
+    verdicts = tuple(_verdicts(rules, method.upper(), path, root_path))
+    return Explanation(method.upper(), path, verdicts, tuple(dict.fromkeys(keys)), problem)
+
+
+def path_and_query(target: str) -> tuple[str, str]:
+    """The decoded path of a URL, and its query as it stands there."""
+    if "://" in target:
+        target = urlsplit(target)._replace(scheme="", netloc="").geturl() or "/"
+    if not target.startswith("/"):
+        raise ConfigurationError(f'{target!r:.80} is no path: it starts with "/", or is a URL')
+    path, _, query = target.partition("#")[0].partition("?")
+    return unquote(path), query
+
+
+def _verdicts(rules: RuleSet, method: str, path: str, root_path: str) -> Iterator[Verdict]:
+    ways = tuple(readings(path, root_path))
+    about = [rule for rule in rules if rule.takes(method)]
+    match, besides = decided(about, path, ways)
+    for name, rule in rules.named:
+        if rule not in about:
+            verdict = OTHER_METHOD
+        elif match and rule is match.rule:
+            verdict = EXEMPT if rule.exempt else MATCHES
+        elif rule in [each.rule for each in besides]:
+            verdict = BESIDES
+        else:
+            matches = any(rule.path.match(way) is not None for way in ways)
+            verdict = LATER if matches else OTHER_PATH
+        yield Verdict(name, repr(rule), verdict)
