@@ -2,6 +2,7 @@
 
 from ._core.attempts import Attempts
 from ._options import Duration, HoldOptions, LocksOptions
+from ._runtime.observing import Observer, observe
 from .aio import AsyncLease, AsyncLocks
 from .caching import CacheOptions
 from .errors import (
@@ -15,6 +16,7 @@ from .errors import (
     WeblockError,
 )
 from .inspection import KeyInfo
+from .keys import Key
 from .sync import Lease, Locks
 
 __version__ = "0.1.0"
@@ -31,11 +33,14 @@ __all__ = [
     "EngineUnavailable",
     "HoldOptions",
     "InvalidKey",
+    "Key",
     "KeyInfo",
     "Lease",
     "LeaseLost",
     "LockTimeout",
     "Locks",
     "LocksOptions",
+    "Observer",
     "WeblockError",
+    "observe",
 ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from itertools import repeat
+from operator import add
 from typing import Generic, Self, TypeVar, Unpack
 
 from ._core.acquiring import Caller, Locker
@@ -13,13 +15,16 @@ from ._core.holding import Hands, Holding, Unprotected
 from ._core.ports import SCOPES, Engine, Runtime
 from ._core.table import Released
 from ._options import HoldOptions, LocksOptions, Options, count
-from ._platform.logs import logger
 from ._runtime.clock import control
 from ._runtime.keeper import keeper_of, leave_keeper
+from ._runtime.observing import Audience, Observer, as_observer, debugging
 from .errors import ConfigurationError, EngineUnavailable
+from .events import Event, FailedOpen, Forced
 from .inspection import KeyInfo, KeyInfos, info_of
 from .keys import check_key, check_prefix, in_order, unqualified
 from .stores import url as urls
+
+T = TypeVar("T")
 
 
 class Face:
@@ -39,13 +44,12 @@ class Face:
                 " machines, such as redis://"
             )
         self._options = options
+        self._observers = Audience(engine.name, runtime.now, options.observers)
         self._use(engine, runtime)
         self._closed = False
         self._reopen: Callable[[], Engine] | None = None
         self._rests = False
         self._opening = threading.Lock()
-        self._fail_opens = 0
-        self._counting = threading.Lock()
 
     @classmethod
     def _refuse_what_is_no_engine(cls, engine: object) -> None:
@@ -108,11 +112,6 @@ class Face:
         """What others see of a holder, unless a call says otherwise."""
         return self._options.label
 
-    @property
-    def fail_opens(self) -> int:
-        """How many sections ran without a lease so far (``on_unavailable="open"``)."""
-        return self._fail_opens
-
     def __repr__(self) -> str:
         namespace = self._options.namespace
         return f"<{type(self).__name__} {self._engine.name} namespace={namespace!r}>"
@@ -125,7 +124,15 @@ class Face:
             keeper=keeper_of(engine),
             switchboard=engine.switchboard,
             engine=engine.name,
+            observers=self._observers,
         )
+
+    def observe(self, observer: Callable[[Event], object] | Observer) -> Callable[[], None]:
+        """Adds an observer to those of ``observers=``. Returns a function that removes it.
+
+        Raises ``ConfigurationError`` as ``Observer`` does.
+        """
+        return self._observers.add(as_observer(observer))
 
     def _name(self, key: str) -> str:
         """The key as the engine knows it, for one question."""
@@ -142,8 +149,10 @@ class Face:
             self._ensure_open()
         if not keys:
             raise TypeError("name at least one key to lock")
-        names = list(map(own.prefix.__add__, in_order(keys)))
+        names = list(map(add, repeat(own.prefix), in_order(keys)))
         locker = self._locker
+        if debugging() is not self._observers.debugs:
+            self._observers.refresh()
         try:
             if isinstance(wait, Attempts):
                 return locker, await locker.attempt(names, terms, wait, caller)
@@ -151,13 +160,16 @@ class Face:
         except EngineUnavailable as failure:
             if not terms.fail_open:
                 raise
-            return locker, self._fail_open(names, failure)
+            label = terms.label if caller is None else caller.label
+            return locker, self._fail_open(names, label, failure)
 
-    def _fail_open(self, names: Sequence[str], failure: EngineUnavailable) -> list[Unprotected]:
-        with self._counting:
-            self._fail_opens += 1
-        keys = ", ".join(map(unqualified, names))
-        logger.warning("a section runs without the lock of %.200r (fail-open): %s", keys, failure)
+    def _fail_open(
+        self, names: Sequence[str], label: str, failure: EngineUnavailable
+    ) -> list[Unprotected]:
+        if FailedOpen in self._observers.wanted:
+            for name in names:
+                about = self._observers.about(name, label)
+                self._observers.tell(FailedOpen(**about, cause=failure.reason))
         runs = self._locker.runtime.control()
         return [Unprotected(name, control=runs) for name in names]
 
@@ -167,9 +179,29 @@ class Face:
     async def _give_back(self, lease: BaseLease) -> None:
         await lease._locker.release(lease._holdings)  # noqa: SLF001
 
+    async def _ask(self, operation: str, name: str, question: Awaitable[T]) -> T:
+        """The answer to a question about a key, or about a whole namespace; a failure is told."""
+        since = self._locker.runtime.now()
+        try:
+            answer = await question
+        except EngineUnavailable as failure:
+            health = self._locker.health
+            health.refused(failure, operation, name, self.label, since=since)
+            raise
+        if self._locker.health.outage.last is not None:
+            self._locker.health.answers_again()
+        return answer
+
+    async def _ping(self) -> float:
+        self._ensure_open()
+        runtime, prefix = self._locker.runtime, self._options.prefix
+        began = runtime.now()
+        await self._ask("ping", prefix, self._locker.store.look(f"{prefix}ping"))
+        return runtime.now() - began
+
     async def _is_done(self, key: str) -> bool:
-        name = self._name(key)
-        return await self._locker.insist(lambda: self._locker.store.marked(name))
+        name, store = self._name(key), self._locker.store
+        return await self._ask("once", name, self._locker.insist(lambda: store.marked(name)))
 
     async def _unless_done(
         self, lease: BaseLease, step: Callable[[], Awaitable[object]], keep: float | None
@@ -179,37 +211,50 @@ class Face:
         if await self._is_done(lease.key):
             return False
         await step()
+        locker = self._locker
         for holding in lease._leased:  # noqa: SLF001
             # The engine says whether it is ours still.
-            await self._locker.insist(partial(self._locker.extend, holding, 0))
-        await self._locker.insist(lambda: self._locker.store.mark(name, keep))
+            await self._ask("once", name, locker.insist(partial(locker.extend, holding, 0)))
+        await self._ask("once", name, locker.insist(lambda: locker.store.mark(name, keep)))
         return True
 
     async def _forget(self, key: str) -> None:
-        name = self._name(key)
-        await self._locker.insist(lambda: self._locker.store.mark(name, 0))
+        name, store = self._name(key), self._locker.store
+        await self._ask("forget", name, self._locker.insist(lambda: store.mark(name, 0)))
 
     async def _inspect(self, key: str) -> KeyInfo | None:
         name = self._name(key)
-        return info_of(name, await self._locker.store.look(name))
+        return info_of(name, await self._ask("inspect", name, self._locker.store.look(name)))
 
     async def _list(self, prefix: str, limit: int) -> KeyInfos:
         self._ensure_open()
         start = self._options.prefix + check_prefix(prefix)
+        listed = self._listed(start, count("limit", limit))
+        return await self._ask("list", self._options.prefix, listed)
+
+    async def _listed(self, start: str, limit: int) -> KeyInfos:
         store = self._locker.store
-        names = await store.names(start, count("limit", limit))
+        names = await store.names(start, limit)
         infos = [info_of(name, await store.look(name)) for name in sorted(names)]
         return [info for info in infos if info]  # Some may have become free meanwhile.
 
-    async def _force_release(self, key: str) -> bool:
+    async def _force_release(self, key: str, by: str | None) -> bool:
         name = self._name(key)
         store = self._locker.store
         # Seen just before, for the engine does not say: in between, another may have got the key.
-        holder = info_of(name, await store.look(name))
-        taken = isinstance((await store.force_release(name)).answer, Released)
-        if taken:
-            label = holder.holder if holder else None
-            logger.warning("the lease of %.200r was taken away from %.200r by force", key, label)
+        seen = info_of(name, await self._ask("inspect", name, store.look(name)))
+        reply = await self._ask("force_release", name, store.force_release(name))
+        taken = isinstance(reply.answer, Released)
+        if taken and Forced in self._observers.wanted:
+            event = Forced(
+                **self._observers.about(name, self.label),
+                by=self.label if by is None else by,
+                holder=seen.holder if seen else None,
+                fence=seen.fence if seen else None,
+                held_for=seen.held_for if seen else 0.0,
+                waiters=len(seen.waiters) if seen else 0,
+            )
+            self._observers.tell(event)
         return taken
 
     def _ensure_open(self) -> None:
@@ -241,6 +286,7 @@ class Face:
             if not (self._closed or self._rests):
                 self._leave()
             self._closed = True
+        self._observers.flush()
 
     def _leave(self) -> None:
         if leave_keeper(self._engine):
@@ -324,7 +370,18 @@ class BaseLease:
         for holding in self._holdings:
             holding.check(now)
 
-    def _on_lost(self, tell: Callable[[], None]) -> None:
+    async def _extend(self, by: float) -> None:
+        locker = self._locker
+        for holding in self._leased:
+            since = locker.runtime.now()
+            try:
+                await locker.extend(holding, by)
+            except EngineUnavailable as failure:
+                name, label = holding.key, holding.label
+                locker.health.refused(failure, "extend", name, label, since=since)
+                raise
+
+    def _on_lost(self, tell: Callable[[], object]) -> None:
         """Calls ``tell`` once, in the thread that notices the loss: it must not wait, nor fail."""
         if len(self._holdings) == 1:
             self._holdings[0].on_lost(tell)

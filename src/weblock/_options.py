@@ -6,7 +6,7 @@ import inspect
 import math
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, Final, Literal, TypedDict, Unpack, cast
 
@@ -14,7 +14,9 @@ from ._core.attempts import Attempts
 from ._core.holding import DRIFT, Terms
 from ._core.ports import SCOPES
 from ._platform.forks import heed_forks
+from ._runtime.observing import Observer, as_observers
 from .errors import ConfigurationError
+from .events import Event
 from .keys import check_namespace, qualified
 from .stores.options import unknown
 
@@ -65,11 +67,14 @@ class LocksOptions(HoldOptions, total=False):
     - ``drift``: by which share the engine's clock may run faster than ours (0.01). So much of each
       lease is not relied on: at a ttl of 10 s the holder gives it up 0.1 s before the engine does.
     - ``require_scope``: ``"host"`` or ``"cluster"``; an engine of less reach is refused.
+    - ``observers``: functions that are told of what happens, in a background thread each; an
+      ``Observer`` says more exactly how. See ``weblock.events``.
     """
 
     namespace: str
     drift: float
     require_scope: str
+    observers: Iterable[Callable[[Event], object] | Observer]
 
 
 _DEFAULTS: Final[dict[str, Any]] = {
@@ -101,6 +106,7 @@ class Options:
                 f"require_scope={self.require_scope!r} is not one of {', '.join(SCOPES)}"
             )
         self._drift = _drift(given.pop("drift", DRIFT))
+        self.observers = as_observers(given.pop("observers", ()))
         self._hold = {**_DEFAULTS, "label": _label_of_process()}
         _refuse_unknown(given, LocksOptions.__annotations__)
         self._hold = self._merged(cast("HoldOptions", given))

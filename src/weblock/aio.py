@@ -250,7 +250,7 @@ class AsyncLocks(Face):
         """
         return await self._list(prefix, limit)
 
-    async def force_release(self, key: str) -> bool:
+    async def force_release(self, key: str, *, by: str | None = None) -> bool:
         """Takes the lease of the key away from whoever has it; whether there was one.
 
         For a holder that hangs, say. The key passes to the first waiter at once. The former holder
@@ -259,11 +259,20 @@ class AsyncLocks(Face):
         before its ttl has passed. **Until then both may be at work**; the larger fence of the new
         lease tells them apart. Then it gets ``LeaseLost``, with the reason ``taken``.
 
-        A lease that is taken away is logged as a warning. Raises ``InvalidKey``, or
-        ``EngineUnavailable`` if the engine did not answer: whether it took the lease is not known
-        then, and to ask again may take another, which came in between.
+        A lease that is taken away is logged as a warning by ``weblock.audit``, with who took it:
+        ``by``, or else the label. Raises ``InvalidKey``, or ``EngineUnavailable`` if the engine did
+        not answer: whether it took the lease is not known then, and to ask again may take another,
+        which came in between.
         """
-        return await self._force_release(key)
+        return await self._force_release(key, by)
+
+    async def ping(self) -> float:
+        """Asks the engine something that changes nothing, once. Returns the seconds it took.
+
+        For health checks. Raises ``EngineUnavailable`` if the engine did not answer; one that
+        recovers does answer.
+        """
+        return await self._ping()
 
     async def close(self) -> None:
         """Frees what the engine has in this process, if nobody else in it uses the engine."""
@@ -290,8 +299,7 @@ class AsyncLease(BaseLease):
 
         Raises ``LeaseLost`` (a lease that is lost stays lost) or ``EngineUnavailable``.
         """
-        for holding in self._leased:
-            await self._locker.extend(holding, seconds("by", by))
+        await self._extend(seconds("by", by))
 
     async def release(self) -> None:
         """Gives the keys back, even if the caller is cancelled meanwhile.

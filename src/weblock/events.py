@@ -113,9 +113,10 @@ class Forgotten(LeaseEvent):
 class TimedOut(KeyEvent):
     """A caller did not get the key within the time that it was ready to wait: ``LockTimeout``."""
 
-    wait: float | None
-    """The seconds it was ready to wait; ``None`` for a caller that made attempts instead."""
+    wait: float
+    """The seconds it was ready to wait in the queue: 0 for a caller that does not queue."""
     waited: float
+    """Seconds since it was asked for."""
     place: int | None
     """How many callers waited in front of it, if it was in the queue."""
     holder: str | None

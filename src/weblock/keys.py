@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Self
 from urllib.parse import quote
 
 from .canonical import CONVERTERS, canonical
@@ -23,22 +23,54 @@ _NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_-]*)?)(?::(
 _UNRESERVED: Final = "-._~"
 _KINDS: Final = ("path", "query", "header")
 
+
 CallKey = Callable[[tuple[object, ...], dict[str, object]], str]
 
 
-class Key(str):
+class CheckedKey(str):
     """A string that was checked, once: it can be locked."""
 
     __slots__ = ()
 
 
-def check_key(key: str) -> Key:
+class Key(CheckedKey):
+    """A key that knows what it was filled in from: ``Key("item:{item_id}", item_id=7)``.
+
+    It is the string ``"item:7"``, wherever a key is wanted. Events carry the ``template`` beside the
+    key, and metrics count by it; a plain string has none. Values are encoded and made canonical, as
+    adapters and decorators do. Raises ``ConfigurationError`` for a template that cannot work, and
+    ``InvalidKey`` for a value that is missing or cannot be used.
+    """
+
+    __slots__ = ("template",)
+
+    template: str
+
+    def __new__(cls, template: str, /, **values: object) -> Self:
+        """Fills in a template."""
+        return cls._of(KeyTemplate.parse(template).fill(values), template)
+
+    @classmethod
+    def _of(cls, text: str, template: str) -> Self:
+        key = super().__new__(cls, text)
+        key.template = template
+        return key
+
+    def __radd__(self, prefix: str) -> Self:
+        """The key with its namespace knows the template, too."""
+        return self._of(str.__add__(prefix, self), self.template)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Key._of, (str(self), self.template)
+
+
+def check_key(key: str) -> CheckedKey:
     """Return ``key`` as one that can be locked.
 
     Raises ``InvalidKey`` for anything but a string of 1 to 512 characters, for control
     characters and line separators, and for lone surrogates, which no encoding can carry.
     """
-    if type(key) is Key:
+    if isinstance(key, CheckedKey):
         return key
     if not isinstance(key, str):
         raise InvalidKey(f"a lock key is a string, not {type(key).__name__}: {key!r:.80}")
@@ -54,7 +86,7 @@ def check_key(key: str) -> Key:
             f"lock key {key[:80]!r} has the control character {bad.group()!r} at position"
             f" {bad.start()}: strip or encode it first"
         )
-    return Key(key)
+    return CheckedKey(key)
 
 
 def check_prefix(prefix: str) -> str:
@@ -129,7 +161,7 @@ class KeyTemplate:
                 value = self._converted(name, converter, value)
             parts.append(self._encode(canonical(value)))
             parts.append(literal)
-        return check_key("".join(parts))
+        return Key._of(check_key("".join(parts)), self.text)  # noqa: SLF001 - of the same module
 
     def in_request(self) -> Mapping[str, Source]:
         """Where a request has what is filled in, by the name in the template.
@@ -158,7 +190,8 @@ class KeyTemplate:
             call.apply_defaults()
             return self.fill(call.arguments)
 
-        return key_of if self.names else lambda _args, _kwargs: self.text
+        constant = Key._of(self.text, self.text)  # noqa: SLF001 - of the same module
+        return key_of if self.names else lambda _args, _kwargs: constant
 
     def _converted(self, name: str, converter: str, value: str) -> object:
         try:
@@ -214,14 +247,14 @@ def _source(template: str, name: str) -> Source:
     return Source(kind or "path", rest.lower() if kind == "header" else rest)
 
 
-def in_order(keys: Sequence[str]) -> tuple[Key, ...]:
+def in_order(keys: Sequence[str]) -> tuple[CheckedKey, ...]:
     """Return the keys, each once, in the one order in which everybody acquires them.
 
     Raises ``InvalidKey``.
     """
     if len(keys) == 1:
         (key,) = keys
-        return (key if type(key) is Key else check_key(key),)
+        return (key if isinstance(key, CheckedKey) else check_key(key),)
     return tuple(sorted({check_key(key) for key in keys}))
 
 
@@ -233,3 +266,8 @@ def qualified(namespace: str, key: str) -> str:
 def unqualified(key: str) -> str:
     """Return the key of an engine as its user knows it, without the namespace."""
     return key.partition(":")[2]
+
+
+def template_of(key: str) -> str | None:
+    """What a key was filled in from; ``None`` for one that was given whole."""
+    return key.template if isinstance(key, Key) else None

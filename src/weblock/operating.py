@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
+from ._platform.logs import printable
 from .inspection import KeyInfo
 from .sync import Locks
-
-audit = logging.getLogger("weblock.audit")
-"""Who took which lease from whom, one line for each."""
 
 HEADER: Final = ("KEY", "HOLDER", "FENCE", "HELD", "LEFT", "WAITING")
 """The columns of ``row``."""
@@ -27,37 +24,18 @@ class ChangedHands(Exception):
         self.now = now
 
 
-def take_away(
-    locks: Locks, key: str, *, fence: int | None = None, by: str, alias: str = ""
-) -> KeyInfo | None:
-    """Take a key from its holder by force, which is logged; ``None`` if nobody held it.
+def take_away(locks: Locks, key: str, *, fence: int | None = None, by: str) -> KeyInfo | None:
+    """Take a key from its holder by force, which the audit log tells; ``None`` if nobody held it.
 
     With ``fence``, only from the holder that has it, as far as can be seen just before: raises
-    ``ChangedHands``. ``by`` says who asked for it, ``alias`` what the locks are called, where they
-    have a name. Raises as ``Locks.force_release`` does, too.
+    ``ChangedHands``. ``by`` says who asked for it. Raises as ``Locks.force_release`` does, too.
     """
     found = locks.inspect(key)
     if fence is not None and (found is None or found.fence != fence):
         raise ChangedHands(key, found)
-    if found is None or found.holder is None or not locks.force_release(key):
+    if found is None or found.holder is None or not locks.force_release(key, by=by):
         return None
-    audit.warning(
-        "%s took %s of %r from %s by force (fence %d, held for %.1f s, %d waiting)",
-        *(by, printable(repr(key)), alias or locks.engine, printable(found.holder)),
-        *(found.fence, found.held_for, len(found.waiters)),
-    )
     return found
-
-
-def printable(text: str | None) -> str:
-    """Return a key or a label for a terminal or a log.
-
-    Control and format characters, which would move a cursor or turn a line around, are escaped.
-    """
-    return "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode()
-        for each in text or ""
-    )
 
 
 def duration(seconds: float) -> str:

@@ -246,7 +246,7 @@ class Locks(Face):
         """
         return drive(self._list(prefix, limit))
 
-    def force_release(self, key: str) -> bool:
+    def force_release(self, key: str, *, by: str | None = None) -> bool:
         """Takes the lease of the key away from whoever has it; whether there was one.
 
         For a holder that hangs, say. The key passes to the first waiter at once. The former holder
@@ -255,11 +255,20 @@ class Locks(Face):
         before its ttl has passed. **Until then both may be at work**; the larger fence of the new
         lease tells them apart. Then it gets ``LeaseLost``, with the reason ``taken``.
 
-        A lease that is taken away is logged as a warning. Raises ``InvalidKey``, or
-        ``EngineUnavailable`` if the engine did not answer: whether it took the lease is not known
-        then, and to ask again may take another, which came in between.
+        A lease that is taken away is logged as a warning by ``weblock.audit``, with who took it:
+        ``by``, or else the label. Raises ``InvalidKey``, or ``EngineUnavailable`` if the engine did
+        not answer: whether it took the lease is not known then, and to ask again may take another,
+        which came in between.
         """
-        return drive(self._force_release(key))
+        return drive(self._force_release(key, by))
+
+    def ping(self) -> float:
+        """Asks the engine something that changes nothing, once. Returns the seconds it took.
+
+        For health checks. Raises ``EngineUnavailable`` if the engine did not answer; one that
+        recovers does answer.
+        """
+        return drive(self._ping())
 
     def close(self) -> None:
         """Frees what the engine has in this process, if nobody else in it uses the engine."""
@@ -292,8 +301,7 @@ class Lease(BaseLease):
 
         Raises ``LeaseLost`` (a lease that is lost stays lost) or ``EngineUnavailable``.
         """
-        for holding in self._leased:
-            drive(self._locker.extend(holding, seconds("by", by)))
+        drive(self._extend(seconds("by", by)))
 
     def release(self) -> None:
         """Gives the keys back; a second time it does nothing.

@@ -215,16 +215,17 @@ class TestForceRelease:
         assert not caplog.records
 
     def test_it_is_logged(self, locks, one, other, caplog) -> None:
-        """One warning names the key, on one line and not without end, and who had it."""
+        """One warning of the audit names the key, on one line and not without end, and who had it."""
         key = "k" * 500
         one.do(locks.acquire, key, ttl=LONG, label="some\nbody")
         with caplog.at_level(logging.WARNING, "weblock"):
-            other.do(locks.force_release, key)
-        (record,) = caplog.records
-        assert (record.name, record.levelname) == ("weblock", "WARNING")
+            other.do(locks.force_release, key, by="an\noperator")
+        (record,) = [each for each in caplog.records if each.name == "weblock.audit"]
+        assert (record.levelname, record.key, record.by) == ("WARNING", key, r"an\noperator")
         message = record.getMessage()
         assert "kkk" in message
         assert r"some\nbody" in message
+        assert r"an\noperator" in message
         assert len(message) < 500
 
 

@@ -18,9 +18,11 @@ from starlette.routing import Mount, Route
 from tests.servers import Server
 from tests.servers.ports import free_port
 from tests.support.aio import eventually, until_waited_for
+from tests.support.events import Heard
 from weblock import AsyncLocks, ConfigurationError, LockTimeout
 from weblock.contrib.asgi import LockMiddleware, Rule, RuleSet, request_locks
 from weblock.contrib.fastapi import install, lock
+from weblock.events import FailedOpen
 from weblock.stores.url import engine_for
 
 from .naive_middleware import BaseHTTPLock, PlainLock, WatchingLock
@@ -124,7 +126,8 @@ class TestARule:
         app = Steered()
         app.goes_on.set()
         with Server() as server:
-            async with AsyncLocks.from_url(server.url(recovery="off"), wait=0) as locks:
+            heard, url = Heard(), server.url(recovery="off")
+            async with AsyncLocks.from_url(url, wait=0, observers=[heard.observer]) as locks:
                 rules = [
                     Rule("/open", key="x", on_unavailable="open"),
                     Rule("/closed", key="x"),
@@ -139,7 +142,7 @@ class TestARule:
                     await (exchange := Exchange(path=path)).served_by(layer)
                     statuses.append(exchange.status)
                 assert statuses == [200, 200, 200, 503]
-                assert locks.fail_opens == 1
+                assert len(heard.of(FailedOpen)) == 1
 
     async def test_waiters_are_bounded(self, locks):
         """Who comes when so many wait already is told at once."""

@@ -10,10 +10,12 @@ from fastapi.security import SecurityScopes
 
 from tests.servers import Server
 from tests.support.aio import until_waited_for
+from tests.support.events import Heard
 from tests.support.http import client_of
 from weblock import AsyncLease, AsyncLocks, ConfigurationError, Locks
 from weblock.contrib.asgi import LockMiddleware, request_locks
 from weblock.contrib.fastapi import install, lock
+from weblock.events import FailedOpen
 
 from .wire import Exchange
 
@@ -220,7 +222,8 @@ async def test_an_endpoint_may_run_without_a_lease_while_the_engine_is_down(tmp_
     """
     app = FastAPI()
     with Server() as server:
-        locks = install(app, server.url(recovery="off"), wait=0)
+        locks, heard = install(app, server.url(recovery="off"), wait=0), Heard()
+        locks.observe(heard.observer)
 
         @app.post("/open")
         async def let_run(
@@ -239,7 +242,7 @@ async def test_an_endpoint_may_run_without_a_lease_while_the_engine_is_down(tmp_
             assert answer.json() == {"held": False, "fence": None, "key": "x"}
             refused = await client.post("/closed")
             assert (refused.status_code, refused.json()["code"]) == (503, "engine_unavailable")
-            assert locks.fail_opens == 1
+            assert len(heard.of(FailedOpen)) == 1
         await locks.close()
 
 

@@ -63,7 +63,7 @@ def asked_of_an_engine(lease_due: float) -> list[list[str]]:
     """The owners in each request of a process that has a lease and many who wait."""
     engine, runtime = Engine(), BlockingRuntime()
     runtime.now = lambda: engine.clock  # type: ignore[method-assign]
-    engine.keeper = Keeper(runtime, lambda _runtime: engine, lambda: None, lambda _said: None)  # type: ignore[arg-type,return-value]
+    engine.keeper = Keeper(runtime, lambda _runtime: engine, lambda: None)  # type: ignore[arg-type,return-value]
     for number in range(WAITERS):
         engine.keeper.keep(Place(number))
     lease = Holding(

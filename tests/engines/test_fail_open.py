@@ -14,8 +14,17 @@ from pathlib import Path
 import pytest
 
 from tests.servers import Server
-from weblock import AsyncLocks, ConfigurationError, EngineUnavailable, Locks, LockTimeout
+from tests.support.events import Heard
+from weblock import (
+    AsyncLocks,
+    ConfigurationError,
+    EngineUnavailable,
+    Locks,
+    LocksOptions,
+    LockTimeout,
+)
 from weblock._runtime.clock import now
+from weblock.events import FailedOpen
 
 from .keys import record_of
 
@@ -72,8 +81,9 @@ def test_a_section_runs_without_a_lease(
     engine: tuple[URL, Outage], caplog: pytest.LogCaptureFixture
 ) -> None:
     """While the engine does not answer: the lease says so, and it is logged and counted."""
+    heard = Heard()
     url, outage = engine
-    with Locks.from_url(url, wait=0.5, on_unavailable="open") as locks:
+    with Locks.from_url(url, wait=0.5, on_unavailable="open", observers=[heard.observer]) as locks:
         with locks.hold("stock") as lease:
             assert lease.held
         with outage(), caplog.at_level(logging.WARNING, "weblock"), locks.hold("stock") as lease:
@@ -84,18 +94,19 @@ def test_a_section_runs_without_a_lease(
             lease.extend(5)
             lease.on_lost(lambda: pytest.fail("it was never held"))
             assert "not held" in repr(lease)
-        assert locks.fail_opens == 1
+        assert len(heard.of(FailedOpen)) == 1
         assert "'stock' (fail-open)" in caplog.text
         with locks.hold("stock", wait=60) as lease:
             assert lease.held
             assert lease.fence
-        assert locks.fail_opens == 1
+        assert len(heard.of(FailedOpen)) == 1
 
 
 async def test_so_does_one_of_asyncio(engine: tuple[URL, Outage]) -> None:
     """The same of the asyncio face, for several keys too, and where it never waits."""
+    heard = Heard()
     url, outage = engine
-    async with AsyncLocks.from_url(url, wait=0.5) as locks:
+    async with AsyncLocks.from_url(url, wait=0.5, observers=[heard.observer]) as locks:
         await (await locks.acquire("stock")).release()
         with outage():
             async with locks.hold("cart", "stock", on_unavailable="open") as lease:
@@ -108,36 +119,41 @@ async def test_so_does_one_of_asyncio(engine: tuple[URL, Outage]) -> None:
             assert not lease.held
             with pytest.raises(EngineUnavailable):
                 await locks.acquire("stock")
-        assert locks.fail_opens == 2
+        assert [event.key for event in heard.of(FailedOpen)] == ["cart", "stock", "stock"]
 
 
 def test_nothing_fails_open_unasked(engine: tuple[URL, Outage]) -> None:
     """By default, an engine that does not answer is an error."""
+    heard = Heard()
     url, outage = engine
-    with Locks.from_url(url, wait=0.5) as locks:
+    with Locks.from_url(url, wait=0.5, observers=[heard.observer]) as locks:
         locks.acquire("stock").release()
         with outage(), pytest.raises(EngineUnavailable), locks.hold("stock"):
             pytest.fail("the section ran")
-        assert locks.fail_opens == 0
+        assert len(heard.of(FailedOpen)) == 0
 
 
 @pytest.mark.parametrize("url", ["memory://", "file://"])
 def test_a_busy_key_is_no_outage(url: str, folder: Path) -> None:
     """Who does not get a key that another holds is told so, fail-open or not."""
+    heard = Heard()
     place = str(folder) if url == "file://" else uuid.uuid4().hex
-    with Locks.from_url(url + place, on_unavailable="open") as locks, locks.hold("stock"):
+    options = LocksOptions(on_unavailable="open", observers=[heard.observer])
+    with Locks.from_url(url + place, **options) as locks, locks.hold("stock"):
         with pytest.raises(LockTimeout):
             locks.acquire("stock", wait=0)
         with pytest.raises(LockTimeout), locks.hold("stock", "cart", wait=0, max_waiters=0):
             pytest.fail("the section ran")
-        assert locks.fail_opens == 0
+        assert len(heard.of(FailedOpen)) == 0
 
 
 async def test_an_outage_is_waited_out_once() -> None:
     """Of those who come when the engine has been silent for long, none waits for it again."""
+    heard = Heard()
     with Server() as server:
         url = server.url(timeout=0.3)
-        async with AsyncLocks.from_url(url, ttl=1, wait=20, on_unavailable="open") as locks:
+        options = LocksOptions(on_unavailable="open", observers=[heard.observer])
+        async with AsyncLocks.from_url(url, ttl=1, wait=20, **options) as locks:
             with killed(server):
                 began = now()
                 async with locks.hold("stock"):
@@ -147,7 +163,7 @@ async def test_an_outage_is_waited_out_once() -> None:
                         pass
                 others = now() - began - first
                 assert others < first
-        assert locks.fail_opens == 11
+        assert len(heard.of(FailedOpen)) == 11
 
 
 def test_a_wrong_value_is_refused() -> None:
@@ -160,13 +176,15 @@ def test_a_wrong_value_is_refused() -> None:
 
 async def test_a_cancelled_section_is_cancelled() -> None:
     """Who is cancelled while the engine does not answer does not run either."""
+    heard = Heard()
     with Server() as server:
         url = server.url(timeout=0.3)
-        async with AsyncLocks.from_url(url, wait=20, on_unavailable="open") as locks:
+        options = LocksOptions(on_unavailable="open", observers=[heard.observer])
+        async with AsyncLocks.from_url(url, wait=20, **options) as locks:
             with killed(server):
                 acquiring = asyncio.ensure_future(locks.acquire("stock"))
                 await asyncio.wait({acquiring}, timeout=0.2)
                 acquiring.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await acquiring
-        assert locks.fail_opens == 0
+        assert len(heard.of(FailedOpen)) == 0

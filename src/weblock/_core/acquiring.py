@@ -13,15 +13,24 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from ..errors import AlreadyHeld, EngineRecovering, EngineUnavailable, LockTimeout
+from ..events import Acquired, Answered, Released
 from ..keys import unqualified
 from .attempts import Attempts
 from .holding import Anchor, Hands, Holding, Status, Terms, Unprotected
 from .keeping import LATEST, Debt, Keeper
+from .observers import NOBODY, Observers
 from .outage import LONGEST as OUTAGE
-from .outage import Outage
 from .pace import Pace
 from .ports import Ask, Grasp, Pulse, Reply, Runtime, Store, Switchboard, Unfinished
 from .table import HANDOFF, PLACE, Answer, Busy, Claim, Gone, Held, Waiting
+from .telling import (
+    Health,
+    tell_acquired,
+    tell_answer,
+    tell_busy,
+    tell_gave_up,
+    tell_waiting,
+)
 
 T = TypeVar("T")
 
@@ -49,6 +58,14 @@ class Caller(NamedTuple):
     """Called once if a key is not free, before the caller waits for it."""
 
 
+class Attempt(NamedTuple):
+    """One of several times that a caller asks for keys."""
+
+    since: float
+    """When it asked first."""
+    last: bool
+
+
 class Locker:
     """Acquires, extends and releases keys in one engine, for one runtime."""
 
@@ -60,16 +77,23 @@ class Locker:
         keeper: Keeper,
         switchboard: Switchboard,
         engine: str,
+        observers: Observers = NOBODY,
     ) -> None:
         self.engine = engine
+        self.observers = observers
         self.store = store
         self.runtime = runtime
         self.keeper = keeper
         self.switchboard = switchboard
-        self.outage = Outage()
+        self.health = Health(observers)
 
     async def acquire(
-        self, keys: Sequence[str], terms: Terms, wait: float | None, caller: Caller | None = None
+        self,
+        keys: Sequence[str],
+        terms: Terms,
+        wait: float | None,
+        caller: Caller | None = None,
+        attempt: Attempt | None = None,
     ) -> Hands[Holding]:
         """Acquires all keys, one after the other, or none.
 
@@ -82,7 +106,12 @@ class Locker:
         got: Hands[Holding] = Hands()
         try:
             for key in keys:  # Those got so far are given back if the next one fails.
-                one = Acquisition(self, key, terms, wait, give_up_at, caller=caller)
+                one = Acquisition(
+                    *(self, key, terms, wait),
+                    give_up_at=give_up_at,
+                    caller=caller,
+                    attempt=attempt,
+                )
                 got.append(await one.run(got))
             if len(got) > 1:  # The first may have been lost while we waited for the last.
                 for holding in got:
@@ -100,15 +129,16 @@ class Locker:
     ) -> Hands[Holding]:
         """Acquires all keys, or none, without waiting for any. Raises as ``acquire`` does."""
         self._refuse_to_wait_for_oneself(keys)
+        since = self.runtime.now()
         for pause in attempts.pauses():
             try:
-                return await self.acquire(keys, terms, 0, caller)
+                return await self.acquire(keys, terms, 0, caller, Attempt(since, last=False))
             except (LockTimeout, EngineRecovering):
                 if caller and caller.before_waiting:
                     await caller.before_waiting()
                 await self.runtime.sleep(pause * (0.5 + self.runtime.jitter() / 2))
         try:
-            return await self.acquire(keys, terms, 0, caller)
+            return await self.acquire(keys, terms, 0, caller, Attempt(since, last=True))
         except LockTimeout as busy:
             raise LockTimeout(
                 busy.key, wait=0, retry_after=busy.retry_after, attempts=attempts.count
@@ -159,24 +189,30 @@ class Locker:
             if isinstance(holding, Unprotected):
                 continue
             self.keeper.drop_holding(holding)
-            holding.let_go(self.runtime.now())
+            ours = holding.let_go(self.runtime.now())
             if not holding.left_to_others:
                 self.owe(holding.key, holding.owner, holding.terms.ttl, holding.void)
+            if ours:
+                holding.tell_release()
 
     async def give_back(self, key: str, owner: str, ttl: float, void: float) -> Answer | None:
         """Releases whatever ``owner`` has; what cannot be released now is owed."""
         if self.keeper.over:  # Asking the engine would open again what was closed.
             self.owe(key, owner, ttl, void)
             return None
+        sent = self.runtime.now()
         try:
             answer = (await self.store.release(key, owner, void=void)).answer
         except EngineUnavailable as failure:
             self.owe(key, owner, ttl, void)
+            tell_answer(self.observers, "release", sent, failed=True)
             return failure.answer if isinstance(failure, Unfinished) else None
         except BaseException:
             self.owe(key, owner, ttl, void)
             raise
         self.keeper.stakes.pop(owner, None)
+        if Answered in self.observers.wanted:
+            tell_answer(self.observers, "release", sent, failed=False)
         return answer
 
     def owe(self, key: str, owner: str, ttl: float, void: float) -> None:
@@ -210,6 +246,8 @@ class Locker:
         if ours and isinstance(answer, Gone):
             holding.refute_release()
             return False
+        if ours and Released in self.observers.wanted:
+            holding.tell_release()
         return ours
 
     def _refuse_to_wait_for_oneself(self, keys: Sequence[str]) -> None:
@@ -229,6 +267,7 @@ class Acquisition:
     _retry_after = 0.0
     _recovering = ""
     _pace: Pace | None = None
+    _holder: str | None = None
     _leaves_traces = False
     _in_doubt = False
 
@@ -238,19 +277,23 @@ class Acquisition:
         key: str,
         terms: Terms,
         wait: float | None,
-        give_up_at: float | None,
         *,
+        give_up_at: float | None,
         caller: Caller | None,
+        attempt: Attempt | None,
     ) -> None:
         self._runtime = runtime = locker.runtime
         self.owner = owner = runtime.new_owner()
         self._locker = locker
+        self._observers = locker.observers
         self.key = key
         self._terms = terms
         self._wait = wait
         self._room = 0 if wait == 0 else terms.max_waiters
         self._give_up_at = give_up_at
         self._caller = caller
+        self._attempt = attempt
+        self._since = runtime.now() if attempt is None else attempt.since
         label = terms.label if caller is None else caller.label
         self._claim = Claim(owner, locker.store.process, terms.first_ttl, label)
         self._bell = runtime.bell()
@@ -261,15 +304,19 @@ class Acquisition:
             keeper.stake(hands, self.key, self.owner, self._terms.ttl)
             self._locker.switchboard.bells[self.owner] = self._bell
             return await self._until_held()
-        except (LockTimeout, EngineRecovering):
-            if self._leaves_traces:
-                await self._locker.give_back(*self._what_to_give_back())
-            keeper.stakes.pop(self.owner, None)
+        except (LockTimeout, EngineRecovering) as failure:
+            try:
+                if self._leaves_traces:
+                    await self._locker.give_back(*self._what_to_give_back())
+                keeper.stakes.pop(self.owner, None)
+            finally:
+                self._tell_end(failure)
             raise
-        except BaseException:  # It was cancelled, or the engine would not answer this time either.
+        except BaseException as failure:  # It was cancelled, or the engine would not answer at all.
             if self._leaves_traces:
                 self._locker.owe(*self._what_to_give_back())
             keeper.stakes.pop(self.owner, None)
+            self._tell_end(failure)
             raise
         finally:
             self._locker.switchboard.disconnect(self.owner)
@@ -319,12 +366,13 @@ class Acquisition:
             try:
                 reply = await self._locker.store.acquire(self.key, self._claim, room=self._room)
             except EngineRecovering as failure:
-                self._locker.keeper.report_recovery(failure, sent)
+                self._locker.health.recovers(failure)
                 self._in_doubt, failing_since = True, None
                 if pause >= self._patience():
                     raise
             except EngineUnavailable:
                 self._in_doubt = True
+                tell_answer(self._observers, "acquire", sent, failed=True)
                 failing_since = sent if failing_since is None else failing_since
                 failing_for = self._failing_for(sent, failing_since)
                 if pause >= min(self._patience(), max(self._terms.ttl, OUTAGE) - failing_for):
@@ -334,7 +382,10 @@ class Acquisition:
                 raise
             else:
                 self._anchor = Anchor(reply.now, sent)
-                self._locker.outage.last = None
+                if self._locker.health.outage.last is not None:
+                    self._locker.health.answers_again()
+                if Answered in self._observers.wanted:
+                    tell_answer(self._observers, "acquire", sent, failed=False)
                 return reply
             await self._prepare_to_wait()
             # Whatever the bell has to say, the engine says it again to the next question.
@@ -347,7 +398,7 @@ class Acquisition:
         A section that runs in any case does not wait anew for what others have found to be down.
         """
         now = self._runtime.now()
-        known = self._locker.outage.failed(sent, now)
+        known = self._locker.health.outage.failed(sent, now)
         return max(known, now - since) if self._terms.fail_open else now - since
 
     async def _queue(self, answer: Waiting, now: float) -> Grasp | Ask:
@@ -402,9 +453,31 @@ class Acquisition:
             now=self._runtime.now(),
             control=self._runtime.control() if caller is None else caller.control,
             void=self._void() if self._in_doubt else 0.0,
+            label=self._claim.label,
+            observers=self._observers,
         )
         keeper.keep_holding(holding)
+        if Acquired in self._observers.wanted:
+            tell_acquired(holding, self._since, handed_over=self._pace is not None)
         return holding
+
+    def _tell_end(self, failure: BaseException) -> None:
+        """Tells that the caller did not get the key, and why."""
+        observers, key, label, since = self._observers, self.key, self._claim.label, self._since
+        if (
+            isinstance(failure, LockTimeout | EngineRecovering)
+            and self._attempt
+            and not self._attempt.last
+        ):
+            return
+        place = self._pace.place if self._pace else None
+        if isinstance(failure, EngineUnavailable):
+            health = self._locker.health
+            health.refused(failure, "acquire", key, label, since=since, place=place)
+        elif isinstance(failure, LockTimeout):
+            tell_busy(observers, failure, key, label, since=since, holder=self._holder)
+        else:
+            tell_gave_up(observers, key, label, since=since, place=place)
 
     def _patience(self) -> float:
         return INFINITE if self._give_up_at is None else self._give_up_at - self._runtime.now()
@@ -412,7 +485,7 @@ class Acquisition:
     def _refuse_if_it_recovers_for_longer(self) -> None:
         """Raises ``EngineRecovering`` where waiting would be in vain."""
         failure = self._recovery()
-        self._locker.keeper.report_recovery(failure, self._runtime.now())
+        self._locker.health.recovers(failure)
         if failure.retry_after > self._patience():
             raise failure
 
@@ -423,7 +496,7 @@ class Acquisition:
     def _timeout(self, waiters: int | None = None) -> LockTimeout | EngineRecovering:
         if self._recovering:
             failure = self._recovery()
-            self._locker.keeper.report_recovery(failure, self._runtime.now())
+            self._locker.health.recovers(failure)
             return failure
         rest, pace = self._retry_after, self._pace
         return LockTimeout(
@@ -476,7 +549,15 @@ class Acquisition:
     def _plan_heartbeat(self, waiting: Waiting, now: float) -> None:
         """Says when the next is due: the first in the queue looks when the lease should end."""
         self._retry_after, self._recovering = waiting.until - now, waiting.recovering
-        self._pace = self._pace or Pace()
+        if self._pace is None:
+            self._pace = Pace()
+            tell_waiting(
+                self._observers,
+                self.key,
+                self._claim.label,
+                place=waiting.position,
+                holder=self._holder,
+            )
         self._pace.saw(waiting.position, self._runtime.now())
         pause = BEAT * (0.75 + self._runtime.jitter() / 4)
         if waiting.position == 0:

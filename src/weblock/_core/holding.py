@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from ..errors import EngineUnavailable, LeaseLost
+from ..events import AtRisk, Lost, Released
 from ..keys import unqualified
+from .observers import NOBODY, Observers
 from .ports import Pulse, Reply
 from .table import Held
 
@@ -26,7 +28,7 @@ CONFIRM_AFTER: Final = 0.1
 RETRY: Final = 0.05
 """Seconds from a renewal that failed to the next, at least."""
 
-LostCallback = Callable[[], None]
+LostCallback = Callable[[], object]
 
 H = TypeVar("H")
 
@@ -112,8 +114,11 @@ class Holding:
         "fence",
         "hold_until",
         "key",
+        "label",
+        "observers",
         "owner",
         "reason",
+        "since",
         "status",
         "terms",
         "void",
@@ -131,6 +136,8 @@ class Holding:
         now: float,
         control: object,
         void: float,
+        label: str = "",
+        observers: Observers = NOBODY,
     ) -> None:
         self.key = key
         self.owner = owner
@@ -138,6 +145,9 @@ class Holding:
         self.terms = terms
         self.control = control
         self.void = void
+        self.label = label
+        self.observers = observers
+        self.since = now
         self._asked = terms.ttl
         self.hold_until = None if terms.max_hold is None else now + terms.max_hold
         self.deadline = deadline if terms.max_hold is None else self._within_max_hold(deadline)
@@ -169,6 +179,9 @@ class Holding:
             self.reason = reason
             while self._callbacks:
                 self._callbacks.pop()()
+            if Lost in self.observers.wanted and reason != "forked":  # The parent has it still.
+                lost = Lost(**self.about(), reason=reason, held_for=self.held_for())
+                self.observers.tell(lost)
 
     def let_go(self, now: float) -> bool:
         """Ends the lease from the holder's side. Whether it was ours until then."""
@@ -177,6 +190,17 @@ class Holding:
         else:
             self.lose(self._why_it_ends())
         return self.status is Status.RELEASED
+
+    def tell_release(self) -> None:
+        if Released in self.observers.wanted:
+            self.observers.tell(Released(**self.about(), held_for=self.held_for()))
+
+    def held_for(self) -> float:
+        return self.observers.now() - self.since
+
+    def about(self) -> dict[str, Any]:
+        """The fields of a ``LeaseEvent``."""
+        return {**self.observers.about(self.key, self.label), "fence": self.fence}
 
     def refute_release(self) -> None:
         """Takes the engine's word that what we released was not ours any more."""
@@ -244,7 +268,12 @@ class Holding:
     def heard(self, reply: Reply | EngineUnavailable, sent: float, now: float) -> None:
         """Takes the answer to a pulse: renewed, lost, or unknown until the deadline passes."""
         if isinstance(reply, EngineUnavailable):
+            was_at_risk = self.at_risk
             self.at_risk = self.deadline != self.hold_until  # Else there was nothing to renew.
+            if self.at_risk and not was_at_risk and AtRisk in self.observers.wanted:
+                remaining = self.remaining(now)
+                risk = AtRisk(**self.about(), cause=str(reply), remaining=remaining)
+                self.observers.tell(risk)
             left = min(self.terms.ttl, self.deadline - now)  # Little, where it was handed over.
             self.due = min(self.deadline, now + max(RETRY, left / 10))
         elif now >= self.deadline:  # Whoever looked meanwhile took it for lost, and so it is.

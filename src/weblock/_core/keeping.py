@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, cast
 from weakref import ref
 
-from ..errors import EngineRecovering, EngineUnavailable
+from ..errors import EngineUnavailable
+from ..events import Forgotten
 from ..keys import unqualified
 from .holding import Hands, Holding
 from .ports import Ask, Pulse, Reply, Runtime, Store
@@ -26,15 +27,6 @@ PORTION: Final = 200
 
 LATEST: Final = 5.0
 """Seconds by which a request that was given up may still reach the engine, beyond two ttl."""
-
-AGAIN: Final = 1.0
-"""Seconds after which an engine that recovers again is news."""
-
-REMEDY: Final = (
-    "Callers with a longer wait get their locks then; others are refused. recovery= in the engine's"
-    " URL says for how long: the longest ttl in use is enough. Where overlaps do no harm, as in"
-    " development and tests, recovery=off grants at once."
-)
 
 Spawn = Callable[[], bool]
 Report = Callable[[str], None]
@@ -111,7 +103,6 @@ class Keeper:
         runtime: Runtime,
         connect: Callable[[Runtime], Store],
         spawn: Spawn,
-        report: Report,
         *,
         report_forgotten: Report = lambda _message: None,
         disconnect: Report = lambda _owner: None,
@@ -119,7 +110,6 @@ class Keeper:
         self._runtime = runtime
         self._connect = connect
         self._spawn = spawn
-        self._report = report
         self._report_forgotten = report_forgotten
         self._disconnect = disconnect
         self.stakes: dict[str, Stake] = {}
@@ -135,7 +125,6 @@ class Keeper:
         """Whether it was closed: what is kept here from now on would not live."""
         self._ends = False
         self._running = False
-        self._recovering_until = float("-inf")
         self._store: Store | None = None
 
     @property
@@ -167,13 +156,6 @@ class Keeper:
         self.stakes[owner] = stake
         if not self._running:
             self._attend(float("inf"))
-
-    def report_recovery(self, failure: EngineRecovering, now: float) -> None:
-        """Reports that the engine recovers, once each time, however many find it so."""
-        known = now < self._recovering_until
-        self._recovering_until = max(self._recovering_until, now + failure.retry_after + AGAIN)
-        if not known:
-            self._report(f"{failure}. {REMEDY}")
 
     def owe(self, debt: Debt) -> None:
         """Gives back in the background what its caller cannot wait to give back."""
@@ -252,6 +234,8 @@ class Keeper:
             if not kept.forgotten:
                 return
             void = kept.void
+            if Forgotten in kept.observers.wanted:
+                kept.observers.tell(Forgotten(**kept.about(), held_for=kept.held_for()))
             self._report_forgotten(
                 f"the lease of {unqualified(kept.key)!r:.200} was not released, and nobody refers to"
                 " it any more: release it, or use a with block"
@@ -321,12 +305,7 @@ class Keeper:
             return [error] * len(pulses)
 
     def _hear(self, each: Kept, reply: Reply | EngineUnavailable, sent: float, now: float) -> None:
-        was_at_risk = isinstance(each, Holding) and each.at_risk
         each.heard(reply, sent, now)
-        if isinstance(each, Holding) and each.at_risk and not was_at_risk:
-            self._report(
-                f"lease of {unqualified(each.key)!r:.200} is at risk: its renewal failed: {reply}"
-            )
         self._drop_if_over(each)
 
     def _drop_if_over(self, each: Kept) -> None:
@@ -334,7 +313,6 @@ class Keeper:
             return
         if isinstance(each, Holding):
             self.drop_holding(each)
-            self._report(str(each.loss()))
         else:
             self.drop(each)
 

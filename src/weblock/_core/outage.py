@@ -11,15 +11,28 @@ LONGEST: Final = 5.0
 class Outage:
     """What those who asked an engine have found: it fails, and since when."""
 
-    __slots__ = ("_since", "last")
+    __slots__ = ("_began", "_since", "last", "requests")
 
     def __init__(self) -> None:
-        self._since = 0.0
+        self._since = self._began = 0.0
         self.last: float | None = None
         """When it last failed; ``None`` once it has answered."""
+        self.requests = 0
+        """How many requests were given up meanwhile."""
+
+    def end(self, now: float) -> tuple[float, int]:
+        """Takes note of an answer. Seconds since the first failure, and the requests it has cost."""
+        lasted, requests = now - self._began, self.requests
+        self.last, self.requests = None, 0
+        return lasted, requests
 
     def failed(self, sent: float, now: float) -> float:
-        """Takes note of a failure. Seconds since the first one that nothing better followed."""
+        """Takes note of a failure.
+
+        Seconds since the first one that was followed neither by an answer nor by a long pause.
+        """
+        if self.last is None:
+            self._began = sent
         if self.last is None or now - self.last > LONGEST:
             self._since = sent
         self.last = now

@@ -71,6 +71,10 @@ class HubQueue(Generic[T]):
         """Return whether there is no item."""
         return not self._items
 
+    def qsize(self) -> int:
+        """Return the number of items."""
+        return len(self._items)
+
     def _wait(self) -> None:
         event = Event()
         self._getter = (gevent.get_hub().loop, event)

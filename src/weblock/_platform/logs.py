@@ -1,8 +1,9 @@
-"""The logger, which harms nobody."""
+"""The logger, which harms nobody, and what may stand in its lines."""
 
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 
@@ -20,3 +21,37 @@ class _Harmless(logging.LoggerAdapter[logging.Logger]):
 
 logger = _Harmless(logging.getLogger("weblock"), {})
 """Logs as ``logging.getLogger("weblock")`` does, and never raises because a handler did."""
+
+audit = _Harmless(logging.getLogger("weblock.audit"), {})
+"""Logs who took which lease from whom."""
+
+
+def printable(text: str | None) -> str:
+    """Return a text that others wrote, a key or a label, for a terminal or a log.
+
+    Control and format characters, which would move a cursor, turn a line around or begin another,
+    are escaped.
+    """
+    text = text or ""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
+
+
+class Seldom:
+    """Says at most once in so many seconds that something is due."""
+
+    __slots__ = ("_next", "_pause")
+
+    def __init__(self, pause: float) -> None:
+        self._pause = pause
+        self._next = float("-inf")
+
+    def due(self) -> bool:
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + self._pause
+        return True

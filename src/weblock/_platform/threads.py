@@ -72,6 +72,11 @@ class BackgroundThread:
             return False
         return True
 
+    @property
+    def is_current(self) -> bool:
+        """Whether it is the thread that asks."""
+        return self._thread is threading.current_thread()
+
     def join(self, timeout: float | None = None) -> None:
         """Waits until it has ended; not in the thread itself, where a callback may call this."""
         thread = self._thread
@@ -118,22 +123,23 @@ class BackgroundThread:
                 time.sleep(AGAIN_AFTER)
 
 
-class _Callbacks:
+class CallQueue:
     """Calls what others have given us to call, in a thread where it can hold up nobody but itself.
 
-    One after the other: those that take long are late for each other, never for a lease.
+    One after the other: those that take long are late for each other, never for a lease. No more
+    than ``most`` wait for their turn.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, *, most: int | None = None) -> None:
+        self._name = name
+        self._most = most
         self.after_fork()
         heed_forks(self)
 
     def after_fork(self) -> None:
         """In a forked child: what was to be called is called in the parent."""
         self._made: list[SimpleQueue[Callable[[], object]]] = []
-        self._thread = BackgroundThread(
-            "weblock-callbacks", self._serve, lambda: not self._queue.empty()
-        )
+        self._thread = BackgroundThread(self._name, self._serve, lambda: not self._queue.empty())
 
     @property
     def _queue(self) -> SimpleQueue[Callable[[], object]]:
@@ -142,11 +148,24 @@ class _Callbacks:
             self._made.append(queue_class()())
         return self._made[0]  # Of two that were made at the same time, all use the first.
 
-    def call(self, callback: Callable[[], object]) -> None:
-        """Has it called soon. Where no thread can be started, here and now."""
+    def call(self, callback: Callable[[], object]) -> bool:
+        """Has it called soon. Whether there was room for it.
+
+        Where no thread can be started, it is called here and now.
+        """
+        if self._most is not None and self._queue.qsize() >= self._most:
+            return False
         self._queue.put(callback)
         if not self._thread.start():
             self._serve()
+        return True
+
+    def join(self, timeout: float) -> None:
+        """Waits until what was given so far has been called, at most ``timeout`` seconds."""
+        if self._thread.running and not self._thread.is_current:
+            done = threading.Event()
+            self.call(done.set)
+            done.wait(timeout)
 
     def _serve(self) -> None:
         while True:
@@ -157,7 +176,8 @@ class _Callbacks:
             try:
                 callback()
             except BaseException:
-                logger.exception("a callback for a lost lease failed")
+                logger.exception("a callback failed in the thread %s", self._name)
 
 
-callbacks: Final = _Callbacks()
+callbacks: Final = CallQueue("weblock-callbacks")
+"""Those for leases that were lost."""

@@ -27,7 +27,6 @@ class KeeperThread:
             BlockingRuntime(),
             engine.connect,
             self._thread.start,
-            logger.warning,
             report_forgotten=_warn_of_forgotten,
             disconnect=engine.switchboard.disconnect,
         )

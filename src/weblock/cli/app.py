@@ -23,7 +23,8 @@ from .. import (
     WeblockError,
     __version__,
 )
-from ..operating import ChangedHands, printable
+from .._platform.logs import printable
+from ..operating import ChangedHands
 from .codes import Code
 from .output import say, warn
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from .. import operating
-from ..operating import printable
+from .._platform.logs import printable
 from .app import No, Session, command, pass_session
 from .output import say, show_table, warn
 

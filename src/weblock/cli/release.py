@@ -8,7 +8,8 @@ import sys
 import click
 
 from .. import operating
-from ..operating import printable, take_away
+from .._platform.logs import printable
+from ..operating import take_away
 from .app import No, Session, command, pass_session
 from .output import warn
 

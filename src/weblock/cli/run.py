@@ -18,7 +18,8 @@ from typing import Any, Final
 import click
 
 from .. import ConfigurationError, HoldOptions, Lease, LeaseLost, Locks, LockTimeout
-from ..operating import duration, printable
+from .._platform.logs import printable
+from ..operating import duration
 from .app import Session, command, pass_session
 from .codes import Code
 from .group import Group

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from .. import EngineUnavailable, KeyInfo, Locks, operating
-from ..operating import printable
+from .._platform.logs import printable
 from .app import Session, command, pass_session
 from .output import console, say, sparkline, table
 

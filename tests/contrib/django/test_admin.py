@@ -123,7 +123,7 @@ def test_release_is_asked_for_and_audited(caplog: pytest.LogCaptureFixture) -> N
     assert "Released item:1, taken from web-1." in page
     lines = [each.getMessage() for each in caplog.records if each.name == "weblock.audit"]
     assert [line.partition(" by force")[0] for line in lines] == [
-        "ann (admin) took 'item:1' of 'default' from web-1"
+        "'ann (admin)' took the lease of 'item:1' from 'web-1'"
     ]
     entry = LogEntry.objects.get()
     assert (entry.user.username, entry.object_repr) == ("ann", "default: item:1")

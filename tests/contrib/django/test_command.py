@@ -101,7 +101,7 @@ def test_release_by_force_passes_the_key_on(caplog: pytest.LogCaptureFixture) ->
     assert info
     assert info.holder == "web-2"
     (line,) = [each.getMessage() for each in caplog.records if each.name == "weblock.audit"]
-    assert "(manage.py) took 'item:1' of 'default' from web-1 by force (fence" in line
+    assert "(manage.py)' took the lease of 'item:1' from 'web-1' by force (fence" in line
 
 
 def test_nothing_is_released_unasked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,9 @@ from rest_framework.views import APIView
 
 from tests.servers.ports import free_port
 from tests.support.waiting import PATIENCE
-from weblock import ConfigurationError
+from weblock import ConfigurationError, Observer, observe
 from weblock.contrib.django import async_locks, lock, locks
+from weblock.events import Acquired
 
 from .requests import fetch
 
@@ -263,23 +264,20 @@ def test_locks_may_be_stacked(serve: Any) -> None:
 
 @pytest.mark.parametrize("middleware", [True, False], ids=["middleware", "no middleware"])
 async def test_stacked_locks_are_taken_in_one_order(
-    middleware: bool, serve: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+    middleware: bool, serve: Any, settings: Any
 ) -> None:
     """Views that stack the same locks in opposite orders take them in one order, so none waits for the other."""
     settings.MIDDLEWARE = settings.MIDDLEWARE if middleware else []
     serve(there=lock("a", "c")(lock("b")(keys_of)), back=lock("b")(lock("a", "c")(keys_of)))
-    asked: list[str] = []
-    for face in (locks["default"], async_locks["default"]):
-
-        def noted(*keys: str, ask: Any = face.acquire_patiently, **options: Any) -> Any:
-            asked.extend(keys)
-            return ask(*keys, **options)
-
-        monkeypatch.setattr(face, "acquire_patiently", noted)
-    for path in ("/there", "/back"):
-        assert fetch_in_thread(path).status_code == 200
-        assert (await AsyncClient().post(path)).status_code == 200
-    assert asked == ["a", "b", "c"] * 4
+    acquired: list[Any] = []
+    stop = observe(Observer(acquired.append, only=[Acquired], immediate=True))
+    try:
+        for path in ("/there", "/back"):
+            assert fetch_in_thread(path).status_code == 200
+            assert (await AsyncClient().post(path)).status_code == 200
+    finally:
+        stop()
+    assert [event.key for event in acquired] == ["a", "b", "c"] * 4
 
 
 @pytest.mark.parametrize("middleware", [True, False], ids=["middleware", "no middleware"])

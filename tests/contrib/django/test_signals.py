@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,17 +15,13 @@ from django.test import Client
 
 from tests.support.busy import busy
 from tests.support.waiting import eventually
-from weblock import LeaseLost, LockTimeout
+from weblock import AsyncLocks, LeaseLost, Locks, LockTimeout
 from weblock.contrib.django import async_locks, lock, locks, signals
+from weblock.contrib.django.announcing import SIGNALS
+from weblock.errors import ConfigurationError
+from weblock.events import Acquired, Event, Lost, Released, TimedOut
 
-SIGNALS = {
-    "acquired": signals.acquired,
-    "timed_out": signals.timed_out,
-    "lost": signals.lost,
-    "released": signals.released,
-}
-
-Told = list[tuple[str, dict[str, Any]]]
+Told = list[tuple[Any, str, Event]]
 
 
 @pytest.fixture(autouse=True)
@@ -34,87 +31,89 @@ def own_engine(serve: Any) -> None:
 
 @pytest.fixture
 def told() -> Iterator[Told]:
-    """What was told so far, in order."""
+    """Sender, alias and event of what was told so far, in order."""
     told: Told = []
 
-    def listener(name: str) -> Callable[..., None]:
-        def listen(signal: Signal, **facts: Any) -> None:
-            told.append((name, facts))
+    def listen(signal: Signal, sender: Any, alias: str, event: Event, **_more: Any) -> None:
+        told.append((sender, alias, event))
 
-        return listen
-
-    listeners = {name: listener(name) for name in SIGNALS}
-    for name, signal in SIGNALS.items():
-        signal.connect(listeners[name])
+    for signal in SIGNALS.values():
+        signal.connect(listen)
     yield told
-    for name, signal in SIGNALS.items():
-        signal.disconnect(listeners[name])
+    for signal in SIGNALS.values():
+        signal.disconnect(listen)
 
 
-def names(told: Told) -> list[str]:
-    """The names of the signals."""
-    return [name for name, _ in told]
+def kinds(told: Told) -> list[type[Event]]:
+    """The kinds of the events."""
+    return [type(event) for _, _, event in told]
+
+
+def until_told(told: Told, *expected: type[Event]) -> list[Any]:
+    """The events, once they are as expected."""
+    eventually(lambda: kinds(told) == list(expected))
+    return [event for _, _, event in told]
 
 
 def test_a_hold_is_told(told: Told) -> None:
     """A lease is told of when it is acquired and when it is released, with how long that took."""
     with locks["default"].hold("item:1") as lease:
-        assert names(told) == ["acquired"]
-    (_, acquired), (last, released) = told
-    assert last == "released"
-    assert acquired["alias"] == released["alias"] == "default"
-    assert acquired["lease"].fence == released["lease"].fence == lease.fence
-    assert acquired["waited"] >= 0
-    assert released["held_for"] >= 0
+        until_told(told, Acquired)
+    acquired, released = until_told(told, Acquired, Released)
+    assert acquired.key == released.key == "item:1"
+    assert acquired.fence == released.fence == lease.fence
+    assert acquired.waited >= 0
+    assert released.held_for >= 0
+    assert {(sender, alias) for sender, alias, _ in told} == {(Locks, "default")}
 
 
 def test_a_hold_of_tasks_is_told(told: Told) -> None:
-    """The same for async code."""
+    """What tasks hold is told of each key, with the face for tasks as the sender."""
 
     async def hold() -> None:
         async with async_locks["default"].hold("item:1", "item:2"):
-            assert names(told) == ["acquired"]
+            pass
 
     async_to_sync(hold)()
-    assert names(told) == ["acquired", "released"]
-    assert told[0][1]["lease"].keys == ("item:1", "item:2")
+    events = until_told(told, Acquired, Acquired, Released, Released)
+    assert [event.key for event in events] == ["item:1", "item:2", "item:2", "item:1"]
+    assert {sender for sender, _, _ in told} == {AsyncLocks}
 
 
 def test_a_request_is_told(told: Told, serve: Any) -> None:
-    """What the middleware does for a view is told as well."""
+    """What the middleware does for a view is told as well, with the template of its key."""
 
     @lock("item:{pk}")
     def item(request: HttpRequest, pk: str) -> HttpResponse:
-        assert names(told) == ["acquired"]
         return HttpResponse()
 
     serve(item__pk=item)
     Client().get("/item/7")
-    assert [facts["lease"].key for _, facts in told] == ["item:7", "item:7"]
-    assert names(told) == ["acquired", "released"]
+    events = until_told(told, Acquired, Released)
+    assert {(event.key, event.template) for event in events} == {("item:7", "item:{pk}")}
 
 
 def test_a_timeout_is_told(told: Told) -> None:
-    """Who waited in vain is told of, with the error."""
+    """A caller that waited in vain is told of."""
     with busy(locks["default"], "item:1", "web-1"):
-        told.clear()
-        with pytest.raises(LockTimeout) as caught:
+        until_told(told, Acquired)
+        with pytest.raises(LockTimeout):
             locks["default"].acquire("item:1", wait=0)
-        ((name, facts),) = told
-    assert name == "timed_out"
-    assert facts["keys"] == ("item:1",)
-    assert facts["error"] is caught.value
+        _, timeout = until_told(told, Acquired, TimedOut)
+    assert (timeout.key, timeout.wait) == ("item:1", 0)
 
 
 def test_a_loss_is_told_once(told: Told) -> None:
     """A lease that was taken away is told of as lost, and not as released."""
     lease = locks["default"].acquire("item:1", ttl=0.3)
-    locks["default"].force_release("item:1")
-    eventually(lambda: "lost" in names(told))
+    locks["default"].force_release("item:1", by="an operator")
+    eventually(lambda: Lost in kinds(told))
     with pytest.raises(LeaseLost):
         lease.release()
-    assert names(told) == ["acquired", "lost"]
-    assert told[1][1]["lease"].fence == lease.fence
+    lost = next(event for _, _, event in told if isinstance(event, Lost))
+    assert (lost.fence, lost.reason) == (lease.fence, "taken")
+    assert kinds(told).count(Lost) == 1
+    assert Released not in kinds(told)
 
 
 def test_a_receiver_that_fails_changes_nothing(
@@ -125,7 +124,46 @@ def test_a_receiver_that_fails_changes_nothing(
         with locks["default"].hold("item:1") as lease:
             assert lease.held
         assert locks["default"].inspect("item:1") is None
-    assert "the printer is on fire" in caplog.text
+        eventually(lambda: caplog.text.count("the printer is on fire") >= 2)
+
+
+def test_a_receiver_that_hangs_holds_up_nobody(told: Told) -> None:
+    """Locks are acquired and released while a receiver does not return."""
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def hang(**_facts: Any) -> None:
+        hangs.set()
+        goes_on.wait(30)
+
+    signals.acquired.connect(hang)
+    try:
+        for _ in range(3):
+            locks["default"].acquire("item:1", wait=0).release()
+        assert hangs.wait(30)
+        assert locks["default"].inspect("item:1") is None
+    finally:
+        goes_on.set()
+        signals.acquired.disconnect(hang)
+        eventually(lambda: kinds(told).count(Released) == 3)
+
+
+def note(event: Event) -> None:
+    """An observer that is named in the settings."""
+    noted.append(event)
+
+
+noted: list[Event] = []
+
+
+def test_settings_name_observers(settings: Any) -> None:
+    """OBSERVERS in WEBLOCK names functions by their paths, or is refused with the reason."""
+    settings.WEBLOCK = {"default": {"URL": "memory://named", "OBSERVERS": [f"{__name__}.note"]}}
+    locks["default"].acquire("item:1").release()
+    eventually(lambda: [type(event) for event in noted] == [Acquired, Released])
+    for wrong, why in (("a.b.c", "a list"), (["no.such"], "no"), ([7], "7 cannot be called")):
+        settings.WEBLOCK = {"default": {"URL": "memory://named", "OBSERVERS": wrong}}
+        with pytest.raises(ConfigurationError, match=why):
+            locks["default"].acquire("item:1")
 
 
 @contextmanager

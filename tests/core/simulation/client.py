@@ -8,7 +8,9 @@ from typing import Protocol
 from weblock._core.acquiring import Locker
 from weblock._core.holding import Holding
 from weblock._core.keeping import Keeper
+from weblock._core.observers import Observers
 from weblock._core.ports import Runtime, Store, Switchboard
+from weblock.events import EVENTS, Event
 
 from .network import Network
 from .process import Process, Task
@@ -47,7 +49,9 @@ class Client:
         self.keeper_store = self._store()
         runtime = SimulatedRuntime(process, self._new_owner)
         self.runtime = runtime
-        self.keeper = WitnessedKeeper(runtime, self._connect, self._start_keeper, self._report)
+        observers = Observers("simulated://", runtime.now)
+        observers.wanted = {kind: [self._hear] for kind in EVENTS.values()}
+        self.keeper = WitnessedKeeper(runtime, self._connect, self._start_keeper)
         self.keeper.on_holding = self._on_holding
         self.locker = Locker(
             store=self._store(),
@@ -55,6 +59,7 @@ class Client:
             keeper=self.keeper,
             switchboard=self.switchboard,
             engine="simulated://",
+            observers=observers,
         )
         network.join(process, self.switchboard)
 
@@ -79,8 +84,8 @@ class Client:
         except Exception as error:  # noqa: BLE001 - whatever it is, no lease of the process survives it
             self.process.world.fail("P10 live", f"the keeper failed: {error!r}")
 
-    def _report(self, message: str) -> None:
-        self.process.world.note("keeper says", self.process.name, message)
+    def _hear(self, event: Event) -> None:
+        self.process.world.note("told", self.process.name, event.name)
 
     def _new_owner(self, owner: str) -> None:
         self._witness.new_owner(owner, self.process.current)

@@ -119,7 +119,7 @@ class LockAdmin(admin.ModelAdmin):
     def _release(self, request: HttpRequest, alias: str, info: KeyInfo) -> None:
         user: Any = request.user  # type: ignore[attr-defined] # AuthenticationMiddleware puts it there
         by = f"{user.get_username()} (admin)"
-        taken = take_away(locks[alias], info.key, fence=info.fence, by=by, alias=alias)
+        taken = take_away(locks[alias], info.key, fence=info.fence, by=by)
         if taken is None:
             raise ChangedHands(info.key, None)
         LogEntry.objects.log_actions(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from ..._platform.forks import heed_forks
+from ..._runtime.observing import as_observers
+from ...aio import AsyncLocks
 from ...errors import ConfigurationError
+from ...sync import Locks
 from . import settings
-from .announcing import AnnouncingAsyncLocks, AnnouncingLocks
+from .announcing import observers_of
 
-L = TypeVar("L", bound=AnnouncingLocks | AnnouncingAsyncLocks)
+L = TypeVar("L", Locks, AsyncLocks)
 
 
 class LocksByAlias(Mapping[str, L], Generic[L]):
@@ -56,16 +59,17 @@ class LocksByAlias(Mapping[str, L], Generic[L]):
 
     def _make(self, given: settings.AliasSettings) -> L:
         try:
-            made = self._face.from_url(given.url, **given.options)
+            own: Any = given.options.get("observers", ())
+            options = given.options.copy()
+            options["observers"] = (*as_observers(own), *observers_of(self._face, given.alias))
+            return self._face.from_url(given.url, **options)
         except ConfigurationError as error:
             raise ConfigurationError(f"WEBLOCK[{given.alias!r}]: {error}") from error
-        made.alias = given.alias
-        return cast("L", made)
 
     def after_fork(self) -> None:
         """Replaces the mutex, which another thread of the parent may have held."""
         self._guard = threading.Lock()
 
 
-locks = LocksByAlias(AnnouncingLocks)
-async_locks = LocksByAlias(AnnouncingAsyncLocks)
+locks = LocksByAlias(Locks)
+async_locks = LocksByAlias(AsyncLocks)

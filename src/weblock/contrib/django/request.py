@@ -8,16 +8,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import groupby
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast
 from urllib.parse import quote
 
 from asgiref.sync import sync_to_async
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
+from ..._core.acquiring import Caller
 from ..._face import BaseLease, Face
+from ..._options import HoldOptions
 from ..._platform.logs import logger
+from ..._runtime.blocking import drive
 from ..._runtime.clock import acting_for, begin_whole
+from ..._runtime.clock import control as runs_here
 from ...aio import AsyncLease
 from ...errors import AlreadyHeld, ConfigurationError, LeaseLost, WeblockError
 from ...keys import in_order
@@ -169,9 +173,10 @@ class RequestLocks(Generic[L]):
         self._by_lock.update(wanted)
         self.check()  # Some may have been lost while we waited for others.
 
-    def _options(self, lock: Lock, face: Face) -> dict[str, Any]:
+    def _options(self, lock: Lock, face: Face) -> HoldOptions:
         path = quote(self.request.path, errors="replace")
-        return {"label": f"{face.label} {self.request.method} {path}", **dict(lock.options)}
+        options: Any = {"label": f"{face.label} {self.request.method} {path}", **dict(lock.options)}
+        return cast("HoldOptions", options)
 
     def _end(self) -> list[L]:
         self.over = True
@@ -204,11 +209,9 @@ class ThreadLocks(RequestLocks[Lease]):
         for lock, missing in self._in_turn(wanted):
             face = locks[lock.alias]
             with self._acquiring(lock):
-                lease = face.acquire_patiently(
-                    *missing,
-                    before_waiting=give_back_connections,
-                    **self._options(lock, face),
-                )
+                options = self._options(lock, face)
+                caller = Caller(options["label"], runs_here(), _give_back)
+                lease = Lease(*drive(face._acquire(missing, options, caller)))  # noqa: SLF001
             self._keep(lock, lease)
         self._settle(wanted)
 
@@ -245,11 +248,10 @@ class TaskLocks(RequestLocks[AsyncLease]):
         for lock, missing in self._in_turn(wanted):
             face = async_locks[lock.alias]
             with self._acquiring(lock):
-                lease = await face.acquire_patiently(
-                    *missing,
-                    before_waiting=sync_to_async(give_back_connections),
-                    **self._options(lock, face),
-                )
+                options = self._options(lock, face)
+                give_back = sync_to_async(give_back_connections)
+                caller = Caller(options["label"], runs_here(), give_back)
+                lease = AsyncLease(*await face._acquire(missing, options, caller))  # noqa: SLF001
             self._keep(lock, lease)
         self._settle(wanted)
 
@@ -274,6 +276,10 @@ def locks_of_request(request: HttpRequest) -> ThreadLocks | TaskLocks | None:
     """What somebody farther out holds for the request, and will release when it is over."""
     current = _current.get()
     return current if current and current.request is request and not current.over else None
+
+
+async def _give_back() -> None:
+    give_back_connections()
 
 
 def _replaced(response: HttpResponseBase, loss: LeaseLost) -> HttpResponseBase:

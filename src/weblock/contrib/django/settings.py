@@ -102,6 +102,8 @@ def _of_alias(alias: str) -> AliasSettings:
     given = setting.get(alias, {})
     _refuse_unknown(alias, given)
     options: Any = {name.lower(): given[name] for name in OPTIONS if name in given}
+    if "observers" in options:
+        options["observers"] = _observers(alias, options["observers"])
     return AliasSettings(
         alias=alias,
         url=_url(alias, given),
@@ -142,6 +144,19 @@ def _url(alias: str, given: Mapping[str, Any]) -> str | Sequence[str] | None:
             raise ConfigurationError(f"WEBLOCK[{alias!r}] {error}") from error
     url: str | Sequence[str] | None = given.get("URL")
     return url
+
+
+def _observers(alias: str, given: object) -> Sequence[object]:
+    """The observers, of which each may be named by its path."""
+    if not isinstance(given, list | tuple):
+        raise ConfigurationError(
+            f"WEBLOCK[{alias!r}]['OBSERVERS'] is {given!r:.80}: a list of functions is wanted, or of"
+            " their paths"
+        )
+    try:
+        return [import_string(each) if isinstance(each, str) else each for each in given]
+    except ImportError as error:
+        raise ConfigurationError(f"WEBLOCK[{alias!r}]['OBSERVERS']: {error}") from error
 
 
 def _on_busy(alias: str, given: object) -> object:

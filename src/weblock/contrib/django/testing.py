@@ -17,8 +17,9 @@ from django.db import connections
 from django.http import HttpRequest
 from django.test import override_settings
 
+from ..._runtime.observing import Observer, observe
 from ...errors import ConfigurationError
-from . import signals
+from ...events import Acquired, Event
 from .registry import async_locks, locks
 from .request import locks_of_request
 
@@ -110,18 +111,18 @@ def watching_views(sections: Sections, names: tuple[str, ...]) -> Iterator[None]
 
         return serve_async if asynchronous else serve
 
-    def note_acquired(**_facts: object) -> None:
+    def note_acquired(_event: Event) -> None:
         name = _unlocked_view.get()
         # Who acquires in a transaction is let in by many, and will be seen to overlap.
         if name and (not names or name in names) and not _in_transaction():
             waiting_inside.add(name)
 
-    signals.acquired.connect(note_acquired)
+    stop = observe(Observer(note_acquired, only=[Acquired], immediate=True))
     try:
         with mock.patch.object(BaseHandler, "make_view_atomic", make_watched):
             yield
     finally:
-        signals.acquired.disconnect(note_acquired)
+        stop()
     if waiting_inside:
         raise ConfigurationError(
             f"{min(waiting_inside)} takes its lock itself, inside the view, where LockMiddleware does not"

@@ -11,7 +11,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from ..... import KeyInfo, WeblockError, operating
-from .....operating import ChangedHands, printable, take_away
+from ....._platform.logs import printable
+from .....operating import ChangedHands, take_away
 from ... import locks
 
 
@@ -79,7 +80,7 @@ class Command(BaseCommand):
         if ask and not self._agrees(info):
             raise CommandError("Nothing was released.")
         by = f"{getpass.getuser()} (manage.py)"
-        taken = take_away(locks[alias], key, fence=info.fence, by=by, alias=alias)
+        taken = take_away(locks[alias], key, fence=info.fence, by=by)
         if taken is None:
             raise CommandError(f"Nobody holds {printable(key)} any more.")
         self.stdout.write(operating.said_of(taken))

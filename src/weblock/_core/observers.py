@@ -1,0 +1,49 @@
+"""Who hears of what happens to the leases of one ``Locks``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from ..events import Event
+from ..keys import template_of
+
+Listener = Callable[[Event], object]
+"""Takes an event. It neither raises nor waits."""
+
+
+class Observers:
+    """Listeners, by the kind of event that they want.
+
+    An event is built only ``if Kind in observers.wanted``: one that nobody wants costs a look into
+    a dict. ``now`` is the clock of the runtime.
+    """
+
+    __slots__ = ("__weakref__", "engine", "now", "wanted")
+
+    def __init__(self, engine: str, now: Callable[[], float]) -> None:
+        self.engine = engine
+        self.now = now
+        self.wanted: Mapping[type[Event], Sequence[Listener]] = {}
+        """It is replaced, never changed."""
+
+    def tell(self, event: Event) -> None:
+        """Passes an event on to those that want it."""
+        for listener in self.wanted.get(type(event), ()):
+            listener(event)
+
+    def about(self, name: str, label: str) -> dict[str, Any]:
+        """Return the fields of a ``KeyEvent``, for a key as the engine knows it."""
+        namespace, _, key = name.partition(":")
+        template = template_of(name)
+        return {
+            "engine": self.engine,
+            "namespace": namespace,
+            "key": key,
+            "template": template,
+            "label": label,
+        }
+
+
+NOBODY: Final = Observers("", lambda: 0.0)
+"""For what happens where nobody can listen."""

@@ -1,0 +1,146 @@
+"""What an acquisition and its engine have to tell, as events for whoever wants them.
+
+What happens seldom is told by calling a function here. Where each request passes, the caller looks
+first whether anybody wants the event, which costs no call.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ..errors import EngineRecovering, EngineUnavailable, LockTimeout
+from ..events import (
+    Acquired,
+    Answered,
+    Available,
+    GaveUp,
+    Recovering,
+    Refused,
+    TimedOut,
+    Unavailable,
+    Waiting,
+)
+from .holding import Holding
+from .observers import Observers
+from .outage import Outage
+
+AGAIN: Final = 1.0
+"""Seconds after which an engine that recovers again is news."""
+
+
+class Health:
+    """How an engine has answered the callers of one ``Locks``."""
+
+    __slots__ = ("_observers", "_recovering_until", "outage")
+
+    def __init__(self, observers: Observers) -> None:
+        self._observers = observers
+        self._recovering_until = float("-inf")
+        self.outage = Outage()
+
+    def answers_again(self) -> None:
+        """Takes note of the first answer after a failure."""
+        observers = self._observers
+        lasted, requests = self.outage.end(observers.now())
+        if requests and Available in observers.wanted:
+            engine = observers.engine
+            observers.tell(Available(engine=engine, lasted=lasted, requests=requests))
+
+    def recovers(self, failure: EngineRecovering) -> None:
+        """Takes note that the engine recovers, which is told once, however many find it so."""
+        observers, now = self._observers, self._observers.now()
+        known = now < self._recovering_until
+        self._recovering_until = max(self._recovering_until, now + failure.retry_after + AGAIN)
+        if not known and Recovering in observers.wanted:
+            cause, retry_after = failure.reason, failure.retry_after
+            engine = observers.engine
+            observers.tell(Recovering(engine=engine, cause=cause, retry_after=retry_after))
+
+    def refused(
+        self,
+        failure: EngineUnavailable,
+        operation: str,
+        name: str,
+        label: str,
+        *,
+        since: float,
+        place: int | None = None,
+    ) -> None:
+        """Takes note of a caller that could not be served.
+
+        ``name`` is a key as the engine knows it, or nothing but a namespace and its colon.
+        """
+        observers, recovering = self._observers, isinstance(failure, EngineRecovering)
+        if not recovering:
+            self.outage.requests += 1
+        if Unavailable not in observers.wanted:
+            return
+        about = observers.about(name, label)
+        event = Unavailable(
+            **{**about, "key": about["key"] or None},
+            operation=operation,
+            cause=failure.reason,
+            recovering=recovering,
+            waited=observers.now() - since,
+            place=place,
+        )
+        observers.tell(event)
+
+
+def tell_answer(observers: Observers, operation: str, sent: float, *, failed: bool) -> None:
+    """Tells how long the engine took to answer one request."""
+    if Answered in observers.wanted:
+        duration = observers.now() - sent
+        engine = observers.engine
+        observers.tell(
+            Answered(engine=engine, operation=operation, duration=duration, failed=failed)
+        )
+
+
+def tell_waiting(
+    observers: Observers, name: str, label: str, *, place: int, holder: str | None
+) -> None:
+    """Tells that a caller has joined a queue."""
+    if Waiting in observers.wanted:
+        observers.tell(Waiting(**observers.about(name, label), place=place, holder=holder))
+
+
+def tell_acquired(holding: Holding, since: float, *, handed_over: bool) -> None:
+    """Tells that a caller that asked ``since`` then has a lease."""
+    waited = holding.since - since
+    acquired = Acquired(**holding.about(), waited=waited, handed_over=handed_over)
+    holding.observers.tell(acquired)
+
+
+def tell_busy(
+    observers: Observers,
+    busy: LockTimeout,
+    name: str,
+    label: str,
+    *,
+    since: float,
+    holder: str | None,
+) -> None:
+    """Tells that a caller did not get a key that another has."""
+    if busy.waiters is not None:
+        if Refused in observers.wanted:
+            about = observers.about(name, label)
+            observers.tell(Refused(**about, waiters=busy.waiters, holder=holder))
+    elif TimedOut in observers.wanted:
+        event = TimedOut(
+            **observers.about(name, label),
+            wait=busy.wait or 0.0,
+            waited=observers.now() - since,
+            place=busy.place,
+            holder=holder,
+        )
+        observers.tell(event)
+
+
+def tell_gave_up(
+    observers: Observers, name: str, label: str, *, since: float, place: int | None
+) -> None:
+    """Tells that a caller asks no longer."""
+    if GaveUp in observers.wanted:
+        about, waited = observers.about(name, label), observers.now() - since
+        observers.tell(GaveUp(**about, waited=waited, place=place))

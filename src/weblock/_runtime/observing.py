@@ -1,0 +1,211 @@
+"""How those who listen are told of events, without harm to what they are told of."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+from typing import Any, Final
+
+from .._core.observers import Listener, Observers
+from .._platform.forks import heed_forks
+from .._platform.logs import Seldom, logger
+from .._platform.threads import CallQueue
+from ..errors import ConfigurationError
+from ..events import EVENTS, Answered, Event
+from . import event_log
+
+MOST_UNTOLD: Final = 10_000
+"""Events that wait for a slow observer; further ones are dropped."""
+
+FLUSH: Final = 1.0
+"""Seconds that closing a ``Locks`` waits for its observers to hear what is still to be told."""
+
+_EVERY: Final = frozenset(EVENTS.values()) - {Answered}
+
+debugging: Final = partial(logging.getLogger("weblock").isEnabledFor, logging.DEBUG)
+
+
+class Observer:
+    """A function that is told of events, and how.
+
+    A bare function in ``observers=`` stands for ``Observer(function)``: it is called with every event,
+    one after the other, in a background thread of its own. So it may be slow, and may wait. If more
+    than 10000 events wait for it, further ones are dropped, with a warning.
+
+    ``only`` limits the events to some of the classes in ``weblock.events``. ``Answered``, of which
+    there are several for each lease, has to be named there. With ``immediate=True``
+    the function is called at once, in the thread and the context where the event happens, as a
+    tracer needs it. It must return within microseconds and never wait: the thread may be the one that
+    renews leases.
+
+    What an observer raises is logged and changes nothing. Raises ``ConfigurationError`` for what
+    cannot be called, for an async function, and for an unknown kind of event.
+    """
+
+    __slots__ = ("__weakref__", "_call", "_failures", "_queue", "immediate", "listener", "only")
+
+    def __init__(
+        self,
+        call: Callable[[Event], object],
+        *,
+        only: Collection[type[Event]] = _EVERY,
+        immediate: bool = False,
+    ) -> None:
+        self._call = _checked(call)
+        self.only = frozenset(_kinds(only))
+        self.immediate = immediate
+        self._failures = Seldom(60.0)
+        self._queue = None if immediate else CallQueue("weblock-observer", most=MOST_UNTOLD)
+        self.listener: Listener = self._tell if immediate else self._tell_later
+
+    def _tell(self, event: Event) -> None:
+        try:
+            self._call(event)
+        except Exception:
+            if self._failures.due():
+                logger.exception("an observer failed: %.200r", self._call)
+
+    def _tell_later(self, event: Event) -> None:
+        if self._queue and not self._queue.call(partial(self._tell, event)) and _too_slow.due():
+            logger.warning(
+                "the observer %.200r is too slow: more than %d events wait for it, and further ones"
+                " are dropped",
+                self._call,
+                MOST_UNTOLD,
+            )
+
+    def flush(self, timeout: float) -> None:
+        """Waits until it has heard what was told so far, at most ``timeout`` seconds."""
+        if self._queue:
+            self._queue.join(timeout)
+
+
+_too_slow = Seldom(60.0)
+
+
+class Audience(Observers):
+    """The observers of one ``Locks``: its own, those of the whole process, and the log."""
+
+    __slots__ = ("_own", "debugs")
+
+    def __init__(
+        self, engine: str, now: Callable[[], float], observers: Iterable[Observer]
+    ) -> None:
+        super().__init__(engine, now)
+        self._own = tuple(observers)
+        self.debugs = False
+        """Whether the log wants all that happens."""
+        with _everywhere.guard:
+            _everywhere.audiences.add(self)
+            self.refresh()
+
+    def add(self, observer: Observer) -> Callable[[], None]:
+        """Adds an observer. Returns a function that removes it."""
+        self._own = (*self._own, observer)
+        self.refresh()
+
+        def remove() -> None:
+            self._own = tuple(each for each in self._own if each is not observer)
+            self.refresh()
+
+        return remove
+
+    def refresh(self) -> None:
+        """Finds out anew who wants what."""
+        self.debugs = debugging()
+        wanted: dict[type[Event], list[Listener]] = {}
+        logged = event_log.KINDS if self.debugs else event_log.RARE
+        listeners: list[tuple[Collection[type[Event]], Listener]] = [(logged, event_log.write)]
+        listeners += [(each.only, each.listener) for each in (*_everywhere.observers, *self._own)]
+        for kinds, listener in listeners:
+            for kind in kinds:
+                wanted.setdefault(kind, []).append(listener)
+        self.wanted = wanted
+
+    def flush(self) -> None:
+        """Waits for a moment until what has happened was told."""
+        for each in (*_everywhere.observers, *self._own):
+            each.flush(FLUSH)
+
+
+class _Everywhere:
+    """The observers of the whole process, and all who have something to tell them."""
+
+    def __init__(self) -> None:
+        self.guard = threading.Lock()
+        self.observers: tuple[Observer, ...] = ()
+        self.audiences: weakref.WeakSet[Audience] = weakref.WeakSet()
+        heed_forks(self)
+
+    def after_fork(self) -> None:
+        self.guard = threading.Lock()
+
+    def replace(self, observers: tuple[Observer, ...]) -> None:
+        self.observers = observers
+        for audience in tuple(self.audiences):
+            audience.refresh()
+
+
+_everywhere = _Everywhere()
+
+
+def observe(observer: Callable[[Event], object] | Observer) -> Callable[[], None]:
+    """Has an observer told of what happens to all locks of this process. Returns what ends that.
+
+    So it is for every ``Locks`` and ``AsyncLocks``, also for those that are made later. Raises
+    ``ConfigurationError`` as ``Observer`` does.
+    """
+    added = as_observer(observer)
+    with _everywhere.guard:
+        _everywhere.replace((*_everywhere.observers, added))
+
+    def stop() -> None:
+        with _everywhere.guard:
+            _everywhere.replace(tuple(each for each in _everywhere.observers if each is not added))
+
+    return stop
+
+
+def as_observer(given: Any) -> Observer:
+    """An observer as it is, or one of a function."""
+    return given if isinstance(given, Observer) else Observer(given)
+
+
+def as_observers(given: Any) -> tuple[Observer, ...]:
+    """The observers that ``observers=`` names."""
+    if not isinstance(given, Iterable) or isinstance(given, str):
+        raise ConfigurationError(
+            f"observers={given!r:.80} must be a list of functions, as in observers=[print]"
+        )
+    return tuple(map(as_observer, given))
+
+
+def _checked(call: Any) -> Callable[[Event], object]:
+    if not callable(call):
+        raise ConfigurationError(
+            f"observer {call!r:.80} cannot be called: give a function that takes one event"
+        )
+    if inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(
+        getattr(call, "__call__", None)  # noqa: B004 - an object's method may be async
+    ):
+        raise ConfigurationError(
+            f"observer {call!r:.80} is async, and no event loop runs where events are told: give a"
+            " function, which may pass the event on with loop.call_soon_threadsafe"
+        )
+    found: Callable[[Event], object] = call
+    return found
+
+
+def _kinds(only: Any) -> Iterable[type[Event]]:
+    kinds = tuple(only) if isinstance(only, Iterable) else (only,)
+    for kind in kinds:
+        if kind not in EVENTS.values():
+            raise ConfigurationError(
+                f"only={kind!r:.80} is no kind of event: give classes of weblock.events, as in"
+                " only=[weblock.events.Lost]"
+            )
+    return kinds
