@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from random import Random
 from typing import Final
 
@@ -62,6 +62,7 @@ class Mutant:
     """One mistake in one of the files."""
 
     name: str
+    line: tuple[str, int]
     original: str
     mutated: str
 
@@ -71,7 +72,7 @@ class Mutant:
 
 FILES: Final = (
     *("prelude", "acquire", "refresh", "release", "force_release"),
-    *("stand_back", "raise_fence", "begin", "look"),
+    *("stand_back", "raise_fence", "begin", "look", "alone"),
 )
 
 FLIPS: Final = {
@@ -90,44 +91,47 @@ FLIPS: Final = {
 
 _NUMBER = re.compile(r"(?<![\w'%$.])\d+(?![\w'])")
 
-_CALL = re.compile(
-    r"^ *(?:local [\w, ]+ = redis\.call|redis\.call|erase|write|note|forget|foresee|put_down|keep|free|settle|pass_on|drop_places?|put_place|queue)\("
-)
+_CALL = re.compile(r"^ *(?:local [\w, ]+ = redis\.call|redis\.call|[a-z_]+)\(")
 
 
+@cache
 def mutants() -> list[Mutant]:
     """The scripts with each call dropped, each comparison flipped, and each number doubled."""
-    constants = scripts._CONSTANTS
-    found = [Mutant(f"constants: {mutated}", constants, mutated) for mutated in _changed(constants)]
-    for file in FILES:
-        text = scripts.source(file)
-        for name, mutated in _mutations(text):
+    found = []
+    for file, text in {
+        "constants": scripts._CONSTANTS,
+        **{f: scripts.source(f) for f in FILES},
+    }.items():
+        for name, number, mutated in _mutations(text):
             if _parses(mutated):
-                found.append(Mutant(f"{file}: {name}", text, mutated))
+                found.append(Mutant(f"{file}: {name}", (file, number), text, mutated))
     return found
 
 
-def _mutations(text: str) -> Iterator[tuple[str, str]]:
+def _mutations(text: str) -> Iterator[tuple[str, int, str]]:
+    """What is done to which line, the line's number, and the text with it."""
     lines = text.split("\n")
     for number, line in enumerate(lines):
         code = line.partition("--")[0]
         if _CALL.match(line):
-            end = number + 1
-            while "\n".join(lines[number:end]).count("(") != "\n".join(lines[number:end]).count(
-                ")"
-            ):
-                end += 1
-            yield f"without {line.strip()}", "\n".join([*lines[:number], *lines[end:]])
-        for old, new in FLIPS.items():
-            for match in re.finditer(re.escape(old), code):
-                flipped = code[: match.start()] + new + code[match.end() :]
-                yield (
-                    f"{flipped.strip()}",
-                    "\n".join([*lines[:number], flipped, *lines[number + 1 :]]),
-                )
+            end = _end_of_call(lines, number)
+            yield f"without {line.strip()}", number + 1, "\n".join([*lines[:number], *lines[end:]])
+        for changed in (*_flipped(code), *_changed(code)):
+            whole = "\n".join([*lines[:number], changed, *lines[number + 1 :]])
+            yield changed.strip(), number + 1, whole
 
-        for changed in _changed(code):
-            yield changed.strip(), "\n".join([*lines[:number], changed, *lines[number + 1 :]])
+
+def _end_of_call(lines: list[str], number: int) -> int:
+    end = number + 1
+    while "\n".join(lines[number:end]).count("(") != "\n".join(lines[number:end]).count(")"):
+        end += 1
+    return end
+
+
+def _flipped(code: str) -> Iterator[str]:
+    for old, new in FLIPS.items():
+        for match in re.finditer(re.escape(old), code):
+            yield code[: match.start()] + new + code[match.end() :]
 
 
 def _changed(code: str) -> Iterator[str]:

@@ -6,8 +6,9 @@ cut, nil is false to Lua, and the first nil ends an array.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 from lupa import lua51
@@ -30,6 +31,7 @@ class RedisModel:
         self.replid = 1
         self.replica_once = False
         self.flushed = False
+        self.full = self._wrote = False
         self._now = now
         self.publish = publish
         self._expires: dict[str, int] = {}
@@ -43,7 +45,8 @@ class RedisModel:
     def evaluate(self, script: Script, keys: Sequence[str], args: Sequence[str]) -> Any:
         """What a script returns."""
         _serving[0] = self
-        _limit()
+        self._wrote = False
+        _watch(_recorded[-1].setdefault(script.name, _lua.table()) if _recorded else None)
         return _from_lua(_compiled(script.text)(_table(keys), _table(args)))
 
     def flush(self) -> None:
@@ -108,6 +111,9 @@ class RedisModel:
         words = [_word(each) for each in args]
         if words and command != "PUBLISH":
             self._expire(words[0])
+        # A script that has written may go on, whatever it needs.
+        assert not self.full or self._wrote or command not in _MEMORY, "OOM command not allowed"
+        self._wrote |= command in _MEMORY or command in _WRITES
         return getattr(self, f"_{command.lower()}")(*words)
 
     def _expire(self, key: str) -> None:
@@ -219,6 +225,11 @@ class RedisModel:
 
 _NEVER = 1 << 62
 
+_MEMORY = frozenset({"SET", "HSET", "HINCRBY", "ZADD"})
+"""What a server refuses whose memory is full."""
+
+_WRITES = frozenset({"DEL", "HDEL", "ZREM", "PEXPIRE"})
+
 _serving: list[Any] = [None]
 """The server whose script runs."""
 
@@ -232,12 +243,32 @@ def _call(command: str, *args: Any) -> Any:
 _lua.globals().redis = _lua.table_from({"call": _call})
 
 
-_limit = _lua.eval(
-    "function() debug.sethook(function() error('it runs for ever') end, '', 200000) end"
-)
+_watch = _lua.eval("""
+function(lines)
+  if lines then
+    debug.sethook(function(_, line) lines[line] = true end, 'l')
+  else
+    debug.sethook(function() error('it runs for ever') end, '', 200000)
+  end
+end
+""")
+
+_recorded: list[dict[str, Any]] = []
 
 
-@cache
+@contextmanager
+def lines_run() -> Iterator[dict[str, set[int]]]:
+    """Filled at the end: for each script that ran meanwhile, the lines that did, counted from 1."""
+    lines: dict[str, set[int]] = {}
+    _recorded.append({})
+    try:
+        yield lines
+    finally:
+        seen = _recorded.pop()
+        lines.update((name, {line - 1 for line in numbers}) for name, numbers in seen.items())
+
+
+@lru_cache(64)
 def _compiled(text: str) -> Any:
     return _lua.execute(f"return function(KEYS, ARGV)\n{text}\nend")
 

@@ -10,7 +10,6 @@ local lock = read()
 settle(lock, quarantine)
 
 if redis.call('EXISTS', VOIDED) == 1 then
-  put_down(lock)
   return { 'gone', now }
 end
 
@@ -22,12 +21,11 @@ end
 -- Of several servers, one may have forgotten that this lease was given back: it counts as a vote
 -- again when nobody can have been told of another.
 if ticket > 0 and now < quarantine and holds(lock, owner) then
-  free(lock)
+  put_down(lock)
 end
 
 local known = refresh(lock, quarantine, owner, ttl)
 if known[1] ~= 'gone' then
-  put_down(lock)
   return known
 end
 
@@ -39,10 +37,8 @@ if room > 0 and waiters >= room then
   waiters = redis.call('ZCARD', QUEUE)
 end
 if waiters >= room then
-  put_down(lock)
   return { 'busy', now, busy_until(lock, quarantine), waiters, recovering(lock, quarantine) }
 end
 
 queue(lock, owner, { ttl = ttl, ticket = ticket, process = process, label = label })
-put_down(lock)
 return waiting(lock, quarantine, position_of(owner))

@@ -9,5 +9,4 @@ if lives(lock) then
   free(lock)
 end
 settle(lock, quarantine)
-put_down(lock)
 return { answer, now }

@@ -288,7 +288,7 @@ local function grant(lock, owner, ticket, process, label, length, confirmed)
   foresee(owner, length)
 end
 
--- Ends the lease. It is left to put_down to write that, for another may follow at once.
+-- Ends the lease, without writing it: another lease may follow at once.
 local function free(lock)
   if lock.owner ~= '' then
     forget(lock.owner)
@@ -296,11 +296,13 @@ local function free(lock)
   lock.owner = ''
 end
 
--- Writes that nobody has the key, if so. Where nobody waits either, only the fence is remembered,
--- together with those of all other keys; one that is ahead of our clock by itself, until the clock
--- has caught up, so that the fences of others need not follow it.
+-- Ends the lease, if there is one, and writes that nobody has the key. If nobody waits for it either,
+-- only its fence is remembered, together with those of all other keys. A fence that is ahead of this
+-- server's clock is remembered by itself until the clock has caught up, so that the fences of other keys
+-- need not follow it.
 local function put_down(lock)
-  if lock.owner ~= '' or lock.written == '' then
+  free(lock)
+  if lock.written == '' then
     return
   end
   if redis.call('EXISTS', QUEUE) == 1 then
@@ -391,7 +393,7 @@ end
 local function pass_on(lock)
   local owner, place = first_waiter()
   if not owner then
-    return free(lock)
+    return put_down(lock)
   end
   drop_place(owner)
   local length = math.min(place.ttl, HANDOFF)
@@ -406,14 +408,11 @@ local function settle(lock, quarantine)
     return
   end
   if now < quarantine then
-    return free(lock)
+    return put_down(lock)
   end
-  if lock.owner ~= '' then
-    forget(lock.owner)
-    if not lock.confirmed then
-      local silent = lock.process
-      drop_places(0, -1, function(place) return place.process == silent end)
-    end
+  if lock.owner ~= '' and not lock.confirmed then
+    local silent = lock.process
+    drop_places(0, -1, function(place) return place.process == silent end)
   end
   pass_on(lock)
 end

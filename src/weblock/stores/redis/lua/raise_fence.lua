@@ -2,7 +2,6 @@
 
 local owner, fence = ARGV[4], tonumber(ARGV[5])
 
-recall()
 local lock = read()
 if lock.owner ~= owner or not lives(lock) then
   return { 'gone', now }

@@ -15,5 +15,4 @@ local answers = {}
 for i = 4, #ARGV, 2 do
   answers[#answers + 1] = refresh(lock, quarantine, ARGV[i], tonumber(ARGV[i + 1]))
 end
-put_down(lock)
 return answers

@@ -21,5 +21,4 @@ if void > 0 then
   write('SET', VOIDED, '1', 'PX', text(math.ceil(void / 1000)))
 end
 settle(lock, quarantine)
-put_down(lock)
 return { answer, now }

@@ -10,7 +10,6 @@ local quarantine = quarantined_until(ttl)
 local lock = read()
 settle(lock, quarantine)
 if lock.owner ~= owner then
-  put_down(lock)
   return refresh(lock, quarantine, owner, ttl)
 end
 if lock.ends ~= seen then
@@ -24,5 +23,4 @@ if position_of(owner) == 0 then
   return held(lock)
 end
 pass_on(lock)
-put_down(lock)
 return waiting(lock, quarantine, position_of(owner))

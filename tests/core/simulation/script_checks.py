@@ -1,0 +1,121 @@
+"""All that the scripts are asked, as many small checks, and which lines of the Lua each of them runs.
+
+A mistake in one line can be noticed by those checks alone that run the line. The cheapest come first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from typing import NamedTuple
+
+from weblock.stores.redis import scripts
+
+from . import agreeing, lives, piecemeal, recovery
+from .conformance import Clock, Lua, Piecemeal, Pure, compare, compare_full_queues, in_the_model
+from .redis_campaign import Mutant, Scripted
+from .redis_model import lines_run
+
+SEQUENCES = 60
+LIVES = 150
+
+Line = tuple[str, int]
+"""A file of the scripts, and the number of a line in it."""
+
+
+class Check(NamedTuple):
+    """One of them: it raises something if scripts are not as they should be."""
+
+    name: str
+    run: Callable[[Scripted], None]
+
+
+class Known(NamedTuple):
+    """What was seen of a check: the lines that it runs, and the seconds of a processor that it takes."""
+
+    check: Check
+    lines: frozenset[Line]
+    cost: float
+
+
+def checks() -> Iterator[Check]:
+    """All of them, those first that try just one thing."""
+    for of_recovery in recovery.CASES:
+        yield Check(f"recovery{of_recovery.__name__}", partial(_recovers, of_recovery))
+    for of_agreement, seconds in agreeing.CASES.items():
+        yield Check(f"agreeing{of_agreement.__name__}", partial(_agrees, of_agreement, seconds))
+    for in_pieces, seconds in piecemeal.CASES.items():
+        yield Check(f"piecemeal{in_pieces.__name__}", partial(_in_pieces, in_pieces, seconds))
+    for seed in range(SEQUENCES):
+        yield Check(f"sequence {seed}", partial(_conforms, seed, Lua))
+        yield Check(f"sequence in pieces {seed}", partial(_conforms, seed, Piecemeal))
+    for seed in range(2):
+        yield Check(f"full queue {seed}", partial(_refuses, seed))
+    for seed in range(LIVES):
+        yield Check(f"life {seed}", partial(lives.lives_long, seed))
+
+
+def _recovers(case: Callable[[recovery.Rig], None], scripted: Scripted) -> None:
+    case(recovery.Rig(scripted))
+
+
+def _agrees(case: Callable[[agreeing.Rig], None], seconds: float, scripted: Scripted) -> None:
+    case(agreeing.Rig(scripted, seconds))
+
+
+def _in_pieces(case: Callable[[piecemeal.Rig], None], seconds: float, scripted: Scripted) -> None:
+    case(piecemeal.Rig(scripted, seconds))
+
+
+def _conforms(seed: int, kind: type[Lua], scripted: Scripted) -> None:
+    clock = Clock()
+    compare(seed, clock, Pure(lambda: clock.now), [in_the_model(clock, scripted, kind)])
+
+
+def _refuses(seed: int, scripted: Scripted) -> None:
+    clock = Clock()
+    compare_full_queues(seed, clock, Pure(lambda: clock.now), in_the_model(clock, scripted))
+
+
+@cache
+def known_checks() -> list[Known]:
+    """Each check and what it runs and costs, the cheapest first."""
+    return sorted(map(_seen, checks()), key=lambda known: known.cost)
+
+
+def _seen(check: Check) -> Known:
+    began = time.process_time()
+    with lines_run() as lines:
+        check.run(lambda script: script)
+    cost = time.process_time() - began
+    return Known(check, frozenset(_lines_of_files(lines)), cost)
+
+
+def _lines_of_files(lines: dict[str, set[int]]) -> Iterator[Line]:
+    shared = scripts.source("prelude").count("\n") + 1
+    for name, numbers in lines.items():
+        for number in numbers:
+            if number == 1:
+                yield "constants", 1
+            elif number <= 1 + shared:
+                yield "prelude", number - 1
+            else:
+                yield name, number - 1 - shared
+
+
+def who_notices(mutant: Mutant) -> str:
+    """The name of the first check that fails because of a mutant; nothing if none does."""
+    known = known_checks()
+    # Of a line without any instruction of its own it is not known who runs it.
+    running = [each for each in known if mutant.line in each.lines] or known
+    return next((each.check.name for each in running if fails(each.check, mutant)), "")
+
+
+def fails(check: Check, scripted: Scripted) -> bool:
+    """Whether scripts are not as a check wants them, which may show in any way."""
+    try:
+        check.run(scripted)
+    except Exception:  # noqa: BLE001 - a broken script may break anything
+        return True
+    return False
