@@ -104,7 +104,9 @@ async def in_a_task(locks: AsyncLocks, journal: Journal, stop: threading.Event) 
 def _end_loudly(failure: threading.ExceptHookArgs) -> None:
     """A thread that failed with anything but an error of weblock is a fault that was found."""
     threading.__excepthook__(failure)
-    os._exit(70)
+    # kazoo's own thread ends when replies do not match its requests; the engine starts another client.
+    if "zk_loop" not in getattr(failure.thread, "name", ""):
+        os._exit(70)
 
 
 def main() -> None:
