@@ -13,10 +13,13 @@ from weblock._core.ports import Runtime, Store, Switchboard
 from weblock.events import EVENTS, Event
 
 from .network import Network
-from .process import Process, Task
+from .process import Cancelled, Process, Task
 from .runtime import SimulatedRuntime
 from .store import SimulatedStore
 from .swarm import Swarm
+
+AGAIN_AFTER = 0.1
+"""Seconds after which a keeper that failed is started again, as its thread does it."""
 
 
 class Witness(Protocol):
@@ -46,6 +49,8 @@ class Client:
         self._network = network
         self._swarm = swarm
         self._witness = witness
+        self._keeper_task: Task | None = None
+        self._keeper_runs = False
         self.keeper_store = self._store()
         runtime = SimulatedRuntime(process, self._new_owner)
         self.runtime = runtime
@@ -74,15 +79,28 @@ class Client:
     def _connect(self, _runtime: Runtime) -> Store:
         return self.keeper_store
 
+    def keeper_dies(self) -> bool:
+        """Has it fail wherever it is; false if there is none, or it has just failed."""
+        if self._keeper_task is None or not self._keeper_runs:
+            return False
+        self._keeper_task.cancel()
+        return True
+
     def _start_keeper(self) -> bool:
-        self.process.spawn(self._keep(), "keeper")
+        self._keeper_task = self.process.spawn(self._keep(), "keeper")
         return True
 
     async def _keep(self) -> None:
-        try:
-            await self.keeper.run()
-        except Exception as error:  # noqa: BLE001 - whatever it is, no lease of the process survives it
-            self.process.world.fail("P10 live", f"the keeper failed: {error!r}")
+        while True:
+            try:
+                self._keeper_runs = True
+                return await self.keeper.run()
+            except Cancelled:
+                self._keeper_runs = False
+                await self.runtime.sleep(AGAIN_AFTER)
+            except Exception as error:  # noqa: BLE001 - whatever it is, no lease of the process survives it
+                self.process.world.fail("P10 live", f"the keeper failed: {error!r}")
+                return None
 
     def _hear(self, event: Event) -> None:
         self.process.world.note("told", self.process.name, event.name)
