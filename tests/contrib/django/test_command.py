@@ -11,13 +11,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.http import HttpRequest, HttpResponse
 from django.test import override_settings
+from django.urls import path
 
 from tests.support.busy import busy
-from weblock.contrib.django import locks
+from weblock.contrib.django import lock, locks
 
 TOP = Path(__file__).parents[3]
 
@@ -169,3 +172,89 @@ def test_a_person_is_asked(answer: str, said: str, tmp_path: Path) -> None:
     assert "item:1 is held by me, for " in done.stdout
     assert said in done.stdout + done.stderr
     assert (done.returncode == 0) == (answer == "y")
+
+
+PROJECT = "INSTALLED_APPS = ['weblock.contrib.django']"
+
+
+def manage(folder: Path, *arguments: str, **environment: str) -> str:
+    """What ``manage.py weblock`` prints in a project that is just a file of settings."""
+    done = subprocess.run(
+        [sys.executable, "-m", "django", "weblock", *arguments],
+        env={
+            **os.environ,
+            **environment,
+            "DJANGO_SETTINGS_MODULE": "settings",
+            "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]),
+        },
+        cwd=TOP,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not done.stderr
+    return done.stdout
+
+
+def test_an_ascii_terminal_can_show_any_key(tmp_path: Path) -> None:
+    """What a terminal does not know is escaped, and so are characters that turn a line around."""
+    url = f"file://{tmp_path}/locks"
+    (tmp_path / "settings.py").write_text(
+        f"{PROJECT}\nWEBLOCK = {{'default': {{'URL': {url!r}}}}}\n"
+    )
+    with (
+        override_settings(WEBLOCK={"default": {"URL": url}}),
+        busy(locks["default"], "item:ä\u202e", "you"),
+    ):
+        for arguments in (["list"], ["show", "item:ä\u202e"]):
+            output = manage(tmp_path, *arguments, PYTHONIOENCODING="ascii", LC_ALL="C.UTF-8")
+            assert "item:\\xe4\\u202e" in output
+            output = manage(tmp_path, *arguments, PYTHONIOENCODING="utf-8")
+            assert "item:ä\\u202e" in output
+
+
+def of_user(request: HttpRequest) -> str:
+    """A key that only a real request has."""
+    raise AssertionError
+
+
+@lock("item:{pk}", of_user, wait=1)
+def item(request: HttpRequest, pk: int) -> HttpResponse:
+    """A view under a lock of its own."""
+    return HttpResponse()
+
+
+def test_rules_are_explained(settings: Any) -> None:
+    """The command names the view, each rule and what marks the view, and which keys are held."""
+    settings.ROOT_URLCONF = (path("items/<int:pk>", item, name="item"),)
+    settings.WEBLOCK["default"]["RULES"] = [
+        {"view": "item", "methods": ["PUT"], "key": "put"},
+        {"path": "/items/{pk:int}", "key": "row:{pk}:{query.x}"},
+        {"namespace": "shop", "key": "shop"},
+        {"path": "/{rest:path}", "key": "all"},
+    ]
+    settings.WEBLOCK["jobs"]["RULES"] = [{"view": "item", "key": "job"}]
+    output = run("rules", "post", "/items/7?x=1")
+    first, *lines, last = output.splitlines()
+    assert first == "POST /items/7"
+    said = [line.split("  ")[-1] for line in lines]
+    assert [each.strip() for each in said[:5]] == [
+        "another method",
+        "another view",
+        "matches",
+        "would match, but a rule before it does",
+        "matches",
+    ]
+    assert "@lock  " in lines[5]
+    assert f"lock('item:{{pk}}', {of_user.__qualname__}, wait=1)" in lines[5]
+    keys = ["row:7:1", "job of jobs", "item:7", "of_user(request)"]
+    assert last.strip() == f"locks {', '.join(map(repr, keys))}"
+    assert "is refused with 400" in run("rules", "POST", "/items/7")
+    assert "locks 'put'" in run("rules", "PUT", "/items/7")
+
+
+def test_a_path_that_no_url_matches_is_said(settings: Any) -> None:
+    """Nothing is locked where there is no view."""
+    settings.ROOT_URLCONF = (path("items/<int:pk>", item, name="item"),)
+    with pytest.raises(CommandError, match="no URL of the project matches '/itmes/7'"):
+        run("rules", "POST", "/itmes/7")

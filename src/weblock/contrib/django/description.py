@@ -22,7 +22,7 @@ OnBusy = Callable[[HttpRequest, LockTimeout], HttpResponse | Awaitable[HttpRespo
 """Answers a request that did not get its lock. It may be a coroutine function."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Lock:
     """A description of what to lock: equal for equal arguments, and hashable."""
 
@@ -51,6 +51,13 @@ class Lock:
         functions = tuple(key for key in keys if not isinstance(key, str))
         return cls(templates, functions, alias, on_busy, tuple(sorted(given.items())))
 
+    def __repr__(self) -> str:
+        keys = [repr(each.text) for each in self.templates]
+        keys += [name_of(each) for each in self.functions]
+        options = [f"{name}={value!r}" for name, value in self.options]
+        alias = [] if self.alias == "default" else [f"alias={self.alias!r}"]
+        return f"lock({', '.join([*keys, *alias, *options])})"
+
     def keys_of(self, request: HttpRequest, values: Mapping[str, object]) -> list[str]:
         """The keys for a request. ``values`` has what of its URL the view is given."""
         keys = [_filled(template, request, values) for template in self.templates]
@@ -64,6 +71,11 @@ class Lock:
         for function in self.functions:
             keys += _each(await acall(function, request))
         return keys
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """How messages call a function of the project's."""
+    return str(getattr(function, "__qualname__", None) or repr(function))
 
 
 def call(function: Callable[..., Any], *args: object) -> Any:

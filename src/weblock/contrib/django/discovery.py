@@ -1,4 +1,4 @@
-"""The views that the project's URLs lead to, and what they lock: for ``manage.py check``."""
+"""The views that the project's URLs lead to, and what they lock: for checks and commands."""
 
 from __future__ import annotations
 
@@ -6,14 +6,27 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from django.conf import settings
+from django.conf import settings as django_settings
 from django.db import connections
-from django.urls import ResolverMatch, URLPattern, URLResolver, get_resolver
+from django.http import HttpRequest
+from django.urls import (
+    Resolver404,
+    ResolverMatch,
+    URLPattern,
+    URLResolver,
+    get_resolver,
+    resolve,
+)
 from django.urls.converters import StringConverter
+from django.utils import translation
 from django.views import View
 
+from ...errors import ConfigurationError, WeblockError
 from ...keys import KeyTemplate
-from .description import Lock
+from ..rules import Explanation, Verdict
+from ..rules.explaining import path_and_query
+from . import settings
+from .description import Lock, name_of
 from .marks import locks_of
 
 
@@ -66,7 +79,7 @@ class Marked(NamedTuple):
 
 def places() -> list[Place]:
     """All views that the project's URLs lead to."""
-    if not getattr(settings, "ROOT_URLCONF", None):
+    if not getattr(django_settings, "ROOT_URLCONF", None):
         return []
     return list(_below(get_resolver(), Place()))
 
@@ -77,6 +90,40 @@ def marked_views() -> Iterator[Marked]:
         methods = (locks_of(place.view, method) for method in View.http_method_names)
         for lock in dict.fromkeys(lock for each in methods for lock in each):
             yield Marked(place, lock, _is_atomic(place.view))
+
+
+def explain(method: str, target: str) -> Explanation:
+    """Say what a request for ``target`` locks: which rules are about it, and what marks its view.
+
+    ``target`` is a URL, or a path as a client sends it. A key that a function makes stands there with
+    the function's name. Raises ``ConfigurationError`` where no URL of the project is meant.
+    """
+    path, query = path_and_query(target)
+    request = HttpRequest()
+    request.method, request.path, request.path_info = method.upper(), path, path
+    request.META["QUERY_STRING"] = query
+    try:
+        with translation.override(translation.get_language_from_path(path)):
+            found = request.resolver_match = resolve(path)
+    except Resolver404 as error:
+        raise ConfigurationError(f"no URL of the project matches {path!r:.200}") from error
+    marks = locks_of(found.func, method)
+    verdicts = [each for rules in settings.rules() for each in rules.verdicts(request)]
+    verdicts += [Verdict("@lock", repr(each), f"marks {found.view_name}") for each in marks]
+    ruled = [lock for rules in settings.rules() if (lock := rules.find(request))]
+    try:
+        keys = [key for lock in (*ruled, *marks) for key in _keys(lock, request, found.kwargs)]
+    except WeblockError as error:
+        return Explanation(request.method, path, tuple(verdicts), problem=str(error))
+    return Explanation(request.method, path, tuple(verdicts), tuple(dict.fromkeys(keys)))
+
+
+def _keys(lock: Lock, request: HttpRequest, values: dict[str, Any]) -> Iterator[str]:
+    where = "" if lock.alias == settings.DEFAULT else f" of {lock.alias}"
+    for key in replace(lock, functions=()).keys_of(request, values):
+        yield f"{key}{where}"
+    for function in lock.functions:
+        yield f"{name_of(function)}(request){where}"
 
 
 def _below(resolver: URLResolver, outer: Place) -> Iterator[Place]:

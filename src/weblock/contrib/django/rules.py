@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from django.http import HttpRequest
@@ -13,6 +13,7 @@ from ..._options import HoldOptions
 from ...errors import ConfigurationError
 from ...keys import KeyTemplate
 from ..rules import Match, RuleSet, methods_of
+from ..rules.explaining import BESIDES, EXEMPT, LATER, MATCHES, OTHER_METHOD, Verdict, verdicts
 from .description import Lock, headers_of, query_of
 
 _OPTIONS: Final = tuple(HoldOptions.__annotations__)
@@ -51,8 +52,22 @@ class Rules:
         match = self._by_path.find(method, request.path_info)
         return RuledLock.by(match, self._alias) if match else None
 
+    def verdicts(self, request: HttpRequest) -> Iterator[Verdict]:
+        """What each rule has to do with a request, when its view is known."""
+        resolved = request.resolver_match
+        assert resolved
+        method = (request.method or "GET").upper()
+        decided = False
+        for rule in self.by_view:
+            verdict = rule.verdict(method, resolved, decided=decided)
+            decided = decided or verdict in (MATCHES, EXEMPT)
+            yield Verdict(rule.label, rule.about, verdict)
+        for each in verdicts(self._by_path, method, request.path_info):
+            later = decided and each.verdict in (MATCHES, EXEMPT, BESIDES)
+            yield replace(each, verdict=LATER) if later else each
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class RuledLock(Lock):
     """What a rule by path locks: its keys are made of the path as the rule reads it."""
 
@@ -78,6 +93,7 @@ class ViewRule:
     """Requests whose URL leads to views of these names lock what the rule says."""
 
     label: str
+    about: str
     covers: Callable[[ResolverMatch], bool]
     methods: frozenset[str] | None
     lock: Lock | None
@@ -90,6 +106,16 @@ class ViewRule:
     def takes(self, method: str, resolved: ResolverMatch) -> bool:
         """Whether it is about requests of this method to the view that they are resolved to."""
         return (self.methods is None or method in self.methods) and self.covers(resolved)
+
+    def verdict(self, method: str, resolved: ResolverMatch, *, decided: bool) -> str:
+        """What it has to do with a request; ``decided`` if a rule before it has matched."""
+        if self.methods is not None and method not in self.methods:
+            return OTHER_METHOD
+        if not self.covers(resolved):
+            return "another view"
+        if decided:
+            return LATER
+        return MATCHES if self.lock else EXEMPT
 
 
 def _entries(given: object, name: str) -> Iterator[tuple[str, object]]:
@@ -118,6 +144,7 @@ def _view_rule(label: str, entry: Any, alias: str) -> ViewRule:
     try:
         return ViewRule(
             label,
+            ", ".join(f"{name} {entry[name]!r}" for name in _FIELDS[:4] if name in entry),
             _condition(entry),
             None if methods is None else methods_of(methods),
             _lock(

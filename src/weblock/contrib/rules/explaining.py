@@ -84,8 +84,8 @@ def explain(
         keys = found.keys(query=query, headers=lambda name: values.get(name, [])) if found else []
     except InvalidKey as error:
         problem = str(error)
-    verdicts = tuple(_verdicts(rules, method.upper(), path, root_path))
-    return Explanation(method.upper(), path, verdicts, tuple(dict.fromkeys(keys)), problem)
+    found_of_each = tuple(verdicts(rules, method.upper(), path, root_path))
+    return Explanation(method.upper(), path, found_of_each, tuple(dict.fromkeys(keys)), problem)
 
 
 def path_and_query(target: str) -> tuple[str, str]:
@@ -98,7 +98,8 @@ def path_and_query(target: str) -> tuple[str, str]:
     return unquote(path), query
 
 
-def _verdicts(rules: RuleSet, method: str, path: str, root_path: str) -> Iterator[Verdict]:
+def verdicts(rules: RuleSet, method: str, path: str, root_path: str = "") -> Iterator[Verdict]:
+    """What each rule has to do with a request; ``path`` is decoded."""
     ways = tuple(readings(path, root_path))
     about = [rule for rule in rules if rule.takes(method)]
     match, besides = decided(about, path, ways)

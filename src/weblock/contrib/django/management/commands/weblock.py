@@ -1,4 +1,7 @@
-"""``manage.py weblock list``, ``show KEY``, ``release KEY``: who holds what, and taking it away."""
+"""``manage.py weblock list``, ``show KEY``, ``release KEY``: who holds what, and taking it away.
+
+``manage.py weblock rules POST /items/7`` says what a request locks, and why.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,13 @@ from ..... import KeyInfo, WeblockError, operating
 from ....._platform.logs import printable
 from .....operating import ChangedHands, take_away
 from ... import locks
+from ...discovery import explain
 
 
 class Command(BaseCommand):
     """Shows who holds keys and who waits for them, and takes keys away from holders that hang."""
 
-    help = "Shows who holds keys and who waits for them, and releases keys by force."
+    help = "Shows who holds keys and who waits, releases keys by force, and explains rules."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """One subcommand for each thing to do."""
@@ -30,6 +34,9 @@ class Command(BaseCommand):
         show = actions.add_parser("show", help="the holder of a key, and its queue")
         release = actions.add_parser("release", help="take a key from its holder, by force")
         release.add_argument("--force", action="store_true", help="do not ask")
+        rules = actions.add_parser("rules", help="what a request locks, and by which rule")
+        rules.add_argument("method", type=str.upper, help="POST, say")
+        rules.add_argument("target", help="its path or URL")
         for each in (show, release):
             each.add_argument("key")
         for each in (listing, show):
@@ -39,10 +46,12 @@ class Command(BaseCommand):
                 "--alias", default="default", choices=sorted(locks), help="of WEBLOCK (default)"
             )
 
-    def handle(self, *, action: str, alias: str, **options: Any) -> None:
+    def handle(self, *, action: str, alias: str = "", **options: Any) -> None:
         """Runs the subcommand."""
         try:
             match action:
+                case "rules":
+                    self._say(str(explain(options["method"], options["target"])))
                 case "list":
                     self._list(alias, options["prefix"], options["limit"], as_json=options["json"])
                 case "show":
@@ -52,26 +61,31 @@ class Command(BaseCommand):
         except (WeblockError, ChangedHands) as error:
             raise CommandError(str(error)) from error
 
+    def _say(self, text: str) -> None:
+        """Writes a line; what the terminal does not know is escaped."""
+        encoding = getattr(self.stdout, "encoding", None) or "utf-8"
+        self.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+
     def _list(self, alias: str, prefix: str, limit: int, *, as_json: bool) -> None:
         infos = locks[alias].list(prefix, limit=limit)
         if as_json:
-            self.stdout.write(json.dumps([operating.as_dict(info) for info in infos]))
+            self._say(json.dumps([operating.as_dict(info) for info in infos]))
             return
         if not infos:
-            self.stdout.write("No key is held or waited for.")
+            self._say("No key is held or waited for.")
             return
-        self.stdout.write(operating.table(operating.HEADER, map(operating.row, infos)))
+        self._say(operating.table(operating.HEADER, map(operating.row, infos)))
         if len(infos) == limit:
             self.stderr.write(f"There may be more than these {limit}: see --limit.")
 
     def _show(self, alias: str, key: str, *, as_json: bool) -> None:
         info = locks[alias].inspect(key)
         if as_json:
-            self.stdout.write(json.dumps(info and operating.as_dict(info)))
+            self._say(json.dumps(info and operating.as_dict(info)))
         elif info is None:
-            self.stdout.write(f"{printable(key)} is free.")
+            self._say(f"{printable(key)} is free.")
         else:
-            self.stdout.write(operating.sheet(info))
+            self._say(operating.sheet(info))
 
     def _release(self, alias: str, key: str, *, ask: bool) -> None:
         info = locks[alias].inspect(key)
@@ -83,10 +97,10 @@ class Command(BaseCommand):
         taken = take_away(locks[alias], key, fence=info.fence, by=by)
         if taken is None:
             raise CommandError(f"Nobody holds {printable(key)} any more.")
-        self.stdout.write(operating.said_of(taken))
+        self._say(operating.said_of(taken))
 
     def _agrees(self, info: KeyInfo) -> bool:
         if not sys.stdin.isatty():
             raise CommandError("There is nobody to ask: use --force.")
-        self.stdout.write(operating.question(info))
+        self._say(operating.question(info))
         return input("Take it away? [y/N] ").strip().lower() in ("y", "yes")
