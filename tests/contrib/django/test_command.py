@@ -192,7 +192,7 @@ def manage(folder: Path, *arguments: str, **environment: str) -> str:
         text=True,
         check=False,
     )
-    assert not done.stderr
+    assert done.returncode == 0
     return done.stdout
 
 
