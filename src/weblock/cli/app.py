@@ -34,7 +34,10 @@ COMMANDS: Final = {
     "release": "release",
     "watch": "watch",
     "ping": "ping",
+    "doctor": "doctor",
+    "bench": "bench",
     "run": "run",
+    "rules": "rules",
 }
 """The module of each command, in the order of ``--help``. It is imported when it is needed."""
 
@@ -95,7 +98,9 @@ class Ended(click.ClickException):
             facts = {"error": type(self._error).__name__, "message": self.message}
             warn(json.dumps(facts))
         else:
-            warn(f"weblock: {printable(self.message)}")
+            # An answer may have several lines. In an error, a line end would be somebody else's.
+            lines = self.message.split("\n") if isinstance(self._error, No) else [self.message]
+            warn("weblock: " + "\n".join(map(printable, lines)))
 
 
 def _code_of(error: Exception) -> Code:

@@ -61,6 +61,21 @@ class LockMiddleware:
         answer = functools.partial(problem_of, rewrite=rewrite)
         self._layer = RequestLayer(app, locks, hold_back=hold_back, owns_locks=owned, answer=answer)
 
+    @property
+    def app(self) -> App:
+        """The application that it wraps."""
+        return self._app
+
+    @property
+    def rules(self) -> RuleSet:
+        """Its rules."""
+        return self._rules
+
+    @property
+    def root_path(self) -> str:
+        """What it takes off a path before its rules see it; empty where only the server knows that."""
+        return self._root_path or ""
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request, or passes on what is none."""
         match scope["type"]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import routing
 from starlette.convertors import StringConvertor
+from starlette.routing import compile_path
 
 from ..._platform.logs import logger
 from ...errors import ConfigurationError
@@ -75,6 +76,16 @@ def locking_routes(
         elif inner := getattr(route, "routes", None):
             path = prefix + (getattr(route, "path", None) or "")
             yield from locking_routes(inner, [*within, routes], path, parameters)
+
+
+def locking_route(routes: Sequence[Any], method: str, path: str) -> LockingRoute | None:
+    """Return the first route that locks, of those that take a request; ``path`` is decoded."""
+    for found in locking_routes(routes):
+        methods = getattr(found.route, "methods", None) or {"WEBSOCKET"}
+        pattern, _, _ = compile_path(f"{found.prefix}{found.route.path_format}")
+        if method in methods and pattern.match(path):
+            return found
+    return None
 
 
 def each_route(routes: Iterable[Any]) -> Iterator[Any]:

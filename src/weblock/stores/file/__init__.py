@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import Final, NoReturn, TypeVar
@@ -25,6 +25,7 @@ from ..._platform.forks import heed_forks
 from ..._platform.turns import Turn
 from ...errors import ConfigurationError, EngineUnavailable
 from ..cells import CellStore, Done, Transition
+from ..findings import Finding
 from ..options import flag, options_in
 from ..url import shown
 from . import marks
@@ -75,7 +76,8 @@ def open_engine(url: str) -> FileEngine:
         )
     directory, options = _parsed(url)
     engine = FileEngine(directory or default_directory())
-    if not options.get("allow_container"):
+    engine.alone = options.get("allow_container", False)
+    if not engine.alone:
         warn_if_not_alone(engine.path, named=bool(directory))
     return engine
 
@@ -116,6 +118,8 @@ class FileEngine:
     def __init__(self, path: str) -> None:
         self.path = path
         self.other_paths: list[str] = []
+        self.alone = False
+        """Whether the URL says that no other container locks elsewhere."""
         self.name = f"file://{path}"
         self.switchboard = Waiters()
         self.process = new_process()
@@ -172,6 +176,12 @@ class FileEngine:
         if path != self.path and path not in self.other_paths:
             self.other_paths.append(path)
         return True
+
+    def diagnose(self) -> Iterable[Finding]:
+        """Return what there is to know of the directory."""
+        from .diagnosis import diagnose
+
+        return diagnose(self.path, alone=self.alone)
 
     def close(self) -> None:
         """Whoever still waits here is told."""

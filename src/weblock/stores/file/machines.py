@@ -47,7 +47,7 @@ def warn_if_not_alone(path: str, *, named: bool) -> None:
     A directory that the user has named, on a volume that is mounted into the container, is taken to
     be the same for all.
     """
-    platform = _platform()
+    platform = platform_here()
     if not platform or told or (named and is_on_volume(path)):
         return
     told.append(platform)
@@ -63,7 +63,7 @@ def warn_if_not_alone(path: str, *, named: bool) -> None:
     )
 
 
-def _platform() -> str:
+def platform_here() -> str:
     """What this looks like; empty for an ordinary machine."""
     platform = next((name for mark, name in _MANY_MACHINES.items() if mark in os.environ), "")
     container = next((name for mark, name in _CONTAINERS.items() if os.path.exists(mark)), "")

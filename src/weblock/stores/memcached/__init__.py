@@ -6,12 +6,14 @@ other machines mean; ``lookout`` looks for those who wait, as memcached cannot w
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from ..._core.ports import Ask, Runtime, Store, Switchboard
 from ..._platform.forks import heed_forks
 from ..._requirements import require
 from ..cells import CellStore
+from ..findings import Finding
 from ..url import without_secrets
 from .cells import ItemCells, LookoutBells
 from .connections import Connections
@@ -57,6 +59,12 @@ class MemcachedEngine:
     def connect(self, runtime: Runtime) -> Store:
         cells, bells = ItemCells(self, runtime), LookoutBells(self, runtime)
         return CellStore(cells, bells, patience=PATIENCE, beat_patience=BEAT_PATIENCE)
+
+    def diagnose(self) -> Iterable[Finding]:
+        """Return what there is to know of the server."""
+        from .diagnosis import diagnose
+
+        return diagnose(self.connections, self.settings)
 
     def close(self) -> None:
         """Whoever still waits here is told."""

@@ -9,7 +9,7 @@ is not asked again by everybody.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -18,6 +18,7 @@ from ..._core.ports import Ask, Message, Runtime, Store, Switchboard
 from ..._platform.forks import heed_forks
 from ..._requirements import require
 from ...errors import ConfigurationError, EngineUnavailable
+from ..findings import Finding
 from ..redis.settings import SCHEMES as REDIS
 from ..redis.settings import Deployment, Settings, parse
 from ..url import shown
@@ -118,6 +119,7 @@ class QuorumEngine:
 
     def __init__(self, settings: Sequence[Settings]) -> None:
         _check(settings)
+        self._settings = settings
         self.name = f"quorum of {', '.join(each.name for each in settings)}"
         self.switchboard = Switchboard()
         self.candidates: dict[str, Candidate] = {}
@@ -170,6 +172,12 @@ class QuorumEngine:
         for each, known in tuple(self.candidates.items()):
             if known.forgotten_at <= now:
                 self.forget(each)
+
+    def diagnose(self) -> Iterable[Finding]:
+        """Return what there is to know of the servers, and of their majority."""
+        from .diagnosis import diagnose
+
+        return diagnose(zip(self._connections, self._settings, strict=True))
 
     def close(self) -> None:
         """Ends all connections. Whoever still waits here is told."""

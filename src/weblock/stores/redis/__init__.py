@@ -6,11 +6,13 @@ functions of ``_core.table``. Waiters are rung by publishing to the channel of t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..._core.ports import Ask, Runtime, Store, Switchboard
 from ..._platform.forks import heed_forks
 from ..._requirements import require
+from ..findings import Finding
 from ..url import without_secrets
 from .settings import Deployment, Settings, parse
 
@@ -59,6 +61,12 @@ class RedisEngine:
 
     def connect(self, runtime: Runtime) -> Store:
         return self._connections.store(suspends=runtime.suspends)
+
+    def diagnose(self) -> Iterable[Finding]:
+        """Return what there is to know of the servers."""
+        from .diagnosis import diagnose
+
+        return diagnose(self._connections, self.settings)
 
     def close(self) -> None:
         """Ends all connections. Whoever still waits here is told."""

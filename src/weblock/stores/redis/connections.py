@@ -78,6 +78,16 @@ class Connections:
         wire = Wire(self._settings, self._layout, self._nodes, links, admit=self._admit)
         return RedisStore(self._settings.name, self._layout, wire)
 
+    def servers(self) -> list[Address]:
+        """Return where the primaries are. Raises redis-py's errors, or ``Unfit``."""
+        if not self._nodes.ready():
+            self._nodes.refresh()
+        return sorted({self._nodes.address_of(each) for each in range(self._layout.buckets)})
+
+    def connection(self, address: Address) -> redis.Connection:
+        """Return a connection that is not open yet, for a caller that closes it."""
+        return self._blocking(address)
+
     def close(self) -> None:
         self._receiver.close()
         for links in self._links:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from redis import exceptions
@@ -43,8 +44,7 @@ class Server(NamedTuple):
 def examine(info: bytes, settings: Settings) -> Server:
     """Reads the answer to ``INFO``. Raises ``Unfit``."""
     facts = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
-    # Valkey goes on counting as Redis 7.2 there.
-    version = tuple(int(part) for part in re.findall(r"\d+", facts.get("redis_version", ""))[:3])
+    version = version_of(facts)
     if version < LEAST_VERSION:
         raise Unfit(
             f"it is Redis {facts.get('redis_version')}, and locks need 6.2 or later: upgrade it, or"
@@ -67,6 +67,12 @@ def examine(info: bytes, settings: Settings) -> Server:
         facts.get("master_replid", ""),
         int(facts.get("server_time_usec", 0)),
     )
+
+
+def version_of(facts: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the numbers of the version that a server names in its answer to ``INFO``."""
+    # Valkey goes on counting as Redis 7.2 there.
+    return tuple(int(part) for part in re.findall(r"\d+", facts.get("redis_version", ""))[:3])
 
 
 def _refuse_eviction(facts: dict[str, str], settings: Settings) -> None:

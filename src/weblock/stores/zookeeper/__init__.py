@@ -8,6 +8,7 @@ seen of them, and ``session`` the connection that all of a process share.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ..._core.ports import Ask, Runtime, Store, Switchboard
@@ -15,6 +16,7 @@ from ..._platform.forks import heed_forks
 from ..._platform.logs import logger
 from ..._requirements import require
 from ...errors import EngineUnavailable
+from ..findings import Finding
 from ..url import without_secrets
 from .memory import Memory
 from .settings import Settings, parse
@@ -63,6 +65,12 @@ class ZooKeeperEngine:
         """
         session = self._session
         return session if session and not session.ended else self._open()
+
+    def diagnose(self) -> Iterable[Finding]:
+        """Return what there is to know of the servers."""
+        from .diagnosis import diagnose
+
+        return diagnose(self.session(), self.settings)
 
     def close(self) -> None:
         """Ends the session. Whoever still waits here is told."""

@@ -1,0 +1,54 @@
+"""What an engine says of itself to those who run it: how it is, what is wrong, and what to do."""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+
+class Level(enum.StrEnum):
+    """How bad a finding is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    """Locks work, and may fail some day, or promise less than one may think."""
+    PROBLEM = "problem"
+    """Locks do not work, or exclude nobody."""
+
+
+class Finding(NamedTuple):
+    """One fact, in a plain sentence; one that is not ``OK`` has a remedy."""
+
+    subject: str
+    text: str
+    level: Level = Level.OK
+    remedy: str = ""
+    where: str = ""
+    """The server that it is about, where there are several."""
+
+
+def warning(subject: str, text: str, remedy: str) -> Finding:
+    """Return a finding that somebody should know of."""
+    return Finding(subject, text, Level.WARNING, remedy)
+
+
+def problem(subject: str, text: str, remedy: str) -> Finding:
+    """Return a finding that somebody has to do something about."""
+    return Finding(subject, text, Level.PROBLEM, remedy)
+
+
+def bytes_of(count: float) -> str:
+    """Return a size as people read it: 900 B, 1.5 MiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            break
+        count /= 1024
+    return f"{count:.0f} {unit}" if unit == "B" or count >= 10 else f"{count:.1f} {unit}"
+
+
+def time_of(seconds: float) -> str:
+    """Return a long time as people read it: 5 s, 3 min, 12 h, 40 days."""
+    for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"

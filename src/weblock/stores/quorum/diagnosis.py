@@ -1,0 +1,35 @@
+"""What there is to know of the servers of a quorum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ..findings import Finding, problem, warning
+from ..redis.connections import Connections
+from ..redis.diagnosis import Seen, look_at, of_clocks, of_server
+from ..redis.settings import Settings
+
+
+def diagnose(servers: Iterable[tuple[Connections, Settings]]) -> Iterator[Finding]:
+    """Return what is found on each server, and whether a majority answers."""
+    seen: list[Seen] = []
+    count = 0
+    for connections, settings in servers:
+        count += 1
+        found = look_at(connections, settings.addresses[0], settings)
+        where = str(settings.addresses[0])
+        if isinstance(found, Seen):
+            seen.append(found)
+            yield from (each._replace(where=where) for each in of_server(found, settings))
+        else:
+            yield found
+    yield _majority(len(seen), count)
+    yield from of_clocks(seen)
+
+
+def _majority(there: int, count: int) -> Finding:
+    text = f"{there} of {count} servers answer, and {count // 2 + 1} are needed."
+    remedy = "Start the others, or find out why they do not answer."
+    if there <= count // 2:
+        return problem("majority", text, remedy)
+    return Finding("majority", text) if there == count else warning("majority", text, remedy)

@@ -1,0 +1,200 @@
+"""``weblock doctor`` and ``bench``: what is wrong with an engine, and what it costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.servers import fresh_memcached, fresh_quorum, fresh_url
+from weblock.stores.file import diagnosis as of_directories
+from weblock.stores.findings import Finding, Level, bytes_of, time_of
+from weblock.stores.memcached import diagnosis as of_memcached
+from weblock.stores.redis.diagnosis import Seen, of_clocks, of_server
+from weblock.stores.redis.settings import Address, Settings, parse
+
+WELL = {
+    "redis_version": "7.2.4",
+    "role": "master",
+    "connected_slaves": "0",
+    "aof_enabled": "1",
+    "maxmemory": "0",
+    "maxmemory_policy": "noeviction",
+    "used_memory": "1048576",
+    "connected_clients": "3",
+    "maxclients": "10000",
+}
+"""What a server says of itself that is as it should be."""
+
+
+def found(facts: dict[str, str], url: str = "redis://x") -> dict[str, Finding]:
+    """What is found on a server that says this of itself, by its subject."""
+    seen = Seen(Address("x", 1), WELL | facts, 0.001, 0.0, (0, True))
+    return {each.subject: each for each in of_server(seen, parse(url))}
+
+
+def test_a_server_that_is_well_has_no_remedies() -> None:
+    """Where nothing is wrong, each finding is ok, and recommends nothing."""
+    assert {(each.level, each.remedy) for each in found({}).values()} == {(Level.OK, "")}
+
+
+@pytest.mark.parametrize(
+    ("facts", "url", "subject", "level", "said"),
+    [
+        ({"redis_version": "6.0.9"}, "redis://x", "version", "problem", "Redis 6.0.9"),
+        ({"role": "slave"}, "redis://x", "role", "problem", "replica"),
+        ({"connected_slaves": "1"}, "redis://x", "role", "warning", "1 replica,"),
+        ({}, "redis://x?min_replicas=1", "role", "problem", "min_replicas=1"),
+        (
+            {"rdb_last_bgsave_status": "err"},
+            "redis://x",
+            "persistence",
+            "problem",
+            "snapshot failed",
+        ),
+        ({"aof_enabled": "0"}, "redis://x?recovery=off", "persistence", "warning", "recovery=off"),
+        (
+            {"maxmemory": "9000000", "maxmemory_policy": "allkeys-lru"},
+            *("redis://x", "eviction", "problem", "allkeys-lru"),
+        ),
+        (
+            {"maxmemory": "9000000", "maxmemory_policy": "allkeys-lru"},
+            *("redis://x?allow_eviction=true", "eviction", "warning", "allkeys-lru"),
+        ),
+        ({"maxmemory": "1048577"}, "redis://x", "memory", "warning", "1.0 MiB of 1.0 MiB"),
+        ({"maxclients": "3"}, "redis://x", "connections", "warning", "3 of 3"),
+    ],
+)
+def test_what_is_wrong_has_a_remedy(facts, url, subject, level, said) -> None:
+    """What would break locks on a Redis server is found, with what to do about it."""
+    finding = found(facts, url)[subject]
+    assert finding.level == level
+    assert said in finding.text
+    assert finding.remedy
+
+
+@pytest.mark.parametrize(("ahead", "level"), [(0.2, Level.OK), (1.5, Level.WARNING)])
+def test_clocks_are_compared(ahead: float, level: Level) -> None:
+    """Servers whose clocks differ by more than a second are warned of; one server's clock may differ."""
+    seen = [
+        Seen(Address(name, 1), WELL, 0.001, at, (0, True))
+        for name, at in (("a", 0.0), ("b", ahead))
+    ]
+    (finding,) = of_clocks(seen)
+    assert finding.level is level
+    assert f"differ by {ahead:.3f} s; that of b:1 is {ahead:.3f} s ahead of ours" in finding.text
+    (alone,) = of_clocks(seen[1:])
+    assert alone.level is Level.OK
+
+
+def findings(told, *arguments: str) -> dict[str, dict[str, Any]]:
+    """What the doctor tells, by its subject."""
+    return {each["subject"]: each for each in told("doctor", *arguments)["findings"]}
+
+
+def test_a_real_server_is_examined(run, told) -> None:
+    """On a server with the least rights all is found, and a key is locked there."""
+    url = fresh_url()
+    report = findings(told, "--url", url)
+    assert {"version", "role", "eviction", "memory", "clock", "round trip"} <= set(report)
+    wrong = {subject for subject, each in report.items() if each["level"] != "ok"}
+    assert wrong == {"persistence"}  # For the URL has recovery=off.
+    done = run("doctor", "--url", url)
+    assert done.exit_code == 0
+    assert "  ok       hand-off     A waiter has the key " in done.stdout
+    assert "secret" not in done.output
+
+
+def test_each_server_of_a_quorum_is_examined(told) -> None:
+    """A server that is down is named, and what the majority makes of it."""
+    url, *others = fresh_quorum(3)
+    urls = [url, others[0], "redis://127.0.0.1:1"]
+    report = told("doctor", *(part for each in urls for part in ("--url", each)))
+    found = {(each["subject"], each["where"]): each for each in report["findings"]}
+    assert found["reachable", "127.0.0.1:1"]["level"] == "problem"
+    assert found["majority", ""]["text"] == "2 of 3 servers answer, and 2 are needed."
+
+
+def test_memcached_is_examined(told) -> None:
+    """A memcached server tells its version, and that it never evicts."""
+    report = findings(told, "--url", fresh_memcached())
+    assert report["eviction"]["text"] == "It never evicts a lease (-M)."
+    assert report["version"]["text"].startswith("It is memcached 1.")
+    assert report["persistence"]["level"] == "warning"
+
+
+@pytest.mark.parametrize(
+    ("platform", "options", "level"),
+    [("", "", "ok"), ("Kubernetes", "", "warning"), ("Kubernetes", "?allow_container=true", "ok")],
+)
+def test_a_directory_is_examined(
+    *, told, monkeypatch, tmp_path: Path, platform, options, level
+) -> None:
+    """Of file:// it tells owner, mount, container, descriptors and space."""
+    monkeypatch.setattr(of_directories, "platform_here", lambda: platform)
+    monkeypatch.setattr(of_directories, "is_on_volume", lambda _path: False)
+    report = findings(told, "--url", f"file://{tmp_path}/locks{options}")
+    assert {"directory", "mount", "container", "processes", "descriptors", "space"} <= set(report)
+    assert "with mode 0700" in report["directory"]["text"]
+    assert report["container"]["level"] == level
+
+
+def test_too_few_descriptors_are_warned_of(monkeypatch) -> None:
+    """A limit that a busy process reaches is a warning, with how to raise it."""
+    monkeypatch.setattr(of_directories.resource, "getrlimit", lambda _what: (64, 64))
+    assert "ulimit -n" in of_directories._descriptors().remedy
+    full = SimpleNamespace(f_bavail=1, f_frsize=4096)
+    monkeypatch.setattr(of_directories.os, "statvfs", lambda _path: full)
+    assert "4.0 KiB are free" in of_directories._space("/").text
+
+
+def test_memcached_that_may_evict_is_warned_of() -> None:
+    """A server without -M may throw leases away."""
+    finding = of_memcached._eviction({b"evictions": 7}, may_evict=True)
+    assert (finding.level, "7 items" in finding.text) == (Level.WARNING, True)
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "said"),
+    [
+        ("memory://", 0, "warning  scope"),
+        ("noop://", 1, "problem  scope"),
+        ("redis://:s3cret@127.0.0.1:1", 69, "problem  reachable"),
+    ],
+)
+def test_probes_see_what_is_wrong_only(run, url: str, code: int, said: str) -> None:
+    """With --check, a problem is the exit code 1, an engine that is down 69, and what is well unsaid."""
+    done = run("doctor", "--check", "--url", url)
+    assert done.exit_code == code
+    assert said in done.stdout
+    assert "  ok " not in done.stdout
+    assert "s3cret" not in done.output
+
+
+def test_bench_measures_and_draws(run, told) -> None:
+    """Acquiring, releasing, handing over and fairness are measured, drawn, and told to programs."""
+    done = run("bench", "--seconds", "0.05", "--threads", "3")
+    assert "Acquire a free key: " in done.stdout
+    assert done.stdout.count("thread ") == 3
+    facts = told("bench", "--seconds", "0.05", "--threads", "3")
+    assert facts["acquire"]["count"] > 0
+    assert 0 < facts["acquire"]["median"] <= facts["acquire"]["p99"]
+    assert len(facts["fairness"]["counts"]) == 3
+    assert 1 / 3 <= facts["fairness"]["jain"] <= 1
+
+
+def test_units_are_those_that_people_read() -> None:
+    """Sizes and times have one unit each."""
+    assert [bytes_of(n) for n in (5, 2048, 15 * 2**20, 5 * 2**40)] == [
+        *("5 B", "2.0 KiB", "15 MiB", "5120 GiB")
+    ]
+    assert [time_of(n) for n in (5, 180, 7200, 400000)] == ["5 s", "3 min", "2 h", "5 days"]
+
+
+def test_settings_of_a_url_without_options_are_safe() -> None:
+    """The doctor's silence means something: by default a server recovers, and may not evict."""
+    settings = Settings(parse("redis://x").deployment, ())
+    assert settings.recovery
+    assert not settings.allow_eviction

@@ -1,0 +1,99 @@
+"""docs/command-line.md: each example has the output that it shows."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.pages import blocks_of
+from tests.servers import fresh_url
+from tests.support.busy import busy
+from weblock import Locks
+
+from .programs import Program
+
+PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
+SHOP = """
+from weblock.contrib.asgi import LockMiddleware, Rule
+
+async def plain(scope, receive, send): ...
+
+rule = Rule("/shops/{shop}/items/{item:int}", methods=["POST"], key="item:{shop}:{item}", wait=1)
+app = LockMiddleware(plain, "memory://", [rule])
+"""
+
+
+def examples() -> Iterator[tuple[str, str]]:
+    """The commands of the page, each with its output."""
+    for block in blocks_of(PAGE.read_text()):
+        if block.language == "console":
+            yield from re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block.text, re.MULTILINE)
+
+
+def normal(text: str) -> str:
+    """What must be the same: not numbers and widths, nor which server it was."""
+    # The servers of the tests have recovery=off, which the doctor warns of.
+    text = re.sub(r"^ +\w+ +persistence .*\n( +Leave recovery.*\n)?", "", text, flags=re.MULTILINE)
+    text = re.sub(r"127\.0\.0\.1|localhost", "HOST", text)
+    text = re.sub(r"weblock:[0-9a-f]{32}", "weblock", text)
+    text = re.sub(r"It is \w+ [\d.]+", "It is SERVER", text)
+    text = re.sub(r"(ahead of|behind) ours", "from ours", text)
+    text = re.sub(r"\[[\d, ]+\]", "[N]", re.sub(r"\d+([.:e-]+\d+)*", "N", text))
+    return re.sub(r" +", " ", text)
+
+
+@pytest.fixture
+def url() -> str:
+    """A Redis that nobody has used."""
+    return fresh_url()
+
+
+def test_the_examples_are_true(run, url: str, tmp_path: Path, monkeypatch) -> None:
+    """Whoever types the commands of the page sees what it shows, but for the numbers."""
+    monkeypatch.setenv("WEBLOCK_URL", url)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shop.py").write_text(SHOP)
+    done = set()
+    with (
+        Locks.from_url(url) as locks,
+        busy(locks, "item:7", "web-1:4242", "web-2:977", "web-3:77"),
+        busy(locks, "report:42", "web-3:77"),
+    ):
+        for command, shown in examples():
+            _, name, *arguments = shlex.split(command)
+            # In processes of their own only those that start one.
+            ran = Program(url).run(name, *arguments) if name == "run" else run(name, *arguments)
+            output = ran.stdout + ran.stderr
+            assert normal(output) == normal(shown), f"$ {command}\n{output}"
+            done.add(name)
+    assert done == {
+        *("list", "show", "watch", "release", "ping", "doctor", "bench", "run", "rules"),
+    }
+
+
+def test_all_commands_and_codes_are_told(run) -> None:
+    """The page has each command, each option and each exit code."""
+    from weblock.cli.app import COMMANDS, App, app
+    from weblock.cli.codes import Code
+
+    text = PAGE.read_text()
+    assert isinstance(app, App)
+    for name in COMMANDS:
+        assert f"`{name}`" in text
+        assert run(name, "--help").exit_code == 0
+    assert all(f"| {code.value}" in text or code.value in (126, 127, 128) for code in Code)
+    options = {
+        option
+        for each in (app.get_command(None, "run"),)  # type: ignore[arg-type]
+        for parameter in each.params  # type: ignore[union-attr]
+        for option in parameter.opts
+        if option.startswith("--")
+    }
+    assert not {
+        each for each in options - {"--label"} if f"`{each}" not in text and each not in text
+    }
