@@ -1,0 +1,56 @@
+"""The database has the last word: no COMMIT of a stale holder succeeds, however long it slept.
+
+A small table has one row for each key, with the fence of the section that began last. A section
+writes its own there before it reads anything (``raising``), and reads it again, under a lock that
+is kept until COMMIT, before it commits (``checking``). ``docs/guard.md`` has the proof.
+
+``protocol`` decides, and knows no database; ``sql`` says it in each database's words; ``reading``
+tells which statements write nothing. The adapters of Django and SQLAlchemy run it.
+"""
+
+from __future__ import annotations
+
+from .errors import FenceLocked, StaleFence
+from .protocol import (
+    Check,
+    Conflict,
+    Look,
+    Mark,
+    Raise,
+    Row,
+    Statement,
+    checking,
+    marks_of,
+    raising,
+    run,
+    still_ours,
+)
+from .reading import Kind, kind_of
+from .sql import LENGTHS, LOCK_WAIT, TABLE, Dialect, Trouble, dialect_of, sweep_is_due, trouble_of
+
+__all__ = [
+    "LENGTHS",
+    "LOCK_WAIT",
+    "TABLE",
+    "Check",
+    "Conflict",
+    "Dialect",
+    "FenceLocked",
+    "Kind",
+    "Look",
+    "Mark",
+    "Raise",
+    "Row",
+    "StaleFence",
+    "Statement",
+    "Trouble",
+    "checking",
+    "dialect_of",
+    "kind_of",
+    "marks_of",
+    "raising",
+    "run",
+    "still_ours",
+    "sweep_is_due",
+    "trouble_of",
+]

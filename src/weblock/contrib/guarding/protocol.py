@@ -1,0 +1,144 @@
+"""The two steps of a guarded section, without any database.
+
+They are generators of statements: the caller sends in what the database answered, or throws
+``Conflict`` where it refused a statement because of another transaction.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from ..._face import BaseLease
+from ...keys import unqualified
+from .errors import StaleFence
+
+ATTEMPTS: Final = 5
+"""How often a fence is raised in vain, because of others that do so at the same time."""
+
+SINCE: Final = "has begun since"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a section writes into the row of its key.
+
+    ``digest`` names the row: a digest has no letter case, accents or trailing blanks that a
+    collation could take for equal. ``token`` tells sections apart even where an engine that was
+    set back gives a fence twice; it is made of the owner, and does not tell it.
+    """
+
+    digest: str
+    key: str
+    fence: int
+    token: str
+
+    def above(self, fence: int) -> Mark:
+        """The same section, with a fence above another."""
+        return Mark(self.digest, self.key, fence + 1, self.token)
+
+
+class Row(NamedTuple):
+    """What the row of a key says."""
+
+    fence: int
+    token: str
+
+
+class Raise(NamedTuple):
+    """Write the mark, if no larger fence stands there; committed by itself.
+
+    The answer is whether it is certain that the row is ours.
+    """
+
+    mark: Mark
+
+
+class Look(NamedTuple):
+    """Read the row, outside of the work's transaction; ``None`` if there is none."""
+
+    mark: Mark
+
+
+class Check(NamedTuple):
+    """Read the row inside the work's transaction, under a lock that is kept until its end."""
+
+    mark: Mark
+
+
+Statement = Raise | Look | Check
+
+
+class Conflict(Exception):
+    """The database refused a statement because of another transaction: a serialization error."""
+
+
+def marks_of(lease: BaseLease) -> list[Mark]:
+    """The marks of a lease's keys, in one order for all; none of a key that runs without a lease."""
+    marks = [_mark(each.key, each.fence, each.owner) for each in lease._leased]  # noqa: SLF001
+    return sorted(marks, key=lambda mark: mark.digest)
+
+
+def _mark(name: str, fence: int, owner: str) -> Mark:
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    token = hashlib.sha256(f"weblock guard {owner}".encode()).hexdigest()[:32]
+    return Mark(digest, name, fence, token)
+
+
+def raising(mark: Mark) -> Generator[Statement, Any, None]:
+    """The first step, before anything is read: from now on no section before us commits.
+
+    Raises ``StaleFence`` if a section with a larger fence has begun already.
+    """
+    for _ in range(ATTEMPTS):
+        try:
+            if (yield Raise(mark)):
+                return
+            row: Row | None = yield Look(mark)
+        except Conflict:
+            continue  # Somebody else wrote at the same time: what stands there now?
+        if row is None:
+            continue  # It was cleaned up in between.
+        if row.token == mark.token:
+            return
+        raise _stale(mark, row)
+    raise _stale(mark, None)
+
+
+def checking(mark: Mark) -> Generator[Statement, Any, None]:
+    """The second step, before COMMIT: raises ``StaleFence`` if another section has begun since."""
+    row: Row | None = yield Check(mark)
+    if row is None or row.token != mark.token:
+        raise _stale(mark, row)
+
+
+def still_ours(mark: Mark) -> Generator[Statement, Any, None]:
+    """What a conflict in the second step was about, asked after the rollback.
+
+    Raises ``StaleFence`` if it was about us. If not, it is the database's own affair.
+    """
+    row: Row | None = yield Look(mark)
+    if row is None or row.token != mark.token:
+        raise _stale(mark, row)
+
+
+def _stale(mark: Mark, row: Row | None) -> StaleFence:
+    newest = row.fence if row else None
+    return StaleFence(unqualified(mark.key), fence=mark.fence, newest=newest, done=SINCE)
+
+
+def run(steps: Generator[Statement, Any, None], answer: Callable[[Statement], Any]) -> None:
+    """Runs a step on a database that ``answer`` asks; it may raise ``Conflict``."""
+    try:
+        statement = next(steps)
+        while True:
+            try:
+                answered = answer(statement)
+            except Conflict as conflict:
+                statement = steps.throw(conflict)
+            else:
+                statement = steps.send(answered)
+    except StopIteration:
+        return

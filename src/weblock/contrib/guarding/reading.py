@@ -1,0 +1,65 @@
+"""Which statements certainly write nothing. All others are taken for writing."""
+
+from __future__ import annotations
+
+import functools
+import re
+from enum import Enum
+from typing import Final
+
+
+class Kind(Enum):
+    """What a statement does to the data, as far as its text tells."""
+
+    READS = "reads"
+    WRITES = "writes"
+    """Or may: a function that is not known may do anything."""
+    CONTROLS = "controls"
+    """It begins or ends a transaction or a savepoint, or changes a setting of the session."""
+
+
+_FIRST: Final = re.compile(r"[\s(]*(?:(?:--[^\n]*\n|/\*(?s:.*?)\*/)[\s(]*)*([A-Za-z]+)")
+_CONTROLS: Final = re.compile(
+    "BEGIN|START|COMMIT|END|ROLLBACK|SAVEPOINT|RELEASE|SET|RESET|PRAGMA|SHOW|USE"
+)
+_CALL: Final = re.compile(r"([^\s(),=<>!+*/|-]+)\s*\(")
+_INTO: Final = re.compile(r"\bINTO\b", re.IGNORECASE)
+_BEFORE_PARENTHESES: Final = """
+all and any array as between by case cast distinct else except exists filter from group having
+in intersect join lateral like ilike not on or over partition select some then union using when
+where within values limit offset
+"""
+_FUNCTIONS: Final = """
+abs avg bool_and bool_or ceil ceiling char_length coalesce concat concat_ws count
+current_timestamp date date_trunc date_part decimal extract floor greatest group_concat
+if ifnull iif instr json_extract jsonb_build_object json_object jsonb_agg json_agg least left
+length lower lpad ltrim max md5 min mod now numeric nullif position power rank dense_rank
+replace right round row_number rpad rtrim sha256 sign sqrt statement_timestamp string_agg strpos
+substr substring sum timezone to_char to_date total translate trim trunc typeof unnest upper
+varchar char clock_timestamp utc_timestamp curdate year month day hour minute second
+"""
+_PURE: Final = frozenset((_BEFORE_PARENTHESES + _FUNCTIONS).split())
+
+
+@functools.lru_cache(maxsize=1024)
+def kind_of(sql: str) -> Kind:
+    """What a statement does. In doubt, it writes: then it is checked, which costs one statement."""
+    first = _FIRST.match(sql)
+    word = first[1].upper() if first else ""
+    if _CONTROLS.fullmatch(word):
+        return Kind.CONTROLS
+    if first and word == "SELECT" and _only_reads(sql[first.end() :]):
+        return Kind.READS
+    return Kind.WRITES
+
+
+def _only_reads(select: str) -> bool:
+    hides = any(mark in select for mark in ("/*", "--", ";"))  # Comments, and other statements.
+    if hides or _INTO.search(select):
+        return False
+    return all(_is_pure(found[1]) for found in _CALL.finditer(select))
+
+
+def _is_pure(name: str) -> bool:
+    lowered = name.lower()
+    return lowered in _PURE or lowered.startswith("django_")

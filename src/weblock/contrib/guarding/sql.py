@@ -1,0 +1,189 @@
+"""The guard's statements in each database's words, and what its errors mean."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final
+
+from ...errors import ConfigurationError
+
+TABLE: Final = "weblock_fence"
+
+LENGTHS: Final = {"digest": 64, "lock_key": 600, "token": 32}
+"""The columns of text, and how many characters they have; a key with its namespace has 577."""
+
+LOCK_WAIT: Final = 5.0
+"""Seconds for which a section waits for a former one that has checked, and not committed yet."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """The statements, with parameters as ``:digest``, ``:lock_key``, ``:fence`` and ``:token``.
+
+    ``certain`` are the numbers of rows after which it is certain that ``raising`` took effect. Where
+    it may not have, ``looking`` tells.
+    """
+
+    raising: str
+    certain: frozenset[int]
+    checking: str
+    looking: str
+    sweeping: str
+
+    def __post_init__(self) -> None:
+        assert ";" not in self.raising, "one statement is one round trip, and one transaction"
+
+
+_LOOKING: Final = "SELECT fence, token FROM weblock_fence WHERE digest = :digest"
+_LOCKED: Final = f"{_LOOKING} FOR UPDATE"
+
+_UPSERT: Final = """
+ON CONFLICT (digest) DO UPDATE
+SET fence = excluded.fence, token = excluded.token, raised_at = excluded.raised_at
+WHERE weblock_fence.fence < excluded.fence OR weblock_fence.token = excluded.token"""
+
+# The limit is set by the statement that it is for, and ends with it.
+_POSTGRESQL: Final = """
+INSERT INTO weblock_fence (digest, lock_key, fence, token, raised_at)
+SELECT CAST(:digest AS varchar), CAST(:lock_key AS varchar), CAST(:fence AS bigint),
+    CAST(:token AS varchar), clock_timestamp()
+FROM (SELECT set_config('lock_timeout', '{milliseconds}', true)) AS waits"""
+
+_SQLITE: Final = """
+INSERT INTO weblock_fence (digest, lock_key, fence, token, raised_at)
+VALUES (:digest, :lock_key, :fence, :token, CURRENT_TIMESTAMP)"""
+
+# Assignments are made from left to right: the fence is changed last.
+_MYSQL: Final = """
+INSERT INTO weblock_fence (digest, lock_key, fence, token, raised_at)
+VALUES (:digest, :lock_key, :fence, :token, UTC_TIMESTAMP(6))
+ON DUPLICATE KEY UPDATE
+    raised_at = IF(fence < :fence, UTC_TIMESTAMP(6), raised_at),
+    token = IF(fence < :fence, :token, token),
+    fence = GREATEST(fence, :fence)"""
+
+
+def _postgresql(wait: float) -> Dialect:
+    raising = _POSTGRESQL.replace("{milliseconds}", f"{1000 * wait:.0f}")
+    return Dialect(
+        raising=raising + _UPSERT,
+        certain=frozenset({1}),
+        checking=_LOCKED,
+        looking=_LOOKING,
+        sweeping="""
+DELETE FROM weblock_fence WHERE digest IN (
+    SELECT digest FROM weblock_fence WHERE raised_at < clock_timestamp() - interval '1 day'
+    LIMIT 1000 FOR UPDATE SKIP LOCKED)""",
+    )
+
+
+def _sqlite(_wait: float) -> Dialect:
+    # What writes has the whole database for itself until its COMMIT: a plain SELECT is enough.
+    return Dialect(
+        raising=_SQLITE + _UPSERT,
+        certain=frozenset({1}),
+        checking=_LOOKING,
+        looking=_LOOKING,
+        sweeping="""
+DELETE FROM weblock_fence WHERE digest IN (
+    SELECT digest FROM weblock_fence WHERE raised_at < datetime('now', '-1 day') LIMIT 1000)""",
+    )
+
+
+def _mysql(_wait: float) -> Dialect:
+    return Dialect(
+        raising=_MYSQL,
+        certain=frozenset({2}),  # 1 is a new row, or one that was left as it is.
+        checking=_LOCKED,
+        looking=_LOOKING,
+        sweeping="""
+DELETE FROM weblock_fence WHERE raised_at < UTC_TIMESTAMP(6) - INTERVAL 1 DAY LIMIT 1000""",
+    )
+
+
+def _mariadb(wait: float) -> Dialect:
+    limit = f"SET STATEMENT innodb_lock_wait_timeout = {max(1, round(wait))} FOR"
+    plain = _mysql(wait)
+    return replace(plain, raising=limit + plain.raising)
+
+
+_DIALECTS: Final = {
+    "postgresql": _postgresql,
+    "sqlite": _sqlite,
+    "mysql": _mysql,
+    "mariadb": _mariadb,
+}
+
+
+def dialect_of(name: str, *, wait: float = LOCK_WAIT) -> Dialect:
+    """The statements for a database. Raises ``ConfigurationError`` for one that is not known."""
+    if name not in _DIALECTS:
+        raise ConfigurationError(
+            f"the guard in the database knows {', '.join(_DIALECTS)}, not {name!r:.40}: leave it"
+            " off for that database"
+        )
+    return _DIALECTS[name](wait)
+
+
+class Trouble(Enum):
+    """What a database's error means to the guard."""
+
+    CONFLICT = "conflict"
+    """Another transaction came first: a serialization error or a deadlock."""
+    LOCKED = "locked"
+    """A row, or the whole database, was locked for longer than the limit."""
+    READ_ONLY = "read-only"
+    """The transaction may not write, and so has not."""
+    NO_TABLE = "no table"
+    """The guard's table is missing."""
+
+
+_BY_STATE: Final = {
+    "40001": Trouble.CONFLICT,
+    "40P01": Trouble.CONFLICT,
+    "55P03": Trouble.LOCKED,
+    "25006": Trouble.READ_ONLY,
+    "42P01": Trouble.NO_TABLE,
+}
+_BY_MYSQL: Final = {
+    1020: Trouble.CONFLICT,  # innodb_snapshot_isolation
+    1213: Trouble.CONFLICT,
+    1205: Trouble.LOCKED,
+    1792: Trouble.READ_ONLY,
+    1146: Trouble.NO_TABLE,
+}
+_BY_SQLITE: Final = {5: Trouble.LOCKED, 6: Trouble.LOCKED, 517: Trouble.CONFLICT}
+
+
+def trouble_of(error: BaseException) -> Trouble | None:
+    """What an error of a database says; ``None`` for all others, as for one that is down."""
+    for each in _with_causes(error):
+        state = getattr(each, "sqlstate", None) or getattr(each, "pgcode", None)
+        if state in _BY_STATE:
+            return _BY_STATE[state]
+        if (code := getattr(each, "sqlite_errorcode", None)) is not None:
+            missing = Trouble.NO_TABLE if f"no such table: {TABLE}" in str(each) else None
+            return _BY_SQLITE.get(code, _BY_SQLITE.get(code & 0xFF, missing))
+        if each.args and type(each.args[0]) is int and each.args[0] in _BY_MYSQL:
+            return _BY_MYSQL[each.args[0]]
+    return None
+
+
+def _with_causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, and those that a framework has put into it."""
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = getattr(found, "orig", None) or found.__cause__
+
+
+SWEEPS: Final = 1 / 500
+"""How often a section that begins also deletes rows that nobody has used for a day."""
+
+
+def sweep_is_due() -> bool:
+    """Whether this section is to do it: each makes a row at most, and such a one deletes 1000."""
+    return random.random() < SWEEPS
