@@ -13,12 +13,14 @@ from django.contrib.auth.models import Permission, User
 from django.core.management import call_command
 from django.test import Client, override_settings
 from django.urls import reverse
+from django.utils.timezone import now
 from pytest_django.live_server_helper import LiveServer
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
 from tests.support.busy import busy
 from weblock.contrib.django import locks
+from weblock.contrib.django.models import Fence
 
 from .browser import browsing
 
@@ -164,6 +166,18 @@ def test_an_engine_that_is_down_is_shown() -> None:
     assert "redis://127.0.0.1:1 is unavailable" in page
     assert "s3cret" not in page
     assert "No key is held or waited for on memory://" in page
+
+
+def test_it_shows_the_fences_of_the_guard() -> None:
+    """Who may look finds the fence of a key as the database knows it, and changes nothing."""
+    Fence.objects.create(
+        digest="d", lock_key="default:item:7", fence=1763712000000001, token="t", raised_at=now()
+    )
+    client = client_of("view_fence")
+    page = client.get(reverse("admin:weblock_fence_changelist")).content.decode()
+    assert "default:item:7" in page
+    assert "1763712000000001" in page
+    assert client.post(reverse("admin:weblock_fence_delete", args=["d"])).status_code == 403
 
 
 def test_the_model_wants_no_migration_of_a_project() -> None:

@@ -18,7 +18,7 @@ from django.utils import timezone
 from ...errors import WeblockError
 from ...inspection import KeyInfo
 from ...operating import ChangedHands, duration, take_away
-from .models import Lock
+from .models import Fence, Lock
 from .registry import locks
 
 LIMIT: Final = 500
@@ -139,6 +139,32 @@ class LockAdmin(admin.ModelAdmin):
     def _back(self) -> HttpResponse:
         name = "admin:weblock_lock_changelist"
         return HttpResponseRedirect(reverse(name, current_app=self.admin_site.name))
+
+
+@admin.register(Fence)
+class FenceAdmin(admin.ModelAdmin):
+    """Shows the fence of each key, as the default database knows it. Nobody can change anything.
+
+    ``weblock.view_fence`` is the permission to look.
+    """
+
+    list_display: Any = ("lock_key", "fence", "raised_at")
+    search_fields: Any = ("lock_key",)
+    ordering: Any = ("-raised_at",)
+    fields: Any = list_display
+    readonly_fields: Any = list_display
+
+    def has_add_permission(self, request: HttpRequest) -> bool:  # noqa: ARG002 - Django's
+        """Fences come and go by themselves."""
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002
+        """Fences come and go by themselves."""
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:  # noqa: ARG002
+        """Fences come and go by themselves."""
+        return False
 
 
 def _sections(prefix: str) -> Iterator[Section]:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 from typing import Any, Final
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as Caution
+from django.db import connections
 from django.utils.module_loading import import_string
 
 from ..._core.attempts import Attempts
 from ..._options import Options
 from ...errors import ConfigurationError
 from ...keys import KeyTemplate
+from ..guarding import TABLE
 from .discovery import Place, marked_views, places
+from .guard import guarded_databases
 from .gunicorn import worker_timeout
 from .middleware import LockMiddleware
 from .registry import locks
 from .rules import Rules
-from .settings import aliases, of_alias
+from .settings import aliases, guards, of_alias
 
 MIDDLEWARE: Final = "weblock.contrib.django.middleware.LockMiddleware"
 
@@ -30,7 +33,8 @@ ENGINES: Final = "Set URL: file:// serializes the processes of one machine, redi
 def check_settings(**_kwargs: object) -> list[CheckMessage]:
     """``WEBLOCK`` makes locks, which reach beyond one process where that counts."""
     try:
-        return [message for alias in aliases() for message in _of_alias(alias)]
+        found = [message for alias in aliases() for message in _of_alias(alias)]
+        return [*found, *_mixed_guards()]
     except ConfigurationError as error:
         return [Error(str(error), id="weblock.E001")]
 
@@ -109,6 +113,40 @@ def check_waits(**_kwargs: object) -> list[CheckMessage]:
         for what, wait in longest.items()
         if wait >= limit
     ]
+
+
+def check_guard(databases: Sequence[str] | None = None, **_kwargs: object) -> list[CheckMessage]:
+    """The databases that are to refuse stale holders have the table for it."""
+    guarded = {alias for each in guards() for alias in guarded_databases(each.databases)}
+    return [
+        Caution(
+            f"the database {alias!r} has no table {TABLE}, which GUARD needs.",
+            hint=f"Run manage.py migrate weblock --database={alias}, or name the databases in"
+            " GUARD_DATABASES.",
+            id="weblock.W007",
+        )
+        for alias in sorted(guarded.intersection(databases or ()))
+        if TABLE not in connections[alias].introspection.table_names()
+    ]
+
+
+def _mixed_guards() -> Iterator[CheckMessage]:
+    """Fences of different engines cannot be compared: each has rows of its own, by its namespace."""
+    by_namespace: dict[object, str] = {}
+    for alias in aliases():
+        found = of_alias(alias)
+        if found.guard is None:
+            continue
+        first = by_namespace.setdefault(found.options.get("namespace"), alias)
+        if of_alias(first).url != found.url:
+            text = (
+                f"WEBLOCK[{first!r}] and WEBLOCK[{alias!r}] have two engines, one namespace and a"
+            )
+            yield Error(
+                f"{text} GUARD: their fences would meet in one row.",
+                hint="Give one of them a NAMESPACE.",
+                id="weblock.E007",
+            )
 
 
 def _of_alias(alias: str) -> Iterator[CheckMessage]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from django.db import DEFAULT_DB_ALIAS, connections, router, transaction
 from django.db.backends.utils import CursorWrapper
@@ -48,85 +48,124 @@ from ..guarding import (
 )
 from .internals import is_of_test_case
 
-Holds = Callable[[Mark], bool]
-"""Whether the engine says that a section holds its key."""
+if TYPE_CHECKING:
+    from ...sync import Locks
+    from .settings import GuardSettings
+
+
+@dataclass
+class _Section:
+    """One lease: who is to know of it, how long a database may keep us waiting, and who granted it."""
+
+    mark: Mark
+    databases: frozenset[str]
+    wait: float
+    locks: Locks
+    known_to: set[str] = field(default_factory=set)
+
+    def holds(self) -> bool:
+        """Whether the engine says that the key is still ours."""
+        found = self.locks.inspect(unqualified(self.mark.key))
+        return found is not None and found.fence == self.mark.fence
 
 
 class Guard:
     """The leases of one request, as its databases are to know them."""
 
-    def __init__(self, outer: Guard | None, *, wait: float) -> None:
+    def __init__(self, outer: Guard | None = None) -> None:
         self._outer = outer
-        self._wait = wait
-        self._marks: dict[Mark, tuple[frozenset[str], Holds]] = {}
-        self._raised: set[tuple[str, Mark]] = set()
+        self._sections: list[_Section] = []
 
-    def add(self, lease: BaseLease, databases: frozenset[str], holds: Holds) -> None:
-        """Has ``databases`` know of a lease, before anything else is asked of them."""
-        self._marks.update((mark, (databases, holds)) for mark in marks_of(lease))
+    def add(self, lease: BaseLease, wanted: GuardSettings, locks: Locks) -> None:
+        """Has databases know of a lease of ``locks``, before anything else is asked of them."""
+        databases = guarded_databases(wanted.databases)
+        self._sections += [
+            _Section(mark, databases, wanted.wait, locks) for mark in marks_of(lease)
+        ]
 
     def covers(self, database: str) -> bool:
         """Whether there is anything that ``database`` is to know."""
-        return any(self._marks_on(database))
+        return any(database in each.databases for each in self.sections())
 
     def raise_on(self, connection: Any) -> None:
         """Writes the fences that a database does not know yet. Raises ``StaleFence``, ``FenceLocked``.
 
         Outside of any transaction: each is committed by itself.
         """
-        if self._outer:
-            self._outer.raise_on(connection)
-        for mark, (databases, holds) in tuple(self._marks.items()):
-            told = connection.alias, mark
-            if connection.alias in databases and told not in self._raised:
-                self._raise(connection, mark, holds)
-                self._raised.add(told)
+        for section in self.sections():
+            if connection.alias in section.databases - section.known_to:
+                _raise(connection, section)
+                section.known_to.add(connection.alias)
 
     def check_on(self, connection: Any) -> None:
         """Raises ``StaleFence`` if another section has begun; keeps others out until COMMIT.
 
         A transaction that turns out to be read-only passes: it commits nothing.
         """
-        asked = _asked(connection, self._wait)
-        for mark in self._marks_on(connection.alias):
+        for section in self.sections():
+            if connection.alias not in section.known_to:
+                continue
+            asked = _asked(connection, section.wait)
             try:
-                run(checking(mark), asked)
+                run(checking(section.mark), asked)
             except Conflict as conflict:
-                connection.rollback()
-                try:
-                    run(still_ours(mark), asked)
-                finally:
-                    connection.rollback()
-                assert conflict.__cause__ is not None
-                raise conflict.__cause__ from None
+                _refuse_or_tell(connection, section.mark, asked)
+                raise conflict.error from None
             except Error as error:
                 if trouble_of(error) is not Trouble.READ_ONLY:
                     raise
                 connection.connection.rollback()
                 return
 
-    def _marks_on(self, database: str) -> Iterator[Mark]:
-        if self._outer:
-            yield from self._outer._marks_on(database)
-        for mark, (databases, _) in self._marks.items():
-            if database in databases:
-                yield mark
+    def reason_of(self, error: Exception) -> Exception:
+        """What a view that failed is to be answered with: ``StaleFence``, if that was the reason.
 
-    def _raise(self, connection: Any, mark: Mark, holds: Holds) -> None:
-        asked = _asked(connection, self._wait)
-        try:
-            run(raising(mark), asked)
-        except StaleFence as stale:
-            if stale.newest is None or not holds(mark):
-                raise
-            logger.warning(
-                "the engine's fence of %.200r is %d, and the database %r knows fence %d: the engine"
-                " was set back, by a flush or an older backup. The database goes on from its own",
-                *(unqualified(mark.key), mark.fence, connection.alias, stale.newest),
-            )
-            run(raising(mark.above(stale.newest)), asked)
-        if sweep_is_due() and not connection.in_atomic_block:
-            _execute(connection, _dialect(_vendor(connection), self._wait).sweeping, mark)
+        A database may itself refuse a statement of a holder that another has followed.
+        """
+        if trouble_of(error) is not Trouble.CONFLICT:
+            return error
+        for section in self.sections():
+            for alias in section.known_to:
+                try:
+                    run(still_ours(section.mark), _asked(connections[alias], section.wait))
+                except StaleFence as stale:
+                    stale.__cause__ = error
+                    return stale
+                except Error:
+                    return error
+        return error
+
+    def sections(self) -> Iterator[_Section]:
+        """Those of the request, and of one that waits for it."""
+        if self._outer:
+            yield from self._outer.sections()
+        yield from tuple(self._sections)
+
+
+def _raise(connection: Any, section: _Section) -> None:
+    mark, asked = section.mark, _asked(connection, section.wait)
+    try:
+        run(raising(mark), asked)
+    except StaleFence as stale:
+        if stale.newest is None or not section.holds():
+            raise
+        logger.warning(
+            "the engine's fence of %.200r is %d, but the database %r knows fence %d: the engine was"
+            " set back, by a flush or an older backup. The database counts on from its own",
+            *(unqualified(mark.key), mark.fence, connection.alias, stale.newest),
+        )
+        run(raising(mark.above(stale.newest)), asked)
+    if sweep_is_due() and not connection.in_atomic_block:
+        _execute(connection, _dialect(_vendor(connection), section.wait).sweeping, mark)
+
+
+def _refuse_or_tell(connection: Any, mark: Mark, asked: Callable[[Statement], Any]) -> None:
+    """Raises ``StaleFence`` if a conflict was about us, after a rollback."""
+    connection.rollback()
+    try:
+        run(still_ours(mark), asked)
+    finally:
+        connection.rollback()
 
 
 class Watch:
@@ -144,7 +183,13 @@ class Watch:
         connection.set_autocommit = self.set_autocommit
         connection.make_cursor = lambda cursor: self._seen(self._make_cursor(cursor))
         connection.make_debug_cursor = lambda cursor: self._seen(self._make_debug_cursor(cursor))
-        connection.execute_wrappers.append(self.execute)
+        connection.execute_wrappers.insert(0, self.execute)  # It hears of a write before others do.
+
+    def opened(self) -> None:
+        """Hears of a connection that has just been opened, maybe because a transaction begins."""
+        if guard := self.guard:
+            self._of_transaction, self._wrote = guard, True
+            self.raise_with(guard)
 
     @property
     def guard(self) -> Guard | None:
@@ -162,6 +207,8 @@ class Watch:
             if self._of_transaction:
                 self.raise_with(self._of_transaction)
         self._set_autocommit(autocommit, *args, **options)
+        if autocommit and not self._busy:
+            self._of_transaction = None
 
     def execute(self, execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:  # noqa: FBT001
         """Runs a statement that came through Django's cursors."""
@@ -172,7 +219,7 @@ class Watch:
     @contextmanager
     def about_to(self, kind: Kind) -> Iterator[None]:
         """Runs what does ``kind``: in a transaction of its own, which is checked, if it commits itself."""
-        if self._busy or kind is Kind.CONTROLS:
+        if self._busy or kind in (Kind.CONTROLS, Kind.COMMITS):  # Those are checked as COMMITs are.
             yield
             return
         connection = self._connection
@@ -203,8 +250,8 @@ class Watch:
 
     def check(self) -> None:
         """Asks before COMMIT, if anything may have been written."""
-        guard, self._of_transaction = self._of_transaction, None
-        if guard and self._wrote:
+        guard = self._of_transaction
+        if guard and self._wrote and not self._busy:
             with self._own_statements():
                 guard.check_on(self._connection)
 
@@ -228,7 +275,8 @@ class Watch:
 
     def _seen(self, cursor: Any) -> Any:
         if type(cursor).__init__ is CursorWrapper.__init__:
-            return _seen(type(cursor))(cursor.cursor, cursor.db)
+            kind: Any = type(cursor)
+            return _seen(kind)(cursor.cursor, cursor.db)
         self._wrote = True  # It is somebody's own kind, which we do not see through.
         return cursor
 
@@ -290,7 +338,7 @@ for _name in ("connection", "copy", "copy_expert", "copy_from", "copy_to", "stre
 
 
 @cache
-def _seen(kind: type[CursorWrapper]) -> type[CursorWrapper]:
+def _seen(kind: Any) -> Any:
     return type(f"Seen{kind.__name__}", (_Sees, kind), {})
 
 
@@ -303,11 +351,17 @@ def _is_of_tests(connection: Any) -> bool:
 def _dialect(vendor: str, wait: float) -> Dialect:
     """The statements, with placeholders as Django's cursors have them."""
     dialect = dialect_of(vendor, wait=wait)
-    texts = {
-        name: _PARAMETER.sub(r"%(\1)s", getattr(dialect, name))
-        for name in ("raising", "checking", "looking", "sweeping")
-    }
-    return replace(dialect, **texts)
+
+    def placed(sql: str) -> str:
+        return _PARAMETER.sub(r"%(\1)s", sql)
+
+    return Dialect(
+        placed(dialect.raising),
+        dialect.certain,
+        placed(dialect.checking),
+        placed(dialect.looking),
+        placed(dialect.sweeping),
+    )
 
 
 _PARAMETER: Final = re.compile(r"(?<!:):([a-z_]+)")
@@ -328,7 +382,7 @@ def _asked(connection: Any, wait: float) -> Callable[[Statement], Any]:
         except Error as error:
             trouble = trouble_of(error)
             if trouble is Trouble.CONFLICT:
-                raise Conflict from error
+                raise Conflict(error) from error
             if trouble is Trouble.LOCKED and isinstance(statement, Raise):
                 raise FenceLocked(unqualified(statement.mark.key), wait=wait) from error
             if trouble is Trouble.NO_TABLE:

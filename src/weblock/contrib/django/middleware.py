@@ -20,6 +20,7 @@ from .description import Lock
 from .marks import locks_of
 from .request import TaskLocks, ThreadLocks, locks_of_request
 from .shield import to_its_end
+from .transactions import current_guard
 
 View = Callable[..., Any]
 
@@ -37,6 +38,8 @@ class _Layer:
 
     def process_exception(self, _request: HttpRequest, error: Exception) -> HttpResponse | None:
         """Answers what gets out of a view: a lost lease, or a lock of the view's own."""
+        if guard := current_guard():
+            error = guard.reason_of(error)
         return answer(error) if isinstance(error, WeblockError) else None
 
 

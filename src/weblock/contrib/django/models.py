@@ -1,8 +1,10 @@
-"""A model without a table: it gives Django's admin a page, and permissions for it."""
+"""What Django's admin shows: keys, which only the engines know, and fences, which are a table."""
 
 from __future__ import annotations
 
 from django.db import models
+
+from ..guarding import LENGTHS, TABLE
 
 
 class Lock(models.Model):
@@ -19,3 +21,25 @@ class Lock(models.Model):
 
     def __str__(self) -> str:
         return str(self.key)
+
+
+class Fence(models.Model):
+    """The fence of the section of a key that began last, by which the database refuses older ones.
+
+    Only sections under ``"GUARD": "database"`` write it.
+    """
+
+    digest = models.CharField(max_length=LENGTHS["digest"], primary_key=True, editable=False)
+    lock_key = models.CharField("key", max_length=LENGTHS["lock_key"], editable=False)
+    fence = models.BigIntegerField(editable=False)
+    token = models.CharField(max_length=LENGTHS["token"], editable=False)
+    raised_at = models.DateTimeField("since", editable=False)
+
+    class Meta:
+        """Other frameworks that use the database know it by its name."""
+
+        db_table = TABLE
+        default_permissions = ("view",)
+
+    def __str__(self) -> str:
+        return str(self.lock_key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import groupby
@@ -28,8 +28,10 @@ from ...keys import in_order
 from ...sync import Lease
 from .answers import answer
 from .description import Lock
+from .guard import Guard, guarded_databases
 from .internals import close_together
 from .registry import async_locks, locks
+from .settings import of_alias
 from .transactions import checked_at_commit, give_back_connections, prepare_connections
 
 L = TypeVar("L", Lease, AsyncLease)
@@ -53,6 +55,8 @@ class RequestLocks(Generic[L]):
         self._by_key: dict[tuple[str, str], L] = {}
         self._by_lock: dict[Lock, tuple[str, ...]] = {}
         self._waited: float | None = None
+        self.guard: Guard | None = self._outer.guard if self._outer else None
+        """What the databases are to know of the leases."""
 
     def leave(self) -> bool:
         """Notes that nobody wants the answer any more. Whether the request may be cancelled now.
@@ -167,6 +171,10 @@ class RequestLocks(Generic[L]):
 
     def _keep(self, lock: Lock, lease: L) -> None:
         self._leases.append(lease)
+        if wanted := of_alias(lock.alias).guard:
+            if self.guard is None or (self._outer and self.guard is self._outer.guard):
+                self.guard = Guard(self.guard)
+            self.guard.add(lease, wanted, locks[lock.alias])
         self._by_key.update(((lock.alias, key), lease) for key in lease.keys)
 
     def _settle(self, wanted: Mapping[Lock, tuple[str, ...]]) -> None:
@@ -180,6 +188,7 @@ class RequestLocks(Generic[L]):
 
     def _end(self) -> list[L]:
         self.over = True
+        self.guard = None
         leases, self._leases = self._leases[::-1], []
         return leases
 
@@ -204,7 +213,7 @@ class ThreadLocks(RequestLocks[Lease]):
 
         Raises ``ConfigurationError`` inside a transaction.
         """
-        prepare_connections()
+        prepare_connections(_guarded(of))
         wanted = {lock: in_order(lock.keys_of(self.request, values)) for lock in of}
         for lock, missing in self._in_turn(wanted):
             face = locks[lock.alias]
@@ -243,7 +252,7 @@ class TaskLocks(RequestLocks[AsyncLease]):
 
     async def acquire(self, of: Sequence[Lock], values: Mapping[str, object]) -> None:
         """The same."""
-        await sync_to_async(prepare_connections)()
+        await sync_to_async(prepare_connections)(_guarded(of))
         wanted = {lock: in_order(await lock.akeys_of(self.request, values)) for lock in of}
         for lock, missing in self._in_turn(wanted):
             face = async_locks[lock.alias]
@@ -270,6 +279,12 @@ class TaskLocks(RequestLocks[AsyncLease]):
 _current: Final[ContextVar[ThreadLocks | TaskLocks | None]] = ContextVar(
     "weblock_request", default=None
 )
+
+
+def _guarded(of: Iterable[Lock]) -> set[str]:
+    """The databases that are to know of these locks."""
+    wanted = [found for lock in of if (found := of_alias(lock.alias).guard)]
+    return {alias for each in wanted for alias in guarded_databases(each.databases)}
 
 
 def locks_of_request(request: HttpRequest) -> ThreadLocks | TaskLocks | None:

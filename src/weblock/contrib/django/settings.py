@@ -14,8 +14,9 @@ from typing import Any, Final
 from django.conf import settings as django_settings
 from django.utils.module_loading import import_string
 
-from ..._options import LocksOptions
+from ..._options import LocksOptions, seconds
 from ...errors import ConfigurationError
+from ..guarding import LOCK_WAIT
 from .caches import url_of_cache
 from .rules import Rules
 
@@ -24,7 +25,19 @@ DEFAULT: Final = "default"
 OPTIONS: Final = tuple(name.upper() for name in LocksOptions.__annotations__)
 """What ``LocksOptions`` lists, in the upper case of settings."""
 
-OTHERS: Final = ("URL", "CACHE", "ON_BUSY", "RULES")
+OTHERS: Final = ("URL", "CACHE", "ON_BUSY", "RULES", "GUARD", "GUARD_DATABASES", "GUARD_WAIT")
+
+
+@dataclass(frozen=True)
+class GuardSettings:
+    """What ``"GUARD": "database"`` comes with.
+
+    ``databases`` are those that are named in ``GUARD_DATABASES``, or ``None`` for all that have the
+    table; ``wait`` is ``GUARD_WAIT``, in seconds.
+    """
+
+    databases: frozenset[str] | None
+    wait: float
 
 
 @dataclass(frozen=True)
@@ -33,6 +46,7 @@ class AliasSettings:
 
     ``url`` may be several, a quorum, or ``None`` for the embedded engine. ``on_busy`` is a function
     of the request and the ``LockTimeout`` that makes the response, if it is not to be ours.
+    ``guard`` is ``None`` where the lease alone is checked before COMMIT.
     """
 
     alias: str
@@ -40,6 +54,7 @@ class AliasSettings:
     options: LocksOptions
     on_busy: Any
     rules: Rules | None
+    guard: GuardSettings | None = None
 
     @cached_property
     def identity(self) -> str:
@@ -55,6 +70,14 @@ def aliases() -> tuple[str, ...]:
 def of_alias(alias: str) -> AliasSettings:
     """The settings of an alias. Raises ``ConfigurationError`` if there are none, or wrong ones."""
     return _current().of_alias(alias)
+
+
+def guards() -> tuple[GuardSettings, ...]:
+    """What guards there are; none where the settings are wrong, which others say."""
+    try:
+        return tuple(found.guard for alias in aliases() if (found := of_alias(alias)).guard)
+    except ConfigurationError:
+        return ()
 
 
 def rules() -> tuple[Rules, ...]:
@@ -110,6 +133,7 @@ def _of_alias(alias: str) -> AliasSettings:
         options=options,
         on_busy=_on_busy(alias, given.get("ON_BUSY")),
         rules=Rules(given["RULES"], alias=alias) if "RULES" in given else None,
+        guard=_guard(alias, given),
     )
 
 
@@ -169,3 +193,28 @@ def _on_busy(alias: str, given: object) -> object:
     if not (found is None or callable(found)):
         raise ConfigurationError(f"{name} is {found!r:.80}: a function is wanted, or its path")
     return found
+
+
+def _guard(alias: str, given: Mapping[str, Any]) -> GuardSettings | None:
+    where = f"WEBLOCK[{alias!r}]"
+    kind = given.get("GUARD", "lease")
+    if kind not in ("lease", "database"):
+        raise ConfigurationError(
+            f"{where}['GUARD'] is {kind!r:.80}: 'lease' or 'database' is wanted"
+        )
+    if kind == "lease":
+        if extra := [name for name in ("GUARD_DATABASES", "GUARD_WAIT") if name in given]:
+            raise ConfigurationError(f"{where} has {extra[0]} without 'GUARD': 'database'")
+        return None
+    named = given.get("GUARD_DATABASES")
+    if named is not None and (
+        not isinstance(named, list | tuple | set | frozenset)
+        or not named
+        or not set(named) <= set(django_settings.DATABASES)
+    ):
+        raise ConfigurationError(
+            f"{where}['GUARD_DATABASES'] is {named!r:.80}: a list is wanted, of"
+            f" {', '.join(map(repr, django_settings.DATABASES))}"
+        )
+    wait = seconds("GUARD_WAIT", given.get("GUARD_WAIT", LOCK_WAIT), least=0.001)
+    return GuardSettings(None if named is None else frozenset(named), wait)

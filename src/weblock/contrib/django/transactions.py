@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Any, Final, Protocol
 
@@ -11,11 +12,16 @@ from django.db.backends.signals import connection_created
 from django.db.utils import Error
 
 from ...errors import ConfigurationError, LeaseLost
+from .guard import Guard, guarded_databases, watch, watch_on
 from .internals import is_of_test_case
+from .settings import guards
 
 
 class Checked(Protocol):
     """What is to be ours still when work is committed."""
+
+    guard: Guard | None
+    """What the databases are to know of it."""
 
     def check(self) -> None:
         """Raises ``LeaseLost`` if it is not."""
@@ -62,11 +68,29 @@ def _refuse_open_transaction() -> None:
         )
 
 
-def prepare_connections() -> None:
-    """Refuses a transaction that is open, and has this thread's connections ask before COMMIT."""
+def prepare_connections(guarded: Iterable[str] = ()) -> None:
+    """Refuses a transaction that is open, and has this thread's connections ask before COMMIT.
+
+    Those to the ``guarded`` databases ask these, too.
+    """
     _refuse_open_transaction()
     for connection in connections.all(initialized_only=True):
         _guard(connection)
+    for alias in guarded:
+        watch(connections[alias], current_guard)
+
+
+def current_guard() -> Guard | None:
+    """What the databases are to know of the code that runs here."""
+    checked = checked_at_commit.get()
+    return checked.guard if checked else None
+
+
+def _opened(connection: Any, **_facts: object) -> None:
+    """Looks after a connection that has just been opened, in whatever thread."""
+    _guard(connection)
+    if any(connection.alias in guarded_databases(each.databases) for each in guards()):
+        watch(connection, current_guard).opened()
 
 
 def give_back_connections() -> None:
@@ -76,7 +100,7 @@ def give_back_connections() -> None:
             connection.close()
 
 
-def _guard(connection: Any, **_facts: object) -> None:
+def _guard(connection: Any) -> None:
     """Has whatever commits on ``connection`` ask first."""
     if not getattr(connection, _GUARDED, False):
         _CommitCheck(connection)
@@ -128,6 +152,8 @@ class _CommitCheck:
         try:
             if checked := checked_at_commit.get():
                 checked.check()
+            if watching := watch_on(self._connection):
+                watching.check()
         except LeaseLost:
             # Atomic rolls back by itself, but at the commit only for errors of the database.
             if not self._connection.in_atomic_block:
@@ -141,4 +167,4 @@ class _CommitCheck:
             self._connection.close()
 
 
-connection_created.connect(_guard, dispatch_uid="weblock")
+connection_created.connect(_opened, dispatch_uid="weblock")

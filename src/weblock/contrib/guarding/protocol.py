@@ -72,7 +72,11 @@ Statement = Raise | Look | Check
 
 
 class Conflict(Exception):
-    """The database refused a statement because of another transaction: a serialization error."""
+    """The database refused a statement because of another transaction, by ``error``."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 def marks_of(lease: BaseLease) -> list[Mark]:

@@ -15,13 +15,17 @@ class Kind(Enum):
     WRITES = "writes"
     """Or may: a function that is not known may do anything."""
     CONTROLS = "controls"
-    """It begins or ends a transaction or a savepoint, or changes a setting of the session."""
+    """It begins or undoes a transaction, is about a savepoint, or changes a setting of the session."""
+    COMMITS = "commits"
+    """It ends a transaction by itself, where nobody could check it."""
 
 
 _FIRST: Final = re.compile(r"[\s(]*(?:(?:--[^\n]*\n|/\*(?s:.*?)\*/)[\s(]*)*([A-Za-z]+)")
-_CONTROLS: Final = re.compile(
-    "BEGIN|START|COMMIT|END|ROLLBACK|SAVEPOINT|RELEASE|SET|RESET|PRAGMA|SHOW|USE"
-)
+_CONTROLS: Final = re.compile("BEGIN|START|ROLLBACK|SAVEPOINT|RELEASE|SET|RESET|PRAGMA|SHOW|USE")
+_COMMITS: Final = re.compile("COMMIT|END|PREPARE")
+_STATEMENT: Final = re.compile(r"\s+STATEMENT\b", re.IGNORECASE)
+"""``SET STATEMENT ... FOR UPDATE ...``, as MariaDB has it."""
+
 _CALL: Final = re.compile(r"([^\s(),=<>!+*/|-]+)\s*\(")
 _INTO: Final = re.compile(r"\bINTO\b", re.IGNORECASE)
 _BEFORE_PARENTHESES: Final = """
@@ -46,16 +50,20 @@ def kind_of(sql: str) -> Kind:
     """What a statement does. In doubt, it writes: then it is checked, which costs one statement."""
     first = _FIRST.match(sql)
     word = first[1].upper() if first else ""
-    if _CONTROLS.fullmatch(word):
+    rest = sql[first.end() :] if first else ";"
+    if ";" in rest.rstrip("; \n"):
+        return Kind.WRITES  # Several statements.
+    if _COMMITS.fullmatch(word):
+        return Kind.COMMITS
+    if _CONTROLS.fullmatch(word) and not _STATEMENT.match(rest):
         return Kind.CONTROLS
-    if first and word == "SELECT" and _only_reads(sql[first.end() :]):
+    if word == "SELECT" and _only_reads(rest):
         return Kind.READS
     return Kind.WRITES
 
 
 def _only_reads(select: str) -> bool:
-    hides = any(mark in select for mark in ("/*", "--", ";"))  # Comments, and other statements.
-    if hides or _INTO.search(select):
+    if "/*" in select or "--" in select or _INTO.search(select):  # A comment hides what is called.
         return False
     return all(_is_pure(found[1]) for found in _CALL.finditer(select))
 

@@ -1,1 +1,1 @@
-"""What ``migrate`` makes: permissions, and no table."""
+"""What ``migrate`` makes: permissions, and the table of fences."""

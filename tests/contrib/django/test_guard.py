@@ -1,0 +1,503 @@
+"""``"GUARD": "database"``: no COMMIT of a holder that another has followed, whatever it believes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.db import connection, connections, transaction
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient, override_settings
+from django.test.utils import CaptureQueriesContext
+from django.utils.timezone import now
+from psycopg import IsolationLevel
+
+from weblock import ConfigurationError
+from weblock.contrib.django import lock, locks
+from weblock.contrib.django.checks import check_guard, check_settings
+from weblock.contrib.django.models import Fence
+from weblock.contrib.guarding import TABLE
+
+from .project.shop.models import Item
+from .requests import fetch
+
+pytestmark = pytest.mark.django_db(
+    transaction=True,
+    databases=["default", "other"],
+    available_apps=[
+        "django.contrib.auth",
+        "django.contrib.contenttypes",
+        "django.contrib.sessions",
+        "weblock.contrib.django",
+        "tests.contrib.django.project.shop",
+    ],
+)
+
+ISOLATION = [
+    IsolationLevel.READ_COMMITTED,
+    IsolationLevel.REPEATABLE_READ,
+    IsolationLevel.SERIALIZABLE,
+]
+isolated = pytest.mark.parametrize("isolation", ISOLATION, ids=[each.name for each in ISOLATION])
+
+
+@pytest.fixture
+def guard(settings: Any, url: str) -> Callable[..., None]:
+    """Has the engine of this test guarded by the database, or not."""
+
+    def guard(kind: str = "database", **given: Any) -> None:
+        settings.WEBLOCK = {"default": {"URL": url, "WAIT": 0, "GUARD": kind, **given}}
+
+    guard()
+    return guard
+
+
+def elsewhere(work: Callable[[], Any]) -> Any:
+    """What another thread's work returns, which has connections of its own."""
+
+    def do() -> Any:
+        try:
+            return work()
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(do).result()
+
+
+class Story:
+    """A holder that sleeps: its lease is given to another, which commits, and then it goes on."""
+
+    def __init__(self, using: str = "default") -> None:
+        self.items = Item.objects.using(using)
+        self.followed = False
+
+    def sleep(self) -> None:
+        """Does what happens while the first holder, and only that one, is stopped."""
+        if self.followed:
+            return
+        self.followed = True
+        assert locks["default"].force_release("create_item")
+        assert elsewhere(lambda: fetch("/items").status_code) == 201
+
+    def create(self, _request: Any = None) -> HttpResponse:
+        """A view that keeps one item at most, and sleeps after it has counted."""
+        full = self.items.count() >= 1
+        self.sleep()
+        if full:
+            return HttpResponse(status=422)
+        self.items.create()
+        return HttpResponse(status=201)
+
+
+@isolated
+@pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "lease only"])
+def test_a_stale_holder_commits_nothing(
+    isolation: IsolationLevel, guarded: bool, database: Any, serve: Any, guard: Any
+) -> None:
+    """With ATOMIC_REQUESTS a holder that was followed is refused at COMMIT; without the guard it is not."""
+    database(ATOMIC_REQUESTS=True, OPTIONS={"isolation_level": isolation})
+    story = Story()
+    serve(items=lock("create_item")(story.create))
+    guard("database" if guarded else "lease")
+    response = fetch("/items")
+    if guarded:
+        assert (response.status_code, response.json()["code"]) == (503, "lease_lost")
+    refused = guarded or isolation is IsolationLevel.SERIALIZABLE  # Which needs no guard, here.
+    assert story.items.count() == (1 if refused else 2)
+
+
+def in_own_transaction(story: Story) -> Callable[..., HttpResponse]:
+    """A view that opens its transaction itself."""
+
+    def view(request: HttpRequest) -> HttpResponse:
+        with transaction.atomic(using=story.items.db):
+            return story.create()
+
+    return view
+
+
+def in_savepoints(story: Story) -> Callable[..., HttpResponse]:
+    """One whose write is in a savepoint, and then in another that is rolled back."""
+
+    def view(request: HttpRequest) -> HttpResponse:
+        with transaction.atomic(using=story.items.db):
+            with transaction.atomic(using=story.items.db):
+                response = story.create()
+            with transaction.atomic(using=story.items.db):
+                story.items.filter(pk=0).delete()
+                transaction.set_rollback(True, using=story.items.db)
+            return response
+
+    return view
+
+
+def in_autocommit(story: Story) -> Callable[..., HttpResponse]:
+    """One without any transaction of its own."""
+    return story.create
+
+
+def in_steps(story: Story) -> Callable[..., HttpResponse]:
+    """One that reads in a transaction, and writes in another."""
+
+    def view(request: HttpRequest) -> HttpResponse:
+        with transaction.atomic(using=story.items.db):
+            full = story.items.count() >= 1
+        story.sleep()
+        if full:
+            return HttpResponse(status=422)
+        with transaction.atomic(using=story.items.db):
+            story.items.create()
+        return HttpResponse(status=201)
+
+    return view
+
+
+def by_sql(story: Story) -> Callable[..., HttpResponse]:
+    """One that writes by a SELECT, in a function that nobody knows."""
+
+    def view(request: HttpRequest) -> HttpResponse:
+        using = connections[story.items.db]
+        with transaction.atomic(using=using.alias), using.cursor() as cursor:
+            cursor.execute(
+                "CREATE OR REPLACE FUNCTION make_item() RETURNS void LANGUAGE sql"
+                " AS 'INSERT INTO shop_item (name) VALUES ('''')'"
+            )
+        with transaction.atomic(using=using.alias):
+            full = story.items.count() >= 1
+            story.sleep()
+            if not full:
+                with using.cursor() as cursor:
+                    cursor.execute("SELECT make_item()")
+        return HttpResponse(status=422 if full else 201)
+
+    return view
+
+
+def by_copy(story: Story) -> Callable[..., HttpResponse]:
+    """One that writes by COPY, which no wrapper around execute sees."""
+
+    def view(request: HttpRequest) -> HttpResponse:
+        using = connections[story.items.db]
+        with transaction.atomic(using=using.alias):
+            full = story.items.count() >= 1
+            story.sleep()
+            if not full:
+                with using.cursor() as cursor:
+                    cursor.execute("SELECT 1")
+                    with cursor.copy("COPY shop_item (name) FROM STDIN") as copy:
+                        copy.write_row(["copied"])
+        return HttpResponse(status=422 if full else 201)
+
+    return view
+
+
+def by_callproc(story: Story) -> Callable[..., HttpResponse]:
+    """One that calls a function of the database, and lets it commit by itself."""
+
+    def view(request: HttpRequest) -> HttpResponse:
+        using = connections[story.items.db]
+        with using.cursor() as cursor:
+            cursor.execute(
+                "CREATE OR REPLACE FUNCTION make_item() RETURNS void LANGUAGE sql"
+                " AS 'INSERT INTO shop_item (name) VALUES ('''')'"
+            )
+            full = story.items.count() >= 1
+            story.sleep()
+            if not full:
+                cursor.callproc("make_item")
+        return HttpResponse(status=422 if full else 201)
+
+    return view
+
+
+def by_commit(story: Story) -> Callable[..., HttpResponse]:
+    """One that sends COMMIT by itself, along with what it writes."""
+
+    def view(request: HttpRequest) -> HttpResponse:
+        using = connections[story.items.db]
+        with transaction.atomic(using=using.alias), using.cursor() as cursor:
+            full = story.items.count() >= 1
+            story.sleep()
+            if not full:
+                cursor.execute("INSERT INTO shop_item (name) VALUES (''); COMMIT")
+        return HttpResponse(status=422 if full else 201)
+
+    return view
+
+
+WAYS = [
+    by_commit,
+    in_own_transaction,
+    in_savepoints,
+    in_autocommit,
+    in_steps,
+    by_sql,
+    by_copy,
+    by_callproc,
+]
+
+
+@pytest.mark.parametrize(
+    ("way", "using"), [*((way, "default") for way in WAYS), (in_own_transaction, "other")]
+)
+def test_every_way_to_commit_is_checked(way: Any, using: str, serve: Any, guard: Any) -> None:
+    """Each is refused once another has followed, on each database, also where nothing is atomic."""
+    story = Story(using)
+    serve(items=lock("create_item")(way(story)))
+    guard()
+    response = fetch("/items")
+    assert (response.status_code, response.json()["code"]) == (503, "lease_lost")
+    assert story.items.count() == 1
+
+
+@pytest.mark.parametrize("way", [in_autocommit, in_own_transaction], ids=["autocommit", "atomic"])
+async def test_async_views_are_checked(way: Any, serve: Any, guard: Any) -> None:
+    """Under ASGI too, with the async ORM and with sync_to_async."""
+    story = Story()
+
+    async def create(request: HttpRequest) -> HttpResponse:
+        if way is in_own_transaction:
+            return await sync_to_async(way(story))(request)
+        full = await story.items.acount() >= 1
+        if not story.followed:
+            await sync_to_async(story.sleep)()
+        if not full:
+            await story.items.acreate()
+        return HttpResponse(status=422 if full else 201)
+
+    serve(items=lock("create_item")(create))
+    guard()
+    response = await AsyncClient(raise_request_exception=False).post("/items")
+    await sync_to_async(connections.close_all)()
+    assert (response.status_code, response.json()["code"]) == (503, "lease_lost")
+    assert await sync_to_async(story.items.count)() == 1
+    await sync_to_async(connections.close_all)()
+
+
+def test_a_holder_that_comes_too_late_does_not_begin(serve: Any, guard: Any) -> None:
+    """One that sleeps before its first statement, while another takes over, is refused there."""
+    ran: list[int] = []
+
+    @lock("create_item")
+    def view(request: HttpRequest) -> HttpResponse:
+        story.sleep()
+        ran.append(Item.objects.count())
+        Item.objects.create()
+        return HttpResponse(status=201)
+
+    story = Story()
+    serve(items=view)
+    guard()
+    assert fetch("/items").status_code == 503
+    assert ran == [0]  # The other's.
+
+
+def test_nobody_else_is_disturbed(serve: Any, guard: Any, database: Any) -> None:
+    """One request after the other commits, on both databases, and on_commit hooks run."""
+    database("default", ATOMIC_REQUESTS=True)
+    hooks: list[str] = []
+
+    @lock("create_item")
+    def view(request: HttpRequest) -> HttpResponse:
+        Item.objects.create()
+        Item.objects.using("other").create()
+        transaction.on_commit(lambda: hooks.append("done"))
+        return HttpResponse(status=201)
+
+    serve(items=view)
+    guard()
+    assert [fetch("/items").status_code for _ in range(3)] == [201] * 3
+    assert len(hooks) == Item.objects.count() == Item.objects.using("other").count() == 3
+
+
+def statements(using: str, work: Callable[[], Any]) -> list[str]:
+    """What was sent to a database."""
+    with CaptureQueriesContext(connections[using]) as queries:
+        work()
+    return [each["sql"] for each in queries]
+
+
+def test_it_costs_two_short_statements(serve: Any, guard: Any, database: Any) -> None:
+    """One before the transaction, one before COMMIT; none before COMMIT where nothing was written."""
+    database(ATOMIC_REQUESTS=True)
+
+    @lock("create_item")
+    def view(request: HttpRequest) -> HttpResponse:
+        Item.objects.count()
+        if "write" in request.GET:
+            Item.objects.create()
+        return HttpResponse()
+
+    serve(items=view)
+    guard()
+    writing = statements("default", lambda: fetch("/items?write"))
+    assert [TABLE in sql for sql in writing] == [True, False, False, False, True, False]
+    assert writing[1] == "BEGIN"
+    assert writing[-2].endswith("FOR UPDATE")
+    assert writing[-1] == "COMMIT"
+    reading = statements("default", lambda: fetch("/items"))
+    assert [TABLE in sql for sql in reading] == [True, False, False, False]
+    assert statements("other", lambda: fetch("/items?write")) == []
+
+
+def test_a_read_only_transaction_is_left_alone(serve: Any, guard: Any) -> None:
+    """One that is declared so commits, also where a function might have written."""
+
+    @lock("create_item")
+    def view(request: HttpRequest) -> HttpResponse:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION READ ONLY")
+            cursor.execute("SELECT pg_backend_pid()")
+            transaction.on_commit(lambda: hooks.append("done"))
+        return HttpResponse()
+
+    hooks: list[str] = []
+    serve(items=view)
+    guard()
+    assert fetch("/items").status_code == 200
+    assert hooks == ["done"]
+
+
+def test_copy_outside_of_a_transaction_is_refused(serve: Any, guard: Any) -> None:
+    """What would commit without being seen says what to do instead."""
+
+    @lock("create_item")
+    def view(request: HttpRequest) -> HttpResponse:
+        with connection.cursor() as cursor, cursor.copy("COPY shop_item (name) FROM STDIN"):
+            raise AssertionError
+        return HttpResponse()
+
+    serve(items=view)
+    guard()
+    assert "put it inside transaction.atomic()" in str(fetch("/items").exc_info[1])
+
+
+def test_a_holder_stopped_before_its_commit_is_waited_for(serve: Any, guard: Any) -> None:
+    """While it has the row, the next one waits for GUARD_WAIT, and is told; then the first commits."""
+    followers: list[Any] = []
+
+    def stopped() -> None:
+        """What sends COMMIT, after the check."""
+        del first._commit
+        assert locks["default"].force_release("create_item")
+        followers.append(elsewhere(lambda: fetch("/items")))
+        first._commit()
+
+    @lock("create_item")
+    def view(request: HttpRequest) -> HttpResponse:
+        with transaction.atomic():
+            Item.objects.create()
+        return HttpResponse(status=201)
+
+    first = connections["default"]
+    first._commit = stopped  # type: ignore[method-assign]
+    serve(items=view)
+    guard(GUARD_WAIT=0.1)
+    assert fetch("/items").status_code == 201
+    (refused,) = followers
+    assert (refused.status_code, refused.json()["code"]) == (409, "lock_timeout")
+    assert Item.objects.count() == 1
+
+
+def test_an_engine_that_was_set_back_is_noticed(serve: Any, guard: Any, caplog: Any) -> None:
+    """Its fences are below the database's; that is said, work goes on, and the stale are still refused."""
+    story = Story()
+    story.followed = True
+    serve(items=lock("create_item")(story.create))
+    guard()
+    assert elsewhere(lambda: fetch("/items").status_code) == 201
+    Fence.objects.update(fence=2**60, token="of another")
+    story.items.all().delete()
+    story.followed = False
+    assert fetch("/items").status_code == 503
+    assert story.items.count() == 1
+    assert "the engine was set back" in caplog.text
+    assert Fence.objects.get().fence > 2**60
+
+
+def test_rows_that_nobody_uses_are_deleted(
+    serve: Any, guard: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of yesterday go now and then; that of a key in use stays."""
+    monkeypatch.setattr("weblock.contrib.django.guard.sweep_is_due", lambda: True)
+    Fence.objects.create(
+        digest="old", lock_key="old", fence=1, token="", raised_at=now() - timedelta(days=2)
+    )
+    serve(items=lock("create_item")(Story().create))
+    guard()
+    fetch("/items")
+    assert [fence.lock_key for fence in Fence.objects.all()] == ["default:create_item"]
+
+
+def test_only_the_named_databases_are_asked(serve: Any, guard: Any) -> None:
+    """GUARD_DATABASES leaves the others as they are."""
+
+    @lock("create_item")
+    def view(request: HttpRequest) -> HttpResponse:
+        Item.objects.using("other").create()
+        return HttpResponse(status=201)
+
+    serve(items=view)
+    guard(GUARD_DATABASES=["default"])
+    assert TABLE not in "".join(statements("other", lambda: fetch("/items")))
+    assert TABLE not in "".join(statements("default", lambda: fetch("/items")))
+    assert Item.objects.using("other").count() == 2
+
+
+def test_a_missing_table_says_what_to_do(serve: Any, guard: Any) -> None:
+    """The error names the database and the command; manage.py check --database says it before."""
+    serve(items=lock("create_item")(Story("other").create))
+    guard()
+    with connections["other"].cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {TABLE} RENAME TO elsewhere")
+    try:
+        assert "migrate weblock --database=other" in str(fetch("/items").exc_info[1])
+        (found,) = check_guard(databases=["default", "other"])
+        assert (found.id, "'other'" in found.msg) == ("weblock.W007", True)
+    finally:
+        with connections["other"].cursor() as cursor:
+            cursor.execute(f"ALTER TABLE elsewhere RENAME TO {TABLE}")
+    assert check_guard(databases=["default", "other"]) == []
+
+
+def test_without_autocommit_it_says_so(serve: Any, guard: Any, database: Any) -> None:
+    """A database without AUTOCOMMIT cannot commit the fence by itself."""
+    database(AUTOCOMMIT=False)
+    serve(items=lock("create_item")(Story().create))
+    guard()
+    assert "has AUTOCOMMIT off" in str(fetch("/items").exc_info[1])
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"GUARD": "both"}, "'lease' or 'database'"),
+        ({"GUARD": "database", "GUARD_DATABASES": ["no"]}, "a list is wanted, of 'default'"),
+        ({"GUARD": "database", "GUARD_DATABASES": "default"}, "a list is wanted, of 'default'"),
+        ({"GUARD_WAIT": 5}, "GUARD_WAIT without 'GUARD'"),
+        ({"GUARD": "database", "GUARD_WAIT": 0}, "GUARD_WAIT=0"),
+    ],
+)
+def test_wrong_settings_are_refused(given: Any, message: str) -> None:
+    """What cannot work is refused with a message that names it."""
+    with (
+        override_settings(WEBLOCK={"default": {"URL": "memory://", **given}}),
+        pytest.raises(ConfigurationError, match=message),
+    ):
+        locks["default"].acquire("key")
+
+
+def test_two_engines_must_not_share_rows(settings: Any) -> None:
+    """Two aliases with one namespace and different engines would mix their fences: a check says so."""
+    one = {"URL": "memory://one", "GUARD": "database"}
+    settings.WEBLOCK = {"default": one, "b": {**one, "URL": "memory://two"}}
+    assert "weblock.E007" in [each.id for each in check_settings()]
+    settings.WEBLOCK["b"]["NAMESPACE"] = "b"
+    with override_settings(WEBLOCK={**settings.WEBLOCK}):
+        assert "weblock.E007" not in [each.id for each in check_settings()]

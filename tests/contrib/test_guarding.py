@@ -1,0 +1,163 @@
+"""The database as referee, without a database: what reads only, and what errors mean."""
+
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+
+from weblock import Locks
+from weblock.contrib.guarding import (
+    LENGTHS,
+    Conflict,
+    Kind,
+    Row,
+    StaleFence,
+    Trouble,
+    dialect_of,
+    kind_of,
+    marks_of,
+    raising,
+    run,
+    trouble_of,
+)
+from weblock.errors import ConfigurationError
+from weblock.keys import MAX_LENGTH
+
+READS = [
+    "SELECT 1",
+    ' select "a"."b" FROM "a" WHERE ("a"."b" = 1 AND NOT (a.b IN (1, 2)))',
+    "(SELECT a FROM b) UNION ALL (SELECT c FROM d)",
+    'SELECT COUNT(*) AS "__count" FROM "shop_item"',
+    "SELECT COALESCE(SUM(a), 0), django_date_trunc('day', b) FROM c FOR UPDATE OF c NOWAIT",
+    "-- a comment\n/* and another */ SELECT 1",
+    "SELECT 1;",
+]
+WRITES = [
+    "INSERT INTO a VALUES (1)",
+    "UPDATE a SET b = 1",
+    "WITH gone AS (DELETE FROM a RETURNING b) SELECT * FROM gone",
+    "SELECT nextval('a')",
+    "SELECT pay (7)",
+    "SELECT pay /* */ (7)",
+    "SELECT pay -- \n (7)",
+    'SELECT "pay"(7)',
+    "SELECT shop.pay(7)",
+    "SELECT shop.count(7)",
+    "SELECT * INTO a FROM b",
+    "SELECT 1; DELETE FROM a",
+    "CALL pay(7)",
+    "DO $$ BEGIN DELETE FROM a; END $$",
+    "EXPLAIN ANALYZE DELETE FROM a",
+    "COPY a FROM STDIN",
+    "TRUNCATE a",
+    "/* SELECT 1 */ DELETE FROM a",
+    "SET LOCAL a = 1; DELETE FROM a",
+    "SET STATEMENT a = 1 FOR DELETE FROM b",
+    "REPLACE INTO a VALUES (1)",
+    "",
+]
+CONTROLS = ["BEGIN", "SAVEPOINT x", "RELEASE SAVEPOINT x", "SET LOCAL a = 1", "PRAGMA a=1"]
+COMMITS = ["commit", "END;", "PREPARE TRANSACTION 'x'"]
+
+
+COMMITS = ["commit", "END;", "PREPARE TRANSACTION 'x'"]
+
+
+@pytest.mark.parametrize(
+    ("sql", "kind"),
+    [
+        *((sql, Kind.READS) for sql in READS),
+        *((sql, Kind.WRITES) for sql in WRITES),
+        *((sql, Kind.CONTROLS) for sql in CONTROLS),
+        *((sql, Kind.COMMITS) for sql in COMMITS),
+    ],
+)
+def test_what_may_write_counts_as_writing(sql, kind):
+    """Only statements that certainly write nothing are let pass unchecked."""
+    assert kind_of(sql) is kind
+
+
+def test_a_row_is_named_by_a_digest():
+    """Keys that a collation takes for equal have rows of their own; the row's columns hold any key."""
+    with Locks.from_url("memory://", namespace="n" * 64) as locks:
+        leases = [locks.acquire(key) for key in ("item", "ITEM", "item ", "ítem", "k" * MAX_LENGTH)]
+        marks = [mark for lease in leases for mark in marks_of(lease)]
+        for lease in leases:
+            lease.release()
+    assert len({mark.digest for mark in marks}) == len(marks)
+    for mark in marks:
+        assert len(mark.digest) <= LENGTHS["digest"]
+        assert len(mark.key) <= LENGTHS["lock_key"]
+        assert len(mark.token) <= LENGTHS["token"]
+
+
+def test_the_token_does_not_tell_the_owner():
+    """What stands in the database cannot release the lease."""
+    with Locks.from_url("memory://") as locks, locks.hold("a") as lease:
+        (mark,) = marks_of(lease)
+        assert lease.owner not in mark.token
+        assert mark.fence == lease.fence
+
+
+def test_a_section_without_a_lease_has_no_mark():
+    """Where the engine was down and the user lets it run all the same, there is nothing to compare."""
+    lease = Locks.from_url("redis://127.0.0.1:1", on_unavailable="open").acquire("a", wait=0)
+    assert marks_of(lease) == []
+
+
+def test_a_database_that_is_not_known_is_refused():
+    """Its name and those that are known are told."""
+    with pytest.raises(
+        ConfigurationError, match="postgresql, sqlite, mysql, mariadb, not 'oracle'"
+    ):
+        dialect_of("oracle")
+
+
+def test_conflicts_are_tried_again_and_end():
+    """A raise that meets others tries again; one that always does is refused, not tried for ever."""
+    with Locks.from_url("memory://") as locks, locks.hold("a") as lease:
+        (mark,) = marks_of(lease)
+    answers = iter([Conflict(OSError()), False, None, False, Row(mark.fence, mark.token)])
+
+    def answer(_statement):
+        found = next(answers)
+        if isinstance(found, Conflict):
+            raise found
+        return found
+
+    run(raising(mark), answer)
+    assert not list(answers)
+
+    def never(_statement):
+        raise Conflict(OSError())
+
+    with pytest.raises(StaleFence):
+        run(raising(mark), never)
+
+
+def test_errors_of_sqlite_are_known(tmp_path):
+    """A database that is locked, and a table that is missing."""
+    one, two = (sqlite3.connect(tmp_path / "db", timeout=0) for _ in range(2))
+    with pytest.raises(sqlite3.OperationalError) as caught:
+        one.execute(dialect_of("sqlite").looking, {"digest": ""})
+    assert trouble_of(caught.value) is Trouble.NO_TABLE
+    one.execute("BEGIN IMMEDIATE")
+    with pytest.raises(sqlite3.OperationalError) as caught:
+        two.execute("BEGIN IMMEDIATE")
+    assert trouble_of(caught.value) is Trouble.LOCKED
+    assert trouble_of(OSError(5, "is no error of MySQL's")) is None
+    one.close()
+    two.close()
+
+
+def test_it_imports_no_framework():
+    """The steps and their words need neither Django nor SQLAlchemy nor any driver."""
+    program = (
+        "import sys, weblock.contrib.guarding;"
+        "print([name for name in ('django', 'sqlalchemy', 'psycopg') if name in sys.modules])"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout == "[]\n"
