@@ -31,6 +31,7 @@ class Face:
     """What ``Locks`` and ``AsyncLocks`` have in common."""
 
     _runtime: type[Runtime]
+    _lease: type[BaseLease]
 
     def __init__(self, engine: Engine, **given: Unpack[LocksOptions]) -> None:
         self._refuse_what_is_no_engine(engine)
@@ -118,6 +119,8 @@ class Face:
 
     def _use(self, engine: Engine, runtime: Runtime) -> None:
         self._engine = engine
+        self._place = engine, self._options.prefix
+        """Where the keys are: those of two ``Locks`` in one place are the same keys."""
         self._locker = Locker(
             store=engine.connect(runtime),
             runtime=runtime,
@@ -172,6 +175,13 @@ class Face:
                 self._observers.tell(FailedOpen(**about, cause=failure.reason))
         runs = self._locker.runtime.control()
         return [Unprotected(name, control=runs) for name in names]
+
+    def _joined(self, leases: Sequence[BaseLease], keys: Sequence[str]) -> BaseLease:
+        """Return several leases on this engine, of whatever face, as one of just these of their keys."""
+        held = {unqualified(each.key): each for lease in leases for each in lease._holdings}  # noqa: SLF001
+        hands = Hands(held[key] for key in keys)
+        hands.others = [lease._holdings for lease in leases]  # noqa: SLF001
+        return self._lease(self._locker, hands)
 
     async def _take(self, key: str, options: HoldOptions) -> BaseLease:
         return BaseLease(*await self._acquire((key,), options))
@@ -302,16 +312,6 @@ class BaseLease:
     def __init__(self, locker: Locker, holdings: Sequence[Holding | Unprotected]) -> None:
         self._locker = locker
         self._holdings = holdings
-
-    @classmethod
-    def joined(cls, leases: Sequence[Self], keys: Sequence[str]) -> Self:
-        """Several leases of one ``Locks`` as one, of just these of their keys."""
-        held = {unqualified(each.key): each for lease in leases for each in lease._holdings}  # noqa: SLF001
-        holdings = [held[key] for key in keys]
-        others = [lease._holdings for lease in leases]  # noqa: SLF001
-        hands = Hands(holdings)
-        hands.others = others
-        return cls(leases[0]._locker, hands)  # noqa: SLF001
 
     @property
     def key(self) -> str:

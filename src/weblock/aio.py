@@ -336,6 +336,9 @@ class AsyncLease(BaseLease):
         self._on_lost(tell)
 
 
+AsyncLocks._lease = AsyncLease  # noqa: SLF001 - either class names the other
+
+
 class AsyncHold:
     """An ``async with`` block that holds keys."""
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, Self
 from urllib.parse import quote
@@ -124,6 +123,8 @@ class KeyTemplate:
     names: tuple[str, ...]
     converters: tuple[str, ...]
     """The converter of each name; empty where none is named."""
+    sources: Mapping[str, Source] = field(repr=False, compare=False)
+    """Where a request has what is filled in, by the name in the template: see ``in_request``."""
     _literals: tuple[str, ...]
     _safe: str
 
@@ -146,7 +147,8 @@ class KeyTemplate:
         separators = "".join(literals[1:-1])
         safe = "".join(character for character in _UNRESERVED if character not in separators)
         names, converters = (tuple(place[part] for place in places) for part in (0, 1))
-        return cls(text, names, converters, tuple(literals), safe)
+        sources = {name: source for name in names if (source := _source(name))}
+        return cls(text, names, converters, MappingProxyType(sources), tuple(literals), safe)
 
     def fill(self, values: Mapping[str, object]) -> Key:
         """Returns the key for ``values``; ``InvalidKey`` where one is missing or cannot be used."""
@@ -159,17 +161,25 @@ class KeyTemplate:
             value = values[name]
             if converter and isinstance(value, str):
                 value = self._converted(name, converter, value)
-            parts.append(self._encode(canonical(value)))
+            text = canonical(value)
+            is_plain = text.isascii() and text.isalnum()
+            parts.append(text if is_plain else self._encode(text))
             parts.append(literal)
         return Key._of(check_key("".join(parts)), self.text)  # noqa: SLF001 - of the same module
 
     def in_request(self) -> Mapping[str, Source]:
-        """Where a request has what is filled in, by the name in the template.
+        """Return where a request has what is filled in, by the name in the template.
 
         ``{x}`` and ``{path.x}`` are path parameters, ``{query.x}`` and ``{header.x}`` what they say.
         Raises ``ConfigurationError`` for another prefix.
         """
-        return _sources(self.text, self.names)
+        for name in self.names:
+            if name not in self.sources:
+                raise ConfigurationError(
+                    f"key template {self.text!r} has {{{name}}}: before the dot of a request's key"
+                    f" stands one of {', '.join(_KINDS)}"
+                )
+        return self.sources
 
     def for_call_of(self, function: Callable[..., object]) -> CallKey:
         """A function from the arguments of a call of ``function`` to its key.
@@ -232,18 +242,10 @@ def _place(text: str, piece: str) -> tuple[str, str]:
     return name, converter
 
 
-@functools.cache
-def _sources(template: str, names: tuple[str, ...]) -> Mapping[str, Source]:
-    return MappingProxyType({name: _source(template, name) for name in names})
-
-
-def _source(template: str, name: str) -> Source:
+def _source(name: str) -> Source | None:
     kind, dot, rest = name.rpartition(".")
     if dot and kind not in _KINDS:
-        raise ConfigurationError(
-            f"key template {template!r} has {{{name}}}: before the dot of a request's key"
-            f" stands one of {', '.join(_KINDS)}"
-        )
+        return None
     return Source(kind or "path", rest.lower() if kind == "header" else rest)
 
 

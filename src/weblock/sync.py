@@ -335,6 +335,9 @@ class Lease(BaseLease):
         self._on_lost(partial(callbacks.call, callback))
 
 
+Locks._lease = Lease  # noqa: SLF001 - either class names the other
+
+
 class Hold:
     """A ``with`` block that holds keys."""
 

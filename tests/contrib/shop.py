@@ -7,7 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from weblock import AsyncLease, AsyncLocks
+from weblock import AsyncLocks
 
 BOUND = 3
 
@@ -72,16 +72,12 @@ class RecordingLocks(AsyncLocks):
 
     events: list[str]
 
-    async def acquire(self, *keys: str, **options: Any) -> AsyncLease:
-        lease = await super().acquire(*keys, **options)
-        recording = RecordingLease(lease._locker, lease._holdings)
-        recording.events = self.events
-        return recording
+    def _use(self, engine: Any, runtime: Any) -> None:
+        super()._use(engine, runtime)
+        release = self._locker.release
 
+        async def recorded(holdings: Any) -> None:
+            await release(holdings)
+            self.events.append("release")
 
-class RecordingLease(AsyncLease):
-    __slots__ = ("events",)
-
-    async def release(self) -> None:
-        await super().release()
-        self.events.append("release")
+        self._locker.release = recorded  # type: ignore[method-assign]

@@ -137,14 +137,14 @@ class TestTheLayer:
         async def app(scope, receive, send):
             await request_locks(scope).acquire("x")
             lease = await request_locks(scope).acquire("y")
-            release = type(lease).release
+            release = locks._locker.release
 
-            async def fail(each):
-                if each.key == "y":
+            async def fail(holdings):
+                if holdings is lease._holdings:
                     raise ZeroDivisionError
-                await release(each)
+                await release(holdings)
 
-            monkeypatch.setattr(type(lease), "release", fail)
+            monkeypatch.setattr(locks._locker, "release", fail)
 
         await Exchange().served_by(RequestLayer(app, locks))
         assert await locks.try_acquire("x")
@@ -222,7 +222,7 @@ class TestTheInbox:
         """The application hears that its client has gone when its lock is released."""
         exchange = Exchange(body=b"all")
         inbox = Inbox(exchange.receive)
-        inbox.withhold_disconnect()
+        inbox.withholds = True
         await inbox.receive()
         exchange.leaves()
         reader = asyncio.ensure_future(inbox.receive())

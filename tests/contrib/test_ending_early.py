@@ -8,7 +8,7 @@ from fastapi import Depends, FastAPI
 from tests.support.aio import eventually
 from weblock import ConfigurationError
 from weblock.contrib.asgi import RequestLayer, request_locks
-from weblock.contrib.asgi.waiting import LOOK_AFTER, ClientGone
+from weblock.contrib.asgi.request import LOOK_AFTER, ClientGone
 from weblock.contrib.fastapi import install, lock
 
 from .wire import Exchange
@@ -84,16 +84,16 @@ class TestClientsThatLeave:
     async def test_leaving_as_the_lock_is_granted(self, locks, monkeypatch, complaints, turn):
         """A client that leaves in the moment of the grant is served or not, and nothing is said."""
         grant = asyncio.Event()
-        acquire = locks.acquire
+        acquire = locks._acquire
 
-        async def granted(*keys, **options):
+        async def granted(*call):
             await grant.wait()
-            return await acquire(*keys, **options)
+            return await acquire(*call)
 
         async def app(scope, receive, send):
             await request_locks(scope).acquire("x")
 
-        monkeypatch.setattr(locks, "acquire", granted)
+        monkeypatch.setattr(locks, "_acquire", granted)
         exchange = Exchange()
         served = exchange.served_by(RequestLayer(app, locks))
         await eventually(exchange.incoming.empty)
@@ -104,7 +104,7 @@ class TestClientsThatLeave:
         await served
         await turns(5)
         assert complaints == []
-        await (await acquire("x", wait=5)).release()
+        await (await locks.acquire("x", wait=5)).release()
 
     async def test_leaving_while_the_application_itself_reads(self, locks):
         """An application that reads beside its waiting shares what it hears with the waiting."""

@@ -29,10 +29,10 @@ def app(locks: AsyncLocks) -> FastAPI:
 def no_lock_is_taken(locks, monkeypatch) -> None:
     """From now on, a request that acquires fails the test."""
 
-    async def fail(*keys, **options):
+    async def fail(keys, *_how):
         pytest.fail(f"acquired {keys}")
 
-    monkeypatch.setattr(locks, "acquire", fail)
+    monkeypatch.setattr(locks, "_acquire", fail)
 
 
 class TestTemplates:

@@ -316,10 +316,10 @@ class TestWhoIsToldWhat:
         async def create() -> None:
             pytest.fail("the handler ran")
 
-        async def fail(*keys, **options):
+        async def fail(*call):
             raise EngineUnavailable("redis://inner-host:6379", "connection refused")
 
-        monkeypatch.setattr(locks, "acquire", fail)
+        monkeypatch.setattr(locks, "_acquire", fail)
         async with client_of(app) as client:
             answer = await client.post("/items")
         assert answer.status_code == 503
@@ -437,20 +437,15 @@ class TestWhoIsToldWhat:
             assert (await client.post("/items")).headers["server-timing"].startswith("lock;dur=")
             assert "server-timing" not in (await client.get("/items")).headers
 
-    async def test_the_label_tells_the_request(self, app, locks, monkeypatch):
+    async def test_the_label_tells_the_request(self, app, locks):
         """Whoever looks at a lease sees host, process, method and path of its holder, in ASCII."""
         labels = []
-        acquire = locks.acquire
-
-        async def note(*keys, **options):
-            labels.append(options["label"])
-            return await acquire(*keys, **options)
-
-        monkeypatch.setattr(locks, "acquire", note)
 
         @app.post("/items/{item_id}", dependencies=[Depends(lock("x"))])
         async def change() -> None:
-            pass
+            info = await locks.inspect("x")
+            assert info
+            labels.append(info.holder)
 
         async with client_of(app) as client:
             assert (await client.post("/items/a%0Aé")).status_code == 200
@@ -652,7 +647,7 @@ class TestLongResponses:
         self, locks, monkeypatch
     ):
         """No timer that becomes due while a session keeps the loop from turning sends the 201."""
-        monkeypatch.setattr("weblock.contrib.asgi.policy.STREAMS_AFTER", 0.0)
+        monkeypatch.setattr("weblock.contrib.asgi.outbox.STREAMS_AFTER", 0.0)
         app = FastAPI()
         install(app, locks)
 

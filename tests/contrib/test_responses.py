@@ -15,7 +15,6 @@ from weblock import AsyncLease
 from weblock.contrib.asgi import RequestLayer, RequestLocks
 from weblock.contrib.asgi.inbox import Inbox
 from weblock.contrib.asgi.outbox import Outbox
-from weblock.contrib.asgi.waiting import Waiting
 from weblock.contrib.fastapi import install, lock
 
 from .wire import Exchange
@@ -196,7 +195,7 @@ def no_collections():
 
 def of_requests():
     """How many objects of requests there are."""
-    kinds = (RequestLocks, Inbox, Outbox, Waiting)
+    kinds = (RequestLocks, Inbox, Outbox)
     return sum(type(each) in kinds for each in gc.get_objects())
 
 

@@ -43,7 +43,7 @@ def control() -> object:
 
 def is_part_of(flow: object) -> bool:
     """Whether what runs here is that flow of control, or one of the tasks and threads of it."""
-    return flow is _part_of.get() or flow is _task_or_thread()
+    return flow is part_of.get() or flow is _task_or_thread()
 
 
 def begin_whole() -> object:
@@ -53,7 +53,7 @@ def begin_whole() -> object:
     each holds by itself what it has acquired for itself.
     """
     whole = object()  # Nothing more: a task may keep its context for long.
-    _part_of.set(whole)
+    part_of.set(whole)
     return whole
 
 
@@ -67,7 +67,13 @@ def acting_for(whole: object) -> Iterator[None]:
         _acts_for.reset(token)
 
 
-_part_of: ContextVar[object | None] = ContextVar("weblock_part_of", default=None)
+part_of: Final[ContextVar[object | None]] = ContextVar("weblock_part_of", default=None)
+"""The whole that what runs in this context is a part of, with all that comes of it.
+
+A request's tasks and threads are such parts: they cannot wait for what the request itself holds, but
+each holds by itself what it has acquired for itself.
+"""
+
 _acts_for: ContextVar[object | None] = ContextVar("weblock_acts_for", default=None)
 
 

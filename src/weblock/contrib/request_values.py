@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import parse_qsl
 
 from ..errors import InvalidKey
-from ..keys import KeyTemplate, Source
+from ..keys import KeyTemplate
 
 Headers = Callable[[str], Sequence[str]]
 """From the name of a header, in lower case, to its values: several, if it was sent several times."""
@@ -22,8 +22,12 @@ def request_values(
     would be each reader's own choice, and the lock has to be the handler's.
     """
     values: dict[str, object] = {}
-    for name, source in template.in_request().items():
-        found = _values(source, path, query, headers)
+    for name, source in template.sources.items():
+        if source.kind == "path":
+            if (value := path.get(source.name)) is not None:
+                values[name] = value
+            continue
+        found = headers(source.name) if source.kind == "header" else _of_query(source.name, query)
         if len(found) > 1:
             raise InvalidKey(
                 f"key template {template.text!r} wants one {source.kind} value of"
@@ -34,15 +38,5 @@ def request_values(
     return values
 
 
-def _values(
-    source: Source, path: Mapping[str, object], query: str, headers: Headers
-) -> Sequence[object]:
-    match source.kind:
-        case "path":
-            value = path.get(source.name)
-            return [] if value is None else [value]
-        case "query":
-            pairs = parse_qsl(query, keep_blank_values=True)
-            return [value for name, value in pairs if name == source.name]
-        case _:
-            return headers(source.name)
+def _of_query(name: str, query: str) -> Sequence[str]:
+    return [value for each, value in parse_qsl(query, keep_blank_values=True) if each == name]

@@ -33,7 +33,7 @@ class Inbox:
         "_room",
         "_whole",
         "_withheld",
-        "_withholds",
+        "withholds",
     )
 
     def __init__(self, receive: Receive) -> None:
@@ -45,8 +45,12 @@ class Inbox:
         self._direct: asyncio.Future[None] | None = None
         self._gone = False
         self._whole = False
-        self._withholds = False
         self._withheld: asyncio.Event | None = None
+        self.withholds = False
+        """Whether it is kept from the application that its client has gone, so that it runs to its end.
+
+        But one that has not had the whole body is told, for it may be waiting for the rest.
+        """
 
     async def receive(self) -> Message:
         """The next message, for the application."""
@@ -61,21 +65,14 @@ class Inbox:
             self._whole = not message.get("more_body", False)
         elif message["type"] == "http.disconnect":
             self._ahead.append(message)  # Whoever asks again is told again.
-            if self._whole and self._withholds:
+            if self._whole and self.withholds:
                 self._withheld = self._withheld or asyncio.Event()
                 await self._withheld.wait()
         return message
 
-    def withhold_disconnect(self) -> None:
-        """Keeps it from the application that its client has gone, so that it runs to its end.
-
-        But one that has not had the whole body is told, for it may be waiting for the rest.
-        """
-        self._withholds = True
-
     def tell_disconnect(self) -> None:
         """Lets the application know again."""
-        self._withholds = False
+        self.withholds = False
         if self._withheld:
             self._withheld.set()
             self._withheld = None

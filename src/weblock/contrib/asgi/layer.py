@@ -3,26 +3,30 @@
 The application commits its work before it returns, whatever the order of its parts; so a lock that
 is released after that is released after the commit. And since the answer is held back until then,
 a slow client cannot keep the lock, and a commit that fails cannot have been reported as done.
+
+The way of a request is a line: ``Inbox`` (what the client sends), ``RequestLocks`` (what is acquired),
+the application, the release, ``Outbox`` (what the client is sent).
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from ..._options import Duration
+from ..._options import Duration, LocksOptions, seconds
 from ..._platform.logs import logger
 from ...aio import AsyncLocks
 from ...errors import LeaseLost
+from ...sync import Locks
+from ..request import resolve, to_its_end
 from .inbox import Inbox
 from .outbox import Outbox
-from .policy import Policy, policy_of
 from .problems import problem_of
 from .protocol import App, Message, Receive, Scope, Send
-from .request import SCOPE_KEY, RequestLocks
-from .waiting import ClientGone
+from .request import SCOPE_KEY, ClientGone, RequestLocks
+
+Answer = Callable[[BaseException], App | None]
+"""From an error to the application that responds to it; ``None`` where it is not weblock's."""
 
 
 class RequestLayer:
@@ -46,11 +50,11 @@ class RequestLayer:
         hold_back: Duration | None = None,
         owns_locks: bool = False,
         before_start: Callable[[], None] | None = None,
-        answer: Callable[[BaseException], App | None] = problem_of,
+        answer: Answer = problem_of,
     ) -> None:
         self._app = app
         self._locks = locks
-        self._policy = policy_of(hold_back)
+        self._hold_back = seconds_or_none(hold_back)
         self._owns_locks = owns_locks
         self._before_start = before_start
         self._answer = answer
@@ -68,16 +72,15 @@ class RequestLayer:
 
     async def serve(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
         """Has ``app`` serve one request or websocket, and releases what it has acquired."""
-        if self._is_inside_another(scope):
-            await app(scope, receive, send)
-        else:
-            exchange = _Exchange(self._locks, self._policy, scope, receive, send)
-            await exchange.run(app, self._answer)
-
-    def _is_inside_another(self, scope: Scope) -> bool:
-        """Whether a layer on the same locks, farther out, has this request already."""
         outer = scope.get(SCOPE_KEY)
-        return isinstance(outer, RequestLocks) and outer.locks is self._locks and not outer.over
+        if isinstance(outer, RequestLocks) and outer.locks is self._locks and not outer.over:
+            await app(scope, receive, send)  # A layer farther out, on the same locks, releases.
+            return
+        inbox = Inbox(receive)
+        outbox = Outbox(send, inbox.tell_disconnect)
+        request = RequestLocks(self._locks, scope, inbox, outbox, self._hold_back)
+        scope[SCOPE_KEY] = request
+        await _Exchange(scope, receive, inbox, request, outbox).run(app, self._answer)
 
     async def _start(
         self, before_start: Callable[[], None], scope: Scope, receive: Receive, send: Send
@@ -108,117 +111,77 @@ class RequestLayer:
 class _Exchange:
     """One request and its response."""
 
-    __slots__ = ("_answer_to", "_ended", "_inbox", "_outbox", "_receive", "_request", "_scope")
+    __slots__ = ("_app", "_inbox", "_outbox", "_receive", "_request", "_scope")
 
     def __init__(
-        self, locks: AsyncLocks, policy: Policy, scope: Scope, receive: Receive, send: Send
+        self, scope: Scope, receive: Receive, inbox: Inbox, request: RequestLocks, outbox: Outbox
     ) -> None:
-        self._ended: asyncio.Future[None] | None = None
         self._scope = scope
         self._receive = receive
-        self._inbox = Inbox(receive)
-        self._request = RequestLocks(locks, scope, self._inbox, policy)
-        self._outbox = Outbox(send, self._request, self._inbox)
+        self._inbox = inbox
+        self._request = request
+        self._outbox = outbox
 
-    async def run(self, app: App, answer_to: Callable[[BaseException], App | None]) -> None:
-        """Serves the request, in a task of its own: what cancels ours must not cancel locked work.
+    async def run(self, app: App, answer_to: Answer) -> None:
+        """Serves the request in a task of its own, since what cancels ours must not cancel locked work.
 
-        So it is for every request, since nobody can tell beforehand which one will lock.
+        So it is for every request: nobody can tell beforehand which one will lock.
         """
-        self._answer_to = answer_to
-        self._scope[SCOPE_KEY] = self._request
+        self._app = app
         try:
-            await self._work_apart(app)
+            if loss := await to_its_end(self._work, may_end=self._request.leave):
+                await self._answer_loss(loss, answer_to)
+            await self._outbox.finish()
         except asyncio.CancelledError:
-            self._outbox.abort()
+            await self._outbox.abort()
             raise
         except Exception as error:  # noqa: BLE001 - it is raised again, unless it is answered
-            await self._answer_error(error)
+            await self._answer_error(error, answer_to)
         finally:
             self._inbox.close()
-            if self._outbox.busy:
-                await self._outbox.close()
 
-    async def _work_apart(self, app: App) -> None:
-        loop = asyncio.get_running_loop()
-        self._ended = loop.create_future()
-        work = _begun(self._work(app), loop)
-        await self._to_its_end(work, self._ended)
-        await self._answer(work.result())
-
-    async def _work(self, app: App) -> LeaseLost | None:
+    async def _work(self, ended: asyncio.Future[None]) -> LeaseLost | None:
         """Runs the application, and releases when it has ended in whatever way."""
-        self._request.begin()
-        loss = None
+        request, inbox, loss = self._request, self._inbox, None
+        request.begin()
         try:
-            await app(self._scope, self._inbox.receive, self._outbox.send)
+            await self._app(self._scope, inbox.receive, self._outbox.send)
         except BaseException as error:
-            if not self._request.interrupted:
+            if not request.interrupted:
                 raise
             if not isinstance(error, asyncio.CancelledError):
                 logger.warning("a request whose lease was lost failed", exc_info=error)
         finally:
-            loss = await self._request.release()
-            self._inbox.tell_disconnect()
-            if (
-                self._ended and not self._ended.done()
-            ):  # It is done where the waiting was cancelled.
-                self._ended.set_result(None)
+            loss = await request.release()
+            inbox.tell_disconnect()
+            resolve(ended)
         return loss
 
-    async def _to_its_end(
-        self, work: asyncio.Task[LeaseLost | None], ended: asyncio.Future[None]
-    ) -> None:
-        """Waits for the application.
-
-        Work inside a lock is not cancelled, whoever wants it to be, but it waits for no other lock.
-        That somebody cancelled it is said when it has ended.
-        """
-        cancelled = False
-        while not work.done():
-            try:
-                # The first is the cheaper one, but nobody tells it of work that never began.
-                await (_end_of(work) if cancelled else ended)
-            except asyncio.CancelledError:
-                cancelled = True
-                if self._request.any_held and not self._request.streams:
-                    self._request.stop_waiting()
-                else:
-                    work.cancel()
-        if cancelled:
-            if not work.cancelled() and (error := work.exception()):
-                logger.error("a request that was cancelled failed", exc_info=error)
-            raise asyncio.CancelledError
-
-    async def _answer(self, loss: LeaseLost | None) -> None:
-        if loss:
-            await self._answer_loss(loss)
-        elif self._outbox.busy:
-            await self._outbox.finish()
-
-    async def _answer_loss(self, loss: LeaseLost) -> None:
+    async def _answer_loss(self, loss: LeaseLost, answer_to: Answer) -> None:
         if self._outbox.sent:
             logger.error("a response was sent before it was known that the %s", loss)
             await self._close_websocket(loss)
         elif self._outbox.promises:
-            await self._answer_problem(loss)
-        await self._outbox.finish()
+            await self._answer_problem(loss, answer_to)
 
-    async def _answer_error(self, error: BaseException) -> None:
+    async def _answer_error(self, error: BaseException, answer_to: Answer) -> None:
         """Of an error that got out of the application: what it has answered may be untrue."""
         if isinstance(error, RuntimeError) and error.__cause__:
             # So Starlette wraps an error that an application inside the application has answered.
             error = _known(error.__cause__) or error
-        if isinstance(error, ClientGone):
-            return
-        if _known(error) and not self._outbox.sent:
-            await self._answer_problem(error)
-            return
-        if _known(error) and await self._close_websocket(error):
-            return
-        if not self._outbox.promises:
-            await self._outbox.finish()
-        raise error
+        try:
+            if isinstance(error, ClientGone):
+                return
+            if _known(error) and not self._outbox.sent:
+                await self._answer_problem(error, answer_to)
+                return
+            if _known(error) and await self._close_websocket(error):
+                return
+            if not self._outbox.promises:
+                await self._outbox.finish()
+            raise error
+        finally:
+            await self._outbox.close()
 
     async def _close_websocket(self, error: BaseException) -> bool:
         """Tells the client of a websocket that was accepted; whether this is one."""
@@ -228,24 +191,32 @@ class _Exchange:
             await self._outbox.send(problem.as_close())
         return is_open
 
-    async def _answer_problem(self, error: BaseException) -> None:
+    async def _answer_problem(self, error: BaseException, answer_to: Answer) -> None:
         self._outbox.discard()
-        if answer := self._answer_to(error):
+        if answer := answer_to(error):
             await answer(self._scope, self._receive, self._outbox.send)
-
-
-def _begun(
-    work: Coroutine[Any, Any, LeaseLost | None], loop: asyncio.AbstractEventLoop
-) -> asyncio.Task[LeaseLost | None]:
-    """A task of the work. From Python 3.12 on it begins at once, which spares it a turn of the loop."""
-    if sys.version_info >= (3, 12):
-        return asyncio.Task(work, loop=loop, eager_start=True)
-    return loop.create_task(work)
-
-
-async def _end_of(work: asyncio.Task[LeaseLost | None]) -> None:
-    await asyncio.wait({work})
 
 
 def _known(error: BaseException) -> BaseException | None:
     return error if isinstance(error, ClientGone) or problem_of(error) else None
+
+
+def opened(
+    locks: AsyncLocks | str | Sequence[str] | None, options: LocksOptions
+) -> tuple[AsyncLocks, bool]:
+    """Return the locks of an application, and whether they were made here, so that it owns them."""
+    if isinstance(locks, AsyncLocks):
+        if options:
+            raise TypeError(f"give {', '.join(options)} to the AsyncLocks instead")
+        return locks, False
+    if isinstance(locks, Locks):
+        raise TypeError(
+            "a Locks blocks the thread that waits, and an ASGI application awaits its locks: give"
+            " AsyncLocks.from_url(...), or the engine's URL"
+        )
+    return AsyncLocks.from_url(locks, **options), True
+
+
+def seconds_or_none(hold_back: Duration | None) -> float | None:
+    """Return a limit of holding back. Raises ``ConfigurationError`` for what is no duration."""
+    return None if hold_back is None else seconds("hold_back", hold_back)

@@ -9,9 +9,9 @@ from typing import Any, Unpack
 from ..._options import Duration, LocksOptions
 from ...aio import AsyncLocks
 from ...errors import ConfigurationError
+from ...keys import in_order
 from ..rules import Match, Rule, RuleSet
-from .layer import RequestLayer
-from .opening import opened
+from .layer import RequestLayer, opened
 from .problems import Rewrite, problem_of
 from .protocol import App, Receive, Scope, Send
 from .request import request_locks
@@ -101,7 +101,7 @@ class LockMiddleware:
             query=scope.get("query_string", b"").decode("latin-1"),
             headers=functools.partial(_header, scope),
         )
-        await request_locks(scope).acquire(*keys, **found.rule.options)
+        await request_locks(scope).hold(in_order(keys), found.rule.options)
         await self._app(scope, receive, send)
 
 

@@ -3,85 +3,112 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from ..._platform.logs import logger
-from .inbox import Inbox
-from .policy import Policy
 from .protocol import Message, Send
-from .request import RequestLocks
 
 LIMIT: Final = 1024 * 1024
 """Bytes of a response that are held back, at most, while there is more to come."""
+
+STREAMS_AFTER: Final = 1.0
+"""Seconds after which a response that has begun, and is not complete, is taken for a stream."""
+
+
+def never() -> bool:
+    """Says that nothing follows a response."""
+    return False
+
+
+class Policy(NamedTuple):
+    """When the response to a request that locks may go, although the application has not returned yet.
+
+    A complete response waits until the application has returned, for until then the work that it
+    reports may still fail to commit. It is let go earlier if it is a stream of events, if it passes
+    ``LIMIT`` before its last part, or if its last part is late (``STREAMS_AFTER``).
+    """
+
+    hold_back: float | None
+    """Seconds to which the waiting of a response is limited, complete or not."""
+    background: Callable[[], bool]
+    """Tells whether tasks follow the response that it must not wait for."""
+    check: Callable[[], None]
+    """Raises ``LeaseLost`` if what the response reports must not be promised any more."""
 
 
 class Outbox:
     """``send`` for the application.
 
-    Where the request has a ``policy``, the response stays here until ``finish`` or ``discard``.
-    It is let go earlier if it is a stream of events, if it passes ``LIMIT`` before its last part, or
-    if the policy says so.
-
-    A response that ``promises`` something is not taken when a lease is lost: the loss is raised.
+    With a ``policy``, the response stays here until ``finish`` or ``discard``, and one that
+    ``promises`` something is not taken when a lease is lost: the loss is raised.
     """
 
     __slots__ = (
         "_complete",
         "_held",
-        "_inbox",
         "_is_open",
         "_letting_go",
-        "_request",
+        "_on_stream",
         "_send",
         "_size",
         "_timer",
         "closed",
+        "policy",
         "promises",
         "sent",
+        "streams",
+        "timing",
     )
 
-    def __init__(self, send: Send, request: RequestLocks, inbox: Inbox) -> None:
+    def __init__(self, send: Send, on_stream: Callable[[], None]) -> None:
         self._send = send
-        self._request = request
-        self._inbox = inbox
+        self._on_stream = on_stream
         self._held: list[Message] = []
         self._size = 0
         self._complete = False
         self._is_open = False
         self._timer: asyncio.TimerHandle | None = None
         self._letting_go: asyncio.Task[None] | None = None
+        self.policy: Policy | None = None
+        self.timing: bytes | None = None
+        """The response's ``Server-Timing``."""
         self.sent = False
+        """Whether a part of the response has been sent."""
+        self.streams = False
+        """Whether there was more to come after that."""
         self.closed = False
+        """Whether a websocket has been closed."""
         self.promises = True
-
-    @property
-    def busy(self) -> bool:
-        """Whether something is held back, or on its way."""
-        return bool(self._held or self._letting_go)
+        """Whether the response says that work was done, or refused: an error of the server does not."""
 
     async def send(self, message: Message) -> None:
         """Sends or keeps a message of the application. Raises ``LeaseLost``."""
-        request = self._request
-        if request.headers and message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", ()), *request.headers]}
-        if request.policy is not None:
-            self._refuse_if_lost(message)
-            if not self.sent and not self._is_open:
-                await self._keep(message, request.policy)
-                return
-        if self._letting_go:
-            await asyncio.wait({self._letting_go})
-        await self._pass_on(message)
-
-    async def let_go(self) -> None:
-        """Sends what was held back, and from now on everything at once."""
-        self._begin_to_let_go()
-        if self._letting_go:
-            await asyncio.shield(self._letting_go)
+        begins = message["type"] == "http.response.start"
+        if begins:
+            self.promises = message["status"] < 500
+            if self.timing:
+                headers = [*message.get("headers", ()), (b"server-timing", self.timing)]
+                message = {**message, "headers": headers}
+        policy = self.policy
+        if policy is None or self._is_open or self.sent:
+            if policy is not None and self.promises:
+                policy.check()
+            if self._letting_go:
+                await asyncio.wait({self._letting_go})
+            await self._pass_on(message)
+        elif begins and not _is_event_stream(message):
+            self._begin_to_hold(message, policy)
+        else:
+            if self.promises:
+                policy.check()
+            await self._hold(message, policy)
 
     async def finish(self) -> None:
         """Sends what was held back: the application has ended."""
-        self._stop_holding()
+        if self._timer:
+            self._timer.cancel()
+        self._is_open = True
         if self._letting_go:
             await asyncio.shield(self._letting_go)
         elif self._held:
@@ -99,31 +126,32 @@ class Outbox:
         if self._letting_go:
             await asyncio.wait({self._letting_go})
 
-    def abort(self) -> None:
+    async def abort(self) -> None:
         """Sends nothing more: the server does not want it."""
-        self.discard()
         if self._letting_go:
             self._letting_go.cancel()
+        await self.close()
 
-    async def _keep(self, message: Message, policy: Policy) -> None:
+    def _begin_to_hold(self, start: Message, policy: Policy) -> None:
+        self._held.append(start)
+        self._complete = False
+        after = STREAMS_AFTER if policy.hold_back is None else policy.hold_back
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(after, self._let_go_in_time, policy)
+
+    async def _hold(self, message: Message, policy: Policy) -> None:
         self._held.append(message)
         self._size += len(message.get("body", b""))
-        if self._must_not_wait(message, policy):
-            await self.let_go()
-        elif self._timer is None and policy.lets_go(complete=self._complete):
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(policy.look_after, self._let_go_in_time, policy)
+        is_stream = message["type"] == "http.response.start"  # One of events: others are held.
+        self._complete = not is_stream and not message.get("more_body", False)
+        if is_stream or (policy.background() if self._complete else self._size > LIMIT):
+            self._begin_to_let_go()
+            if self._letting_go:
+                await asyncio.shield(self._letting_go)
 
     def _let_go_in_time(self, policy: Policy) -> None:
-        if policy.lets_go(complete=self._complete):
+        if policy.hold_back is not None or not self._complete:
             self._begin_to_let_go()
-
-    def _refuse_if_lost(self, message: Message) -> None:
-        """An error of the server promises nothing. A refusal does: it was decided in vain."""
-        if message["type"] == "http.response.start":
-            self.promises = message["status"] < 500
-        if self.promises and (loss := self._request.loss()):
-            raise loss
 
     def _begin_to_let_go(self) -> None:
         self._stop_holding()
@@ -144,8 +172,8 @@ class Outbox:
         self.closed = message["type"] == "websocket.close"
         if message.get("more_body"):
             # A stream, which may be endless, ends when nobody wants it any more.
-            self._request.streams = True
-            self._inbox.tell_disconnect()
+            self.streams = True
+            self._on_stream()
         await self._send(message)
 
     def _stop_holding(self) -> None:
@@ -153,17 +181,9 @@ class Outbox:
         if self._timer:
             self._timer.cancel()
 
-    def _must_not_wait(self, message: Message, policy: Policy) -> bool:
-        if message["type"] == "http.response.start":
-            return _is_event_stream(message)
-        self._complete = not message.get("more_body", False)
-        if self._complete:
-            return policy.background()
-        return self._size > LIMIT
-
 
 def _is_event_stream(start: Message) -> bool:
-    return any(
-        name.lower() == b"content-type" and value.startswith(b"text/event-stream")
-        for name, value in start.get("headers", ())
-    )
+    for name, value in start.get("headers", ()):
+        if name.lower() == b"content-type":
+            return bool(value.startswith(b"text/event-stream"))
+    return False

@@ -1,196 +1,170 @@
-"""The leases of one request."""
+"""The locks of one request of an ASGI application."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Final, Unpack
-from urllib.parse import quote
 
+from ..._core.acquiring import Caller, Locker
+from ..._core.holding import Holding, Unprotected
+from ..._face import Face
 from ..._options import HoldOptions
-from ..._platform.logs import logger
-from ..._runtime.clock import acting_for, begin_whole
 from ...aio import AsyncLease, AsyncLocks
 from ...errors import ConfigurationError, LeaseLost
-from ...keys import in_order
+from ...keys import CheckedKey, in_order
+from ..request import RequestLeases
 from .inbox import Inbox
-from .policy import Policy
+from .outbox import Outbox, Policy, never
 from .protocol import Scope
-from .waiting import Waiting
 
 SCOPE_KEY: Final = "weblock"
 
+LOOK_AFTER: Final = 0.05
+"""Seconds of waiting after which it is looked whether the client is still there."""
 
-class RequestLocks:
-    """Acquires for one request, and keeps what it has acquired until the layer releases it.
 
-    ``policy`` says how the response is held back; it is ``None`` until the request locks. A
-    framework's adapter may say that it has ``interrupted`` a request whose lease was lost.
+class ClientGone(Exception):
+    """The client left while its request was waiting for a lock."""
+
+
+class RequestLocks(RequestLeases[AsyncLease]):
+    """Acquires for one request. The layer around the application releases, when it has returned.
+
+    While the request waits, its client is watched (``inbox``); from its first key on, the response is
+    held back (``outbox``).
     """
 
     __slots__ = (
-        "_by_key",
+        "_gave_up",
         "_inbox",
-        "_leases",
-        "_method",
         "_one_at_a_time",
-        "_over",
-        "_path",
-        "_policy",
+        "_outbox",
+        "_seconds",
         "_unwanted",
-        "_waiting",
-        "_whole",
-        "headers",
+        "_waiter",
+        "_watch",
         "interrupted",
         "locks",
-        "policy",
-        "streams",
     )
 
-    def __init__(self, locks: AsyncLocks, scope: Scope, inbox: Inbox, policy: Policy) -> None:
+    def __init__(
+        self,
+        locks: AsyncLocks,
+        scope: Scope,
+        inbox: Inbox,
+        outbox: Outbox,
+        hold_back: float | None,
+    ) -> None:
+        # Not the scope itself, which has us: that cycle would be left to the garbage collector.
+        is_http = scope["type"] == "http"
+        super().__init__(scope["method"] if is_http else "WEBSOCKET", scope["path"])
         self.locks = locks
         self._inbox = inbox
-        # Not the scope itself, which has us: that cycle would be left to the garbage collector.
-        self._method: str | None = scope["method"] if scope["type"] == "http" else None
-        self._path: str = scope["path"]
-        self._policy = policy
-        self._leases: list[AsyncLease] = []
-        self._by_key: dict[str, AsyncLease] = {}
+        self._outbox = outbox if is_http else None
+        self._seconds = hold_back
         self._one_at_a_time = asyncio.Lock()
-        self._whole: object = None
-        self._waiting: Waiting | None = None
+        self._waiter: asyncio.Task[object] | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._gave_up = False
         self._unwanted = False
-        self._over = False
-        self.headers: list[tuple[bytes, bytes]] = []
-        """What the response is to have besides its own."""
-        self.policy: Policy | None = None
-        self.streams = False
         self.interrupted = False
-
-    def begin(self) -> None:
-        """Has all that runs in this context, and comes of it, know what the request holds."""
-        self._whole = begin_whole()
+        """Whether an adapter has cancelled what the request was doing, since its lease was lost."""
 
     @property
-    def any_held(self) -> bool:
-        """Whether something is to be released."""
-        return bool(self._leases)
-
-    @property
-    def over(self) -> bool:
-        """Whether the request has ended."""
-        return self._over
-
-    def stop_waiting(self) -> None:
-        """Has the request wait for no lock, neither for the present one nor for another."""
-        self._unwanted = True
-        if self._waiting:
-            self._waiting.end()
-
-    def hold_back(self, background: Callable[[], bool] | None = None) -> None:
-        """Have the response wait until the work is done, if none of it has been sent yet.
-
-        ``background`` tells whether tasks follow the response, for which it does not wait.
-        """
-        if self._method is None:
-            return
-        if background:
-            self.policy = replace(self._policy, background=background)
-        elif self.policy is None:
-            self.policy = self._policy
+    def streams(self) -> bool:
+        """Whether a part of the response has been sent, and there is more to come."""
+        return self._outbox is not None and self._outbox.streams
 
     async def acquire(self, *keys: str, **options: Unpack[HoldOptions]) -> AsyncLease:
-        """The lease of the keys; those that this request holds already are not acquired again.
+        """Return the lease of the keys; those that this request holds are not acquired again.
 
         Waits as ``AsyncLocks.acquire`` does, and raises what it raises; gives up when the client
         has gone. Two requests that acquire the same keys one by one, in different orders, wait for
         one another until one of them times out: acquire keys that belong together in one call.
         Raises ``ConfigurationError`` when the request has ended, for nobody would release.
         """
-        wanted = in_order(keys)
-        self.hold_back()
-        async with self._one_at_a_time:
-            self._refuse_if_over()
-            missing = [key for key in wanted if key not in self._by_key]
-            if missing:
-                lease = await self._wait_for(missing, options)
-                await self._keep(lease, missing)
-                if len(missing) == len(wanted):
-                    return lease
-        leases = [self._by_key[key] for key in wanted]
-        lease = leases[0] if wanted == leases[0].keys else AsyncLease.joined(leases, wanted)
-        lease.check()
+        return await self.hold(in_order(keys), options)
+
+    def hold_back(self, background: Callable[[], bool] = never) -> None:
+        """Has the response wait until the work is done, if none of it has been sent yet.
+
+        ``background`` tells whether tasks follow the response, for which it does not wait.
+        """
+        if self._outbox:
+            self._outbox.policy = Policy(self._seconds, background, self.check)
+
+    async def hold(self, keys: Sequence[CheckedKey], options: HoldOptions) -> AsyncLease:
+        """As ``acquire``, for adapters: ``in_order`` gave the keys."""
+        outbox = self._outbox
+        if outbox and outbox.policy is None:
+            self.hold_back()
+        try:
+            async with self._one_at_a_time:
+                lease = await self.take(self.locks, keys, options)
+        finally:
+            if outbox and self.waited is not None:
+                outbox.timing = b"lock;dur=%.1f" % (1000 * self.waited)
+        self._inbox.withholds = True
         return lease
 
-    def loss(self) -> LeaseLost | None:
-        """What says that a lease is lost, if one is."""
-        for lease in self._leases:
-            try:
-                lease.check()
-            except LeaseLost as error:
-                return error
-        return None
+    def leave(self) -> bool:
+        """Notes that nobody wants the answer any more. Return whether the work may be cancelled.
+
+        Work inside a lock may not, unless it is a stream; but it waits for no other lock then.
+        """
+        if not self.leases or self.streams:
+            return True
+        self._unwanted = True
+        self._give_up()
+        return False
 
     async def release(self) -> LeaseLost | None:
-        """Gives back everything. Returns the loss, if a lease was lost before."""
-        self._over = True
-        loss: LeaseLost | None = None
-        for lease in reversed(self._leases):
-            try:
-                await lease.release()
-            except LeaseLost as error:
-                loss = error
-            except Exception:  # The others are to be released all the same.
-                logger.exception("the lease of %s was not released", lease.keys)
-        self._leases.clear()
-        self._by_key.clear()
-        if self.policy:
-            self.policy = self._policy  # What tells of background tasks may refer to us.
-        return loss
+        """Gives back everything. Return the loss, if a lease was lost before."""
+        self._outbox = None  # Which has a method of ours.
+        return await super().release()
 
-    def _refuse_if_over(self) -> None:
-        if self._over:
-            raise ConfigurationError(
-                "this request has ended: a task that outlives it holds its locks by itself, with"
-                " AsyncLocks.hold"
-            )
-
-    async def _keep(self, lease: AsyncLease, keys: Sequence[str]) -> None:
-        if self._over:
-            await lease.release()
-            self._refuse_if_over()
-        self._leases.append(lease)
-        self._by_key.update(dict.fromkeys(keys, lease))
-        self._inbox.withhold_disconnect()
-
-    async def _wait_for(self, keys: Sequence[str], options: HoldOptions) -> AsyncLease:
-        options.setdefault("label", self._label())
-        began = time.perf_counter()
+    async def _ask(
+        self, locks: Face, keys: Sequence[CheckedKey], options: HoldOptions, caller: Caller
+    ) -> tuple[Locker, Sequence[Holding | Unprotected]]:
+        """Acquires, unless the client goes before."""
+        loop = asyncio.get_running_loop()
+        self._waiter = task = asyncio.current_task(loop)
+        assert task is not None
+        cancelled_before = task.cancelling()
+        timer = loop.call_later(LOOK_AFTER, self._give_up if self._unwanted else self._look)
         try:
-            return await self._while_client_is_there(keys, options)
-        finally:  # Also where it was in vain: a 409 tells how long it took.
-            waited = 1000 * (time.perf_counter() - began)
-            self.headers.append((b"server-timing", f"lock;dur={waited:.1f}".encode()))
-
-    async def _while_client_is_there(self, keys: Sequence[str], options: HoldOptions) -> AsyncLease:
-        try:
-            with (
-                Waiting(self._inbox, unwanted=self._unwanted) as self._waiting,
-                acting_for(self._whole),
-            ):
-                return await self.locks.acquire(*keys, **options)
+            return await locks._acquire(keys, options, caller)  # noqa: SLF001 - as the book does
+        except asyncio.CancelledError:
+            if self._gave_up and task.cancelling() - 1 <= cancelled_before:
+                raise ClientGone from None
+            raise
         finally:
-            self._waiting = None
+            timer.cancel()
+            if self._watch:
+                self._watch.cancel()
+            self._waiter = self._watch = None
+            if self._gave_up:
+                self._gave_up = False
+                task.uncancel()
 
-    def _label(self) -> str:
-        method = self._method or "WEBSOCKET"
-        return f"{self.locks.label} {method} {quote(self._path, errors='replace')}"
+    def _look(self) -> None:
+        self._watch = asyncio.ensure_future(self._inbox.until_gone())
+        self._watch.add_done_callback(self._is_gone)
+
+    def _is_gone(self, watch: asyncio.Task[None]) -> None:
+        if not watch.cancelled():
+            watch.exception()  # A server that cannot receive has no client any more.
+            self._give_up()
+
+    def _give_up(self) -> None:
+        if self._waiter and not self._gave_up:
+            self._gave_up = True
+            self._waiter.cancel()
 
 
 def request_locks(scope: Scope) -> RequestLocks:
-    """The locks of the request whose scope this is.
+    """Return the locks of the request whose scope this is.
 
     Raises ``ConfigurationError`` where there is no request layer around the application, or no
     rule of a ``LockMiddleware`` matches.

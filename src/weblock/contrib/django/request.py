@@ -111,7 +111,7 @@ class RequestLocks(Generic[L]):
             lease: BaseLease = leases[0]
         else:
             face: Face = async_locks[lock.alias] if to_task else locks[lock.alias]
-            lease = wanted(face._locker, BaseLease.joined(leases, keys)._holdings)  # noqa: SLF001
+            lease = face._joined(leases, keys)  # noqa: SLF001
         self.request.weblock = lease  # type: ignore[attr-defined]
 
     def answered(self, response: Any, loss: LeaseLost | None) -> Any:

@@ -4,7 +4,7 @@ from ..._requirements import require
 
 require("weblock.contrib.fastapi", "fastapi")
 
-from .dependency import Lock, lock  # noqa: E402 - only what fits can be imported
+from .dependency import LockDependency, lock  # noqa: E402 - only what fits can be imported
 from .installation import install  # noqa: E402
 
-__all__ = ["Lock", "install", "lock"]
+__all__ = ["LockDependency", "install", "lock"]

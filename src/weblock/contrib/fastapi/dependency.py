@@ -4,30 +4,37 @@ Annotations are evaluated here, not postponed: FastAPI cannot resolve those of a
 method from their text.
 """
 
+import asyncio
+import functools
 import inspect
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NoReturn, Unpack, get_args
+from types import CodeType
+from typing import Annotated, Any, Final, Literal, NoReturn, Unpack, get_args
 
 from fastapi import BackgroundTasks, Depends
+from fastapi.exceptions import RequestValidationError
 from fastapi.requests import HTTPConnection
 
 from ..._options import HoldOptions, Options
 from ...aio import AsyncLease
 from ...errors import ConfigurationError
-from ...keys import KeyTemplate
-from ..asgi import request_locks
-from .progress import Progress
-from .values import values_for
+from ...keys import CheckedKey, KeyTemplate, Source, check_key, in_order
+from ..asgi import RequestLocks, request_locks
+from ..request_values import request_values
 
 OnLost = Literal["cancel", "continue"]
 
 KeyFunction = Callable[..., Any]
 """A dependency that returns a key, or several: with parameters of its own, ``def`` or async."""
 
+LOOK_AGAIN: Final = 0.05
+"""Seconds after which it is looked again whether a request can be interrupted."""
+
 
 @dataclass(frozen=True)
-class Lock:
+class LockDependency:
     """A description of what to lock: equal for equal arguments, and hashable.
 
     As a dependency it acquires, waiting on the event loop also for ``def`` endpoints, and gives
@@ -41,7 +48,7 @@ class Lock:
     def __post_init__(self) -> None:
         # FastAPI sees key functions as what this depends on, and solves them before.
         functions = [key for key in self.keys if not isinstance(key, KeyTemplate)]
-        signature = inspect.signature(self._hold)
+        signature = inspect.signature(self.__call__)
         parameters = list(signature.parameters.values())[:-1] + [
             inspect.Parameter(
                 f"key_{number}",
@@ -58,32 +65,30 @@ class Lock:
         keys = ", ".join(getattr(key, "text", getattr(key, "__name__", "...")) for key in self.keys)
         raise TypeError(f"lock({keys!r}) is no dependency by itself: write Depends(lock({keys!r}))")
 
-    async def __call__(self, *args: Any, **kwargs: Any) -> AsyncLease:
-        """The lease, when it is this request's turn."""
-        return await self._hold(*args, **kwargs)
-
-    async def _hold(
+    async def __call__(
         self, connection: HTTPConnection, background: BackgroundTasks, **made: object
     ) -> AsyncLease:
-        locks = request_locks(connection.scope)
-        progress = Progress(connection.scope, locks)
-        locks.hold_back(lambda: bool(background.tasks))
-        of_functions = iter(made.values())
-        keys: list[str] = []
+        """The lease, when it is this request's turn."""
+        scope, of_functions = connection.scope, iter(made.values())
+        request = request_locks(scope)
+        request.hold_back(functools.partial(_has_tasks, background))
+        keys: list[CheckedKey] = []
         for key in self.keys:
             if isinstance(key, KeyTemplate):
                 keys.append(key.fill(values_for(key, connection)))
             else:
                 keys += _keys_of(key, next(of_functions))
-        lease = await locks.acquire(*keys, **dict(self.options))  # type: ignore[arg-type]
+        options: HoldOptions = dict(self.options)  # type: ignore[assignment] # lock() was given them
+        lease = await request.hold(in_order(keys), options)
         if self.on_lost == "cancel":
-            lease.on_lost(progress.interrupt)
+            task, endpoint = asyncio.current_task(), scope.get("endpoint")
+            lease.on_lost(functools.partial(interrupt, request, task, endpoint))
         return lease
 
 
 def lock(
     *keys: str | KeyFunction, on_lost: OnLost = "cancel", **options: Unpack[HoldOptions]
-) -> Lock:
+) -> LockDependency:
     """The dependency that holds ``keys`` while a request is served: ``Depends(lock("cart"))``.
 
     Templates are filled in from the request: ``lock("cart:{cart_id}")`` and ``{path.cart_id}`` from
@@ -103,7 +108,7 @@ def lock(
     Options().of_call(options)  # What cannot work is refused here, not at the first request.
     if on_lost not in get_args(OnLost):
         raise ConfigurationError(f"on_lost={on_lost!r:.80} must be 'cancel' or 'continue'")
-    return Lock(tuple(map(_parsed, keys)), tuple(sorted(options.items())), on_lost)
+    return LockDependency(tuple(map(_parsed, keys)), tuple(sorted(options.items())), on_lost)
 
 
 def _parsed(key: str | KeyFunction) -> KeyTemplate | KeyFunction:
@@ -114,11 +119,156 @@ def _parsed(key: str | KeyFunction) -> KeyTemplate | KeyFunction:
     return template
 
 
-def _keys_of(function: KeyFunction, made: Any) -> list[str]:
+def _keys_of(function: KeyFunction, made: Any) -> list[CheckedKey]:
     keys = [made] if isinstance(made, str) or not isinstance(made, Iterable) else list(made)
     if not keys or not all(isinstance(key, str) for key in keys):
         raise ConfigurationError(
             f"key function {getattr(function, '__qualname__', function)!s} gave {made!r:.80}: a key"
             " is a string; several are a list of strings"
         )
-    return keys
+    return [check_key(key) for key in keys]
+
+
+def _has_tasks(background: BackgroundTasks) -> bool:
+    return bool(background.tasks)
+
+
+# What a key is made of: the values that the endpoint will see.
+
+
+def values_for(template: KeyTemplate, connection: HTTPConnection) -> Mapping[str, object]:
+    """The values of the request for ``template``, converted to their declared types.
+
+    ``/items/7`` and ``/items/07`` are one item to an endpoint that declares an ``int``; so they
+    must be one key too. So it is with query parameters and headers, and a declared default stands
+    for one that is missing.
+
+    Raises ``RequestValidationError``, as the endpoint would, for a value that does not convert,
+    ``InvalidKey`` for one that was sent twice, and ``ConfigurationError`` for a path parameter that
+    the path has not.
+    """
+    scope = connection.scope
+    path = scope["path_params"]
+    values = request_values(
+        template,
+        path=path,
+        query=scope["query_string"].decode("latin-1"),
+        headers=functools.partial(_header, connection),
+    )
+    if len(values) < len(template.sources):
+        refuse_unknown_path_parameters(template, path)
+    for name, source, field in _declarations(template, scope.get("route")):
+        _convert(name, source, field, values)
+    return values
+
+
+def _header(connection: HTTPConnection, name: str) -> list[str]:
+    return connection.headers.getlist(name)
+
+
+def refuse_unknown_path_parameters(template: KeyTemplate, known: Mapping[str, object]) -> None:
+    """Raises ``ConfigurationError`` where the template names a path parameter that is not known."""
+    for source in template.in_request().values():
+        if source.kind == "path" and source.name not in known:
+            there = ", ".join(map(repr, known)) or "none"
+            raise ConfigurationError(
+                f"lock({template.text!r}) wants the path parameter {source.name!r}, but the path"
+                f" has {there}; {{query.{source.name}}} would be a query parameter, and"
+                f" {{header.{source.name}}} a header"
+            )
+
+
+Declaration = tuple[str, Source, Any]
+"""A name in a template, where its value is, and how the endpoint declares it."""
+
+_of_routes: Final[dict[int, tuple[weakref.ref[Any], dict[str, list[Declaration]]]]] = {}
+"""By the identity of a route, which has no hash, for as long as it lives: by the template's text."""
+
+
+def _declarations(template: KeyTemplate, route: Any) -> list[Declaration]:
+    """What of a template the endpoint of a route declares, or else what it depends on."""
+    number = id(route)
+    known = _of_routes.get(number)
+    if known is None or known[0]() is not route:
+        if getattr(route, "dependant", None) is None:
+            return []
+        gone = functools.partial(_of_routes.pop, number)
+        known = _of_routes[number] = weakref.ref(route, gone), {}
+    found = known[1].get(template.text)
+    if found is None:
+        found = known[1][template.text] = [
+            (name, source, field)
+            for name, source in template.sources.items()
+            if (field := _field_of(source, route.dependant))
+        ]
+    return found
+
+
+def _field_of(source: Source, dependant: Any) -> Any | None:
+    fields = declared_fields(dependant, f"{source.kind}_params")
+    return next((field for field in fields if _is_named(field, source)), None)
+
+
+def declared_fields(dependant: Any, kind: str) -> Iterator[Any]:
+    """The parameters of a kind, ``path_params`` say, of an endpoint and of all that it depends on."""
+    yield from getattr(dependant, kind)
+    for each in dependant.dependencies:
+        yield from declared_fields(each, kind)
+
+
+def _is_named(field: Any, source: Source) -> bool:
+    if source.kind == "header":
+        return str(field.alias).lower().replace("_", "-") == source.name.replace("_", "-")
+    return bool(field.alias == source.name)
+
+
+def _convert(name: str, source: Source, field: Any, values: dict[str, object]) -> None:
+    loc = (source.kind, field.alias)
+    if name not in values:
+        if field.field_info.is_required():
+            missing = {"type": "missing", "loc": loc, "msg": "Field required", "input": None}
+            raise RequestValidationError([missing])
+        if (default := field.get_default()) is not None:
+            values[name] = default
+        return
+    converted, errors = field.validate(values[name], {}, loc=loc)
+    if errors:
+        raise RequestValidationError(errors if isinstance(errors, list) else [errors])
+    values[name] = converted
+
+
+# How a request is interrupted whose lease was lost. FastAPI calls nobody between an endpoint and the
+# dependencies around it, but a task that is suspended shows which coroutines it is in.
+
+
+def interrupt(request: RequestLocks, task: asyncio.Task[Any] | None, endpoint: object) -> None:
+    """Cancels the endpoint if it is ``async def``, or a stream that it gave; once.
+
+    Never what runs in a thread, nor a dependency: whoever cancels the waiting for a thread has
+    it work on, and a commit that was sent is not called back.
+    """
+    if request.over or task is None or task.done():
+        return
+    code = _code_of(endpoint)
+    if request.streams or any(each is code for each in _codes_of(task)):
+        request.interrupted = True
+        task.cancel()
+    else:
+        loop = asyncio.get_running_loop()
+        loop.call_later(LOOK_AGAIN, interrupt, request, task, endpoint)
+
+
+def _code_of(endpoint: Any) -> CodeType | None:
+    while isinstance(endpoint, functools.partial):
+        endpoint = endpoint.func
+    code = getattr(endpoint, "__code__", None) or getattr(type(endpoint).__call__, "__code__", None)
+    return code if isinstance(code, CodeType) else None
+
+
+def _codes_of(task: asyncio.Task[Any]) -> Iterator[CodeType]:
+    """What a suspended task is in, from the outside to the inside."""
+    awaited: Any = task.get_coro()
+    while awaited is not None:
+        if code := getattr(awaited, "cr_code", None):
+            yield code
+        awaited = getattr(awaited, "cr_await", None)

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Unpack
+import inspect
+from collections.abc import MutableMapping, Sequence
+from typing import Any, Final, Unpack
 
 from fastapi import FastAPI
+from fastapi.requests import HTTPConnection, Request
 
 from ..._options import Duration, LocksOptions
 from ...aio import AsyncLocks
-from ...errors import ConfigurationError
-from ..asgi import RequestLayer, Rewrite
-from ..asgi.opening import opened
-from ..asgi.policy import policy_of
-from .answers import Answers
-from .documentation import document, document_mounted
-from .routes import check_keys
+from ...errors import (
+    ConfigurationError,
+    EngineUnavailable,
+    InvalidKey,
+    LeaseLost,
+    LockTimeout,
+    WeblockError,
+)
+from ..asgi import Problem, RequestLayer, Rewrite, problem_of
+from ..asgi.layer import opened, seconds_or_none
+from ..asgi.protocol import App, Receive, Scope, Send
+from .routes import check_keys, document, document_mounted
+
+ANSWERED: Final = (LockTimeout, EngineUnavailable, LeaseLost, InvalidKey)
 
 
 def install(
@@ -54,10 +63,10 @@ def install(
     layers: list[object] = [middleware.cls for middleware in app.user_middleware]
     if RequestLayer in layers:
         raise ConfigurationError("weblock is installed in this application already: install once")
-    policy_of(hold_back)  # Starlette makes the layer later; what cannot work is refused now.
+    seconds_or_none(hold_back)  # Starlette makes the layer later; what cannot work is refused now.
     locks, owned = opened(locks, options)
-    answers = Answers(app, rewrite)
-    document(app, answers)
+    answers = _Answers(app, rewrite)
+    document(app, answers.problem_of)
     app.add_middleware(
         RequestLayer,
         locks=locks,
@@ -69,6 +78,58 @@ def install(
     return locks
 
 
-def _before_start(app: FastAPI, answers: Answers) -> None:
+def _before_start(app: FastAPI, answers: _Answers) -> None:
     check_keys(app.routes)
-    document_mounted(app.routes, answers)
+    document_mounted(app.routes, answers.problem_of)
+
+
+class _Answers:
+    """What errors of weblock are answered with: the application's own handlers, or else problems."""
+
+    def __init__(self, app: FastAPI, rewrite: Rewrite | None) -> None:
+        handlers: MutableMapping[Any, Any] = app.exception_handlers
+        self._handlers = handlers
+        self._rewrite = rewrite
+        for error in ANSWERED:
+            handlers.setdefault(error, self._handle)
+
+    def problem_of(self, error: WeblockError) -> Problem | None:
+        """The problem that ``error`` is here; ``None`` where a handler of the user's answers it."""
+        return self._problem(error) if self._handler_of(error) == self._handle else None
+
+    def of(self, error: BaseException) -> App | None:
+        """The answer to an error that got out of the application, as it would answer itself.
+
+        So it is with an error of an application that is mounted, and with a loss that nobody in
+        the application was there to hear of.
+        """
+        handler = self._handler_of(error)
+        if handler is None:
+            return None
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "websocket":
+                assert isinstance(error, WeblockError)
+                await self._problem(error)(scope, receive, send)
+                return
+            response = handler(Request(scope, receive), error)
+            response = await response if inspect.isawaitable(response) else response
+            await response(scope, receive, send)
+
+        return answer
+
+    def _handler_of(self, error: BaseException) -> Any:
+        """That of its class, or of the nearest of ours that it is a kind of."""
+        ours = (each for each in type(error).__mro__ if issubclass(each, WeblockError))
+        return next((self._handlers[each] for each in ours if each in self._handlers), None)
+
+    async def _handle(self, connection: HTTPConnection, error: WeblockError) -> Problem:
+        """Inside the application's middleware, so that CORS headers and logs are as for others."""
+        if connection.scope["type"] == "websocket":
+            raise error  # The layer knows whether it was accepted.
+        return self._problem(error)
+
+    def _problem(self, error: WeblockError) -> Problem:
+        problem = problem_of(error, self._rewrite)
+        assert problem is not None
+        return problem

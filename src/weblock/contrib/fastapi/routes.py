@@ -1,20 +1,34 @@
-"""Which routes lock, and what, as far as it is known before a request comes."""
+"""Which routes lock, and what, as far as it is known before a request comes.
+
+The application checks their keys when it starts, and its OpenAPI schema tells of the problems that
+they may answer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from fastapi import routing
+from fastapi import FastAPI, routing
 from starlette.convertors import StringConvertor
 from starlette.routing import compile_path
 
 from ..._platform.logs import logger
-from ...errors import ConfigurationError
+from ...errors import (
+    ConfigurationError,
+    EngineRecovering,
+    EngineUnavailable,
+    InvalidKey,
+    LeaseLost,
+    LockTimeout,
+    WeblockError,
+)
 from ...keys import KeyTemplate
-from .dependency import Lock
-from .values import declared_fields, refuse_unknown_path_parameters
+from ..asgi import Problem
+from .dependency import LockDependency, declared_fields, refuse_unknown_path_parameters
 
 
 @dataclass(frozen=True)
@@ -24,7 +38,7 @@ class LockingRoute:
     route: Any
     prefix: str
     parameters: dict[str, object]
-    locks: Sequence[Lock]
+    locks: Sequence[LockDependency]
 
     def __str__(self) -> str:
         methods = ", ".join(sorted(getattr(self.route, "methods", None) or ["websocket"]))
@@ -70,7 +84,9 @@ def locking_routes(
     for route in each_route(routes):
         parameters = {**dict.fromkeys(known), **getattr(route, "param_convertors", {})}
         if dependant := getattr(route, "dependant", None):
-            locks = [each.call for each in _flat(dependant) if isinstance(each.call, Lock)]
+            locks = [
+                each.call for each in _flat(dependant) if isinstance(each.call, LockDependency)
+            ]
             if locks:
                 yield LockingRoute(route, prefix, parameters, locks)
         elif inner := getattr(route, "routes", None):
@@ -101,6 +117,91 @@ def _flat(dependant: Any) -> Iterator[Any]:
         yield from _flat(each)
 
 
-def _templates(locks: Iterable[Lock]) -> Iterator[KeyTemplate]:
+def _templates(locks: Iterable[LockDependency]) -> Iterator[KeyTemplate]:
     for each in locks:
         yield from (key for key in each.keys if isinstance(key, KeyTemplate))
+
+
+# What OpenAPI says of them.
+
+ProblemOf = Callable[[WeblockError], Problem | None]
+"""The problem that an error is answered with; ``None`` where the application answers by itself."""
+
+SCHEMA: Final = "LockProblem"
+
+_BUSY: Final = LockTimeout("key", wait=None)
+_DOWN: Final = EngineUnavailable("engine", "it is down")
+_RECOVERING: Final = EngineRecovering("engine", "it was started just now", retry_after=10.0)
+_LOST: Final = LeaseLost("key", fence=0, reason="expired")
+_NO_KEY: Final = InvalidKey("key")
+
+_SCHEMA: Final[dict[str, Any]] = {
+    "title": SCHEMA,
+    "description": "Problem details, as RFC 9457 has them.",
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "format": "uri"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "code": {"type": "string", "description": "The same as the end of the type; it is stable."},
+    },
+    "required": ["type", "title", "status", "detail", "code"],
+}
+
+
+def document(app: FastAPI, problem_of: ProblemOf) -> None:
+    """Has the OpenAPI schema of ``app`` tell of the problems, at just the operations that lock."""
+    generate = app.openapi
+
+    @functools.wraps(generate)
+    def openapi() -> dict[str, Any]:
+        schema = generate()
+        for found in locking_routes(app.routes):
+            if not found.prefix:  # What is mounted has a schema of its own.
+                _describe(schema, found, problem_of)
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def document_mounted(routes: Iterable[Any], problem_of: ProblemOf) -> None:
+    """The same for the applications that are mounted."""
+    for route in each_route(routes):
+        inner = getattr(route, "app", None)
+        if isinstance(inner, FastAPI) and inner.routes is not routes:
+            document(inner, problem_of)
+            document_mounted(inner.routes, problem_of)
+
+
+def _describe(schema: dict[str, Any], found: LockingRoute, problem_of: ProblemOf) -> None:
+    errors: list[WeblockError] = [_BUSY, _DOWN, _RECOVERING, _LOST]
+    if any(
+        not isinstance(key, KeyTemplate) or key.names for each in found.locks for key in each.keys
+    ):
+        errors.append(_NO_KEY)
+    problems = [problem for error in errors if (problem := problem_of(error))]
+    operations = schema.get("paths", {}).get(found.route.path_format, {})
+    for method in getattr(found.route, "methods", None) or ():
+        if operation := operations.get(method.lower()):
+            _add(operation.setdefault("responses", {}), problems)
+            schema.setdefault("components", {}).setdefault("schemas", {})[SCHEMA] = _SCHEMA
+
+
+def _add(responses: dict[str, Any], problems: Iterable[Problem]) -> None:
+    by_status: dict[str, list[Problem]] = {}
+    for problem in problems:
+        by_status.setdefault(str(int(problem.status)), []).append(problem)
+    for status, alike in by_status.items():
+        response = responses.setdefault(status, {})
+        response.setdefault("description", "; ".join(each.title for each in alike))
+        content = {
+            "schema": {"$ref": f"#/components/schemas/{SCHEMA}"},
+            "examples": {
+                each.code: {"summary": each.title, "value": json.loads(each.body)} for each in alike
+            },
+        }
+        response.setdefault("content", {}).setdefault(alike[0].media_type, content)
+        for name in {name for each in alike for name in each.headers}:
+            header = {"schema": {"type": "string"}}
+            response.setdefault("headers", {}).setdefault(name, header)

@@ -1,0 +1,217 @@
+"""The leases of one request: the book that every adapter keeps.
+
+A rule, a decorator and several dependencies may lock for the same request, and the same keys too. A key
+that the request holds already is not acquired again, and everything is released together, when the
+request's work is done.
+
+It is written once, as coroutines, as the core is. An adapter that serves requests in threads drives
+them: on the blocking face they never suspend.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextvars import Context
+from typing import Any, Final, Generic, TypeVar
+from urllib.parse import quote
+
+from .._core.acquiring import Caller, Locker
+from .._core.holding import Holding, Unprotected
+from .._face import BaseLease, Face
+from .._options import HoldOptions
+from .._platform.logs import logger
+from .._runtime.clock import part_of
+from ..errors import ConfigurationError, LeaseLost
+from ..keys import CheckedKey
+
+L = TypeVar("L", bound=BaseLease)
+T = TypeVar("T")
+
+BeforeWaiting = Callable[[], Awaitable[object]]
+
+LONGEST_LABEL: Final = 200
+"""Characters of what others see of a holder: an engine keeps it for each waiter."""
+
+
+class RequestLeases(Generic[L]):
+    """What one request holds, from its first key until everything is released."""
+
+    __slots__ = ("_by_key", "_flow", "_method", "_path", "leases", "over", "waited")
+
+    def __init__(self, method: str, path: str) -> None:
+        self.leases: list[L] = []
+        """In the order in which they were acquired."""
+        self.over = False
+        """Whether the request has ended: it acquires nothing any more."""
+        self.waited: float | None = None
+        """Seconds that it has waited for keys; ``None`` if it has asked for none."""
+        self._by_key: dict[tuple[object, str], L] = {}
+        self._method = method
+        self._path = path
+        self._flow = object()  # Nothing more: a task may keep its context for long.
+
+    def begin(self) -> None:
+        """Makes what runs in this context, and all that comes of it, parts of this request.
+
+        None of them can wait for what the request holds: that would be to wait for itself.
+        """
+        part_of.set(self._flow)
+
+    async def take(
+        self,
+        locks: Face,
+        keys: Sequence[CheckedKey],
+        options: HoldOptions,
+        before_waiting: BeforeWaiting | None = None,
+    ) -> L:
+        """Return a lease of just these keys, which ``in_order`` gave.
+
+        Those that the request holds are not acquired again. Raises what ``Locks.acquire`` raises,
+        ``LeaseLost`` for a lease that was lost meanwhile, and ``ConfigurationError`` when the request
+        has ended, for nobody would release.
+        """
+        self._refuse_if_over()
+        missing = self.missing(locks, keys) if self._by_key else keys
+        if missing:
+            lease = await self._acquired(locks, missing, options, before_waiting)
+            self.leases.append(lease)
+            for key in missing:
+                self._by_key[locks._place, key] = lease  # noqa: SLF001 - adapters know the face
+            if len(missing) == len(keys):
+                return lease
+        lease = self.lease_of(locks, keys)
+        lease.check()
+        return lease
+
+    def missing(self, locks: Face, keys: Sequence[CheckedKey]) -> Sequence[CheckedKey]:
+        """Return those of the keys that the request does not hold yet."""
+        return [key for key in keys if not self.holds(locks, key)]
+
+    def holds(self, locks: Face, key: str) -> bool:
+        """Return whether the request holds a key, by locks of either face."""
+        return (locks._place, key) in self._by_key  # noqa: SLF001
+
+    def lease_of(self, locks: Face, keys: Sequence[str]) -> L:
+        """Return the lease of just these keys, all of which the request holds, for users of ``locks``."""
+        leases = [self._by_key[locks._place, key] for key in keys]  # noqa: SLF001
+        first = leases[0]
+        if isinstance(first, locks._lease) and first.keys == tuple(keys):  # noqa: SLF001
+            return first
+        return locks._joined(leases, keys)  # type: ignore[return-value]  # noqa: SLF001 - a lease of its kind
+
+    def check(self) -> None:
+        """Raises ``LeaseLost`` if something that the request holds is not its own any more."""
+        for lease in self.leases:
+            lease.check()
+
+    async def release(self) -> LeaseLost | None:
+        """Gives back everything, the last first. Return the loss, if a lease was lost before."""
+        self.over = True
+        loss: LeaseLost | None = None
+        for lease in reversed(self.leases):
+            try:
+                await lease._locker.release(lease._holdings)  # noqa: SLF001
+            except LeaseLost as error:
+                loss = error
+            except Exception:  # The others are to be released all the same.
+                logger.exception("the lease of %s was not released", lease.keys)
+        self.leases.clear()
+        self._by_key.clear()
+        return loss
+
+    async def _acquired(
+        self,
+        locks: Face,
+        keys: Sequence[CheckedKey],
+        options: HoldOptions,
+        before_waiting: BeforeWaiting | None,
+    ) -> L:
+        label = ""
+        if "label" not in options:
+            path = quote(self._path, errors="replace")
+            label = f"{locks.label} {self._method} {path}"[:LONGEST_LABEL]
+        caller = Caller(label, self._flow, before_waiting)
+        began = time.perf_counter()
+        try:
+            locker, holdings = await self._ask(locks, keys, options, caller)
+        finally:  # Also where it was in vain: the answer tells how long it took.
+            self.waited = (self.waited or 0.0) + time.perf_counter() - began
+        if self.over:
+            await locker.release(holdings)
+            self._refuse_if_over()
+        return locks._lease(locker, holdings)  # type: ignore[return-value]  # noqa: SLF001 - as above
+
+    async def _ask(
+        self, locks: Face, keys: Sequence[CheckedKey], options: HoldOptions, caller: Caller
+    ) -> tuple[Locker, Sequence[Holding | Unprotected]]:
+        """Acquires. An adapter that has more to do while a request waits does it around this."""
+        return await locks._acquire(keys, options, caller)  # noqa: SLF001
+
+    def _refuse_if_over(self) -> None:
+        if self.over:
+            raise ConfigurationError(
+                "this request has ended: what outlives it holds its locks by itself, with hold() of"
+                " the locks themselves"
+            )
+
+
+async def to_its_end(
+    work: Callable[[asyncio.Future[None]], Coroutine[Any, Any, T]],
+    *,
+    may_end: Callable[[], bool],
+    context: Context | None = None,
+) -> T:
+    """Return what ``work`` returns, or raise what it raises, from a task of its own.
+
+    So what cancels a request does not cancel what it does inside its lock, unless ``may_end`` says
+    that it may: otherwise it runs to its end, and only then that it was to be cancelled is said.
+    ``work`` is given a future, which it resolves as the last thing that it does: waiting for that is
+    cheaper than waiting for a task.
+    """
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+    task = _begun(work(ended), loop, context)
+    cancelled = False
+    while not task.done():
+        try:
+            # Nobody resolves the future of work that was cancelled before it began.
+            await (_end_of(task) if cancelled else ended)
+        except asyncio.CancelledError:
+            cancelled = True
+            if may_end():
+                task.cancel()
+    if cancelled:
+        if not task.cancelled() and (error := task.exception()):
+            logger.error("a request that was cancelled failed", exc_info=error)
+        raise asyncio.CancelledError
+    return task.result()
+
+
+def resolve(ended: asyncio.Future[None]) -> None:
+    """What ``work`` of ``to_its_end`` does last: the future is done where the waiting was cancelled."""
+    if not ended.done():
+        ended.set_result(None)
+
+
+async def _end_of(task: asyncio.Task[Any]) -> None:
+    await asyncio.wait({task})
+
+
+if sys.version_info >= (3, 12):
+
+    def _begun(
+        work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop, context: Context | None
+    ) -> asyncio.Task[T]:
+        """Start a task at once, which spares it a turn of the loop."""
+        return asyncio.Task(work, loop=loop, context=context, eager_start=True)
+
+else:
+
+    def _begun(
+        work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop, context: Context | None
+    ) -> asyncio.Task[T]:
+        """Start a task."""
+        return loop.create_task(work, context=context)
