@@ -1,7 +1,11 @@
-"""Every test runs on each engine that promises what the test is about, and on both faces."""
+"""Every test runs on each engine that promises what the test is about, and on both faces.
+
+Two marks spare what would be tested twice; with ``WEBLOCK_LONG=1`` they spare nothing.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -12,32 +16,55 @@ import pytest
 from tests.support.waiting import queue_of
 from weblock import Locks
 
-from .engines import ENGINES, Promises
+from .engines import ENGINES, OF_EACH_KIND, Promises
 from .faces import FACES, Actor, AsyncioFace, BlockingFace
 from .puppets import Puppet
 
+LONG = "WEBLOCK_LONG" in os.environ
+
+MARKS = (
+    "promise(*names): runs on the engines that promise all of these",
+    "of_core: is about what all engines share, so it runs on one engine of each kind",
+    "costly: takes seconds or processes, so that it runs on one face of engines that resemble another",
+)
+
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Makes the mark known."""
-    config.addinivalue_line(
-        "markers", "promise(*names): runs on the engines that promise all of these"
-    )
+    """Makes the marks known."""
+    for mark in MARKS:
+        config.addinivalue_line("markers", mark)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One case for each engine that promises what the test wants, on each face that it asks for."""
-    if "promises" in metafunc.fixturenames:
-        wanted = [
-            name for mark in metafunc.definition.iter_markers("promise") for name in mark.args
-        ]
-        fit = {
-            name: engine
-            for name, engine in ENGINES.items()
-            if all(getattr(engine, each) for each in wanted)
-        }
-        metafunc.parametrize("promises", fit.values(), ids=fit.keys())
-    if "face" in metafunc.fixturenames:
-        metafunc.parametrize("face", FACES.values(), ids=FACES.keys(), indirect=True)
+    engines = _engines(metafunc.definition)
+    if "promises" not in metafunc.fixturenames:
+        return
+    if "face" not in metafunc.fixturenames:
+        metafunc.parametrize("promises", engines.values(), ids=engines)
+        return
+    cases = [
+        pytest.param(promises, FACES[face], id=f"{name}-{face}")
+        for name, promises in engines.items()
+        for face in _faces(metafunc.definition, promises)
+    ]
+    metafunc.parametrize(("promises", "face"), cases, indirect=["face"])
+
+
+def _engines(test: pytest.Item) -> dict[str, Promises]:
+    wanted = [name for mark in test.iter_markers("promise") for name in mark.args]
+    spared = test.get_closest_marker("of_core") and not LONG
+    return {
+        name: engine
+        for name, engine in ENGINES.items()
+        if all(getattr(engine, each) for each in wanted)
+        and not (spared and name not in OF_EACH_KIND)
+    }
+
+
+def _faces(test: pytest.Item, promises: Promises) -> list[str]:
+    spared = test.get_closest_marker("costly") and not LONG
+    return [promises.face] if spared and promises.face else list(FACES)
 
 
 @pytest.fixture

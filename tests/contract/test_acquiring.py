@@ -78,6 +78,7 @@ def test_first_come_first_served(locks, face, one, waiting) -> None:
 
 
 @pytest.mark.promise("queue", "processes")
+@pytest.mark.costly
 def test_first_come_first_served_over_processes(locks, one, puppet, waiting) -> None:
     """The queue is one for all processes."""
     lease = one.do(locks.acquire, "key")

@@ -9,7 +9,7 @@ import pytest
 from tests.support.forks import needs_fork
 from tests.support.waiting import eventually, now
 
-pytestmark = [pytest.mark.promise("locks", "processes")]
+pytestmark = [pytest.mark.promise("locks", "processes"), pytest.mark.costly]
 
 LONG = 60.0
 """A ttl that no test waits for: whoever had to would fail."""
@@ -167,13 +167,13 @@ def test_a_fork_in_the_middle(locks, one, puppet) -> None:
 
 @needs_fork
 def test_a_fork_after_the_engine_was_opened(locks, one, puppet) -> None:
-    """A child of a preloading server keeps its own lease for many ttl, and takes it along."""
+    """A child of a preloading server keeps its own lease for longer than its ttl, and takes it along."""
     parent = puppet(ttl=1)
     parent.do("acquire", "key")
     parent.do("release")
     parent.do("fork")
     assert parent.do("child", "acquire", "key")["fence"] > 0
-    until = now() + 3
+    until = now() + 2
     while now() < until:
         assert one.do(locks.try_acquire, "key") is None
         time.sleep(0.05)

@@ -12,6 +12,8 @@ from tests.support.waiting import eventually
 from weblock import ConfigurationError, InvalidKey, LeaseLost
 from weblock._runtime.blocking import drive
 
+from .renewals import hurry
+
 LONG = 60.0
 
 
@@ -191,8 +193,9 @@ class TestForceRelease:
 
     def test_the_former_holder_is_told_at_its_renewal(self, locks, one, other) -> None:
         """A holder that lost its lease by force finds out by itself, before its ttl is over."""
-        lease = one.do(locks.acquire, "key", ttl=3)
+        lease = one.do(locks.acquire, "key", ttl=LONG)
         assert other.do(locks.force_release, "key") is True
+        hurry(locks, lease)
         eventually(lambda: not lease.held)
         with pytest.raises(LeaseLost) as lost:
             lease.check()
@@ -264,6 +267,7 @@ def test_what_cannot_be_a_key_is_refused(face, url, one) -> None:
 
 @needs_fork
 @pytest.mark.promise("locks", "processes")
+@pytest.mark.costly
 def test_processes_see_one_another(locks, one, puppet) -> None:
     """A holder in another process is shown by its process id, a forked one by its own."""
     parent = puppet(ttl=LONG)
@@ -280,6 +284,7 @@ def test_processes_see_one_another(locks, one, puppet) -> None:
 
 
 @pytest.mark.promise("death_noticed_at_once")
+@pytest.mark.costly
 def test_the_dead_are_not_shown(locks, one, puppet) -> None:
     """Where an engine can tell, neither a killed holder nor a killed waiter is shown."""
     holder, waiter = puppet(ttl=LONG), puppet(ttl=LONG)

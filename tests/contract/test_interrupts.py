@@ -18,7 +18,7 @@ from weblock.stores.url import _open as open_another
 
 FDS = Path("/dev/fd")
 
-SECONDS = 10.0
+SECONDS = 4.0
 """How long the lines of one engine are tried; all of them are with WEBLOCK_LONG=1."""
 
 

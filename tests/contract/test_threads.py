@@ -6,32 +6,21 @@ import ctypes
 import logging
 import sys
 import threading
-from functools import partial
 
 import pytest
 
 from tests.support.waiting import eventually
 
-TTL = 3.0
-"""Seconds: short enough to see renewals, and longer than a busy machine lets a thread wait."""
+from .renewals import renewed
+
+TTL = 60.0
+"""Seconds, longer than any machine lets a thread wait."""
 
 
 def weblock_threads() -> list[threading.Thread]:
     """The background threads of all engines in this process."""
     names = ("weblock-keeper", "weblock-receiver", "weblock-bell", "weblock-lookout")
     return [each for each in threading.enumerate() if each.name in names and each.ident]
-
-
-def renewed(lease, times: int = 2) -> None:
-    """Returns when the lease has been renewed; fails if it is lost."""
-    (holding,) = lease._holdings
-    for _ in range(times):
-        eventually(partial(_moved, lease, holding.deadline))
-
-
-def _moved(lease, deadline: float) -> bool:
-    lease.check()
-    return lease._holdings[0].deadline > deadline
 
 
 @pytest.mark.promise("locks")
@@ -46,10 +35,10 @@ def test_threads_that_are_killed_are_started_again(locks, one, other, waiting, c
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
                 ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
             )
-        renewed(lease)
+        renewed(locks, lease)
         one.do(first.release)
         second = waiter.result(60)
-        renewed(second, times=1)
+        renewed(locks, second)
         other.do(second.release)
         one.do(lease.release)
     assert any("started again" in record.message for record in caplog.records)
@@ -69,7 +58,7 @@ def test_a_callback_that_ends_its_thread_costs_no_lease(locks, one) -> None:
     # asyncio would end its loop, as it should: there the callback is the application's own.
     lost._on_lost(leave) if hasattr(lost, "__aexit__") else lost.on_lost(leave)
     assert called.wait(60)
-    renewed(lease)
+    renewed(locks, lease)
     one.do(lease.release)
 
 
@@ -90,7 +79,7 @@ def test_a_callback_that_takes_long_costs_no_lease(face, url, count) -> None:
     lost.on_lost(hold_up)
     assert inside.wait(60)
     for lease in leases:
-        renewed(lease)
+        renewed(locks, lease)
         one.do(lease.release)
     go_on.set()
     face.shut(locks)
@@ -111,7 +100,7 @@ def test_a_logging_handler_that_raises_costs_no_lease(locks, one) -> None:
         lease = one.do(locks.acquire, "held", ttl=TTL)
         lost = one.do(locks.acquire, "lost", ttl=0.2, renew=False)
         eventually(lambda: not lost.held)
-        renewed(lease)
+        renewed(locks, lease)
         one.do(lease.release)
     finally:
         logging.getLogger("weblock").removeHandler(handler)
@@ -131,8 +120,8 @@ def test_a_thread_that_could_not_be_started_is_tried_again(face, url, monkeypatc
     monkeypatch.setattr(threading.Thread, "start", refuse_once)
     first = one.do(locks.acquire, "first", ttl=TTL)
     second = one.do(locks.acquire, "second", ttl=TTL)
-    renewed(first)
-    renewed(second)
+    renewed(locks, first)
+    renewed(locks, second)
     assert refused
     assert any("could not be started" in record.message for record in caplog.records)
     one.do(first.release)

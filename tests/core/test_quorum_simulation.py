@@ -14,7 +14,7 @@ from .simulation.quorum_mutants import MUTANTS
 from .simulation.quorum_truth import Fences
 from .simulation.world import Violation
 
-SCHEDULES = 1_000
+SCHEDULES = 300
 LIMIT = 1_000
 """Schedules that a mutant may survive."""
 
@@ -78,7 +78,7 @@ def hunt(index: int) -> tuple[str, str]:
     """A mutant, and the property that noticed it; nothing if it survives."""
     mutant = MUTANTS[index]
     with mutant.alive():
-        for seed in range(LIMIT):
+        for seed in mutant.seeds(LIMIT):
             try:
                 quorum_schedule(seed).run()
             except Violation as violation:

@@ -7,7 +7,7 @@ import pytest
 from .simulation.redis_campaign import REDIS, redis_schedule
 from .simulation.world import Violation
 
-SCHEDULES = 1_000
+SCHEDULES = 400
 
 
 @pytest.mark.timeout(900)

@@ -17,7 +17,7 @@ from .simulation import redis_links
 from .simulation.redis_stores import STORE, store_schedule
 from .simulation.world import Violation
 
-SCHEDULES = 1_000
+SCHEDULES = 300
 LIMIT = 600
 
 Mistake = tuple[Any, str, Callable[..., Any]]

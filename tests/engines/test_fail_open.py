@@ -25,6 +25,7 @@ from weblock import (
 )
 from weblock._runtime.clock import now
 from weblock.events import FailedOpen
+from weblock.stores import file as file_engine
 
 from .keys import record_of
 
@@ -60,10 +61,14 @@ def killed(*servers: Server) -> Iterator[None]:
 
 
 @pytest.fixture(params=["file", "redis-killed", "redis-hung", "redlock"])
-def engine(request: pytest.FixtureRequest, folder: Path) -> Iterator[tuple[URL, Outage]]:
+def engine(
+    request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[URL, Outage]]:
     """An engine that works, and how to have it not answer."""
     with ExitStack() as stack:
         if request.param == "file":
+            # How long a file must be stuck is the business of test_stuck_files.py.
+            monkeypatch.setattr(file_engine, "PATIENCE", 0.2)
             yield f"file://{folder}", lambda: a_stuck_file(folder)
             return
         count = 3 if request.param == "redlock" else 1

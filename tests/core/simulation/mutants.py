@@ -22,7 +22,10 @@ from weblock._core.keeping import Debt
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """``new`` for ``old`` in the function ``where`` of ``owner``; ``killers`` may notice."""
+    """``new`` for ``old`` in the function ``where`` of ``owner``; ``killers`` may notice.
+
+    ``seed`` is of a schedule in which one of them did: hunts begin with it.
+    """
 
     name: str
     owner: Any
@@ -30,6 +33,12 @@ class Mutant:
     old: str
     new: str
     killers: tuple[str, ...]
+    seed: int = 0
+
+    def seeds(self, limit: int) -> Iterator[int]:
+        """The seeds of the first ``limit`` schedules, beginning with the one that killed it before."""
+        yield self.seed
+        yield from (seed for seed in range(limit) if seed != self.seed)
 
     @contextmanager
     def alive(self) -> Iterator[None]:
@@ -64,6 +73,7 @@ MUTANTS: Final = (
         "Anchor(reply.now, sent)",
         "Anchor(reply.now, self._runtime.now())",
         ("P7", "P1"),
+        seed=1,
     ),
     Mutant(
         "a renewed deadline counts from the reply",
@@ -72,6 +82,7 @@ MUTANTS: Final = (
         "Anchor(reply.now, sent)",
         "Anchor(reply.now, now)",
         ("P7", "P1"),
+        seed=2,
     ),
     Mutant(
         "clocks are taken to run alike",
@@ -80,6 +91,7 @@ MUTANTS: Final = (
         " * (1 - drift) - MARGIN",
         "",
         ("P7", "P1"),
+        seed=8,
     ),
     Mutant(
         "a holder never looks at its deadline",
@@ -88,6 +100,7 @@ MUTANTS: Final = (
         "now >= self.deadline",
         "False",
         ("P8",),
+        seed=19,
     ),
     Mutant(
         "the keeper never looks at a deadline",
@@ -96,6 +109,7 @@ MUTANTS: Final = (
         "now >= self.deadline",
         "False",
         ("P8", "P10"),
+        seed=11,
     ),
     Mutant(
         "a grant that comes too late is taken",
@@ -104,6 +118,7 @@ MUTANTS: Final = (
         "if self._runtime.now() < deadline:",
         "if True:",
         ("P11", "P7", "P8"),
+        seed=19,
     ),
     Mutant(
         "an unanswered renewal counts as renewed",
@@ -115,6 +130,7 @@ MUTANTS: Final = (
         "        self.due = self._next_renewal(now)\n"
         "        return",
         ("P7", "P1"),
+        seed=3,
     ),
     Mutant(
         "a late answer brings back a lease whose deadline has passed",
@@ -123,6 +139,7 @@ MUTANTS: Final = (
         "elif now >= self.deadline:",
         "elif False:",
         ("P7", "P11"),
+        seed=843,
     ),
     Mutant(
         "max_hold is ignored",
@@ -131,6 +148,7 @@ MUTANTS: Final = (
         "return deadline if self.hold_until is None else",
         "return deadline if True else",
         ("P8",),
+        seed=5,
     ),
     Mutant(
         "a lease is not renewed",
@@ -139,6 +157,7 @@ MUTANTS: Final = (
         "if self.over or not self.terms.renew:",
         "if True:",
         ("P10",),
+        seed=2,
     ),
     Mutant(
         "a lease that was extended by far is not looked after",
@@ -147,6 +166,7 @@ MUTANTS: Final = (
         "since + min(self.terms.ttl, self.deadline - since) / 3",
         "self.deadline - self.terms.ttl * 2 / 3",
         ("P12",),
+        seed=5,
     ),
     # Owners.
     Mutant(
@@ -156,6 +176,7 @@ MUTANTS: Final = (
         "if _holds(state, owner):",
         "if state.grant is not None:",
         ("P3", "P7"),
+        seed=2,
     ),
     Mutant(
         "anybody renews",
@@ -172,6 +193,7 @@ MUTANTS: Final = (
         "state, woken = settle(state, moment)",
         "woken = None",
         ("P7",),
+        seed=3,
     ),
     Mutant(
         "a renewal may shorten a lease",
@@ -180,6 +202,7 @@ MUTANTS: Final = (
         "max(state.grant.until, moment.now + ttl)",
         "moment.now + ttl",
         ("P7",),
+        seed=5,
     ),
     Mutant(
         "a lease passes on before it has ended",
@@ -188,6 +211,7 @@ MUTANTS: Final = (
         "moment.now < grant.until and",
         "moment.now < grant.until - 0.05 and",
         ("P3", "P7"),
+        seed=6,
     ),
     Mutant(
         "a lease that expired is never passed on",
@@ -196,6 +220,7 @@ MUTANTS: Final = (
         "moment.now < grant.until and",
         "",
         ("P4", "P10", "P7"),
+        seed=3,
     ),
     # Fences.
     Mutant(
@@ -213,16 +238,18 @@ MUTANTS: Final = (
         "max(state.fence + 1, moment.fence_floor)",
         "state.fence + 1",
         ("P2", "P11"),
+        seed=33,
     ),
     Mutant(
         "a repeated claim gets another fence",
         table,
         "acquire",
-        "if _holds(state, claim.owner) or _waits(state, claim.owner):",
+        "grant = state.grant\n",
         "if _holds(state, claim.owner):\n"
         "        state = state._replace(grant=None)\n"
-        "    if _waits(state, claim.owner):",
+        "    grant = state.grant\n",
         ("P2",),
+        seed=2,
     ),
     # The queue.
     Mutant(
@@ -248,6 +275,7 @@ MUTANTS: Final = (
         "state, woken = settle(state, moment)",
         "woken = None",
         ("P4", "P5", "P7"),
+        seed=3,
     ),
     Mutant(
         "absent waiters are not skipped",
@@ -256,6 +284,7 @@ MUTANTS: Final = (
         "if moment.now < place.until and moment.alive(place.claim.process):",
         "if True:",
         ("P3",),
+        seed=288,
     ),
     Mutant(
         "a lease is handed over for its whole ttl",
@@ -264,6 +293,7 @@ MUTANTS: Final = (
         "min(claim.ttl, HANDOFF)",
         "claim.ttl",
         ("P4",),
+        seed=278,
     ),
     Mutant(
         "nobody is woken",
@@ -272,6 +302,7 @@ MUTANTS: Final = (
         "return Step(state, answer, woken)",
         "return Step(state, answer)",
         ("P4",),
+        seed=7,
     ),
     Mutant(
         "the wrong waiter is woken",
@@ -288,6 +319,7 @@ MUTANTS: Final = (
         "return Pulse(self.key, self.owner, self._terms.first_ttl)",
         "self.due = now + 1.0",
         ("P4", "P9", "P10"),
+        seed=10,
     ),
     # Giving up.
     Mutant(
@@ -297,6 +329,7 @@ MUTANTS: Final = (
         "if void > 0:",
         "if False:",
         ("P6",),
+        seed=3,
     ),
     Mutant(
         "one that gives up in doubt does not say so",
@@ -305,6 +338,7 @@ MUTANTS: Final = (
         "if self._in_doubt",
         "if False",
         ("P6",),
+        seed=3,
     ),
     Mutant(
         "a cancelled waiter leaves its place",
@@ -313,6 +347,7 @@ MUTANTS: Final = (
         "self._locker.owe(*self._what_to_give_back())",
         "pass",
         ("P6",),
+        seed=6,
     ),
     Mutant(
         "a waiter whose time is up leaves its place",
@@ -321,6 +356,7 @@ MUTANTS: Final = (
         "await self._locker.give_back(*self._what_to_give_back())",
         "pass",
         ("P6",),
+        seed=11,
     ),
     Mutant(
         "a cancelled release does not release",
@@ -330,6 +366,7 @@ MUTANTS: Final = (
         # Without its stake, for else the keeper gives back what nobody refers to any more.
         "if self.keeper.stakes.pop(holding.owner, None) and False:",
         ("P6",),
+        seed=541,
     ),
     Mutant(
         "what was not given back is forgotten",
@@ -338,6 +375,7 @@ MUTANTS: Final = (
         "now >= self.until",
         "True",
         ("P6",),
+        seed=53,
     ),
     Mutant(
         "one that failed to get all keys keeps the first",
@@ -346,6 +384,7 @@ MUTANTS: Final = (
         "await self._release_all(got)",
         "pass",
         ("P6", "P9"),
+        seed=460,
     ),
     Mutant(
         "one that gave up is still kept alive",
@@ -354,6 +393,7 @@ MUTANTS: Final = (
         "keeper.drop(self)",
         "pass",
         ("P6", "P9"),
+        seed=2,
     ),
     Mutant(
         "one that gave up can still be rung",
@@ -371,6 +411,7 @@ MUTANTS: Final = (
         'self.lose("taken")',
         "self.due = now + 0.5",
         ("P8",),
+        seed=90,
     ),
     Mutant(
         "releasing what had expired is not told",
@@ -379,6 +420,7 @@ MUTANTS: Final = (
         "if self.status is Status.HELD and now < self.deadline:",
         "if self.status is Status.HELD:",
         ("P11", "P8"),
+        seed=3,
     ),
     Mutant(
         "releasing what the engine had lost is not told",
@@ -387,5 +429,6 @@ MUTANTS: Final = (
         "if ours and isinstance(answer, Gone):",
         "if False:",
         ("P11",),
+        seed=226,
     ),
 )

@@ -27,6 +27,7 @@ MUTANTS: Final = (
         "// 2 + 1",
         "// 2 + 2",
         ("P4", "P10", "P11"),
+        seed=44,
     ),
     Mutant(
         "a majority is not enough",
@@ -53,6 +54,7 @@ MUTANTS: Final = (
         "Held(fence or 0,",
         "Held(self.fence,",
         ("P10",),
+        seed=15,
     ),
     Mutant(
         "a heartbeat grants what nobody has agreed on",
@@ -61,6 +63,7 @@ MUTANTS: Final = (
         "if self.holding and not fence:",
         "if False:",
         ("P1", "P2", "P7"),
+        seed=8,
     ),
     Mutant(
         "servers need not agree on the fence",
@@ -86,6 +89,7 @@ MUTANTS: Final = (
         "released >= self.majority",
         "released > self.servers",
         ("P11", "P10"),
+        seed=1,
     ),
     # Giving back.
     Mutant(
@@ -95,6 +99,7 @@ MUTANTS: Final = (
         "if not tally.holding:",
         "if True:",
         ("P4", "P10"),
+        seed=22,
     ),
     Mutant(
         "only those that voted are released",
@@ -103,6 +108,7 @@ MUTANTS: Final = (
         "candidate.holding = set(tally.holding)",
         "candidate.holding = candidate.asked = set(tally.holding)",
         ("P6", "P9"),
+        seed=2,
     ),
     Mutant(
         "a request that nobody answered is forgotten",
@@ -111,6 +117,7 @@ MUTANTS: Final = (
         "candidate.asks(store.acquire(key, mine, room=room, ticket=ticket))",
         "store.acquire(key, mine, room=room, ticket=ticket)",
         ("P6",),
+        seed=18,
     ),
     Mutant(
         "who was refused by some leaves its place with others",
@@ -119,6 +126,7 @@ MUTANTS: Final = (
         "bool(candidate.asked - set(tally.refusing))",
         "False",
         ("P6",),
+        seed=113,
     ),
     Mutant(
         "a server that did not answer a release is not asked again",
@@ -127,6 +135,7 @@ MUTANTS: Final = (
         "if tally.answered < len(tally.replies):",
         "if tally.answered < tally.majority:",
         ("P6",),
+        seed=711,
     ),
     # What a process remembers.
     Mutant(
@@ -136,6 +145,7 @@ MUTANTS: Final = (
         "min(candidate.forgotten_at, now + candidate.void)",
         'float("inf")',
         ("P9",),
+        seed=13,
     ),
     Mutant(
         "every question makes another candidate",
@@ -144,5 +154,6 @@ MUTANTS: Final = (
         "if claim.owner not in self.candidates:",
         "if True:",
         ("P2", "P4", "P6", "P9", "P10"),
+        seed=4,
     ),
 )
