@@ -29,6 +29,10 @@ _EVERY: Final = frozenset(EVENTS.values()) - {Answered}
 debugging: Final = partial(logging.getLogger("weblock").isEnabledFor, logging.DEBUG)
 
 
+def _always(_event: Event) -> bool:
+    return True
+
+
 class Observer:
     """A function that is told of events, and how.
 
@@ -37,7 +41,8 @@ class Observer:
     than 10000 events wait for it, further ones are dropped, with a warning.
 
     ``only`` limits the events to some of the classes in ``weblock.events``. ``Answered``, of which
-    there are several for each lease, has to be named there. With ``immediate=True``
+    there are several for each lease, has to be named there. ``when`` is asked at once whether an
+    event is to be told, and must be as quick as ``immediate`` functions. With ``immediate=True``
     the function is called at once, in the thread and the context where the event happens, as a
     tracer needs it. It must return within microseconds and never wait: the thread may be the one that
     renews leases.
@@ -46,18 +51,29 @@ class Observer:
     cannot be called, for an async function, and for an unknown kind of event.
     """
 
-    __slots__ = ("__weakref__", "_call", "_failures", "_queue", "immediate", "listener", "only")
+    __slots__ = (
+        "__weakref__",
+        "_call",
+        "_failures",
+        "_queue",
+        "_when",
+        "immediate",
+        "listener",
+        "only",
+    )
 
     def __init__(
         self,
         call: Callable[[Event], object],
         *,
         only: Collection[type[Event]] = _EVERY,
+        when: Callable[[Event], bool] = _always,
         immediate: bool = False,
     ) -> None:
         self._call = _checked(call)
         self.only = frozenset(_kinds(only))
         self.immediate = immediate
+        self._when = when
         self._failures = Seldom(60.0)
         self._queue = None if immediate else CallQueue("weblock-observer", most=MOST_UNTOLD)
         self.listener: Listener = self._tell if immediate else self._tell_later
@@ -70,7 +86,9 @@ class Observer:
                 logger.exception("an observer failed: %.200r", self._call)
 
     def _tell_later(self, event: Event) -> None:
-        if self._queue and not self._queue.call(partial(self._tell, event)) and _too_slow.due():
+        if not self._queue or not self._when(event):
+            return
+        if not self._queue.call(partial(self._tell, event)) and _too_slow.due():
             logger.warning(
                 "the observer %.200r is too slow: more than %d events wait for it, and further ones"
                 " are dropped",

@@ -25,19 +25,14 @@ SIGNALS: Final[dict[type[Event], Signal]] = {
 
 
 class Announcer:
-    """Sends a signal for each event, if anybody receives it, from a thread of its own."""
+    """Sends a signal for each event."""
 
     def __init__(self, face: type[Face], alias: str) -> None:
         self._face = face
         self._alias = alias
-        self._later = Observer(self._send, only=SIGNALS)
 
     def __call__(self, event: Event) -> None:
-        """Takes an event. It is told at once, since only here can be seen that nobody listens."""
-        if SIGNALS[type(event)].receivers:
-            self._later.listener(event)
-
-    def _send(self, event: Event) -> None:
+        """Sends the signal of an event."""
         try:
             SIGNALS[type(event)].send_robust(self._face, alias=self._alias, event=event)
         finally:
@@ -46,10 +41,14 @@ class Announcer:
 
 def observers_of(face: type[Face], alias: str) -> Sequence[Observer]:
     """What observes the locks of an alias, whose calls are made by threads or by tasks."""
-    announcer = Observer(Announcer(face, alias), only=SIGNALS, immediate=True)
+    announcer = Observer(Announcer(face, alias), only=SIGNALS, when=_has_receivers)
     if not issubclass(face, Locks):
         return (announcer,)
     return announcer, Observer(_warn_of_transaction, only=[Acquired], immediate=True)
+
+
+def _has_receivers(event: Event) -> bool:
+    return bool(SIGNALS[type(event)].receivers)
 
 
 def _warn_of_transaction(event: Event) -> None:

@@ -1,0 +1,209 @@
+"""What is logged of events, and how often."""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from tests.servers import Server
+from tests.support.waiting import eventually
+from weblock import EngineUnavailable, Locks, LockTimeout
+from weblock._runtime import event_log
+from weblock.events import (
+    EVENTS,
+    Answered,
+    AtRisk,
+    Available,
+    Event,
+    KeyEvent,
+    Lost,
+    TimedOut,
+    Unavailable,
+)
+
+FACTS: dict[str, Any] = {
+    "namespace": "shop",
+    "key": "item:7",
+    "template": "item:{item_id}",
+    "label": "web-1:42",
+    "fence": 12,
+    "waited": 1.5,
+    "wait": 2.0,
+    "held_for": 3.0,
+    "handed_over": True,
+    "cause": "it is down",
+    "reason": "expired",
+    "remaining": 0.5,
+    "place": 3,
+    "holder": "web-2:43",
+    "waiters": 4,
+    "operation": "acquire",
+    "recovering": False,
+    "lasted": 65.0,
+    "requests": 9,
+    "retry_after": 5.0,
+    "by": "an operator",
+    "duration": 0.1,
+    "failed": False,
+}
+
+
+def made(kind: type[Event], **facts: Any) -> Any:
+    """An event of an engine of its own, unless it is said which."""
+    given = {"engine": f"memory://{uuid.uuid4().hex}", **FACTS, **facts}
+    return kind(**{name: given[name] for name in (each.name for each in fields(kind))})
+
+
+@pytest.fixture(autouse=True)
+def everything(caplog: pytest.LogCaptureFixture) -> None:
+    """All levels are logged."""
+    caplog.set_level(logging.DEBUG, "weblock")
+
+
+LEVELS = {
+    "DEBUG": {"waiting", "acquired", "released", "gave_up"},
+    "INFO": {"timed_out", "refused"},
+    "WARNING": {
+        *("at_risk", "lost", "forgotten", "unavailable", "recovering", "failed_open"),
+        *("not_renewed", "forced"),
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in EVENTS.values() if kind not in (Answered, Available)]
+)
+def test_events_have_their_levels_and_fields(
+    kind: type[Event], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each event is one record with its level, its facts and the fields that all have, ready for JSON."""
+    event = made(kind)
+    event_log.write(event)
+    (record,) = caplog.records
+    assert kind.name in LEVELS[record.levelname]
+    assert record.name == ("weblock.audit" if kind.name == "forced" else "weblock")
+    facts: dict[str, Any] = record.__dict__
+    assert json.loads(json.dumps(event.facts())) == {name: facts[name] for name in event.facts()}
+    assert facts["event"] == kind.name
+    assert {"namespace", "key", "template", "label", "fence", "waited", "count"} <= facts.keys()
+    if isinstance(event, KeyEvent):
+        assert "'item:7'" in record.getMessage()
+
+
+def test_an_outage_is_told_when_it_begins_now_and_then_and_when_it_ends(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A silent engine is one warning at once, one for each minute, and one line when it is back."""
+    engine, clock = f"redis://{uuid.uuid4().hex}", [1000.0]
+    monkeypatch.setattr(event_log.time, "monotonic", lambda: clock[0])
+    for _ in range(1040):
+        event_log.write(made(Unavailable, engine=engine))
+        clock[0] += 0.125
+    event_log.write(made(Available, engine=engine, lasted=130.0, requests=1040))
+    event_log.write(made(Available, engine=engine))
+    begun, *reminders, back = caplog.records
+    assert begun.getMessage() == f"engine {engine} does not answer: it is down"
+    assert [record.levelname for record in reminders] == ["WARNING"] * 2
+    assert "has not answered for 60 s, and 481 requests were given up" in reminders[0].getMessage()
+    assert (back.levelname, back.getMessage()) == (
+        "INFO",
+        f"engine {engine} answers again after 130.0 s, in which 1040 requests were given up",
+    )
+
+
+def test_an_engine_that_recovers_is_no_outage(caplog: pytest.LogCaptureFixture) -> None:
+    """It answers, and why it grants nothing is told by another event."""
+    event_log.write(made(Unavailable, recovering=True))
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(("kind", "most"), [(TimedOut, 1), (Lost, 10), (AtRisk, 10)])
+def test_a_flood_is_a_few_lines_with_a_count(
+    kind: type[Event], most: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a thousand events in a second some are lines, and one more line says how many there were."""
+    engine = f"redis://{uuid.uuid4().hex}"
+    for number in range(1000):
+        event_log.write(made(kind, engine=engine, key=f"item:{number}"))
+    eventually(lambda: "more like it within a second" in caplog.text)
+    *lines, last = [each for each in caplog.records if each.__dict__["engine"] == engine]
+    assert len(lines) == most
+    assert sum(each.__dict__["count"] for each in (*lines, last)) == 1000
+    assert "'item:999'" in last.getMessage()
+
+
+def test_sorts_of_keys_do_not_drown_each_other(caplog: pytest.LogCaptureFixture) -> None:
+    """A flood at one template leaves the first line of another."""
+    engine = f"redis://{uuid.uuid4().hex}"
+    for template in ("item:{item_id}", "item:{item_id}", "shop:{shop_id}", None):
+        event_log.write(made(TimedOut, engine=engine, template=template))
+    assert len(caplog.records) == 3
+
+
+@pytest.mark.parametrize(
+    "text", ["a\nWARNING weblock: forged", "a\r\x1b[2Jb", "a' was lost", "a\u2028b\u202ec", "%s%n"]
+)
+def test_nobody_can_forge_a_line(text: str, caplog: pytest.LogCaptureFixture) -> None:
+    """What others wrote, keys and labels and causes, begins no line, moves no cursor and closes no quote."""
+    event_log.write(made(TimedOut, key=text, holder=text, label=text))
+    event_log.write(made(AtRisk, key=text, cause=text))
+    event_log.write(made(EVENTS["forced"], key=text, by=text, holder=text))
+    for record in caplog.records:
+        message = record.getMessage()
+        assert message.isprintable()
+        assert message.count(repr(text)) >= 1
+        texts = [value for value in record.__dict__.values() if value and isinstance(value, str)]
+        assert not any("\n" in value or "\x1b" in value for value in texts)
+
+
+def test_a_line_is_not_without_end(caplog: pytest.LogCaptureFixture) -> None:
+    """However long a key, a label or a cause is, its line is short."""
+    event_log.write(made(AtRisk, key="k" * 512, cause="c" * 100_000))
+    (record,) = caplog.records
+    assert len(record.getMessage()) < 1000
+
+
+def test_a_dead_server_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Requests to a server that is down are one warning, and it is told when it is back."""
+    with Server() as server:
+        url = server.url(recovery="off", timeout=0.2)
+        with Locks.from_url(url, wait=0.2) as locks:
+            locks.acquire("a").release()
+            server.kill()
+            for _ in range(3):
+                with pytest.raises(EngineUnavailable):
+                    locks.acquire("a")
+            with pytest.raises(EngineUnavailable):
+                locks.ping()
+            server.start()
+            eventually(locks.ping, despite=EngineUnavailable)
+    lines = [
+        each
+        for each in caplog.records
+        if each.__dict__.get("event") in ("unavailable", "available")
+    ]
+    assert [each.levelname for each in lines] == ["WARNING", "INFO"]
+    assert "does not answer" in lines[0].getMessage()
+    assert lines[1].__dict__["requests"] >= 4
+
+
+def test_levels_may_change_at_any_time(caplog: pytest.LogCaptureFixture) -> None:
+    """Locks made before logging was set up log what it asks for from the next acquisition on."""
+    caplog.set_level(logging.WARNING, "weblock")
+    with Locks.from_url(f"memory://{uuid.uuid4().hex}") as locks:
+        locks.acquire("a").release()
+        assert not caplog.records
+        caplog.set_level(logging.DEBUG, "weblock")
+        with locks.hold("a"), pytest.raises(LockTimeout):
+            locks.acquire("a", wait=0)
+        names = [each.__dict__["event"] for each in caplog.records]
+        assert names == ["acquired", "timed_out", "released"]
+        caplog.set_level(logging.WARNING, "weblock")
+        caplog.clear()
+        locks.acquire("a").release()
+        assert not caplog.records

@@ -1,0 +1,288 @@
+"""Those who listen are told, and harm nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import sys
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.support.events import Heard
+from tests.support.forks import needs_fork
+from tests.support.waiting import PATIENCE, eventually
+from weblock import AsyncLocks, ConfigurationError, Key, Locks, Observer, observe
+from weblock._runtime import observing
+from weblock.events import EVENTS, Acquired, Answered, Event, Lost, Released
+
+
+@pytest.fixture
+def url() -> str:
+    """An engine of the test's own."""
+    return f"memory://{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def stuck() -> Iterator[Callable[[Event], None]]:
+    """An observer that does not return until the test is over."""
+    over = threading.Event()
+    yield lambda _event: over.wait(PATIENCE) and None
+    over.set()
+
+
+def test_a_slow_observer_holds_up_nobody(url: str, stuck: Callable[[Event], None]) -> None:
+    """While an observer does not return, locks are acquired, renewed and lost in time, and others hear of it."""
+    heard: list[Event] = []
+    with Locks.from_url(url, observers=[stuck, heard.append], ttl=0.3) as locks:
+        lease = locks.acquire("renewed")
+        lost = locks.acquire("lost", renew=False)
+        told = threading.Event()
+        lost.on_lost(told.set)
+        assert told.wait(PATIENCE)
+        time.sleep(0.4)
+        lease.check()
+        lease.release()
+        eventually(lambda: [type(each) for each in heard] == [Acquired, Acquired, Lost, Released])
+
+
+def test_an_observer_that_raises_is_logged_and_called_again(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What an observer raises changes nothing for the lock, nor for the next event, and is logged once a minute."""
+    called: list[Event] = []
+
+    def fail(event: Event) -> None:
+        called.append(event)
+        raise OSError("the printer is on fire")
+
+    observers = [fail, Observer(fail, immediate=True)]
+    with Locks.from_url(url, observers=observers) as locks:
+        for _ in range(3):
+            locks.acquire("a").release()
+        eventually(lambda: len(called) == 12)
+    failures = [each for each in caplog.records if "an observer failed" in each.message]
+    assert len(failures) == 2
+
+
+def test_events_beyond_what_a_slow_observer_may_leave_are_dropped(
+    url: str,
+    stuck: Callable[[Event], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A slow observer costs bounded memory, and a warning says that it misses events."""
+    monkeypatch.setattr(observing, "MOST_UNTOLD", 10)
+    observer = Observer(stuck)
+    with Locks.from_url(url, observers=[observer]) as locks:
+        for _ in range(20):
+            locks.acquire("a").release()
+    assert len([each for each in caplog.records if "too slow" in each.message]) == 1
+
+
+def test_closing_waits_for_what_is_still_to_be_told(url: str) -> None:
+    """When a Locks has been closed, its observers have heard everything."""
+    heard: list[Event] = []
+
+    def hear(event: Event) -> None:
+        time.sleep(0.01)
+        heard.append(event)
+
+    with Locks.from_url(url, observers=[hear]) as locks:
+        locks.acquire("a").release()
+    assert [type(event) for event in heard] == [Acquired, Released]
+
+
+def test_an_observer_may_close_the_locks_that_told_it(url: str) -> None:
+    """Closing from an observer waits for nobody, least of all for itself."""
+    closed = threading.Event()
+    locks = Locks.from_url(url)
+
+    def close(event: Event) -> None:
+        if isinstance(event, Released):
+            locks.close()
+            closed.set()
+
+    locks.observe(close)
+    locks.acquire("a").release()
+    assert closed.wait(PATIENCE)
+
+
+def test_observers_may_come_and_go(url: str) -> None:
+    """An observer hears what happens between its coming and its going, and so does one of the whole process."""
+    own, all_of_process = Heard(), Heard()
+    with Locks.from_url(url) as locks, Locks.from_url(url) as others:
+        stop = locks.observe(own.observer)
+        stop_all = observe(all_of_process.observer)
+        locks.acquire("a").release()
+        others.acquire("b").release()
+        stop()
+        stop_all()
+        locks.acquire("c").release()
+    assert [event.key for event in own] == ["a", "a"]
+    assert [event.key for event in all_of_process if event.engine == url] == ["a", "a", "b", "b"]
+
+
+def test_locks_made_later_are_observed_too(url: str) -> None:
+    """An observer of the process is told of what is made after it."""
+    heard = Heard()
+    stop = observe(heard.observer)
+    try:
+        with Locks.from_url(url) as locks:
+            locks.acquire("a").release()
+    finally:
+        stop()
+    assert [event.name for event in heard if event.engine == url] == ["acquired", "released"]
+
+
+async def test_immediate_observers_run_in_the_context_of_the_caller(url: str) -> None:
+    """An immediate observer is called in the task that acquires and releases."""
+    tasks: list[Any] = []
+    observer = Observer(lambda _event: tasks.append(asyncio.current_task()), immediate=True)
+    async with AsyncLocks.from_url(url, observers=[observer]) as locks, locks.hold("a"):
+        pass
+    assert tasks == [asyncio.current_task()] * 2
+
+
+def test_only_some_events(url: str) -> None:
+    """``only`` limits what is told, and names what is told to nobody else."""
+    heard: list[Event] = []
+    observer = Observer(heard.append, only=[Answered], immediate=True)
+    with Locks.from_url(url, observers=[observer]) as locks:
+        locks.acquire("a").release()
+    assert [event.operation for event in heard if isinstance(event, Answered)] == [
+        "acquire",
+        "release",
+    ]
+    assert len(heard) == 2
+
+
+@pytest.mark.parametrize(
+    ("observers", "why"),
+    [
+        (["print"], "observer 'print' cannot be called: give a function that takes one event"),
+        (print, "must be a list of functions"),
+        ("print", "must be a list of functions"),
+        ([asyncio.sleep], "is async, and no event loop runs where events are told"),
+    ],
+    ids=["no function", "a function", "a string", "async"],
+)
+def test_what_is_no_observer_is_refused(observers: Any, why: str) -> None:
+    """A mistake is refused where the locks are made, with the remedy."""
+    with pytest.raises(ConfigurationError, match=why):
+        Locks.from_url("memory://", observers=observers)
+
+
+def test_what_is_no_kind_of_event_is_refused() -> None:
+    """``only`` takes classes of events, and says so."""
+    with pytest.raises(ConfigurationError, match=r"no kind of event: give classes of weblock\.ev"):
+        Observer(print, only=["lost"])  # type: ignore[list-item]
+
+
+def test_events_are_frozen_and_say_what_they_are() -> None:
+    """An event is a value: it compares, cannot be changed, and is ready for JSON."""
+    event = EVENTS["not_renewed"](engine="memory://", cause="no threads")
+    assert event == EVENTS["not_renewed"](engine="memory://", cause="no threads")
+    assert event.facts() == {"engine": "memory://", "cause": "no threads"}
+    with pytest.raises(AttributeError):
+        event.engine = "redis://"  # type: ignore[misc]
+
+
+def test_a_key_knows_its_template() -> None:
+    """Decorators and ``Key`` fill keys in that know what they were filled in from."""
+    key = Key("item:{item_id}", item_id="a/b")
+    assert (key, key.template) == ("item:a%2Fb", "item:{item_id}")
+    heard = Heard()
+    with Locks.from_url(f"memory://{uuid.uuid4().hex}", observers=[heard.observer]) as locks:
+
+        @locks.serialized("item:{item_id}")
+        def work(item_id: int) -> None: ...
+
+        @locks.serialized("everything")
+        def other() -> None: ...
+
+        work(7)
+        other()
+        with locks.hold("by hand", key):
+            pass
+    acquired = {event.key: event.template for event in heard.of(Acquired)}
+    assert acquired == {
+        "item:7": "item:{item_id}",
+        "everything": "everything",
+        "by hand": None,
+        "item:a%2Fb": "item:{item_id}",
+    }
+
+
+@needs_fork
+def test_a_child_tells_its_own_story(url: str, stuck: Callable[[Event], None]) -> None:
+    """In a forked child, observers hear of what the child does, and not of what the parent had to tell."""
+    heard: list[Event] = []
+    with Locks.from_url(url, observers=[stuck, heard.append]) as locks:
+        lease = locks.acquire("of the parent")
+        eventually(lambda: heard)
+
+        child = os.fork()
+        if child == 0:
+            heard.clear()
+            locks.acquire("of the child").release()
+            eventually(lambda: len(heard) == 2)
+            os._exit(0 if {event.facts()["key"] for event in heard} == {"of the child"} else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        lease.release()
+
+
+def test_a_locks_that_nobody_refers_to_is_not_kept_for_its_observers(url: str) -> None:
+    """Whoever observes the whole process keeps no Locks alive."""
+    locks = Locks.from_url(url)
+    locks.close()
+    audience = weakref.ref(locks._observers)
+    del locks
+    gc.collect()
+    assert audience() is None
+
+
+def test_many_threads_tell_without_losing_any(url: str) -> None:
+    """Each lease of many threads is told once as acquired and once as released."""
+    heard: list[Event] = []
+    with (
+        Locks.from_url(url, observers=[heard.append], wait=None) as locks,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        for _ in pool.map(lambda n: locks.acquire(f"{n % 4}").release(), range(200)):
+            pass
+    fences: dict[type[Event], list[Any]] = {Acquired: [], Released: []}
+    for event in heard:
+        if type(event) in fences:
+            facts = event.facts()
+            fences[type(event)].append((facts["key"], facts["fence"]))
+    assert sorted(fences[Acquired]) == sorted(fences[Released])
+    assert len(set(fences[Acquired])) == 200
+
+
+def test_what_nobody_wants_costs_no_call(url: str) -> None:
+    """With no observer but the log, acquiring and releasing builds no event and calls nothing for one."""
+    called: list[str] = []
+
+    def note(frame: Any, event: str, _arg: object) -> None:
+        name = frame.f_code.co_filename
+        if event == "call" and ("events.py" in name or "observ" in name or "telling" in name):
+            called.append(frame.f_code.co_name)
+
+    assert not logging.getLogger("weblock").isEnabledFor(logging.DEBUG)
+    with Locks.from_url(url) as locks:
+        locks.acquire("a").release()
+        sys.setprofile(note)
+        try:
+            locks.acquire("a").release()
+        finally:
+            sys.setprofile(None)
+    assert called == []
