@@ -65,7 +65,7 @@ def test_nothing_is_wrong(project: Any, tmp_path: Path) -> None:
         ({"default": {"WIAT": 5}}, "'WIAT'"),
         ({"default": {"TTL": -1}}, "ttl=-1"),
         ({"default": {}, "jobs": {"CACHE": "default"}}, "'jobs'"),
-        ({"default": {"ON_BUSY": "no.such.module"}}, "['ON_BUSY']: No module"),
+        ({"default": {"BUSY_VIEW": "no.such.module"}}, "['BUSY_VIEW']: No module"),
         ({"default": {"RULES": [{"view": "shop:item"}]}}, "RULES"),
         ("redis://localhost", "dict of aliases"),
     ],

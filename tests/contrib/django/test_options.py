@@ -176,19 +176,19 @@ async def async_busy(request: HttpRequest, error: Exception) -> HttpResponse:
     return busy(request, error)
 
 
-@pytest.mark.parametrize("on_busy", [busy, async_busy])
+@pytest.mark.parametrize("busy_view", [busy, async_busy])
 @pytest.mark.parametrize("where", ["decorator", "settings", "path"])
 @pytest.mark.parametrize("middleware", [True, False], ids=["middleware", "no middleware"])
 async def test_the_project_may_answer_who_finds_it_busy(
-    middleware: bool, where: str, on_busy: Any, serve: Any, settings: Any
+    middleware: bool, where: str, busy_view: Any, serve: Any, settings: Any
 ) -> None:
     """By a function for one view, or for all of an alias, in WSGI and ASGI."""
     settings.MIDDLEWARE = settings.MIDDLEWARE if middleware else []
-    given = on_busy if where == "decorator" else None
-    serve(items=lock("items", wait=0, on_busy=given)(keys_of))
+    given = busy_view if where == "decorator" else None
+    serve(items=lock("items", wait=0, busy_view=given)(keys_of))
     if where != "decorator":
-        named = on_busy if where == "settings" else f"{__name__}.{on_busy.__name__}"
-        settings.WEBLOCK = {"default": {**settings.WEBLOCK["default"], "ON_BUSY": named}}
+        named = busy_view if where == "settings" else f"{__name__}.{busy_view.__name__}"
+        settings.WEBLOCK = {"default": {**settings.WEBLOCK["default"], "BUSY_VIEW": named}}
     async with async_locks["default"].hold("items"):
         assert fetch_in_thread("/items").status_code == 429
         response = await AsyncClient().post("/items")
@@ -284,7 +284,7 @@ async def test_stacked_locks_are_taken_in_one_order(
 def test_the_busy_one_of_stacked_locks_answers(middleware: bool, serve: Any, settings: Any) -> None:
     """Of several locks, the one that was not to be had says what the client is told."""
     settings.MIDDLEWARE = settings.MIDDLEWARE if middleware else []
-    serve(items=lock("b")(lock("a", wait=0, on_busy=busy)(keys_of)))
+    serve(items=lock("b")(lock("a", wait=0, busy_view=busy)(keys_of)))
     with locks["default"].hold("a"):
         assert fetch_in_thread("/items").status_code == 429
     with locks["default"].hold("b", wait=0):

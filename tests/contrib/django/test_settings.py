@@ -58,7 +58,10 @@ def test_settings_are_read_when_they_are_needed(url: str) -> None:
         ({"default": {"URL": "nosuch://"}}, r"WEBLOCK\['default'\]: there is no engine"),
         ({"default": {"URL": "memory://", "CACHE": "default"}}, "both URL and CACHE"),
         ({"default": {"CACHE": "nosuch"}}, r"WEBLOCK\['default'\] names the cache 'nosuch'"),
-        ({"default": {"ON_BUSY": 429}}, r"WEBLOCK\['default'\]\['ON_BUSY'\] is 429: a function"),
+        (
+            {"default": {"BUSY_VIEW": 429}},
+            r"WEBLOCK\['default'\]\['BUSY_VIEW'\] is 429: a function",
+        ),
         ({"other": {}}, "no alias 'default'"),
     ],
 )

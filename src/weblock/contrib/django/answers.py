@@ -1,46 +1,135 @@
-"""The responses to requests that cannot be served under their lock."""
+"""The responses to requests that cannot be served under their lock, in the form that each client reads."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+from asgiref.sync import sync_to_async
+from django.conf import settings as django_settings
 from django.http import HttpRequest, HttpResponse
+from django.template.exceptions import TemplateDoesNotExist
+from django.template.loader import select_template
+from django.utils.cache import patch_vary_headers
 
-from ...errors import LockTimeout
-from ..problems import problem_of
+from ...errors import EngineUnavailable, LockTimeout, WeblockError
+from ..problems import Problem, problem_of
 from . import settings
-from .description import Lock, OnBusy, acall, call
+from .description import BusyView, Lock, acall, call
+
+_FORMS: Final = (Problem.media_type, "application/json", "text/html")
+
+Form = Callable[[HttpRequest, Problem, WeblockError], HttpResponse]
+"""What makes a response of a problem."""
 
 
-def answer(error: Exception) -> HttpResponse | None:
-    """Problem details, for an error of weblock that is something to a client; else ``None``."""
-    problem = problem_of(error)
-    if problem is None:
+def answer(
+    request: HttpRequest, error: BaseException | None, lock: Lock | None = None
+) -> HttpResponse | None:
+    """The response to an error of weblock; ``None`` for one that is nothing to a client.
+
+    A locked view of Django REST framework answers in the way of its other errors; a browser gets a
+    page; and others get problem details. ``lock`` is what could not be acquired, if that was it.
+    """
+    if not isinstance(error, WeblockError) or not (problem := _problem(error, lock)):
         return None
-    return HttpResponse(
-        problem.body,
-        status=problem.status,
-        content_type=problem.media_type,
-        headers=problem.headers,
-    )
+    return _form_for(request)(request, problem, error)
+
+
+async def aanswer(
+    request: HttpRequest, error: BaseException | None, lock: Lock | None = None
+) -> HttpResponse | None:
+    """The same, for a task: what may use the database runs in the request's thread."""
+    if not isinstance(error, WeblockError) or not (problem := _problem(error, lock)):
+        return None
+    form = _form_for(request)
+    if form is _details:
+        return form(request, problem, error)
+    response: HttpResponse = await sync_to_async(form)(request, problem, error)
+    return response
 
 
 def answer_for(lock: Lock | None, request: HttpRequest, error: Exception) -> HttpResponse | None:
-    """The same, or what the project has said is to be answered when this lock is busy."""
-    function = _on_busy(lock, error)
-    response: HttpResponse | None = call(function, request, error) if function else None
-    return answer(error) if response is None else response
+    """The same, or what the project's ``busy_view`` returns where this lock is busy."""
+    view = _busy_view(lock, error)
+    response: HttpResponse | None = call(view, request, error) if view else None
+    return answer(request, error, lock) if response is None else response
 
 
 async def aanswer_for(
     lock: Lock | None, request: HttpRequest, error: Exception
 ) -> HttpResponse | None:
     """The same, for a task."""
-    function = _on_busy(lock, error)
-    response: HttpResponse | None = await acall(function, request, error) if function else None
-    return answer(error) if response is None else response
+    view = _busy_view(lock, error)
+    response: HttpResponse | None = await acall(view, request, error) if view else None
+    return await aanswer(request, error, lock) if response is None else response
 
 
-def _on_busy(lock: Lock | None, error: Exception) -> OnBusy | None:
+def _busy_view(lock: Lock | None, error: Exception) -> BusyView | None:
     if lock is None or not isinstance(error, LockTimeout):
         return None
-    found: OnBusy | None = lock.on_busy or settings.of_alias(lock.alias).on_busy
+    found: BusyView | None = lock.busy_view or settings.of_alias(lock.alias).busy_view
     return found
+
+
+def _problem(error: WeblockError, lock: Lock | None) -> Problem | None:
+    problem = problem_of(error)
+    if problem is None:
+        return None
+    if django_settings.DEBUG and isinstance(error, EngineUnavailable):
+        # Where the engine is, and what is wrong with it, is nothing to strangers.
+        problem = replace(problem, more={**problem.more, "debug": str(error)})
+    rewrite = settings.rewrite_of(lock.alias if lock else settings.DEFAULT)
+    return rewrite(problem, error) if rewrite else problem
+
+
+def _form_for(request: HttpRequest) -> Form:
+    match = request.resolver_match
+    if match and _rest_class(match.func):
+        return _of_rest
+    return _page if request.get_preferred_type(_FORMS) == "text/html" else _details
+
+
+def _details(_request: HttpRequest, problem: Problem, _error: WeblockError) -> HttpResponse:
+    """Problem details, as RFC 9457 has them."""
+    response = HttpResponse(
+        problem.body,
+        status=problem.status,
+        content_type=problem.media_type,
+        headers=problem.headers,
+    )
+    patch_vary_headers(response, ["Accept"])
+    return response
+
+
+def _page(request: HttpRequest, problem: Problem, error: WeblockError) -> HttpResponse:
+    """``weblock/409.html``, for the status, if the project has it, and else a page of ours."""
+    try:
+        template = select_template([f"weblock/{problem.status:d}.html", "weblock/problem.html"])
+    except (
+        TemplateDoesNotExist
+    ):  # weblock is not in INSTALLED_APPS, or templates are not read there.
+        return _details(request, problem, error)
+    retry_after = problem.headers.get("Retry-After")
+    context = {"problem": problem, "error": error, "retry_after": retry_after}
+    page = template.render(context, request)
+    response = HttpResponse(page, status=problem.status, headers=problem.headers)
+    patch_vary_headers(response, ["Accept"])
+    return response
+
+
+def _rest_class(view: Any) -> Any:
+    """The class of a view of Django REST framework."""
+    cls = getattr(view, "cls", None)
+    return cls if hasattr(cls, "handle_exception") and hasattr(cls, "finalize_response") else None
+
+
+def _of_rest(request: HttpRequest, problem: Problem, error: WeblockError) -> HttpResponse:
+    """What the view's exception handler makes of it, by the renderer that its client accepts."""
+    from .rest import refused
+
+    match = request.resolver_match
+    assert match
+    response = refused(match, request, problem, error)
+    return _details(request, problem, error) if response is None else response

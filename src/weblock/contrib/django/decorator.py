@@ -13,7 +13,7 @@ from django.http import HttpRequest
 from ..._options import HoldOptions
 from ...errors import ConfigurationError, WeblockError
 from .answers import aanswer_for, answer_for
-from .description import KeyFunction, Lock, OnBusy, acall, call
+from .description import BusyView, KeyFunction, Lock, acall, call
 from .marks import mark, marks_of
 from .request import RequestLocks, TaskLocks, ThreadLocks, locks_of_request
 from .settings import DEFAULT
@@ -28,7 +28,7 @@ Together = tuple[Lock, ...]
 def lock(
     *keys: str | KeyFunction,
     alias: str = DEFAULT,
-    on_busy: OnBusy | None = None,
+    busy_view: BusyView | None = None,
     **options: Unpack[HoldOptions],
 ) -> Callable[[F], F]:
     """Has a view run under a lock: ``@lock("item:{pk}")``.
@@ -42,11 +42,11 @@ def lock(
     all or none. ``options`` go before those in ``WEBLOCK`` of the ``alias``.
 
     A request that does not get the lock in time is answered with 409, or with what
-    ``on_busy(request, error)`` returns; one whose engine is down or whose lease was lost before
+    ``busy_view(request, error)`` returns; one whose engine is down or whose lease was lost before
     its work was committed, with 503. Raises ``ConfigurationError`` for a key template or an option
     that cannot work, and, at a request, where a transaction has begun before the lock.
     """
-    wanted = Lock.of(keys, alias, on_busy, options)
+    wanted = Lock.of(keys, alias, busy_view, options)
 
     def decorate(view: F) -> F:
         if isinstance(view, HttpRequest):
@@ -121,7 +121,7 @@ def _serve(together: Together, view: Callable[..., Any], args: Any, kwargs: Any)
     except WeblockError as error:
         refused = (outer or alone).refused
         if response := answer_for(refused, request, error):
-            return response
+            return response if outer else alone.timed(response)
         raise
 
 
@@ -156,7 +156,7 @@ async def _serve_async(together: Together, view: Callable[..., Any], args: Any, 
     except WeblockError as error:
         refused = (outer or alone).refused
         if response := await aanswer_for(refused, request, error):
-            return response
+            return response if outer else alone.timed(response)
         raise
 
 

@@ -18,7 +18,7 @@ Keys = str | Iterable[str]
 KeyFunction = Callable[[HttpRequest], Keys | Awaitable[Keys]]
 """Makes a key, or several, of a request. It may be a coroutine function."""
 
-OnBusy = Callable[[HttpRequest, LockTimeout], HttpResponse | Awaitable[HttpResponse]]
+BusyView = Callable[[HttpRequest, LockTimeout], HttpResponse | Awaitable[HttpResponse]]
 """Answers a request that did not get its lock. It may be a coroutine function."""
 
 
@@ -29,7 +29,7 @@ class Lock:
     templates: tuple[KeyTemplate, ...]
     functions: tuple[KeyFunction, ...]
     alias: str
-    on_busy: OnBusy | None
+    busy_view: BusyView | None
     options: tuple[tuple[str, Any], ...]
 
     @classmethod
@@ -37,7 +37,7 @@ class Lock:
         cls,
         keys: Iterable[str | KeyFunction],
         alias: str,
-        on_busy: OnBusy | None,
+        busy_view: BusyView | None,
         given: HoldOptions,
     ) -> Lock:
         """Raises ``ConfigurationError`` for what cannot work, at once and not at a request."""
@@ -49,7 +49,7 @@ class Lock:
         for template in templates:
             template.in_request()
         functions = tuple(key for key in keys if not isinstance(key, str))
-        return cls(templates, functions, alias, on_busy, tuple(sorted(given.items())))
+        return cls(templates, functions, alias, busy_view, tuple(sorted(given.items())))
 
     def __repr__(self) -> str:
         keys = [repr(each.text) for each in self.templates]

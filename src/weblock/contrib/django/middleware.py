@@ -36,11 +36,11 @@ class _Layer:
         self._get_response = get_response
         settings.rules()  # What cannot work is refused when the server starts.
 
-    def process_exception(self, _request: HttpRequest, error: Exception) -> HttpResponse | None:
+    def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
         """Answers what gets out of a view: a lost lease, or a lock of the view's own."""
         if guard := current_guard():
             error = guard.reason_of(error)
-        return answer(error) if isinstance(error, WeblockError) else None
+        return answer(request, error)
 
 
 class _ThreadLayer(_Layer):

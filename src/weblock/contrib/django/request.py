@@ -117,9 +117,13 @@ class RequestLocks(Generic[L]):
     def answered(self, response: Any, loss: LeaseLost | None) -> Any:
         """The response, or what is to be said instead if the lock was lost before it was made."""
         if not isinstance(response, HttpResponseBase):  # It is an inner function's own affair.
-            return answer(loss) if loss and not self._is_proven else response
+            return answer(self.request, loss) if loss and not self._is_proven else response
         if loss and response.status_code < 500:  # Otherwise it promises nothing.
             response = self._after(loss, response)
+        return self.timed(response)
+
+    def timed(self, response: HttpResponseBase) -> HttpResponseBase:
+        """The response, which tells how long the request has waited, if it has asked for a lock."""
         if self._waited is not None:
             others = response.headers.get("Server-Timing")
             own = f"lock;dur={1000 * self._waited:.1f}"
@@ -130,7 +134,10 @@ class RequestLocks(Generic[L]):
         if self._is_proven:
             logger.error("a response is sent although, after its work was committed, the %s", loss)
             return response
-        return _replaced(response, loss)
+        instead = answer(self.request, loss)
+        assert instead is not None
+        close_together(instead, response)
+        return instead
 
     @contextmanager
     def _acquiring(self, lock: Lock) -> Iterator[None]:
@@ -248,7 +255,9 @@ class TaskLocks(RequestLocks[AsyncLease]):
             response = await work()
         finally:
             loss = await self._release()
-        return self.answered(response, loss)
+        # The answer to a loss may be a page, which may use the database.
+        answered = sync_to_async(self.answered) if loss else None
+        return await answered(response, loss) if answered else self.answered(response, loss)
 
     async def acquire(self, of: Sequence[Lock], values: Mapping[str, object]) -> None:
         """The same."""
@@ -295,11 +304,3 @@ def locks_of_request(request: HttpRequest) -> ThreadLocks | TaskLocks | None:
 
 async def _give_back() -> None:
     give_back_connections()
-
-
-def _replaced(response: HttpResponseBase, loss: LeaseLost) -> HttpResponseBase:
-    """Problem details instead of ``response``, which is closed along with them."""
-    instead = answer(loss)
-    assert instead is not None
-    close_together(instead, response)
-    return instead

@@ -25,7 +25,16 @@ DEFAULT: Final = "default"
 OPTIONS: Final = tuple(name.upper() for name in LocksOptions.__annotations__)
 """What ``LocksOptions`` lists, in the upper case of settings."""
 
-OTHERS: Final = ("URL", "CACHE", "ON_BUSY", "RULES", "GUARD", "GUARD_DATABASES", "GUARD_WAIT")
+OTHERS: Final = (
+    "URL",
+    "CACHE",
+    "BUSY_VIEW",
+    "REWRITE",
+    "RULES",
+    "GUARD",
+    "GUARD_DATABASES",
+    "GUARD_WAIT",
+)
 
 
 @dataclass(frozen=True)
@@ -44,15 +53,17 @@ class GuardSettings:
 class AliasSettings:
     """What is set for one alias.
 
-    ``url`` may be several, a quorum, or ``None`` for the embedded engine. ``on_busy`` is a function
-    of the request and the ``LockTimeout`` that makes the response, if it is not to be ours.
+    ``url`` may be several, a quorum, or ``None`` for the embedded engine. ``busy_view`` is a function
+    of the request and the ``LockTimeout`` that makes the response, if it is not to be ours; ``rewrite``
+    one of a ``Problem`` and its error, to the problem that is answered.
     ``guard`` is ``None`` where the lease alone is checked before COMMIT.
     """
 
     alias: str
     url: str | Sequence[str] | None
     options: LocksOptions
-    on_busy: Any
+    busy_view: Any
+    rewrite: Any
     rules: Rules | None
     guard: GuardSettings | None = None
 
@@ -78,6 +89,11 @@ def guards() -> tuple[GuardSettings, ...]:
         return tuple(found.guard for alias in aliases() if (found := of_alias(alias)).guard)
     except ConfigurationError:
         return ()
+
+
+def rewrite_of(alias: str) -> Any:
+    """What rewrites the answers to errors of an alias; ``None`` if nothing does, or there is none."""
+    return of_alias(alias).rewrite if alias in aliases() else None
 
 
 def rules() -> tuple[Rules, ...]:
@@ -131,7 +147,8 @@ def _of_alias(alias: str) -> AliasSettings:
         alias=alias,
         url=_url(alias, given),
         options=options,
-        on_busy=_on_busy(alias, given.get("ON_BUSY")),
+        busy_view=_function(alias, given, "BUSY_VIEW"),
+        rewrite=_function(alias, given, "REWRITE"),
         rules=Rules(given["RULES"], alias=alias) if "RULES" in given else None,
         guard=_guard(alias, given),
     )
@@ -183,9 +200,9 @@ def _observers(alias: str, given: object) -> Sequence[object]:
         raise ConfigurationError(f"WEBLOCK[{alias!r}]['OBSERVERS']: {error}") from error
 
 
-def _on_busy(alias: str, given: object) -> object:
-    """The function that answers, which may be named by its path."""
-    name = f"WEBLOCK[{alias!r}]['ON_BUSY']"
+def _function(alias: str, settings: Mapping[str, Any], setting: str) -> object:
+    """A function of the project's, which may be named by its path."""
+    name, given = f"WEBLOCK[{alias!r}][{setting!r}]", settings.get(setting)
     try:
         found = import_string(given) if isinstance(given, str) else given
     except ImportError as error:

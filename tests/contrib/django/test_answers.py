@@ -1,0 +1,246 @@
+"""What clients are told that do not get their lock: each in the form that it reads."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient
+from rest_framework.decorators import api_view
+from rest_framework.renderers import BaseRenderer
+from rest_framework.response import Response
+from rest_framework.views import APIView, exception_handler
+from rest_framework.viewsets import ViewSet
+
+from tests.servers.ports import free_port
+from weblock import LeaseLost, LockTimeout, WeblockError
+from weblock.contrib.django import async_locks, lock, locks
+from weblock.contrib.problems import Problem
+
+from .requests import fetch
+
+BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+
+both = pytest.mark.parametrize("middleware", [True, False], ids=["middleware", "no middleware"])
+
+
+@pytest.fixture
+def bare(middleware: bool, settings: Any) -> None:
+    """Nothing but our middleware, or not even that."""
+    settings.MIDDLEWARE = settings.MIDDLEWARE[-1:] if middleware else []
+
+
+@lock("items", wait=0)
+def items(request: HttpRequest) -> HttpResponse:
+    """A view under a lock."""
+    return HttpResponse()
+
+
+async def responses(url: str = "/items", **headers: str) -> list[Any]:
+    """What a thread and a task answer while somebody else has the lock."""
+    async with async_locks["default"].hold("items"):
+        return [fetch(url, **headers), await AsyncClient().post(url, headers=headers)]
+
+
+@both
+async def test_a_browser_gets_a_page(bare: None, serve: Any) -> None:
+    """Who asks for HTML gets HTML; who takes anything gets problem details, as programs do."""
+    serve(items=items)
+    for response in await responses(**BROWSER):
+        assert response.status_code == 409
+        assert response["Content-Type"] == "text/html; charset=utf-8"
+        assert response["Vary"] == "Accept"
+        assert int(response["Retry-After"]) >= 1
+        assert b"<h1>The resource is busy</h1>" in response.content
+    for accept in ("*/*", "application/json", "application/problem+json, text/html"):
+        for response in await responses(Accept=accept):
+            assert response["Content-Type"] == "application/problem+json"
+
+
+@both
+async def test_a_project_has_pages_of_its_own(
+    bare: None, serve: Any, settings: Any, tmp_path: Path
+) -> None:
+    """A template of the status, or one for all, goes before ours; without templates, it is JSON."""
+    serve(items=items)
+    (tmp_path / "weblock").mkdir()
+    (tmp_path / "weblock/409.html").write_text(
+        "{{ request.path }} {{ problem.code }} {{ error.key }}"
+    )
+    settings.TEMPLATES = [{**settings.TEMPLATES[0], "DIRS": [str(tmp_path)]}]
+    for response in await responses(**BROWSER):
+        assert response.content == b"/items lock_timeout items"
+    settings.TEMPLATES = []
+    for response in await responses(**BROWSER):
+        assert response.json()["code"] == "lock_timeout"
+
+
+def in_other_words(problem: Problem, error: WeblockError) -> Problem:
+    """What a project says instead."""
+    assert isinstance(error, LockTimeout)
+    return replace(problem, status=429, title=f"{error.key}!", headers={"X-Busy": "1"})
+
+
+@both
+@pytest.mark.parametrize("named", [True, False], ids=["path", "function"])
+async def test_answers_are_rewritten(
+    named: bool, bare: None, serve: Any, settings: Any, url: str
+) -> None:
+    """``REWRITE`` changes status, words and headers, whatever form the client gets them in."""
+    serve(items=items)
+    rewrite = f"{__name__}.in_other_words" if named else in_other_words
+    settings.WEBLOCK = {"default": {"URL": url, "REWRITE": rewrite}}
+    for response in await responses():
+        assert (response.status_code, response["X-Busy"]) == (429, "1")
+        assert (response.json()["title"], response.json()["status"]) == ("items!", 429)
+        assert "Retry-After" not in response
+    for response in await responses(**BROWSER):
+        assert response.status_code == 429
+        assert b"<h1>items!</h1>" in response.content
+
+
+@both
+async def test_refusals_tell_how_long_they_have_waited(
+    bare: None, serve: Any, settings: Any
+) -> None:
+    """A 409 and a 503 carry ``Server-Timing``, as other responses do."""
+    serve(items=items)
+    found = await responses()
+    settings.WEBLOCK = {"default": {"URL": f"redis://127.0.0.1:{free_port()}", "WAIT": 0}}
+    found += [fetch("/items"), await AsyncClient().post("/items")]
+    assert [response.status_code for response in found] == [409, 409, 503, 503]
+    for response in found:
+        assert response["Server-Timing"].startswith("lock;dur=")
+
+
+@both
+async def test_an_outage_is_explained_to_its_developer(
+    bare: None, serve: Any, settings: Any
+) -> None:
+    """With DEBUG, a 503 names the engine and what is wrong with it; to strangers it does not."""
+    port = free_port()
+    serve(items=items)
+    settings.WEBLOCK = {"default": {"URL": f"redis://:s3cret@127.0.0.1:{port}", "WAIT": 0}}
+    for debug in (False, True):
+        settings.DEBUG = debug
+        for response in (fetch("/items"), await AsyncClient().post("/items", headers=BROWSER)):
+            assert response.status_code == 503
+            assert (str(port) in response.content.decode()) == debug
+            assert b"s3cret" not in response.content
+
+
+class Plain(BaseRenderer):
+    media_type = "text/plain"
+    format = "txt"
+
+    def render(self, data: Any, media_type: Any = None, renderer_context: Any = None) -> bytes:
+        """What a project has for its clients."""
+        return f"{data['code']}: {data['detail']}".encode()
+
+
+class Rest(APIView):
+    renderer_classes = (Plain,)
+
+    @lock("items", wait=0)
+    def post(self, request: Any) -> Response:
+        return Response({"code": "fine", "detail": "done"})
+
+
+class RestSet(ViewSet):
+    renderer_classes = (Plain,)
+
+    @lock("items", wait=0)
+    def touch(self, request: Any) -> Response:
+        return Response()
+
+
+@lock("items", wait=0)
+@api_view(["POST"])
+def rest_function(request: Any) -> Response:
+    """A view of REST framework under a lock."""
+    return Response()
+
+
+@api_view(["POST"])
+@lock("items", wait=0)
+def rest_function_below(request: Any) -> Response:
+    """The same, where the middleware does not see it."""
+    return Response()
+
+
+@both
+async def test_rest_framework_renders_refusals(bare: None, serve: Any) -> None:
+    """A view's own renderers make the response, with what its clients know errors by."""
+    serve(items=Rest.as_view(), touch=RestSet.as_view({"post": "touch"}))
+    for path in ("/items", "/touch"):
+        for response in await responses(path):
+            assert response.status_code == 409
+            assert response["Content-Type"].startswith("text/plain")
+            assert response.content.startswith(b"lock_timeout: Another request")
+            assert int(response["Retry-After"]) >= 1
+
+
+def own_handler(error: Exception, context: Any) -> Response | None:
+    """An exception handler as projects have it: it puts all errors into one form."""
+    response = exception_handler(error, context)
+    if response is not None:
+        view = type(context["view"]).__name__
+        response.data = {"error": response.data["code"], "codes": error.get_codes(), "view": view}  # type: ignore[attr-defined]
+        assert isinstance(error.__cause__, LockTimeout)
+    return response
+
+
+def silent_handler(error: Exception, context: Any) -> Response | None:
+    """One that knows nothing of our errors."""
+    return None
+
+
+@both
+@pytest.mark.parametrize("view", [rest_function, rest_function_below], ids=["above", "below"])
+async def test_rest_framework_handles_refusals(
+    view: Any, bare: None, serve: Any, settings: Any
+) -> None:
+    """The project's exception handler gets them as any error of the framework, and may let them pass."""
+    serve(items=view)
+    settings.REST_FRAMEWORK = {"EXCEPTION_HANDLER": f"{__name__}.own_handler"}
+    for response in await responses():
+        assert response.status_code == 409
+        assert response.json()["error"] == "lock_timeout"
+        assert set(response.json()["codes"].values()) == {"lock_timeout"}
+        assert response.json()["view"].startswith("rest_function")
+    settings.REST_FRAMEWORK = {"EXCEPTION_HANDLER": f"{__name__}.silent_handler"}
+    for response in await responses():
+        assert response["Content-Type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize("accept", ["application/json", "text/html"])
+def test_a_lost_lease_is_told_in_the_same_way(accept: str, serve: Any, settings: Any) -> None:
+    """What is said after the view, instead of its response, has the form of what is said before it."""
+    settings.MIDDLEWARE = settings.MIDDLEWARE[-1:]
+
+    def lose(request: Any) -> None:
+        assert locks["default"].force_release("items")
+        with suppress(LeaseLost):
+            request.weblock.extend(1)
+
+    @lock("items")
+    def view(request: Any) -> HttpResponse:
+        lose(request)
+        return HttpResponse(status=201)
+
+    class Lost(APIView):
+        @lock("items")
+        def post(self, request: Any) -> Response:
+            lose(request)
+            return Response(status=201)
+
+    serve(items=view, rest=Lost.as_view())
+    response = fetch("/items", Accept=accept)
+    assert (response.status_code, "html" in response["Content-Type"]) == (503, "html" in accept)
+    response = fetch("/rest", Accept="application/json")
+    assert (response.status_code, response.json()["code"]) == (503, "lease_lost")
+    assert response["Content-Type"] == "application/json"
