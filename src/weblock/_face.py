@@ -11,7 +11,7 @@ from typing import Generic, Self, TypeVar, Unpack
 
 from ._core.acquiring import Caller, Locker
 from ._core.attempts import Attempts
-from ._core.holding import Hands, Holding, Unprotected
+from ._core.holding import Hands, Holding, Status, Unprotected
 from ._core.ports import SCOPES, Engine, Runtime
 from ._core.table import Released
 from ._options import HoldOptions, LocksOptions, Options, count
@@ -368,7 +368,9 @@ class BaseLease:
         """
         now = self._locker.runtime.now()
         for holding in self._holdings:
-            holding.check(now)
+            # The rest takes longer, and has something to raise if there was a lease.
+            if holding.status is not Status.HELD or now >= holding.deadline:
+                holding.check(now)
 
     async def _extend(self, by: float) -> None:
         locker = self._locker
@@ -383,9 +385,6 @@ class BaseLease:
 
     def _on_lost(self, tell: Callable[[], object]) -> None:
         """Calls ``tell`` once, in the thread that notices the loss: it must not wait, nor fail."""
-        if len(self._holdings) == 1:
-            self._holdings[0].on_lost(tell)
-            return
         told = threading.Lock()
 
         def tell_once() -> None:

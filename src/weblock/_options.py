@@ -114,10 +114,6 @@ class Options:
         if "label" not in given:
             heed_forks(self)
 
-    @property
-    def label(self) -> str:
-        return self.own[0].label
-
     def after_fork(self) -> None:
         """Takes the label of the child process, where that of the parent was the default."""
         self._hold["label"] = _label_of_process()
@@ -126,6 +122,7 @@ class Options:
     def _settle(self) -> None:
         self.own = self._terms_of(self._hold)
         """The terms and the wait of a call that says nothing else."""
+        self.label = self.own[0].label
         self._known: dict[tuple[object, ...], _Said] = {}
 
     def of_call(self, given: HoldOptions) -> _Said:

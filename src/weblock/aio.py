@@ -333,7 +333,10 @@ class AsyncLease(BaseLease):
             with contextlib.suppress(RuntimeError):  # The loop is closed.
                 loop.call_soon_threadsafe(callback)
 
-        self._on_lost(tell)
+        if len(self._holdings) == 1:
+            self._holdings[0].on_lost(tell)
+        else:
+            self._on_lost(tell)
 
 
 AsyncLocks._lease = AsyncLease  # noqa: SLF001 - either class names the other

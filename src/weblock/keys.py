@@ -23,6 +23,9 @@ _UNRESERVED: Final = "-._~"
 _KINDS: Final = ("path", "query", "header")
 
 
+_EXACT: Final[Mapping[type, Callable[[object], str]]] = {str: str, int: str}
+"""What ``canonical`` is for the types that most values have, and not for those that derive from them."""
+
 CallKey = Callable[[tuple[object, ...], dict[str, object]], str]
 
 
@@ -161,7 +164,8 @@ class KeyTemplate:
             value = values[name]
             if converter and isinstance(value, str):
                 value = self._converted(name, converter, value)
-            text = canonical(value)
+            make = _EXACT.get(type(value), canonical)
+            text = make(value)
             is_plain = text.isascii() and text.isalnum()
             parts.append(text if is_plain else self._encode(text))
             parts.append(literal)

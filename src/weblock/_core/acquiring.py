@@ -51,7 +51,7 @@ class Caller(NamedTuple):
     """Who acquires, where that is not just the task or thread that runs."""
 
     label: str
-    """What others see of it."""
+    """What others see of it, if it is not what the terms say."""
     control: object
     """The flow of control that the lease belongs to."""
     before_waiting: Callable[[], Awaitable[object]] | None = None
@@ -294,8 +294,9 @@ class Acquisition:
         self._caller = caller
         self._attempt = attempt
         self._since = runtime.now() if attempt is None else attempt.since
-        label = terms.label if caller is None else caller.label
-        self._claim = Claim(owner, locker.store.process, terms.first_ttl, label)
+        label = caller.label if caller and caller.label else terms.label
+        ttl = terms.ttl if terms.max_hold is None else terms.first_ttl
+        self._claim = Claim(owner, locker.store.process, ttl, label)
         self._bell = runtime.bell()
 
     async def run(self, hands: Hands[Holding]) -> Holding:
@@ -350,9 +351,9 @@ class Acquisition:
                 raise self._timeout(answer.waiters if self._wait != 0 else None)
             else:
                 raise self._refused()
-            deadline = anchor.deadline(until, at_most=at_most, drift=self._terms.drift)
-            if self._runtime.now() < deadline:
-                return self._hold(fence, deadline, confirmed=confirmed)
+            holding = self._hold(fence, anchor, until, at_most, confirmed=confirmed)
+            if holding:
+                return holding
             # A loop that was blocked hears of its turn too late: the keeper may have kept it.
             if confirmed and self._patience() <= 0:
                 raise self._unavailable("it answered after the ttl had passed")
@@ -438,7 +439,13 @@ class Acquisition:
     def _unavailable(self, reason: str) -> EngineUnavailable:
         return EngineUnavailable(self._locker.engine, reason)
 
-    def _hold(self, fence: int, deadline: float, *, confirmed: bool) -> Holding:
+    def _hold(
+        self, fence: int, anchor: Anchor, until: float, at_most: float, *, confirmed: bool
+    ) -> Holding | None:
+        """The lease in the hands of its holder; ``None`` if it has ended meanwhile."""
+        deadline = anchor.deadline(until, at_most=at_most, drift=self._terms.drift)
+        if self._runtime.now() >= deadline:
+            return None
         keeper = self._locker.keeper
         if keeper.over:
             raise self._closed()

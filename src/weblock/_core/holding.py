@@ -330,6 +330,7 @@ class Unprotected:
 
     owner = ""
     fence = None
+    deadline = 0.0
     status = Status.RELEASED
     """There is nothing to give back."""
 

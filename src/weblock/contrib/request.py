@@ -18,12 +18,10 @@ from contextvars import Context
 from typing import Any, Final, Generic, TypeVar
 from urllib.parse import quote
 
-from .._core.acquiring import Caller, Locker
-from .._core.holding import Holding, Unprotected
+from .._core.acquiring import Caller
 from .._face import BaseLease, Face
 from .._options import HoldOptions
 from .._platform.logs import logger
-from .._runtime.clock import part_of
 from ..errors import ConfigurationError, LeaseLost
 from ..keys import CheckedKey
 
@@ -39,7 +37,7 @@ LONGEST_LABEL: Final = 200
 class RequestLeases(Generic[L]):
     """What one request holds, from its first key until everything is released."""
 
-    __slots__ = ("_by_key", "_flow", "_method", "_path", "leases", "over", "waited")
+    __slots__ = ("_by_key", "_method", "_path", "flow", "leases", "over", "waited")
 
     def __init__(self, method: str, path: str) -> None:
         self.leases: list[L] = []
@@ -51,14 +49,11 @@ class RequestLeases(Generic[L]):
         self._by_key: dict[tuple[object, str], L] = {}
         self._method = method
         self._path = path
-        self._flow = object()  # Nothing more: a task may keep its context for long.
+        self.flow: Final = object()  # Nothing more: a task may keep its context for long.
+        """What ``part_of`` is for all that runs for the request.
 
-    def begin(self) -> None:
-        """Makes what runs in this context, and all that comes of it, parts of this request.
-
-        None of them can wait for what the request holds: that would be to wait for itself.
+        None of it can wait for what the request holds: that would be to wait for itself.
         """
-        part_of.set(self._flow)
 
     async def take(
         self,
@@ -73,7 +68,8 @@ class RequestLeases(Generic[L]):
         ``LeaseLost`` for a lease that was lost meanwhile, and ``ConfigurationError`` when the request
         has ended, for nobody would release.
         """
-        self._refuse_if_over()
+        if self.over:
+            raise self._has_ended()
         missing = self.missing(locks, keys) if self._by_key else keys
         if missing:
             lease = await self._acquired(locks, missing, options, before_waiting)
@@ -132,30 +128,23 @@ class RequestLeases(Generic[L]):
         label = ""
         if "label" not in options:
             path = quote(self._path, errors="replace")
-            label = f"{locks.label} {self._method} {path}"[:LONGEST_LABEL]
-        caller = Caller(label, self._flow, before_waiting)
+            label = f"{locks._options.label} {self._method} {path}"[:LONGEST_LABEL]  # noqa: SLF001
+        caller = Caller(label, self.flow, before_waiting)
         began = time.perf_counter()
         try:
-            locker, holdings = await self._ask(locks, keys, options, caller)
+            locker, holdings = await locks._acquire(keys, options, caller)  # noqa: SLF001
         finally:  # Also where it was in vain: the answer tells how long it took.
             self.waited = (self.waited or 0.0) + time.perf_counter() - began
         if self.over:
             await locker.release(holdings)
-            self._refuse_if_over()
+            raise self._has_ended()
         return locks._lease(locker, holdings)  # type: ignore[return-value]  # noqa: SLF001 - as above
 
-    async def _ask(
-        self, locks: Face, keys: Sequence[CheckedKey], options: HoldOptions, caller: Caller
-    ) -> tuple[Locker, Sequence[Holding | Unprotected]]:
-        """Acquires. An adapter that has more to do while a request waits does it around this."""
-        return await locks._acquire(keys, options, caller)  # noqa: SLF001
-
-    def _refuse_if_over(self) -> None:
-        if self.over:
-            raise ConfigurationError(
-                "this request has ended: what outlives it holds its locks by itself, with hold() of"
-                " the locks themselves"
-            )
+    def _has_ended(self) -> ConfigurationError:
+        return ConfigurationError(
+            "this request has ended: what outlives it holds its locks by itself, with hold() of the"
+            " locks themselves"
+        )
 
 
 async def to_its_end(
@@ -168,8 +157,8 @@ async def to_its_end(
 
     So what cancels a request does not cancel what it does inside its lock, unless ``may_end`` says
     that it may: otherwise it runs to its end, and only then that it was to be cancelled is said.
-    ``work`` is given a future, which it resolves as the last thing that it does: waiting for that is
-    cheaper than waiting for a task.
+    ``work`` is given a future, and resolves it as the last thing that it does, unless it is done: the
+    waiting for it was cancelled. To wait for it is cheaper than to wait for a task.
     """
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
@@ -188,12 +177,6 @@ async def to_its_end(
             logger.error("a request that was cancelled failed", exc_info=error)
         raise asyncio.CancelledError
     return task.result()
-
-
-def resolve(ended: asyncio.Future[None]) -> None:
-    """What ``work`` of ``to_its_end`` does last: the future is done where the waiting was cancelled."""
-    if not ended.done():
-        ended.set_result(None)
 
 
 async def _end_of(task: asyncio.Task[Any]) -> None:

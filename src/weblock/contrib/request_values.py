@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import parse_qsl
 
 from ..errors import InvalidKey
-from ..keys import KeyTemplate
+from ..keys import KeyTemplate, Source
 
 Headers = Callable[[str], Sequence[str]]
 """From the name of a header, in lower case, to its values: several, if it was sent several times."""
@@ -24,19 +24,23 @@ def request_values(
     values: dict[str, object] = {}
     for name, source in template.sources.items():
         if source.kind == "path":
-            if (value := path.get(source.name)) is not None:
-                values[name] = value
-            continue
-        found = headers(source.name) if source.kind == "header" else _of_query(source.name, query)
-        if len(found) > 1:
-            raise InvalidKey(
-                f"key template {template.text!r} wants one {source.kind} value of"
-                f" {source.name!r}, and the request has {len(found)}"
-            )
-        if found:
-            values[name] = found[0]
+            value = path.get(source.name)
+        else:
+            value = sent_value(source, query=query, headers=headers)
+        if value is not None:
+            values[name] = value
     return values
 
 
-def _of_query(name: str, query: str) -> Sequence[str]:
-    return [value for each, value in parse_qsl(query, keep_blank_values=True) if each == name]
+def sent_value(source: Source, *, query: str, headers: Headers) -> str | None:
+    """The query parameter or the header; ``None`` if it was not sent. Raises as ``request_values``."""
+    if source.kind == "header":
+        found = headers(source.name)
+    else:
+        pairs = parse_qsl(query, keep_blank_values=True)
+        found = [value for name, value in pairs if name == source.name]
+    if len(found) > 1:
+        raise InvalidKey(
+            f"a lock wants one {source.kind} value of {source.name!r}, and the request has {len(found)}"
+        )
+    return found[0] if found else None

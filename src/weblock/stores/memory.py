@@ -33,7 +33,7 @@ class MemoryEngine:
 
     def connect(self, runtime: Runtime) -> Store:
         cells = _MemoryCells(self, runtime)
-        return CellStore(cells, LocalBells(self.switchboard), patience=0, beat_patience=0)
+        return _MemoryStore(cells, LocalBells(self.switchboard), patience=0, beat_patience=0)
 
     def close(self) -> None:
         """Nothing is open."""
@@ -56,6 +56,10 @@ class MemoryEngine:
                 self.last_fence = max(self.last_fence, state.fence)
                 del self.states[key]
         self.pruned_above = max(PRUNED_FROM, 2 * len(self.states))
+
+
+class _MemoryStore(CellStore):
+    process = LocalBells.process  # There is only one, in which all waiters are.
 
 
 class _MemoryCells:

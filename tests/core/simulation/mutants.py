@@ -114,9 +114,9 @@ MUTANTS: Final = (
     Mutant(
         "a grant that comes too late is taken",
         Acquisition,
-        "_until_held",
-        "if self._runtime.now() < deadline:",
-        "if True:",
+        "_hold",
+        "if self._runtime.now() >= deadline:",
+        "if False:",
         ("P11", "P7", "P8"),
         seed=19,
     ),

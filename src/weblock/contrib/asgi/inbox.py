@@ -89,7 +89,9 @@ class Inbox:
             await asyncio.get_running_loop().create_future()
 
     def close(self) -> None:
-        """Ends the call that is under way: the response has been sent."""
+        """Ends the call that is under way, and what is left of the application: all has been said."""
+        if self.withholds:
+            self.tell_disconnect()
         if self._pending:
             self._pending.cancel()
 

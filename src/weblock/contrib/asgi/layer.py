@@ -15,10 +15,11 @@ from collections.abc import Callable, Sequence
 
 from ..._options import Duration, LocksOptions, seconds
 from ..._platform.logs import logger
+from ..._runtime.clock import part_of
 from ...aio import AsyncLocks
 from ...errors import LeaseLost
 from ...sync import Locks
-from ..request import resolve, to_its_end
+from ..request import to_its_end
 from .inbox import Inbox
 from .outbox import Outbox
 from .problems import problem_of
@@ -76,11 +77,25 @@ class RequestLayer:
         if isinstance(outer, RequestLocks) and outer.locks is self._locks and not outer.over:
             await app(scope, receive, send)  # A layer farther out, on the same locks, releases.
             return
+        exchange = _Exchange(app, scope, receive, self._answer)
         inbox = Inbox(receive)
         outbox = Outbox(send, inbox.tell_disconnect)
         request = RequestLocks(self._locks, scope, inbox, outbox, self._hold_back)
         scope[SCOPE_KEY] = request
-        await _Exchange(scope, receive, inbox, request, outbox).run(app, self._answer)
+        exchange.inbox, exchange.request, exchange.outbox = inbox, request, outbox
+        try:
+            # In a task of its own, also where nothing is locked: nobody knows that beforehand, and
+            # what cancels ours must not cancel locked work.
+            if loss := await to_its_end(exchange.work, may_end=request.leave):
+                await exchange.answer_loss(loss)
+            await outbox.finish()
+        except asyncio.CancelledError:
+            await outbox.abort()
+            raise
+        except Exception as error:  # noqa: BLE001 - it is raised again, unless it is answered
+            await exchange.answer_error(error)
+        finally:
+            inbox.close()
 
     async def _start(
         self, before_start: Callable[[], None], scope: Scope, receive: Receive, send: Send
@@ -109,43 +124,26 @@ class RequestLayer:
 
 
 class _Exchange:
-    """One request and its response."""
+    """One request and its response: what is done when it is the application's turn, and after it."""
 
-    __slots__ = ("_app", "_inbox", "_outbox", "_receive", "_request", "_scope")
+    __slots__ = ("_answer_to", "_app", "_receive", "_scope", "inbox", "outbox", "request")
 
-    def __init__(
-        self, scope: Scope, receive: Receive, inbox: Inbox, request: RequestLocks, outbox: Outbox
-    ) -> None:
+    inbox: Inbox
+    request: RequestLocks
+    outbox: Outbox
+
+    def __init__(self, app: App, scope: Scope, receive: Receive, answer_to: Answer) -> None:
+        self._app = app
         self._scope = scope
         self._receive = receive
-        self._inbox = inbox
-        self._request = request
-        self._outbox = outbox
+        self._answer_to = answer_to
 
-    async def run(self, app: App, answer_to: Answer) -> None:
-        """Serves the request in a task of its own, since what cancels ours must not cancel locked work.
-
-        So it is for every request: nobody can tell beforehand which one will lock.
-        """
-        self._app = app
-        try:
-            if loss := await to_its_end(self._work, may_end=self._request.leave):
-                await self._answer_loss(loss, answer_to)
-            await self._outbox.finish()
-        except asyncio.CancelledError:
-            await self._outbox.abort()
-            raise
-        except Exception as error:  # noqa: BLE001 - it is raised again, unless it is answered
-            await self._answer_error(error, answer_to)
-        finally:
-            self._inbox.close()
-
-    async def _work(self, ended: asyncio.Future[None]) -> LeaseLost | None:
+    async def work(self, ended: asyncio.Future[None]) -> LeaseLost | None:
         """Runs the application, and releases when it has ended in whatever way."""
-        request, inbox, loss = self._request, self._inbox, None
-        request.begin()
+        request, loss = self.request, None
+        part_of.set(request.flow)
         try:
-            await self._app(self._scope, inbox.receive, self._outbox.send)
+            await self._app(self._scope, self.inbox.receive, self.outbox.send)
         except BaseException as error:
             if not request.interrupted:
                 raise
@@ -153,18 +151,18 @@ class _Exchange:
                 logger.warning("a request whose lease was lost failed", exc_info=error)
         finally:
             loss = await request.release()
-            inbox.tell_disconnect()
-            resolve(ended)
+            if not ended.done():
+                ended.set_result(None)
         return loss
 
-    async def _answer_loss(self, loss: LeaseLost, answer_to: Answer) -> None:
-        if self._outbox.sent:
+    async def answer_loss(self, loss: LeaseLost) -> None:
+        if self.outbox.sent:
             logger.error("a response was sent before it was known that the %s", loss)
             await self._close_websocket(loss)
-        elif self._outbox.promises:
-            await self._answer_problem(loss, answer_to)
+        elif self.outbox.promises:
+            await self._answer_problem(loss)
 
-    async def _answer_error(self, error: BaseException, answer_to: Answer) -> None:
+    async def answer_error(self, error: BaseException) -> None:
         """Of an error that got out of the application: what it has answered may be untrue."""
         if isinstance(error, RuntimeError) and error.__cause__:
             # So Starlette wraps an error that an application inside the application has answered.
@@ -172,29 +170,29 @@ class _Exchange:
         try:
             if isinstance(error, ClientGone):
                 return
-            if _known(error) and not self._outbox.sent:
-                await self._answer_problem(error, answer_to)
+            if _known(error) and not self.outbox.sent:
+                await self._answer_problem(error)
                 return
             if _known(error) and await self._close_websocket(error):
                 return
-            if not self._outbox.promises:
-                await self._outbox.finish()
+            if not self.outbox.promises:
+                await self.outbox.finish()
             raise error
         finally:
-            await self._outbox.close()
+            await self.outbox.close()
 
     async def _close_websocket(self, error: BaseException) -> bool:
         """Tells the client of a websocket that was accepted; whether this is one."""
         problem = problem_of(error)
-        is_open = self._scope["type"] == "websocket" and not self._outbox.closed
+        is_open = self._scope["type"] == "websocket" and not self.outbox.closed
         if is_open and problem:
-            await self._outbox.send(problem.as_close())
+            await self.outbox.send(problem.as_close())
         return is_open
 
-    async def _answer_problem(self, error: BaseException, answer_to: Answer) -> None:
-        self._outbox.discard()
-        if answer := answer_to(error):
-            await answer(self._scope, self._receive, self._outbox.send)
+    async def _answer_problem(self, error: BaseException) -> None:
+        self.outbox.discard()
+        if answer := self._answer_to(error):
+            await answer(self._scope, self._receive, self.outbox.send)
 
 
 def _known(error: BaseException) -> BaseException | None:

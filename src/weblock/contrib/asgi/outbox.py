@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+from ..._face import BaseLease
 from ..._platform.logs import logger
 from .protocol import Message, Send
 
@@ -31,10 +32,10 @@ class Policy(NamedTuple):
 
     hold_back: float | None
     """Seconds to which the waiting of a response is limited, complete or not."""
-    background: Callable[[], bool]
-    """Tells whether tasks follow the response that it must not wait for."""
-    check: Callable[[], None]
-    """Raises ``LeaseLost`` if what the response reports must not be promised any more."""
+    background: Callable[[], object]
+    """Tells, by what is true, whether tasks follow the response that it must not wait for."""
+    leases: Sequence[BaseLease]
+    """What the request holds: when one of them is lost, the response must not promise anything."""
 
 
 class Outbox:
@@ -92,8 +93,8 @@ class Outbox:
                 message = {**message, "headers": headers}
         policy = self.policy
         if policy is None or self._is_open or self.sent:
-            if policy is not None and self.promises:
-                policy.check()
+            for lease in policy.leases if policy and self.promises else ():
+                lease.check()
             if self._letting_go:
                 await asyncio.wait({self._letting_go})
             await self._pass_on(message)
@@ -101,7 +102,8 @@ class Outbox:
             self._begin_to_hold(message, policy)
         else:
             if self.promises:
-                policy.check()
+                for lease in policy.leases:
+                    lease.check()
             await self._hold(message, policy)
 
     async def finish(self) -> None:

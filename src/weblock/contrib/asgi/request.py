@@ -6,12 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final, Unpack
 
-from ..._core.acquiring import Caller, Locker
-from ..._core.holding import Holding, Unprotected
-from ..._face import Face
 from ..._options import HoldOptions
 from ...aio import AsyncLease, AsyncLocks
-from ...errors import ConfigurationError, LeaseLost
+from ...errors import ConfigurationError
 from ...keys import CheckedKey, in_order
 from ..request import RequestLeases
 from .inbox import Inbox
@@ -86,22 +83,22 @@ class RequestLocks(RequestLeases[AsyncLease]):
         """
         return await self.hold(in_order(keys), options)
 
-    def hold_back(self, background: Callable[[], bool] = never) -> None:
+    def hold_back(self, background: Callable[[], object] = never) -> None:
         """Has the response wait until the work is done, if none of it has been sent yet.
 
         ``background`` tells whether tasks follow the response, for which it does not wait.
         """
         if self._outbox:
-            self._outbox.policy = Policy(self._seconds, background, self.check)
+            self._outbox.policy = Policy(self._seconds, background, self.leases)
 
     async def hold(self, keys: Sequence[CheckedKey], options: HoldOptions) -> AsyncLease:
         """As ``acquire``, for adapters: ``in_order`` gave the keys."""
         outbox = self._outbox
-        if outbox and outbox.policy is None:
+        if outbox and outbox.policy is None and not self.over:
             self.hold_back()
         try:
             async with self._one_at_a_time:
-                lease = await self.take(self.locks, keys, options)
+                lease = await self._while_client_is_there(keys, options)
         finally:
             if outbox and self.waited is not None:
                 outbox.timing = b"lock;dur=%.1f" % (1000 * self.waited)
@@ -119,22 +116,16 @@ class RequestLocks(RequestLeases[AsyncLease]):
         self._give_up()
         return False
 
-    async def release(self) -> LeaseLost | None:
-        """Gives back everything. Return the loss, if a lease was lost before."""
-        self._outbox = None  # Which has a method of ours.
-        return await super().release()
-
-    async def _ask(
-        self, locks: Face, keys: Sequence[CheckedKey], options: HoldOptions, caller: Caller
-    ) -> tuple[Locker, Sequence[Holding | Unprotected]]:
-        """Acquires, unless the client goes before."""
+    async def _while_client_is_there(
+        self, keys: Sequence[CheckedKey], options: HoldOptions
+    ) -> AsyncLease:
         loop = asyncio.get_running_loop()
         self._waiter = task = asyncio.current_task(loop)
         assert task is not None
         cancelled_before = task.cancelling()
         timer = loop.call_later(LOOK_AFTER, self._give_up if self._unwanted else self._look)
         try:
-            return await locks._acquire(keys, options, caller)  # noqa: SLF001 - as the book does
+            return await self.take(self.locks, keys, options)
         except asyncio.CancelledError:
             if self._gave_up and task.cancelling() - 1 <= cancelled_before:
                 raise ClientGone from None

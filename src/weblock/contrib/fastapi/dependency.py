@@ -7,6 +7,7 @@ method from their text.
 import asyncio
 import functools
 import inspect
+import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from ...aio import AsyncLease
 from ...errors import ConfigurationError
 from ...keys import CheckedKey, KeyTemplate, Source, check_key, in_order
 from ..asgi import RequestLocks, request_locks
-from ..request_values import request_values
+from ..request_values import sent_value
 
 OnLost = Literal["cancel", "continue"]
 
@@ -71,7 +72,7 @@ class LockDependency:
         """The lease, when it is this request's turn."""
         scope, of_functions = connection.scope, iter(made.values())
         request = request_locks(scope)
-        request.hold_back(functools.partial(_has_tasks, background))
+        request.hold_back(functools.partial(operator.attrgetter("tasks"), background))
         keys: list[CheckedKey] = []
         for key in self.keys:
             if isinstance(key, KeyTemplate):
@@ -129,10 +130,6 @@ def _keys_of(function: KeyFunction, made: Any) -> list[CheckedKey]:
     return [check_key(key) for key in keys]
 
 
-def _has_tasks(background: BackgroundTasks) -> bool:
-    return bool(background.tasks)
-
-
 # What a key is made of: the values that the endpoint will see.
 
 
@@ -148,22 +145,20 @@ def values_for(template: KeyTemplate, connection: HTTPConnection) -> Mapping[str
     the path has not.
     """
     scope = connection.scope
-    path = scope["path_params"]
-    values = request_values(
-        template,
-        path=path,
-        query=scope["query_string"].decode("latin-1"),
-        headers=functools.partial(_header, connection),
-    )
-    if len(values) < len(template.sources):
-        refuse_unknown_path_parameters(template, path)
+    path, values = scope["path_params"], {}
     for name, source, field in _declarations(template, scope.get("route")):
-        _convert(name, source, field, values)
+        if source.kind == "path":
+            if source.name not in path:
+                refuse_unknown_path_parameters(template, path)
+            value = path[source.name]
+        else:
+            query = scope["query_string"].decode("latin-1")
+            value = sent_value(source, query=query, headers=connection.headers.getlist)
+        if field:
+            value = _converted(value, source, field)
+        if value is not None:
+            values[name] = value
     return values
-
-
-def _header(connection: HTTPConnection, name: str) -> list[str]:
-    return connection.headers.getlist(name)
 
 
 def refuse_unknown_path_parameters(template: KeyTemplate, known: Mapping[str, object]) -> None:
@@ -179,27 +174,26 @@ def refuse_unknown_path_parameters(template: KeyTemplate, known: Mapping[str, ob
 
 
 Declaration = tuple[str, Source, Any]
-"""A name in a template, where its value is, and how the endpoint declares it."""
+"""A name in a template, where its value is, and how the endpoint declares it, or ``None``."""
 
 _of_routes: Final[dict[int, tuple[weakref.ref[Any], dict[str, list[Declaration]]]]] = {}
 """By the identity of a route, which has no hash, for as long as it lives: by the template's text."""
 
 
 def _declarations(template: KeyTemplate, route: Any) -> list[Declaration]:
-    """What of a template the endpoint of a route declares, or else what it depends on."""
+    """Where the values of a template are, and how the endpoint, or what it depends on, declares them."""
     number = id(route)
     known = _of_routes.get(number)
     if known is None or known[0]() is not route:
         if getattr(route, "dependant", None) is None:
-            return []
+            return [(name, source, None) for name, source in template.sources.items()]
         gone = functools.partial(_of_routes.pop, number)
         known = _of_routes[number] = weakref.ref(route, gone), {}
     found = known[1].get(template.text)
     if found is None:
         found = known[1][template.text] = [
-            (name, source, field)
+            (name, source, _field_of(source, route.dependant))
             for name, source in template.sources.items()
-            if (field := _field_of(source, route.dependant))
         ]
     return found
 
@@ -222,19 +216,17 @@ def _is_named(field: Any, source: Source) -> bool:
     return bool(field.alias == source.name)
 
 
-def _convert(name: str, source: Source, field: Any, values: dict[str, object]) -> None:
+def _converted(value: object, source: Source, field: Any) -> object:
     loc = (source.kind, field.alias)
-    if name not in values:
+    if value is None:
         if field.field_info.is_required():
             missing = {"type": "missing", "loc": loc, "msg": "Field required", "input": None}
             raise RequestValidationError([missing])
-        if (default := field.get_default()) is not None:
-            values[name] = default
-        return
-    converted, errors = field.validate(values[name], {}, loc=loc)
+        return field.get_default()
+    converted, errors = field.validate(value, {}, loc=loc)
     if errors:
         raise RequestValidationError(errors if isinstance(errors, list) else [errors])
-    values[name] = converted
+    return converted
 
 
 # How a request is interrupted whose lease was lost. FastAPI calls nobody between an endpoint and the
