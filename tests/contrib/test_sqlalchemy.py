@@ -1,21 +1,23 @@
 """``guard``: a session whose lease is lost commits nothing, on a real PostgreSQL."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Annotated
 
 import httpx
 import pytest
 from fastapi import Depends, FastAPI
-from sqlalchemy import Engine, create_engine, func, select
+from sqlalchemy import Engine, MetaData, create_engine, event, func, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from tests.servers import Postgres
 from tests.support.waiting import PATIENCE
-from weblock import AsyncLease, LeaseLost, Locks
+from weblock import AsyncLease, AsyncLocks, ConfigurationError, LeaseLost, Locks
 from weblock.contrib.fastapi import install, lock
-from weblock.contrib.sqlalchemy import guard
+from weblock.contrib.guarding import TABLE, FenceLocked, StaleFence, dialect_of, marks_of
+from weblock.contrib.sqlalchemy import fence_table, guard
 
 Held = Annotated[AsyncLease, Depends(lock("x"))]
 
@@ -199,3 +201,220 @@ async def test_a_loss_after_the_handler(engine, async_engine, locks, way, guarde
         answer = await client.post("/items")
     assert (answer.status_code, answer.json()["code"]) == (503, "lease_lost")
     assert items(engine) == (0 if guarded else 1)
+
+
+SYNC = pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+
+
+@pytest.fixture
+def fenced(engine):
+    """The database, with the table of fences."""
+    metadata = MetaData()
+    fence_table(metadata)
+    metadata.drop_all(engine)
+    metadata.create_all(engine)
+    return engine
+
+
+@pytest.fixture
+def follow(blocking, fenced):
+    """Has the lease given to another, which adds an item and commits."""
+
+    def follow():
+        assert blocking.force_release("x")
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(add).result()
+
+    def add():
+        with blocking.hold("x") as lease, Session(fenced) as session:
+            guard(session, lease, fence=True)
+            session.add(Item())
+            session.commit()
+
+    return follow
+
+
+@pytest.fixture
+def blocking(url):
+    """The blocking face."""
+    with Locks.from_url(url) as locks:
+        yield locks
+
+
+@pytest.fixture
+def followed(blocking):
+    """A lease that the engine gives to another without its holder noticing."""
+    lease = blocking.acquire("x", renew=False)
+    yield lease
+    try:
+        lease.release()
+    except LeaseLost:
+        pass
+
+
+def tables_asked(engine, work):
+    """Whether each statement that a piece of work sends is one of the guard's."""
+    sent = []
+
+    def note(_connection, _cursor, statement, *_more):
+        sent.append(statement)
+
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        work()
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
+    return [TABLE in statement for statement in sent]
+
+
+class TestTheDatabaseAsReferee:
+    @pytest.mark.parametrize("fence", [True, False])
+    @SYNC
+    def test_a_holder_that_was_followed_commits_nothing(
+        self, fenced, followed, follow, isolation, fence
+    ):
+        """It is refused at the commit, on each isolation level; without the fence it commits."""
+        with Session(fenced.execution_options(isolation_level=isolation)) as session:
+            guard(session, followed, fence=fence)
+            session.scalar(select(func.count(Item.id)))
+            follow()
+            session.add(Item())
+            if fence:
+                with pytest.raises(StaleFence):
+                    session.commit()
+                session.rollback()
+            elif isolation != "SERIALIZABLE":
+                session.commit()
+        assert items(fenced) == (2 if not fence and isolation != "SERIALIZABLE" else 1)
+        assert fenced.pool.checkedout() == 0
+
+    @pytest.mark.parametrize("how", ["begin", "begin_nested", "execute", "two steps"])
+    def test_every_way_to_commit_is_checked(self, fenced, followed, follow, how):
+        """Blocks, savepoints, statements without objects, and a second transaction of the session."""
+
+        def change(session: Session) -> None:
+            if how == "two steps":
+                session.scalar(select(func.count(Item.id)))
+                session.commit()
+            with nullcontext() if how == "execute" else session.begin():
+                follow()
+                if how == "execute":
+                    session.execute(insert(Item))
+                    session.commit()
+                    return
+                with session.begin_nested() if how == "begin_nested" else nullcontext():
+                    session.add(Item())
+
+        with Session(fenced) as session:
+            guard(session, followed, fence=True)
+            with pytest.raises(StaleFence):
+                change(session)
+            session.rollback()
+        assert items(fenced) == 1
+
+    def test_two_phases_are_checked(self, server, fenced, followed, follow):
+        """A two-phase commit is refused before its first phase."""
+        with Session(fenced, twophase=True) as session:
+            guard(session, followed, fence=True)
+            session.scalar(select(func.count(Item.id)))
+            follow()
+            session.add(Item())
+            with pytest.raises(StaleFence):
+                session.commit()
+            session.rollback()
+        assert items(fenced) == 1
+
+    def test_who_comes_too_late_reads_nothing(self, fenced, followed, follow):
+        """A session whose holder slept before its first statement is refused there."""
+        with Session(fenced) as session:
+            guard(session, followed, fence=True)
+            follow()
+            with pytest.raises(StaleFence):
+                session.scalar(select(func.count(Item.id)))
+
+    async def test_async_sessions_are_checked(self, async_engine, fenced, followed, follow):
+        """AsyncSession too, on asyncpg and psycopg, with a lease of either face."""
+        async with AsyncSession(async_engine) as session:
+            guard(session, followed, fence=True)
+            await session.scalar(select(func.count(Item.id)))
+            await asyncio.to_thread(follow)
+            session.add(Item())
+            with pytest.raises(StaleFence):
+                await session.commit()
+            await session.rollback()
+        assert items(fenced) == 1
+
+    async def test_an_async_session_commits(self, async_engine, fenced, url):
+        """What nobody has followed is committed, again and again; an engine set back is noticed."""
+        async with AsyncLocks.from_url(url) as locks, locks.hold("x") as lease:
+            with Session(fenced) as session:
+                (mark,) = marks_of(lease)
+                values = {"lock_key": mark.key, "fence": 2**60, "token": "of another"}
+                sql = dialect_of("postgresql").raising
+                session.execute(text(sql), {"digest": mark.digest, **values})
+                session.commit()
+            async with AsyncSession(async_engine) as session:
+                guard(session, lease, fence=True)
+                for _ in range(2):
+                    session.add(Item())
+                    await session.commit()
+        assert items(fenced) == 2
+
+    def test_it_costs_two_statements(self, fenced, followed):
+        """One before the work, one before the commit; none there where nothing was written."""
+
+        def write(session: Session) -> None:
+            session.add(Item())
+            session.commit()
+
+        with Session(fenced) as session:
+            guard(session, followed, fence=True)
+            assert tables_asked(fenced, lambda: write(session)) == [True, False, True]
+            assert tables_asked(fenced, lambda: write(session)) == [False, True]
+            read = select(func.count(Item.id))
+            assert tables_asked(fenced, lambda: (session.scalar(read), session.commit())) == [False]
+
+    def test_what_cannot_be_guarded_is_refused(self, fenced, followed):
+        """An open transaction, a connection and autocommit are refused, and say what to do."""
+        with Session(fenced) as session:
+            session.scalar(select(func.count(Item.id)))
+            with pytest.raises(ConfigurationError, match="before its first use"):
+                guard(session, followed, fence=True)
+        with fenced.connect() as connection, Session(connection) as session:
+            guard(session, followed, fence=True)
+            with pytest.raises(ConfigurationError, match="bound to an engine"):
+                session.scalar(select(func.count(Item.id)))
+        with Session(fenced.execution_options(isolation_level="AUTOCOMMIT")) as session:
+            guard(session, followed, fence=True)
+            with pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
+                session.scalar(select(func.count(Item.id)))
+
+    def test_a_missing_table_says_what_to_do(self, engine, followed):
+        """The error names the function that makes it."""
+        with engine.begin() as connection:
+            connection.execute(text(f"DROP TABLE IF EXISTS {TABLE}"))
+        with Session(engine) as session:
+            guard(session, followed, fence=True)
+            with pytest.raises(ConfigurationError, match="fence_table"):
+                session.scalar(select(func.count(Item.id)))
+
+    def test_a_holder_stopped_before_its_commit_is_waited_for(self, fenced, blocking, followed):
+        """While it has the row, the next one waits for as long as it was told, and says so."""
+        with Session(fenced) as stopped:
+            guard(stopped, followed, fence=True)
+            event.listen(stopped, "before_commit", lambda _session: next_one())
+
+            def next_one() -> None:
+                assert blocking.force_release("x")
+                with ThreadPoolExecutor(1) as pool:
+                    pool.submit(begin).result()
+
+            def begin() -> None:
+                with blocking.hold("x") as lease, Session(fenced) as session:
+                    guard(session, lease, fence=True, wait=0.05)
+                    with pytest.raises(FenceLocked, match=r"within 0\.05 s"):
+                        session.scalar(select(func.count(Item.id)))
+
+            stopped.add(Item())
+            stopped.commit()
+        assert items(fenced) == 1

@@ -2,35 +2,323 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import inspect
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
 
 from .._requirements import require
 
 require("weblock.contrib.sqlalchemy", "sqlalchemy")
 
-from sqlalchemy import event  # noqa: E402 - only what fits can be imported
+from sqlalchemy import (  # noqa: E402 - only what fits can be imported
+    BigInteger,
+    Column,
+    Connection,
+    DateTime,
+    Engine,
+    MetaData,
+    String,
+    Table,
+    event,
+    text,
+)
+from sqlalchemy.engine import AdaptedConnection  # noqa: E402
+from sqlalchemy.exc import DBAPIError  # noqa: E402
 
 from .._face import BaseLease  # noqa: E402
+from .._platform.logs import logger  # noqa: E402
+from ..errors import ConfigurationError, LeaseLost  # noqa: E402
+from ..keys import unqualified  # noqa: E402
+from .guarding import (  # noqa: E402
+    LENGTHS,
+    LOCK_WAIT,
+    TABLE,
+    Check,
+    Conflict,
+    Dialect,
+    FenceLocked,
+    Kind,
+    Look,
+    Mark,
+    Raise,
+    Row,
+    StaleFence,
+    Statement,
+    Trouble,
+    checking,
+    dialect_of,
+    kind_of,
+    marks_of,
+    raising,
+    run,
+    still_ours,
+    sweep_is_due,
+    trouble_of,
+)
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
-    from sqlalchemy.orm import Session
+    from sqlalchemy.orm import Session, SessionTransaction
 
 
-def guard(session: Session | AsyncSession, lease: BaseLease) -> None:
+def guard(
+    session: Session | AsyncSession,
+    lease: BaseLease,
+    *,
+    fence: bool = False,
+    wait: float = LOCK_WAIT,
+) -> None:
     """Has every commit of ``session`` raise ``LeaseLost`` instead, once the lease is lost.
 
     What the session has changed is sent to the database first, and the lease checked then: nothing
     comes between but the commit itself. So is each ``begin_nested`` block.
 
+    With ``fence=True`` the database has the last word, so that not even a process that is stopped
+    between that check and the COMMIT commits when it wakes up and another has followed: before the
+    session asks anything, the lease's fence is written into a table of the database
+    (``fence_table``), and it is read again, under a lock, before each COMMIT of what was written.
+    That raises ``StaleFence``, a ``LeaseLost``, or, where a former holder has not ended its transaction
+    within ``wait`` seconds, ``FenceLocked``, a ``LockTimeout``. Raises ``ConfigurationError`` for a
+    session that has a transaction open: it may have read what is no longer so.
+
     It holds as long as the session does, also when the lease has been released: a session that is
     used again for other work is made anew for it. What commits without a session, a ``Connection``
     say, calls ``lease.check()`` before.
     """
+    target: Any = getattr(session, "sync_session", session)
+
+    fenced = _Fenced(target, lease, wait) if fence else None
 
     def check(session: Session) -> None:
-        session.flush()
+        try:
+            session.flush()
+        except DBAPIError as error:
+            if fenced:
+                fenced.explain(error)
+            raise
         lease.check()
+        if fenced:
+            fenced.check(session)
 
-    target: Any = getattr(session, "sync_session", session)
     event.listen(target, "before_commit", check)
+
+
+def fence_table(metadata: MetaData) -> Table:
+    """The table that ``guard(..., fence=True)`` needs, as part of ``metadata``.
+
+    ``metadata.create_all`` makes it, and Alembic's autogenerate finds it. One that Django's
+    migrations have made is the same.
+    """
+    return Table(
+        TABLE,
+        metadata,
+        Column("digest", String(LENGTHS["digest"]), primary_key=True),
+        Column("lock_key", String(LENGTHS["lock_key"]), nullable=False),
+        Column("fence", BigInteger, nullable=False),
+        Column("token", String(LENGTHS["token"]), nullable=False),
+        Column("raised_at", _MOMENT, nullable=False),
+    )
+
+
+def _moment() -> Any:
+    from sqlalchemy.dialects import mysql
+
+    exact: Any = mysql.DATETIME(fsp=6)
+    return DateTime(timezone=True).with_variant(exact, "mysql", "mariadb")
+
+
+_MOMENT: Final = _moment()
+
+_REMEMBERED: Final = 10_000
+
+_told: Final[weakref.WeakKeyDictionary[Engine, OrderedDict[str, None]]] = (
+    weakref.WeakKeyDictionary()
+)
+"""The sections that each engine knows of, the last ones: it is told once, before anything is read."""
+
+
+class _Fenced:
+    """A session whose database is to refuse a holder that another has followed."""
+
+    def __init__(self, session: Session, lease: BaseLease, wait: float) -> None:
+        if session.in_transaction():
+            raise ConfigurationError(
+                "guard(..., fence=True) was given a session with an open transaction, which may have"
+                " read what is no longer so: guard it before its first use, or roll it back first"
+            )
+        self._lease = lease
+        self._marks = marks_of(lease)
+        self._wait = wait
+        self._get_bind: Callable[..., Engine | Connection] = session.get_bind
+        self._wrote: dict[Connection, bool] = {}
+        session.get_bind = self.get_bind  # type: ignore[method-assign]
+        event.listen(session, "after_begin", self.begun)
+        event.listen(session, "after_transaction_end", self.ended)
+
+    def get_bind(self, *args: Any, **options: Any) -> Engine | Connection:
+        """What the session asks next; it knows of the lease from now on.
+
+        The session asks for it before it takes a connection, so that nothing waits for a second
+        connection while it has one.
+        """
+        bind = self._get_bind(*args, **options)
+        if isinstance(bind, Connection):
+            raise ConfigurationError(
+                "guard(..., fence=True) needs a session that is bound to an engine, not to a"
+                " connection, whose transaction may be older than the lease"
+            )
+        told = _told.setdefault(bind, OrderedDict())
+        for mark in self._marks:
+            if mark.token not in told:
+                self._raise(bind, mark)
+                told[mark.token] = None
+                if len(told) > _REMEMBERED:
+                    told.popitem(last=False)
+        return bind
+
+    def begun(self, _session: Session, _transaction: object, connection: Connection) -> None:
+        """Watches a connection that the session has just taken."""
+        if connection in self._wrote:
+            return  # A savepoint begins.
+        if _commits_by_itself(connection):
+            raise ConfigurationError(
+                "guard(..., fence=True) was given a session whose statements commit by themselves"
+                ' (isolation_level="AUTOCOMMIT"), before they could be checked'
+            )
+        self._wrote[connection] = False
+        event.listen(connection, "before_cursor_execute", self.seen)
+
+    def seen(self, connection: Connection, _cursor: object, statement: str, *_more: object) -> None:
+        """Notes what may write."""
+        if kind_of(statement) is Kind.WRITES and connection in self._wrote:
+            self._wrote[connection] = True
+
+    def check(self, session: Session) -> None:
+        """Asks each database that was written to, right before the COMMIT."""
+        if session.in_nested_transaction():
+            return  # A savepoint: what it keeps is checked at the end.
+        for connection, wrote in self._wrote.items():
+            if wrote:
+                for mark in self._marks:
+                    self._check(connection, mark)
+
+    def ended(self, _session: Session, transaction: SessionTransaction) -> None:
+        """Forgets the connections, which the session has given back."""
+        if transaction.parent is None:
+            self._wrote.clear()
+
+    def _raise(self, engine: Engine, mark: Mark) -> None:
+        with engine.connect() as connection:
+            by_itself = connection.execution_options(isolation_level="AUTOCOMMIT")
+            asked = _asked(by_itself, self._wait)
+            try:
+                run(raising(mark), asked)
+            except StaleFence as stale:
+                if stale.newest is None or not self._is_held(connection):
+                    raise
+                logger.warning(
+                    "the engine's fence of %.200r is %d, but the database knows fence %d: the engine"
+                    " was set back, by a flush or an older backup. The database counts on from its"
+                    " own",
+                    *(unqualified(mark.key), mark.fence, stale.newest),
+                )
+                run(raising(mark.above(stale.newest)), asked)
+            if sweep_is_due():
+                by_itself.execute(text(_dialect(by_itself, self._wait).sweeping))
+
+    def _is_held(self, connection: Connection) -> bool:
+        """Whether the engine says that the lease is still ours; not, where it cannot be asked here."""
+        try:
+            asking = self._lease.extend(0)  # type: ignore[attr-defined] # both faces have it
+            if inspect.isawaitable(asking):
+                driver: Any = connection.connection.dbapi_connection
+                if not isinstance(driver, AdaptedConnection):
+                    asking.close()  # type: ignore[attr-defined] # it is a coroutine
+                    return False
+                driver.run_async(lambda _driver: asking)
+        except LeaseLost:
+            return False
+        return True
+
+    def explain(self, error: Exception) -> None:
+        """Raises ``StaleFence``, if it was for us that a database refused a statement."""
+        if trouble_of(error) is Trouble.CONFLICT:
+            for connection in self._wrote:
+                # In another transaction, for ours is broken.
+                with connection.engine.connect() as other:
+                    for mark in self._marks:
+                        run(still_ours(mark), _asked(other, self._wait))
+
+    def _check(self, connection: Connection, mark: Mark) -> None:
+        try:
+            run(checking(mark), _asked(connection, self._wait))
+        except Conflict as conflict:
+            self.explain(conflict.error)
+            raise conflict.error from None
+        except DBAPIError as error:
+            if trouble_of(error) is not Trouble.READ_ONLY:
+                raise
+
+
+def _commits_by_itself(connection: Connection) -> bool:
+    level = connection.get_execution_options().get("isolation_level")
+    driver = connection.connection.dbapi_connection
+    if connection.dialect.name == "sqlite" and getattr(driver, "isolation_level", "") is None:
+        return not getattr(driver, "in_transaction", False)  # Unless somebody has sent BEGIN.
+    return level == "AUTOCOMMIT" or getattr(driver, "autocommit", False) is True
+
+
+@cache
+def _dialect_of(name: str, wait: float) -> Dialect:
+    return dialect_of(name, wait=wait)
+
+
+def _dialect(connection: Connection, wait: float) -> Dialect:
+    name = connection.dialect.name
+    if name == "mysql" and getattr(connection.dialect, "is_mariadb", False):
+        name = "mariadb"
+    return _dialect_of(name, wait)
+
+
+def _asked(connection: Connection, wait: float) -> Callable[[Statement], Any]:
+    """What answers the statements of a step."""
+    dialect = _dialect(connection, wait)
+
+    def ask(statement: Statement) -> Any:
+        try:
+            return _answer(connection, dialect, statement)
+        except DBAPIError as error:
+            trouble = trouble_of(error)
+            if trouble is Trouble.CONFLICT:
+                raise Conflict(error) from error
+            if trouble is Trouble.LOCKED and isinstance(statement, Raise):
+                raise FenceLocked(unqualified(statement.mark.key), wait=wait) from error
+            if trouble is Trouble.NO_TABLE:
+                raise ConfigurationError(
+                    f"the database has no table {TABLE}, which guard(..., fence=True) needs: see"
+                    " weblock.contrib.sqlalchemy.fence_table"
+                ) from error
+            raise
+
+    return ask
+
+
+def _answer(connection: Connection, dialect: Dialect, statement: Statement) -> Any:
+    mark = statement.mark
+    match statement:
+        case Raise():
+            values = {"lock_key": mark.key, "fence": mark.fence, "token": mark.token}
+            done = connection.execute(text(dialect.raising), {"digest": mark.digest, **values})
+            return done.rowcount in dialect.certain
+        case Check():
+            return _row(connection, dialect.checking, mark)
+        case Look():
+            return _row(connection, dialect.looking, mark)
+
+
+def _row(connection: Connection, sql: str, mark: Mark) -> Row | None:
+    found = connection.execute(text(sql), {"digest": mark.digest}).first()
+    return Row(*found) if found else None
