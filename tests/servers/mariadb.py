@@ -31,12 +31,10 @@ class MariaDB:
         user = ["--user=root"] if os.getuid() == 0 else []
         try:
             install = program("mariadb-install-db", "mariadb-server-core")
-            subprocess.run(
-                [install, *user, f"--datadir={self.folder / 'data'}", "--skip-test-db"]
-                + ["--auth-root-authentication-method=normal"],
-                check=True,
-                capture_output=True,
-            )
+            program("my_print_defaults", "mariadb-client-core")  # What it runs.
+            options = ["--skip-test-db", "--auth-root-authentication-method=normal"]
+            command = [str(install), *user, f"--datadir={self.folder / 'data'}", *options]
+            subprocess.run(command, check=True, capture_output=True)
             self._start([str(server), *user])
         except BaseException:
             self.close()
