@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.conf.urls.i18n import i18n_patterns
 from django.core.checks import run_checks
 from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse
@@ -87,6 +88,7 @@ def test_engines_for_one_process(url: str, project: Any) -> None:
 
 def test_rules_without_the_middleware(project: Any) -> None:
     """Rules that nobody looks at are an error."""
+    project.ROOT_URLCONF = urls(items=items)
     project.WEBLOCK = {"default": {"RULES": [{"path": "/items", "key": "create_item"}]}}
     assert found() == {}
     project.MIDDLEWARE = [SESSIONS]
@@ -168,7 +170,8 @@ SHOP = (path("shop/", include(VIEWS, namespace="branch")),)
         ({"namespace": "shop", "key": "item:{pk}"}, None),
         ({"view": "branch:item", "key": "item:{pk}"}, None),
         ({"view": "shop:item", "exempt": True}, None),
-        ({"path": "/nowhere", "key": "item"}, None),
+        ({"path": "/shop/{pk:int}", "key": "item"}, None),
+        ({"path": "/nowhere", "key": "item"}, "weblock.W008"),
         ({"view": "shop:itme", "key": "item:{pk}"}, "weblock.W005"),
         ({"view": "item", "key": "item:{pk}"}, "weblock.W005"),
         ({"namespace": "sho", "key": "shop"}, "weblock.W005"),
@@ -182,6 +185,79 @@ def test_rules_that_are_about_nothing(rule: Any, wrong: str | None, project: Any
     project.WEBLOCK["default"]["RULES"] = [rule]
     assert list(found()) == ([wrong] if wrong else [])
     assert all("RULES'].0" in message for message in found().values())
+
+
+CATALOG = (
+    path("items/", items),
+    path("items/<int:pk>", items),
+    path("files/<path:name>/raw", items),
+    path("a/<slug:one>-<slug:two>/", items),
+    re_path(r"^re/(?P<pk>\d+)/$", items),
+    re_path(r"^old-?/x\.html$", items),
+    path("sub/", include([path("<uuid:pk>", items), re_path("^(?:b|c)$", items)])),
+)
+
+
+@pytest.mark.parametrize(
+    ("rule", "meant"),
+    [
+        ("/items", True),
+        ("/items/", True),
+        ("/items/{pk:int}", True),
+        ("/items/{pk}/", True),
+        ("/items/new", True),  # As far as is looked at: what <int:pk> stands for is not.
+        ("/files/{name:path}/raw", True),
+        ("/files/a/b/c/raw", True),
+        ("/a/{both}", True),
+        ("/re/{pk:int}", True),
+        ("/re/7/", True),
+        ("/old/x.html", True),
+        ("/sub/{pk:uuid}", True),
+        ("/sub/b", True),
+        ("/{anything:path}", True),
+        ("/itmes", False),
+        ("/items/{pk:int}/more", False),
+        ("/api/items", False),
+        ("/files/raw", False),
+        ("/olx.html", False),
+        ("/a/b", False),
+        ("/subs/{pk}", False),
+    ],
+)
+def test_rules_whose_path_no_url_has(rule: str, meant: bool, project: Any) -> None:
+    """A rule by path that is about no URL of the project locks nothing: that is a warning."""
+    project.ROOT_URLCONF = CATALOG
+    project.WEBLOCK["default"]["RULES"] = [{"path": rule, "key": "k"}]
+    assert list(found()) == ([] if meant else ["weblock.W008"])
+    assert meant or rule in found()["weblock.W008"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "prefix_default", "warning"),
+    [
+        ({"path": "/{language}/items"}, True, None),
+        ({"path": "/{language}/items"}, False, "weblock.W009"),
+        ({"path": "/items"}, True, "weblock.W008"),
+        ({"path": "/items"}, False, "weblock.W009"),
+        ({"path": "/de/items"}, True, "weblock.W009"),
+        ({"regex": "(/(de|en))?/items/?"}, False, None),
+        ({"view": "items"}, False, None),
+    ],
+)
+def test_rules_beside_languages(
+    rule: Any, prefix_default: bool, warning: str | None, project: Any
+) -> None:
+    """Below ``i18n_patterns``, a rule that forgets the language locks nothing, or in one language only."""
+    patterns = i18n_patterns(
+        path("items", items, name="items"), prefix_default_language=prefix_default
+    )
+    project.ROOT_URLCONF = tuple(patterns)
+    project.LANGUAGES = [("en", "English"), ("de", "German")]
+    project.LANGUAGE_CODE = "en"
+    project.WEBLOCK["default"]["RULES"] = [{**rule, "key": "k"}]
+    assert list(found()) == ([warning] if warning else [])
+    if warning == "weblock.W008":
+        assert "'/{language}/items'" in found()[warning]
 
 
 @pytest.mark.parametrize(

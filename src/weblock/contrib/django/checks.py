@@ -17,7 +17,9 @@ from ..._options import Options
 from ...errors import ConfigurationError
 from ...keys import KeyTemplate
 from ..guarding import TABLE
-from .discovery import Place, marked_views, places
+from ..rules import Rule
+from ..rules.overlap import SEGMENT
+from .discovery import LANGUAGE, Place, marked_views, places
 from .guard import guarded_databases
 from .gunicorn import worker_timeout
 from .middleware import LockMiddleware
@@ -77,7 +79,7 @@ def check_views(**_kwargs: object) -> list[CheckMessage]:
 
 
 def check_rules(**_kwargs: object) -> list[CheckMessage]:
-    """Rules by view and namespace are about views that there are, with what their keys are of."""
+    """Rules are about URLs that there are; those by view, with what their keys are made of."""
     found: list[CheckMessage] = []
     everywhere = places()
     for rule in (rule for rules in _readable_rules() for rule in rules.by_view):
@@ -94,6 +96,11 @@ def check_rules(**_kwargs: object) -> list[CheckMessage]:
                 for _, name in place.missing(rule.templates)
             ]
             found += _spellings(f"{rule.label}, for {place.dotted},", rule.templates, place)
+    by_path = [named for rules in _readable_rules() for named in rules.by_path.named]
+    if everywhere:
+        found += [
+            message for label, rule in by_path for message in _of_path(label, rule, everywhere)
+        ]
     return found
 
 
@@ -159,6 +166,31 @@ def _of_alias(alias: str) -> Iterator[CheckMessage]:
         what = "locks nothing" if scope == "none" else "serializes one process"
         text = f"WEBLOCK[{alias!r}] is on {engine}, which {what}, and DEBUG is off."
         yield Caution(text, hint=ENGINES, id="weblock.W001")
+
+
+def _of_path(label: str, rule: Rule, everywhere: Iterable[Place]) -> Iterator[CheckMessage]:
+    """Whether some URL of the project is meant, and that in each language."""
+    shape = rule.path.shape
+    met = [(place, place.meets(shape)) for place in everywhere]
+    by_view = "Or name the view instead of the path: {'view': 'shop:item', ...}."
+    if not any(any(each) for _, each in met):
+        text = (
+            f"{label}, {rule!r}, is about a path that no URL of the project has: it locks nothing."
+        )
+        hint = "Write the path as a client sends it, with the slash at its beginning."
+        with_language = ("/", SEGMENT, *shape)
+        if any(any(place.meets(with_language)) for place, _ in met if LANGUAGE in place.shape):
+            hint = (
+                f"Those below i18n_patterns begin with a language: '/{{language}}{rule.path.text}'."
+            )
+        yield Caution(text, hint=f"{hint} {by_view}", id="weblock.W008")
+    for place, each in met:
+        if any(each) and not all(each):
+            text = (
+                f"{label}, {rule!r}, locks {place.dotted} in some languages only, for its URL is"
+                " below i18n_patterns."
+            )
+            yield Caution(text, hint=f"Have a rule for each language. {by_view}", id="weblock.W009")
 
 
 def _missing(what: str, name: str, place: Place) -> CheckMessage:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from django.conf import settings as django_settings
 from django.db import connections
@@ -17,7 +18,8 @@ from django.urls import (
     get_resolver,
     resolve,
 )
-from django.urls.converters import StringConverter
+from django.urls.converters import IntConverter, SlugConverter, StringConverter, UUIDConverter
+from django.urls.resolvers import LocalePrefixPattern, RoutePattern
 from django.utils import translation
 from django.views import View
 
@@ -25,6 +27,7 @@ from ...errors import ConfigurationError, WeblockError
 from ...keys import KeyTemplate
 from ..rules import Explanation, Verdict
 from ..rules.explaining import path_and_query
+from ..rules.overlap import ANYTHING, SEGMENT, Shape, may_meet, shape_of_regex
 from . import settings
 from .description import Lock, name_of
 from .marks import locks_of
@@ -44,6 +47,8 @@ class Place:
     view: Any = None
     dotted: str = ""
     name: str | None = None
+    shape: Shape = ("/",)
+    """What its paths look like, with ``LANGUAGE`` where they begin with one."""
 
     @property
     def resolved(self) -> ResolverMatch:
@@ -51,6 +56,15 @@ class Place:
         return ResolverMatch(
             *(self.view, (), {}, self.name), list(self.applications), list(self.namespaces)
         )
+
+    def meets(self, shape: Shape) -> list[bool]:
+        """Whether a pattern of paths may be about it: one answer for each language, if it has any."""
+        if LANGUAGE not in self.shape:
+            return [may_meet(shape, self.shape)]
+        rough = [_with(self.shape, SEGMENT, "/"), _with(self.shape)]
+        if not any(may_meet(shape, each) for each in rough):
+            return [False]  # Django knows a hundred languages.
+        return [may_meet(shape, _with(self.shape, *each)) for each in _language_prefixes()]
 
     def missing(self, templates: Iterable[KeyTemplate]) -> Iterator[tuple[str, str]]:
         """The key templates that want something which the URL does not give, and what they want."""
@@ -66,6 +80,14 @@ class Place:
                 source = sources[name]
                 if source.kind == "path" and not converter and source.name in self.spelled:
                     yield template.text, source.name
+
+
+LANGUAGE: Final = "<language>"
+"""Stands for what ``i18n_patterns`` puts before a path."""
+
+_PARAMETER: Final = re.compile(r"<[^>]+>")
+
+_WITHOUT_SLASH: Final = (IntConverter, SlugConverter, StringConverter, UUIDConverter)
 
 
 class Marked(NamedTuple):
@@ -130,9 +152,11 @@ def _below(resolver: URLResolver, outer: Place) -> Iterator[Place]:
     for each in resolver.url_patterns:
         names = outer.names | set(each.pattern.regex.groupindex)
         spelled = outer.spelled | _spelled(each.pattern)
+        shape = (*outer.shape, *_shape(each.pattern))
         if isinstance(each, URLResolver):
             inner = replace(
                 outer,
+                shape=shape,
                 names=names | set(each.default_kwargs),
                 spelled=spelled - set(each.default_kwargs),
                 namespaces=(*outer.namespaces, each.namespace),
@@ -142,12 +166,43 @@ def _below(resolver: URLResolver, outer: Place) -> Iterator[Place]:
         elif isinstance(each, URLPattern):
             yield replace(
                 outer,
+                shape=shape,
                 names=names | set(each.default_args),
                 spelled=spelled - set(each.default_args),
                 view=each.callback,
                 dotted=each.lookup_str,
                 name=each.name,
             )
+
+
+def _shape(pattern: Any) -> Shape:
+    """What a part of a path looks like that a pattern matches."""
+    if isinstance(pattern, LocalePrefixPattern):
+        return (LANGUAGE,)
+    if not isinstance(pattern, RoutePattern):
+        return shape_of_regex(str(pattern))
+    literals = _PARAMETER.split(str(pattern))
+    shape = [*literals[0]]
+    for converter, literal in zip(pattern.converters.values(), literals[1:], strict=True):
+        shape += [SEGMENT if type(converter) in _WITHOUT_SLASH else ANYTHING, *literal]
+    return tuple(shape)
+
+
+def _language_prefixes() -> list[str]:
+    """What the paths below ``i18n_patterns`` begin with."""
+    languages = [f"{language}/" for language, _ in django_settings.LANGUAGES]
+    if any(
+        isinstance(each.pattern, LocalePrefixPattern) and not each.pattern.prefix_default_language
+        for each in get_resolver().url_patterns
+    ):
+        default = f"{django_settings.LANGUAGE_CODE}/"
+        return ["", *(each for each in languages if each != default)]
+    return languages
+
+
+def _with(shape: Shape, *prefix: str) -> Shape:
+    place = shape.index(LANGUAGE)
+    return (*shape[:place], *prefix, *shape[place + 1 :])
 
 
 def _spelled(pattern: Any) -> set[str]:

@@ -34,12 +34,12 @@ class Rules:
         by_path = {label: entry for label, entry in entries.items() if label not in by_view}
         self._alias = alias
         self.by_view = tuple(_view_rule(f"{name}.{each}", e, alias) for each, e in by_view.items())
-        self._by_path = RuleSet(by_path, name=name)
+        self.by_path = RuleSet(by_path, name=name)
 
     def options(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """What each rule says of how its keys are held, by the rule's name."""
         yield from ((rule.label, dict(rule.lock.options)) for rule in self.by_view if rule.lock)
-        yield from ((repr(rule), rule.options) for rule in self._by_path)
+        yield from ((repr(rule), rule.options) for rule in self.by_path)
 
     def find(self, request: HttpRequest) -> Lock | None:
         """What a request locks, when its view is known; ``None`` if nothing."""
@@ -49,7 +49,7 @@ class Rules:
         for rule in self.by_view:
             if rule.takes(method, resolved):
                 return rule.lock
-        match = self._by_path.find(method, request.path_info)
+        match = self.by_path.find(method, request.path_info)
         return RuledLock.by(match, self._alias) if match else None
 
     def verdicts(self, request: HttpRequest) -> Iterator[Verdict]:
@@ -62,7 +62,7 @@ class Rules:
             verdict = rule.verdict(method, resolved, decided=decided)
             decided = decided or verdict in (MATCHES, EXEMPT)
             yield Verdict(rule.label, rule.about, verdict)
-        for each in verdicts(self._by_path, method, request.path_info):
+        for each in verdicts(self.by_path, method, request.path_info):
             later = decided and each.verdict in (MATCHES, EXEMPT, BESIDES)
             yield replace(each, verdict=LATER) if later else each
 

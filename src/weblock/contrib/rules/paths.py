@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 from ...errors import ConfigurationError, InvalidKey
 from .converters import CONVERTERS, Converter
+from .overlap import ANYTHING, SEGMENT, Shape, shape_of_regex
 
 _PLACEHOLDER: Final = re.compile(r"\{([a-zA-Z_][a-zA-Z0-9_]*)(?::([a-zA-Z_][a-zA-Z0-9_]*))?\}")
 
@@ -55,6 +56,10 @@ class Path(Protocol):
 
     def covers(self, other: Path) -> bool:
         """Whether it certainly matches all that ``other`` does."""
+
+    @property
+    def shape(self) -> Shape:
+        """Its literal text, and where there is other text, for ``may_meet``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +134,15 @@ class PathTemplate:
             return False
         return all(self.match(path) is not None for path in other.samples())
 
+    @property
+    def shape(self) -> Shape:
+        literals = _PLACEHOLDER.split(self.text)[::3]
+        shape: list[str] = [*literals[0]]
+        for converter, literal in zip(self.converters.values(), literals[1:], strict=True):
+            shape.append(ANYTHING if converter is CONVERTERS["path"] else SEGMENT)
+            shape += literal
+        return tuple(shape)
+
     def samples(self) -> Iterator[str]:
         """Paths that it matches, with every kind of value."""
         literals = _PLACEHOLDER.split(self.text)[::3]
@@ -175,6 +189,10 @@ class PathRegex:
         if isinstance(other, PathTemplate) and not other.names:
             return self.match(other.text) is not None
         return isinstance(other, PathRegex) and other.regex == self.regex
+
+    @property
+    def shape(self) -> Shape:
+        return shape_of_regex(self.regex.pattern)
 
 
 def path_of(path: str | re.Pattern[str]) -> Path:
