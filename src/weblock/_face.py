@@ -109,6 +109,11 @@ class Face:
         return self._engine.name
 
     @property
+    def namespace(self) -> str:
+        """What keeps the keys of this application apart from those of others on the engine."""
+        return self._options.namespace
+
+    @property
     def label(self) -> str:
         """What others see of a holder, unless a call says otherwise."""
         return self._options.label

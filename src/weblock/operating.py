@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from ._platform.logs import printable
+from .aio import AsyncLocks
 from .inspection import KeyInfo
 from .sync import Locks
 
@@ -30,12 +31,23 @@ def take_away(locks: Locks, key: str, *, fence: int | None = None, by: str) -> K
     With ``fence``, only from the holder that has it, as far as can be seen just before: raises
     ``ChangedHands``. ``by`` says who asked for it. Raises as ``Locks.force_release`` does, too.
     """
-    found = locks.inspect(key)
+    found = _still(key, locks.inspect(key), fence)
+    return found if found and locks.force_release(key, by=by) else None
+
+
+async def take_away_async(
+    locks: AsyncLocks, key: str, *, fence: int | None = None, by: str
+) -> KeyInfo | None:
+    """Take a key from its holder by force, as ``take_away`` does, in a task."""
+    found = _still(key, await locks.inspect(key), fence)
+    return found if found and await locks.force_release(key, by=by) else None
+
+
+def _still(key: str, found: KeyInfo | None, fence: int | None) -> KeyInfo | None:
+    """Who holds the key; ``None`` if nobody does. Raises ``ChangedHands`` if that is another one."""
     if fence is not None and (found is None or found.fence != fence):
         raise ChangedHands(key, found)
-    if found is None or found.holder is None or not locks.force_release(key, by=by):
-        return None
-    return found
+    return found if found and found.holder is not None else None
 
 
 def duration(seconds: float) -> str:

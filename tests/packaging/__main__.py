@@ -27,9 +27,11 @@ SMOKE = TOP / "tests" / "smoke.py"
 NEEDED = {
     "weblock/py.typed",
     "weblock/stores/redis/lua/acquire.lua",
+    "weblock/cli/watchdog.py",
     "weblock/contrib/django/migrations/0001_initial.py",
     "weblock/contrib/django/static/weblock/locks.css",
     "weblock/contrib/django/templates/admin/weblock/locks.html",
+    "weblock/contrib/status/status.html",
 }
 PAGES = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "SECURITY.md"}
 

@@ -38,6 +38,7 @@ COMMANDS: Final = {
     "bench": "bench",
     "run": "run",
     "rules": "rules",
+    "status": "status",
 }
 """The module of each command, in the order of ``--help``. It is imported when it is needed."""
 

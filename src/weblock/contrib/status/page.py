@@ -1,0 +1,296 @@
+"""The ASGI application: a page, the same as JSON, and as a stream, by what the request accepts."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import inspect
+import json
+import os
+import re
+import socket
+import time
+import weakref
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, Unpack
+
+from ..._options import LocksOptions
+from ..._runtime.observing import Observer, observe
+from ...aio import AsyncLocks
+from ...errors import ConfigurationError, InvalidKey, WeblockError
+from ...operating import ChangedHands, take_away, take_away_async
+from ...sync import Locks
+from ..asgi.protocol import Receive, Scope, Send
+from .history import KINDS, History, is_about
+from .looking import Looks, Snapshot
+
+Authorize = Callable[[Scope], "bool | str | Awaitable[bool | str]"]
+"""Says of a request's ASGI scope whether it may; a string is the name of the user."""
+
+STREAM: Final = 10.0
+"""Seconds after which a stream ends, for a server that shuts down waits for it. Browsers ask again."""
+
+LARGEST: Final = 10_000
+"""Bytes of a request to release."""
+
+_HTML: Final = Path(__file__).with_name("status.html")
+
+_JSON: Final = "application/json"
+
+
+class StatusPage:
+    """An ASGI application that shows the keys in use, live. Mount it anywhere: ``app.mount("/locks", page)``.
+
+    ``locks`` is the ``AsyncLocks`` or ``Locks`` of the application, or an engine's URL, with ``options``;
+    without it, ``file://``.
+
+    ``authorize`` is called with the ASGI scope of each request, and says whether it may see the page:
+    ``True``, ``False``, or the name of the user, which the audit log shows; it may be async. Without it
+    nothing is shown to anybody, so ``ConfigurationError`` is raised, unless ``insecure=True`` says that
+    whatever is in front of the page keeps strangers out.
+
+    ``allow_release=True`` lets all who may see the page take a lease away; a function like
+    ``authorize`` lets some of them.
+
+    Keys, holders and queues are those of the engine: all processes see the same. Waits, losses and outages
+    are those of the process that serves the page, since the last 15 minutes.
+    """
+
+    def __init__(
+        self,
+        locks: AsyncLocks | Locks | str | Sequence[str] | None = None,
+        *,
+        authorize: Authorize | None = None,
+        insecure: bool = False,
+        allow_release: bool | Authorize = False,
+        **options: Unpack[LocksOptions],
+    ) -> None:
+        if authorize is None and not insecure:
+            raise ConfigurationError(
+                "a status page shows keys, which may name customers, to everybody: give it"
+                " authorize=, a function of the request's scope, or insecure=True if only operators"
+                " reach it"
+            )
+        if authorize is not None and not callable(authorize):
+            raise ConfigurationError(
+                f"authorize={authorize!r:.80} cannot be called: give a function that takes the"
+                " request's scope"
+            )
+        if isinstance(locks, AsyncLocks | Locks):
+            if options:
+                raise TypeError(f"give {', '.join(options)} to the locks instead")
+            self._locks: AsyncLocks | Locks = locks
+        else:
+            self._locks = AsyncLocks.from_url(locks, **options)
+        self._authorize = authorize
+        self._allow_release = allow_release
+        self._looks = Looks(self._locks)
+        self._history = History()
+        self._page, self._policy = _page()
+        stop = observe(Observer(_hearing(self._history, self._locks), only=KINDS, immediate=True))
+        self.close = weakref.finalize(self, stop)
+        """Has the page hear no more events; so does its end."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await self._serve(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        user = await _answer(self._authorize, scope) if self._authorize else True
+        method = scope["method"]
+        if not user:
+            await _reply(send, 403, {"error": "this status page is not for you"})
+        elif method in ("GET", "HEAD"):
+            await self._show(scope, receive, send)
+        elif method == "POST":
+            await self._release(scope, receive, send, user=user)
+        else:
+            await _reply(send, 405, {"error": "GET, HEAD or POST"}, allow="GET, HEAD, POST")
+
+    async def _show(self, scope: Scope, receive: Receive, send: Send) -> None:
+        accept = ",".join(_header(scope, b"accept"))
+        if "text/event-stream" in accept:
+            await self._stream(scope, receive, send)
+        elif "text/html" in accept:
+            headers = {"content-security-policy": self._policy}
+            await _reply(send, 200, self._page, "text/html; charset=utf-8", **headers)
+        else:
+            await _reply(send, 200, await self._facts(scope, await self._looks.fresh()))
+
+    async def _facts(self, scope: Scope, look: Snapshot) -> dict[str, Any]:
+        return {
+            "engine": self._locks.engine,
+            "scope": self._locks.scope,
+            "namespace": self._locks.namespace,
+            "process": f"{socket.gethostname()}:{os.getpid()}",
+            "may_release": bool(await self._may_release(scope)),
+            **look,
+            "waits": self._history.waits(),
+            "incidents": self._history.incidents(),
+        }
+
+    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send what each look sees, until the client has gone or the stream is old."""
+        await _start(send, 200, "text/event-stream; charset=utf-8")
+        gone = asyncio.ensure_future(_until_gone(receive))
+        self._looks.watch()
+        try:
+            end = time.monotonic() + STREAM
+            look = await self._looks.fresh()
+            while not gone.done():
+                data = json.dumps(await self._facts(scope, look))
+                more = time.monotonic() < end
+                body = f"retry: 300\ndata: {data}\n\n".encode()
+                await send({"type": "http.response.body", "body": body, "more_body": more})
+                if not more:
+                    return
+                following = asyncio.ensure_future(self._looks.next())
+                await asyncio.wait({gone, following}, return_when=asyncio.FIRST_COMPLETED)
+                if not following.done():
+                    following.cancel()
+                    return
+                look = following.result()
+        finally:
+            self._looks.leave()
+            gone.cancel()
+
+    async def _may_release(self, scope: Scope) -> bool | str:
+        allowed = self._allow_release
+        return await _answer(allowed, scope) if callable(allowed) else allowed
+
+    async def _release(
+        self, scope: Scope, receive: Receive, send: Send, *, user: bool | str
+    ) -> None:
+        """Take a lease away, if it is still the one that the user has seen."""
+        if not await self._may_release(scope):
+            await _reply(send, 403, {"error": "nothing can be released here"})
+            return
+        # No form of another site can send this type, and no script of one without asking us before.
+        if not any(
+            each.partition(";")[0].strip() == _JSON for each in _header(scope, b"content-type")
+        ):
+            await _reply(send, 415, {"error": f"send {_JSON}"})
+            return
+        try:
+            key, fence = _wanted(await _body(receive))
+            by = f"{user if isinstance(user, str) else 'somebody'} (status page)"
+            taken = await self._take_away(key, fence, by)
+        except (ChangedHands, InvalidKey, ValueError) as error:
+            status = 409 if isinstance(error, ChangedHands) else 400
+            await _reply(send, status, {"error": str(error)})
+        except WeblockError as error:
+            await _reply(send, 503, {"error": str(error)})
+        else:
+            await _reply(send, 200, {"released": taken is not None})
+
+    async def _take_away(self, key: str, fence: int, by: str) -> object:
+        if isinstance(self._locks, AsyncLocks):
+            return await take_away_async(self._locks, key, fence=fence, by=by)
+        return await asyncio.to_thread(take_away, self._locks, key, fence=fence, by=by)
+
+
+def _hearing(history: History, locks: AsyncLocks | Locks) -> Callable[[Any], None]:
+    """Return a function that hears what is about these locks; it keeps nothing of the page alive."""
+    engine, namespace = locks.engine, locks.namespace
+
+    def hear(event: Any) -> None:
+        if is_about(event, engine, namespace):
+            history.hear(event)
+
+    return hear
+
+
+async def _answer(function: Authorize, scope: Scope) -> bool | str:
+    answer = function(scope)
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+def _page() -> tuple[bytes, str]:
+    """The page, and a policy that lets it run its own script and style, and nothing else."""
+    text = _HTML.read_text("utf-8")
+    script, style = (
+        base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()
+        for part in (_inside(text, "script"), _inside(text, "style"))
+    )
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}';"
+        " connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none';"
+        " frame-ancestors 'none'"
+    )
+    return text.encode(), policy
+
+
+def _inside(text: str, tag: str) -> str:
+    found = re.search(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+    assert found
+    return found[1]
+
+
+def _wanted(body: bytes) -> tuple[str, int]:
+    """The key and the fence that a request to release names. Raises ``ValueError``."""
+    wanted: Any = json.loads(body)
+    key: Any = wanted.get("key") if isinstance(wanted, dict) else None
+    fence: Any = wanted.get("fence") if isinstance(wanted, dict) else None
+    if not isinstance(key, str) or not isinstance(fence, int):
+        raise ValueError('send {"key": ..., "fence": ...}')  # noqa: TRY004 - it is the client's
+    return key, fence
+
+
+def _header(scope: Scope, wanted: bytes) -> list[str]:
+    return [value.decode("latin-1") for name, value in scope["headers"] if name.lower() == wanted]
+
+
+async def _body(receive: Receive) -> bytes:
+    body, more = b"", True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ValueError("the request ended too early")
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+        if len(body) > LARGEST:
+            raise ValueError("the request is too large")
+    return body
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _start(send: Send, status: int, kind: str, **more: str) -> None:
+    headers = {
+        "content-type": kind,
+        "cache-control": "no-store",
+        "vary": "accept",
+        "x-content-type-options": "nosniff",
+        "x-accel-buffering": "no",  # nginx would keep a stream back.
+        "referrer-policy": "no-referrer",
+        **more,
+    }
+    encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": encoded})
+
+
+async def _reply(
+    send: Send, status: int, body: bytes | dict[str, Any], kind: str = _JSON, **headers: str
+) -> None:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    await _start(send, status, kind, **{"content-length": str(len(data)), **headers})
+    await send({"type": "http.response.body", "body": data})
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    while True:
+        kind = (await receive())["type"]
+        await send({"type": f"{kind}.complete"})
+        if kind == "lifespan.shutdown":
+            return

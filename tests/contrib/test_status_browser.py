@@ -1,0 +1,142 @@
+"""The status page in a real browser, mounted in a FastAPI application."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from selenium.common.exceptions import StaleElementReferenceException
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.expected_conditions import alert_is_present
+from selenium.webdriver.support.wait import WebDriverWait
+
+from tests.contrib.django.browser import browsing
+from tests.servers.ports import free_port
+from tests.support.busy import busy
+from tests.support.waiting import PATIENCE, eventually
+from weblock import Locks, LockTimeout
+from weblock.contrib.status import StatusPage
+
+PICTURES = os.environ.get("WEBLOCK_PICTURES", "")
+"""A folder for the pictures of the docs: docs/images."""
+
+EVIL = "item:<script>document.title='evil'</script>\u202e"
+
+
+@pytest.fixture
+def locks() -> Iterator[Locks]:
+    """The locks of an application."""
+    with Locks.from_url("memory://status-browser") as locks:
+        yield locks
+
+
+@pytest.fixture
+def page(locks: Locks) -> Iterator[str]:
+    """The address of the page."""
+    app = FastAPI()
+    status = StatusPage(locks, insecure=True, allow_release=True)
+    if PICTURES:
+        seed(status)
+    app.mount("/ops/locks", status)
+    port = free_port()
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", ws="none"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    eventually(lambda: server.started, within=PATIENCE)
+    yield f"http://127.0.0.1:{port}/ops/locks/"
+    server.should_exit = True
+    thread.join()
+
+
+def seed(page: StatusPage) -> None:
+    """Has the picture's charts show a quarter of an hour."""
+    dice, now = random.Random(7), time.time()
+    load = 3.0
+    for ago in range(900, 0, -5):
+        load = max(0.0, load + dice.uniform(-1, 1))
+        page._looks._samples.append((now - ago, round(load) + 2, round(max(0, load - 2) * 1.5)))
+    for ago in range(890, 0, -10):
+        page._history._waits.append([now - ago, 3, round(dice.expovariate(0.9), 3)])
+
+
+def shows(browser: Chrome, *parts: str) -> None:
+    """Returns when the page shows all these texts."""
+
+    def all_there() -> bool:
+        text = browser.find_element(By.TAG_NAME, "body").text
+        return all(part in text for part in parts)
+
+    eventually(all_there, despite=StaleElementReferenceException)
+
+
+def picture(browser: Chrome, folder: Path, name: str) -> None:
+    """Keeps what the browser shows."""
+    browser.save_screenshot(str(Path(PICTURES or folder) / f"status-{name}.png"))
+
+
+def test_in_a_browser(page: str, locks: Locks, tmp_path: Path) -> None:
+    """Keys appear while somebody looks, markup in them does nothing, and a lease is taken away.
+
+    The page fits a phone, and is dark where that is wanted.
+    """
+    with ExitStack() as stack:
+        browser = stack.enter_context(browsing(tmp_path))
+        browser.get(page)
+        shows(browser, "No key is held or waited for.", "live")
+        stack.enter_context(busy(locks, "order:1042", "web-3:812 POST /orders/1042"))
+        stack.enter_context(busy(locks, EVIL, "<img src=x onerror=document.title='evil'>"))
+        waiters = [f"web-{n}:977 POST /shops/7/items" for n in (2, 4, 5)]
+        stack.enter_context(busy(locks, "shop:7", "web-1:4242 POST /shops/7/items", *waiters))
+        shows(browser, "shop:7", "web-1:4242 POST /shops/7/items", "order:1042")
+        shows(browser, "item:<script>document.title='evil'</script>\\u{202e}", "<img src=x")
+        assert browser.title == "3 held, 3 waiting"
+        assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+        with pytest.raises(LockTimeout):
+            locks.acquire("order:1042", wait=0.01, label="web-9:31 POST /orders/1042")
+        shows(browser, "timed out", "web-9:31 POST /orders/1042 waited")
+
+        browser.find_element(By.CSS_SELECTOR, "tr[data-key='shop:7'] summary").click()
+        shows(browser, *waiters)
+        picture(browser, tmp_path, "light")
+        for scheme, width in (("dark", 1280), ("light", 390)):
+            emulate(browser, scheme, width)
+            assert browser.execute_script("return document.body.scrollWidth <= innerWidth")
+            picture(browser, tmp_path, "dark" if scheme == "dark" else "phone")
+        emulate(browser, "light", 1280)
+
+        release(browser, "shop:7")
+        shows(browser, "web-2:977 POST /shops/7/items", "forced", "somebody (status page) took it")
+        info = locks.inspect("shop:7")
+        assert info
+        assert info.holder == waiters[0]
+
+
+def release(browser: Chrome, key: str) -> None:
+    """Clicks the key's button and says yes. A row may be drawn anew just then."""
+
+    def click() -> bool:
+        row = browser.find_element(By.CSS_SELECTOR, f"tr[data-key='{key}']")
+        row.find_element(By.TAG_NAME, "button").click()
+        return True
+
+    eventually(click, despite=StaleElementReferenceException)
+    alert = WebDriverWait(browser, PATIENCE).until(alert_is_present())
+    assert alert.text.startswith("Take shop:7 away from web-1:4242 POST /shops/7/items?")
+    alert.accept()
+
+
+def emulate(browser: Chrome, scheme: str, width: int) -> None:
+    """Has the browser look like a window or a phone of this width, light or dark."""
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    size = {"width": width, "height": 720, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
