@@ -37,14 +37,15 @@ def locks(url: str) -> Iterator[Locks]:
 @pytest.fixture
 def run(url: str) -> Iterator[Run]:
     """Runs a command in this process."""
-    logger = logging.getLogger("weblock")
-    level = logger.level
+    loggers = [logging.getLogger(name) for name in ("weblock", "kazoo")]
+    levels = [logger.level for logger in loggers]
 
     def run(*arguments: str, **options: Any) -> Result:
         return CliRunner().invoke(app, arguments, prog_name="weblock", **options)
 
     yield run
-    logger.setLevel(level)
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import signal
 from pathlib import Path
 
@@ -214,31 +213,6 @@ def test_what_our_caller_ignores_is_ignored(weblock: Program) -> None:
     finally:
         signal.signal(signal.SIGHUP, before)
     assert running.returncode == 0
-
-
-def test_at_a_terminal_the_command_is_in_the_foreground(weblock: Program, locks: Locks) -> None:
-    """The command reads from the terminal, and Ctrl-C reaches it there."""
-    controller, terminal = pty.openpty()
-    script = "import os, signal, sys; signal.signal(2, lambda *_: sys.exit(9)); print(input(), flush=1); signal.pause()"
-    started = weblock.start(
-        *("run", "k", "--", "python3", "-c", script),
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-        preexec_fn=lambda: os.login_tty(terminal),
-    )
-    os.close(terminal)
-    said = b""
-    os.write(controller, b"hello\n")
-    while said.count(b"hello") < 2:  # As the terminal's echo, and from the command.
-        said += os.read(controller, 1000)
-    os.write(controller, b"\x03")
-    try:
-        assert started.wait(60) == 9
-    finally:
-        started.kill()
-        os.close(controller)
-    assert locks.inspect("k") is None
 
 
 @pytest.mark.parametrize(

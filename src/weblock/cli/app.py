@@ -57,7 +57,8 @@ class Session:
         A command says by itself what happens. Of what weblock logs, only what is of the level ``logs``
         goes to standard error.
         """
-        logging.getLogger("weblock").setLevel(logs)
+        for name in ("weblock", "kazoo"):  # Other drivers log nothing.
+            logging.getLogger(name).setLevel(logs)
         urls = list(self.url or os.environ.get("WEBLOCK_URL", "").split())
         namespace = self.namespace or os.environ.get("WEBLOCK_NAMESPACE")
         if namespace:

@@ -1,0 +1,75 @@
+"""What a person at a terminal sees and types."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from weblock import Locks
+
+from .programs import Program, Terminal
+
+SHELL = shutil.which("bash") or ""
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """An engine that processes share."""
+    return f"file://{tmp_path}/locks?allow_container=true"
+
+
+@pytest.fixture
+def weblock(url: str) -> Program:
+    """The command line on that engine."""
+    return Program(url)
+
+
+def test_tables_fit_the_terminal(weblock: Program, url: str) -> None:
+    """A list is drawn as wide as the terminal at most, and a live table is drawn again and again."""
+    with Locks.from_url(url) as locks, locks.hold("item:" + "7" * 200, label="web-1"):
+        listing = weblock.at_terminal("list")
+        drawn = re.sub(r"\x1b\[[0-9;?]*[a-z]", "", listing.until("7 +\r\n +\r\n"))
+        assert listing.close() == 0
+        assert max(map(len, drawn.splitlines())) <= 100
+        assert "web-1" in drawn
+        watching = weblock.at_terminal("watch", "--interval", "0.1", "--count", "2")
+        watching.until("1 held, 0 waiting.*web-1.*1 held, 0 waiting")
+        assert watching.close() == 0
+
+
+def test_the_command_is_in_the_foreground(weblock: Program, url: str) -> None:
+    """The command of ``run`` reads from the terminal, and Ctrl-C reaches it there."""
+    script = "trap 'exit 9' INT; read x; echo \"got $x\"; while :; do sleep 0.02; done"
+    running = weblock.at_terminal("run", "k", "--", "sh", "-c", script)
+    running.type("hello\n")
+    running.until("got hello")
+    running.type("\x03")
+    assert running.close() == 9
+    with Locks.from_url(url) as locks:
+        assert locks.inspect("k") is None
+
+
+@pytest.mark.skipif(not SHELL, reason="job control is a shell's")
+def test_ctrl_z_stops_the_job_and_fg_goes_on(url: str) -> None:
+    """Ctrl-Z stops the command and ``weblock``, fg brings both back, and Ctrl-C ends the command."""
+    env = {"WEBLOCK_URL": url, "PS1": "$ "}
+    shell = Terminal(SHELL, "--norc", "--noprofile", "-i", env=env)
+    shell.type(f"{sys.executable} -m weblock run k -- sh -c 'echo rea''dy; cat'\n")
+    shell.until("ready")
+    shell.type("one\n")
+    shell.until("one\r\n.*one\r\n")
+    shell.type("\x1a")
+    shell.until("Stopped")
+    shell.type("fg\n")
+    shell.until("; cat'\r\n")
+    shell.type("two\n")
+    shell.until("two\r\n.*two\r\n")
+    shell.type("\x03")
+    shell.until(r"\$ ")
+    shell.type("echo code=$?; exit\n")
+    shell.until("code=130")
+    assert shell.close() == 0
