@@ -15,7 +15,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from tests.servers import Postgres
 from tests.support.waiting import PATIENCE
 from weblock import AsyncLease, AsyncLocks, ConfigurationError, LeaseLost, Locks
-from weblock.contrib.fastapi import install, lock
+from weblock.contrib.fastapi import guarded, install, lock
 from weblock.contrib.guarding import TABLE, FenceLocked, StaleFence, dialect_of, marks_of
 from weblock.contrib.sqlalchemy import fence_table, guard
 
@@ -418,3 +418,42 @@ class TestTheDatabaseAsReferee:
             stopped.add(Item())
             stopped.commit()
         assert items(fenced) == 1
+
+    @pytest.mark.parametrize("kind", ["sync", "async"])
+    async def test_fastapi_has_it_in_one_line(self, async_engine, fenced, url, follow, kind):
+        """guarded(get_session, lock(...)) refuses a request that was followed, and serves the others."""
+
+        async def get_async_session():
+            async with AsyncSession(async_engine) as session:
+                yield session
+                await session.commit()
+
+        def get_session():
+            with Session(fenced) as session:
+                yield session
+                session.commit()
+
+        app = FastAPI()
+        install(app, url)
+        opened = guarded(get_session if kind == "sync" else get_async_session, lock("x"))
+
+        @app.post("/items", status_code=201)
+        async def create(
+            session: Annotated[AsyncSession | Session, Depends(opened)], slow: bool = False
+        ) -> None:
+            counted = session.scalar(select(func.count(Item.id)))
+            if kind == "async":
+                await counted
+            if slow:
+                await asyncio.to_thread(follow)
+            session.add(Item())
+
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with (
+            asyncio.timeout(PATIENCE),
+            httpx.AsyncClient(transport=transport, base_url="http://shop") as client,
+        ):
+            assert (await client.post("/items")).status_code == 201
+            answer = await client.post("/items?slow=1")
+        assert (answer.status_code, answer.json()["code"]) == (503, "lease_lost")
+        assert items(fenced) == 2

@@ -105,7 +105,8 @@ DELETE FROM weblock_fence WHERE raised_at < UTC_TIMESTAMP(6) - INTERVAL 1 DAY LI
 
 
 def _mariadb(wait: float) -> Dialect:
-    limit = f"SET STATEMENT innodb_lock_wait_timeout = {max(1, round(wait))} FOR"
+    # It counts whole seconds; 0 does not wait.
+    limit = f"SET STATEMENT innodb_lock_wait_timeout = {round(wait)} FOR"
     plain = _mysql(wait)
     return replace(plain, raising=limit + plain.raising)
 

@@ -1,0 +1,43 @@
+"""``Depends(guarded(get_session, lock("item:{item_id}")))``: a session that the database itself guards."""
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import Depends
+
+from ..guarding import LOCK_WAIT
+from .dependency import LockDependency
+
+
+def guarded(
+    get_session: Callable[..., Any], *locks: LockDependency, wait: float = LOCK_WAIT
+) -> Callable[..., Any]:
+    """Return a dependency that gives the session of another, once the request holds ``locks``.
+
+    ``get_session`` is the dependency that gives an SQLAlchemy ``Session`` or ``AsyncSession``. The locks
+    are acquired before it is called, and the session's commits are guarded with each of them, as
+    ``weblock.contrib.sqlalchemy.guard(session, lease, fence=True, wait=wait)`` does: a commit of a
+    request that slept through its lease is refused by the database, and answered with 503.
+    """
+    from ..sqlalchemy import guard
+
+    if not locks:
+        raise TypeError('name at least one lock: guarded(get_session, lock("create_item"))')
+
+    def dependency(*, session: Any, **leases: Any) -> Any:
+        for lease in leases.values():
+            guard(session, lease, fence=True, wait=wait)
+        return session
+
+    # FastAPI solves dependencies in this order: nothing is read before the locks are held.
+    needed: dict[str, Any] = {f"lease_{number}": lock for number, lock in enumerate(locks)}
+    dependency.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[Any, Depends(needs)]
+            )
+            for name, needs in {**needed, "session": get_session}.items()
+        ]
+    )
+    return dependency
