@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from demo.server import serving
 from demo.story import run
 from tests.servers import fresh_url
 
-ROUNDS = 3
+ROUNDS = 3 if "WEBLOCK_LONG" in os.environ else 1
 REQUESTS = 200
 WORKERS = 4
 

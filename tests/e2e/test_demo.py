@@ -109,9 +109,7 @@ def workers_starting(demo: Demo) -> bool:
     return bool(list(demo.scratch.glob("*/items.sqlite3")))
 
 
-@pytest.mark.parametrize(
-    ("name", "framework"), [("file", "fastapi"), ("redis", "fastapi"), ("file", "django")]
-)
+@pytest.mark.parametrize(("name", "framework"), [("file", "fastapi"), ("redis", "django")])
 def test_it_shows_the_race_and_its_end(
     name: str, framework: str, demo: Callable[..., Demo], scratch: Path
 ) -> None:
