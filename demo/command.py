@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -35,6 +36,7 @@ worker; 1 if not; 2 for bad arguments, or if the engine cannot be used; 130 if i
 def run() -> int:
     """Tells the story. Returns the exit status."""
     options = _arguments()
+    logging.getLogger("weblock").setLevel(logging.CRITICAL)  # The demo itself says what went wrong.
     plain = options.no_color or bool(os.environ.get("NO_COLOR"))
     console = Console(force_terminal=False if plain else None, highlight=False)
     story = _story(console, options)

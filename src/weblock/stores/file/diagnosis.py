@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
-import resource
 import stat
 from collections.abc import Iterator
 from typing import Final
@@ -12,6 +10,12 @@ from typing import Final
 from ..findings import Finding, bytes_of, warning
 from .directory import filesystem_of
 from .machines import is_on_volume, platform_here
+
+try:
+    import pwd
+    import resource
+except ImportError:  # On Windows, where open_engine() refuses.
+    pass
 
 ENOUGH_FILES: Final = 256
 """Descriptors that a process may need here: one for each record file, and some sockets."""
