@@ -71,11 +71,18 @@ class Face:
     def from_url(
         cls, url: str | Sequence[str] | None = None, **options: Unpack[LocksOptions]
     ) -> Self:
-        """Locks on the engine that ``url`` names; without one, on ``file://``.
+        """Create locks on the engine that a URL names.
 
-        A list of Redis URLs is a quorum: a lease counts while a majority of them agrees.
-        All who name the same URL in one process share one engine. See ``LocksOptions`` for the
-        options. Raises ``ConfigurationError`` for a URL or an option that cannot work.
+        All locks of a process with the same URL share one engine.
+
+        Args:
+            url: ``"redis://host"``, ``"file:///run/locks"`` and so on; a list of Redis URLs is a
+                quorum, in which a lease counts while a majority agrees. ``None`` is ``file://``,
+                this machine.
+            **options: Defaults of all leases: see ``LocksOptions``.
+
+        Raises:
+            ConfigurationError: The URL or an option cannot work.
         """
         open_engine = partial(urls.engine_for, urls.DEFAULT if url is None else url)
         locks = cls(open_engine(), **options)
@@ -90,11 +97,18 @@ class Face:
         engine_options: Mapping[str, object] | None = None,
         **options: Unpack[LocksOptions],
     ) -> Self:
-        """Locks on the server that a ready client talks to: a redis-py client of any kind.
+        """Create locks on the server that a redis-py client of any kind talks to.
 
-        Its address, user and TLS settings are taken over; connections are our own, so that no
-        waiter occupies one of the client's. ``engine_options`` are those that a URL may have, such
-        as ``{"prefix": "shop"}``. Raises ``ConfigurationError``.
+        Its address, user and TLS settings are used. The connections are weblock's own, so that no
+        waiter occupies one of the client's.
+
+        Args:
+            client: The client.
+            engine_options: Options that a URL may have, such as ``{"prefix": "shop"}``.
+            **options: Defaults of all leases: see ``LocksOptions``.
+
+        Raises:
+            ConfigurationError: The client is none of redis-py's, or an option cannot work.
         """
         return cls(urls.engine_of(client, **(engine_options or {})), **options)
 
@@ -115,7 +129,7 @@ class Face:
 
     @property
     def label(self) -> str:
-        """What others see of a holder, unless a call says otherwise."""
+        """What others see of a holder, unless a call sets another label."""
         return self._options.label
 
     def __repr__(self) -> str:
@@ -136,9 +150,10 @@ class Face:
         )
 
     def observe(self, observer: Callable[[Event], object] | Observer) -> Callable[[], None]:
-        """Adds an observer to those of ``observers=``. Returns a function that removes it.
+        """Add an observer to those of ``observers=``, and return a function that removes it.
 
-        Raises ``ConfigurationError`` as ``Observer`` does.
+        Raises:
+            ConfigurationError: It is not something that can be called with an event.
         """
         return self._observers.add(as_observer(observer))
 
@@ -221,7 +236,7 @@ class Face:
     async def _unless_done(
         self, lease: BaseLease, step: Callable[[], Awaitable[object]], keep: float | None
     ) -> bool:
-        """Does a step and notes it, if nobody has since we looked; whether it did."""
+        """Run a step and record it, unless another caller has done so; return whether it ran."""
         name = self._name(lease.key)
         if await self._is_done(lease.key):
             return False
@@ -286,10 +301,10 @@ class Face:
             self._rests = False
 
     def _rest(self) -> None:
-        """Frees what ``close`` frees, until these locks are used again.
+        """Free what ``close`` frees, until these locks are used again.
 
-        An application may shut down and start again in one process, as each test of it does. The
-        locks that were made for it have to serve it each time; only its user closes them for good.
+        An application may shut down and start again in one process, as test suites do. The locks
+        that were made for it must work each time; only their user closes them for good.
         """
         with self._opening:
             if not (self._closed or self._rests):
@@ -320,7 +335,7 @@ class BaseLease:
 
     @property
     def key(self) -> str:
-        """The key; of several, the first."""
+        """The key; the first one of several."""
         return unqualified(self._holdings[0].key)
 
     @property
@@ -329,10 +344,10 @@ class BaseLease:
 
     @property
     def fence(self) -> int | None:
-        """The fencing token: larger than those of all leases of the key before.
+        """The fencing token, which is larger than those of all earlier leases of the key.
 
-        Of several keys, that of the first; see ``fences``. ``None`` only where there is no lease,
-        for the engine did not answer and ``on_unavailable="open"`` lets the section run.
+        Of several keys, the fence of the first; see ``fences``. ``None`` if the section runs
+        without a lease (``on_unavailable="open"``).
         """
         return self._holdings[0].fence
 
@@ -343,7 +358,7 @@ class BaseLease:
 
     @property
     def owner(self) -> str:
-        """The random secret of this acquisition. Of several keys, that of the first."""
+        """The random secret of this acquisition; of the first key, if there are several."""
         return self._holdings[0].owner
 
     @property
@@ -357,19 +372,19 @@ class BaseLease:
 
     @property
     def held(self) -> bool:
-        """Whether the lease is still ours at this moment; never, where there is none."""
+        """Whether the lease is still valid; ``False`` if the section runs without one."""
         now = self._locker.runtime.now()
         return all(holding.held(now) for holding in self._holdings)
 
     def remaining(self) -> float:
-        """Seconds until the lease ends unless it is renewed; 0 if it has ended."""
+        """Return the seconds until the lease ends unless it is renewed; 0 if it has ended."""
         now = self._locker.runtime.now()
         return min(holding.remaining(now) for holding in self._holdings)
 
     def check(self) -> None:
-        """Raises ``LeaseLost`` if the lease is not ours any more. Costs no I/O.
+        """Raise ``LeaseLost`` if the lease has ended. Costs no I/O.
 
-        Where the section was let run without a lease, there is none to lose, and it passes.
+        It passes if the section runs without a lease, because there is none to lose.
         """
         now = self._locker.runtime.now()
         for holding in self._holdings:
@@ -389,7 +404,7 @@ class BaseLease:
                 raise
 
     def _on_lost(self, tell: Callable[[], object]) -> None:
-        """Calls ``tell`` once, in the thread that notices the loss: it must not wait, nor fail."""
+        """Call ``tell`` once, in the thread that notices the loss: it must not wait or raise."""
         told = threading.Lock()
 
         def tell_once() -> None:
@@ -408,7 +423,7 @@ L = TypeVar("L", bound=BaseLease)
 
 
 class Inside(Generic[L]):
-    """The leases of those who are inside one ``hold``, which any number of users may share."""
+    """The leases of one ``hold``, which any number of callers may share."""
 
     __slots__ = ("_leases",)
 

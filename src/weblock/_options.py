@@ -1,4 +1,4 @@
-"""What can be said of how keys are to be held, and what is wrong with it."""
+"""The options of locks, and the errors for values that cannot work."""
 
 from __future__ import annotations
 
@@ -40,41 +40,51 @@ MOST_DRIFT: Final = 0.25
 
 
 class HoldOptions(TypedDict, total=False):
-    """How one key is to be held; what is left out is as in the ``Locks`` itself."""
+    """How a key is held. Options that are left out are those of the ``Locks``."""
 
     ttl: Duration
+    """How long the lease lasts unless it is renewed (10 s). 0.1 s at least.
+
+    It is renewed while its holder lives. A holder that dies frees the key within it.
+    """
     wait: Duration | Attempts | None
+    """How long to wait for a busy key (5 s). 0 never waits, ``None`` waits without limit.
+
+    ``Attempts(5)`` asks five times, with a growing backoff, instead of joining the queue.
+    """
     max_hold: Duration | None
+    """After how long the lease is no longer renewed, and is lost (``None``: never)."""
     renew: bool
+    """Whether the lease is renewed in the background (``True``)."""
     max_waiters: int
+    """How many callers may wait for the key; further ones get ``LockTimeout`` at once (1000)."""
     label: str
+    """What others see of the holder (host name and process id); up to 200 characters."""
     on_unavailable: Literal["raise", "open"]
+    """What to do when the engine does not answer: ``"raise"`` (the default) or ``"open"``.
+
+    ``"open"`` runs the section **without a lease**. ``"raise"`` raises ``EngineUnavailable``.
+    """
 
 
 class LocksOptions(HoldOptions, total=False):
-    """What a ``Locks`` or ``AsyncLocks`` may be told.
-
-    - ``ttl``: length of a lease, seconds (10). A holder that dies frees the key within it.
-    - ``wait``: how long to wait for a busy key, seconds (5); 0 never waits, None without end.
-      ``Attempts(5)`` asks five times instead, with growing pauses, and does not queue.
-    - ``max_hold``: renewal stops after so many seconds, and the lease is lost (None: never).
-    - ``renew``: whether leases are renewed in the background (True).
-    - ``max_waiters``: how many may wait for one key before others are refused at once (1000).
-    - ``label``: what others see of the holder (host and process id).
-    - ``on_unavailable``: ``"open"`` has a section run **without a lease** when the engine does not
-      answer; by default, ``"raise"``, that is ``EngineUnavailable``.
-    - ``namespace``: keeps the keys of different applications apart (``"default"``).
-    - ``drift``: by which share the engine's clock may run faster than ours (0.01). So much of each
-      lease is not relied on: at a ttl of 10 s the holder gives it up 0.1 s before the engine does.
-    - ``require_scope``: ``"host"`` or ``"cluster"``; an engine of less reach is refused.
-    - ``observers``: functions that are told of what happens, in a background thread each; an
-      ``Observer`` says more exactly how. See ``weblock.events``.
-    """
+    """The options of a ``Locks`` or ``AsyncLocks``: those of ``HoldOptions``, as defaults, and these."""
 
     namespace: str
+    """Keeps the keys of different applications apart (``"default"``)."""
     drift: float
+    """The share by which the engine's clock may run faster than ours (0.01).
+
+    That share of each lease is not relied on: with a ttl of 10 s, the holder stops relying on its
+    lease 0.1 s before the engine does.
+    """
     require_scope: str
+    """``"host"`` or ``"cluster"``: raises ``ConfigurationError`` if the engine reaches less far."""
     observers: Iterable[Callable[[Event], object] | Observer]
+    """Functions that are called with each event, each in a background thread of its own.
+
+    An ``Observer`` sets the details. See ``weblock.events``.
+    """
 
 
 _DEFAULTS: Final[dict[str, Any]] = {

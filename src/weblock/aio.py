@@ -1,4 +1,4 @@
-"""The asyncio face: the same methods under the same names, awaitable."""
+"""The asyncio face: the methods of ``Locks`` under the same names, awaitable."""
 
 from __future__ import annotations
 
@@ -34,31 +34,48 @@ Ts = TypeVarTuple("Ts")
 
 
 class AsyncLocks(Face):
-    """Locks for tasks, on one engine.
+    """Locks for tasks of asyncio, on one engine.
 
-    A lock is only a description: nothing of a holder lives here, so one ``AsyncLocks`` serves all
-    tasks of a process, and all of its event loops. ``LocksOptions`` lists the options.
+    It holds no state of its leases, so one serves all tasks and event loops of a process.
+    Create it with ``from_url`` or ``from_client``; ``LocksOptions`` lists the options.
     """
 
     _runtime = AsyncioRuntime
 
     def hold(self, *keys: str, **options: Unpack[HoldOptions]) -> AsyncHold:
-        """Holds the keys, all or none, for an ``async with`` block, which gets the ``AsyncLease``.
+        """Hold keys for an ``async with`` block, which gets the ``AsyncLease``.
 
-        Raises ``LockTimeout`` if they were not free within ``wait`` seconds, ``EngineUnavailable``
-        if the engine did not answer, and, when the block ends, ``LeaseLost`` if the lease ended
-        before the block did.
+        Several keys are acquired in one fixed order, all or none.
+
+        Args:
+            *keys: What to lock: 1 to 512 characters each, such as ``"item:7"``.
+            **options: Override the defaults of this ``AsyncLocks``: see ``HoldOptions``.
+
+        Raises:
+            LockTimeout: The keys were not free within ``wait`` seconds (5 by default).
+            EngineUnavailable: The engine did not answer.
+            AlreadyHeld: This task already holds one of the keys.
+            LeaseLost: When the block ends: the lease ended before the block did.
         """
         return AsyncHold(self, keys, options)
 
     async def acquire(self, *keys: str, **options: Unpack[HoldOptions]) -> AsyncLease:
-        """Holds the keys until ``release`` is called on the lease. Raises as ``hold`` does."""
+        """Acquire keys, and hold them until ``release`` is called on the lease.
+
+        Takes the arguments of ``hold``, and raises the same errors.
+
+        Returns:
+            The lease. Without ``release`` it is renewed until no code refers to it any more.
+        """
         return AsyncLease(*await self._acquire(keys, options))
 
     async def try_acquire(self, *keys: str, **options: Unpack[HoldOptions]) -> AsyncLease | None:
-        """The lease if the keys are free at this moment, else ``None``. Never waits.
+        """Return the lease if the keys are free at this moment, else ``None``. Never waits.
 
-        Takes the options of ``acquire`` but for ``wait``.
+        Takes the arguments of ``hold`` except ``wait``.
+
+        Raises:
+            EngineUnavailable: The engine did not answer.
         """
         options = without_waiting(options)
         try:
@@ -69,9 +86,14 @@ class AsyncLocks(Face):
     def serialized(
         self, key: str, **options: Unpack[HoldOptions]
     ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]:
-        """Decorates a coroutine function so that its calls never overlap.
+        """Decorate a coroutine function so that its calls never overlap.
 
-        ``key`` may name arguments of the function, as in ``"item:{item_id}"``.
+        Args:
+            key: The key, which may name arguments of the function: ``"item:{item_id}"``.
+            **options: Override the defaults: see ``HoldOptions``.
+
+        Raises:
+            ConfigurationError: The template or an option cannot work.
         """
         template = KeyTemplate.parse(key)
         self._options.of_call(options)  # What cannot work is refused here, not at the first call.
@@ -120,15 +142,24 @@ class AsyncLocks(Face):
         on_busy: OnBusy = "wait",
         **options: Unpack[HoldOptions],
     ) -> R | None:
-        """Runs ``work(*args)`` while it holds the key, and returns what it returns.
+        """Call ``work(*args)`` while holding the key, and return its result.
 
         The lease is renewed for as long as the work takes. If it is lost nevertheless, the work is
-        cancelled, and ``LeaseLost`` raised.
+        cancelled and ``LeaseLost`` is raised.
 
-        ``on_busy="skip"`` gives up at once where the key is busy (or after ``wait`` seconds, if
-        that is given), does not call ``work``, and returns ``None``. Keyword arguments are the
-        options of ``hold``; for those of the work there is ``functools.partial``. Raises what the
-        work raises, and as ``hold`` does.
+        Args:
+            key: What to lock.
+            work: A coroutine function. For its keyword arguments, use ``functools.partial``.
+            *args: The arguments of the work.
+            on_busy: ``"wait"`` (the default) waits for a busy key and then raises ``LockTimeout``.
+                ``"skip"`` returns ``None`` without calling the work; it does not wait, unless
+                ``wait`` is given.
+            **options: Override the defaults: see ``HoldOptions``.
+
+        Raises:
+            LockTimeout: The key was busy, with ``on_busy="wait"``.
+            EngineUnavailable: The engine did not answer.
+            LeaseLost: The lease ended before the work did.
         """
         refuse_coroutine(work)
         skips = skips_where_busy(on_busy, options)
@@ -149,16 +180,25 @@ class AsyncLocks(Face):
         expiry: Duration | None = None,
         **options: Unpack[HoldOptions],
     ) -> bool:
-        """Runs a step once for all processes, for good or for ``expiry`` seconds; whether it ran here.
+        """Run a step once for all processes, and return whether it ran here.
 
-        ``False`` says that another has done it, to the end. While another is at it we wait, without
-        end unless ``wait`` is given. When the process that runs the step dies, the next one takes
-        over; a step that raises, or that loses its lease, is not noted as done, and the next one
-        runs it again. So it runs at least once, and never again while the engine remembers it:
-        ``memory://`` and ``noop://`` do for as long as their process lives.
+        While another caller runs the step, this one waits, without limit unless ``wait`` is given,
+        and then returns ``False``. If the process that runs it dies, the step raises, or its lease
+        is lost, the next caller runs it. So a step runs at least once: let it be one that can be
+        repeated.
 
-        Raises what the step raises, and as ``hold`` does; ``EngineUnavailable`` also if the step
-        ran and could not be noted. It never fails open.
+        Args:
+            key: Names the step. A new version of the step needs a new key: ``"init:v43"``.
+            step: What to run.
+            *args: The arguments of the step.
+            expiry: For how many seconds the step stays done; ``None`` (the default) is forever, or
+                as long as the engine keeps its data.
+            **options: Override the defaults: see ``HoldOptions``. It never fails open.
+
+        Raises:
+            LockTimeout: Another caller ran the step for longer than ``wait``.
+            EngineUnavailable: The engine did not answer, or could not record that the step is done.
+            LeaseLost: The lease ended before the step did.
         """
         refuse_coroutine(step)
         keep = kept_for(expiry)
@@ -168,9 +208,12 @@ class AsyncLocks(Face):
             return await self._unless_done(lease, lambda: call(step, args), keep)
 
     async def forget(self, key: str) -> None:
-        """Takes back that the step of ``once`` has been done: the next one to come runs it again.
+        """Forget that the step of ``once`` is done: the next caller runs it again.
 
-        One that is running meanwhile notes it anew at its end. Raises ``EngineUnavailable``.
+        A step that is running meanwhile is recorded again when it ends.
+
+        Raises:
+            EngineUnavailable: The engine did not answer.
         """
         await self._forget(key)
 
@@ -193,19 +236,26 @@ class AsyncLocks(Face):
         Coroutine[Any, Any, R]
         | Callable[[Callable[P, Awaitable[R]]], Callable[P, Coroutine[Any, Any, R]]]
     ):
-        """The value that ``compute`` makes, from a cache; of all who miss it at once, one computes it.
+        """Return a value from a cache; of several callers that miss it, one computes it.
 
-        For a value: ``locks.cached("report", make_report, expiry=60, cache=cache)``. Without
-        ``compute`` it decorates a function, and the key may name its arguments, as in
-        ``"report:{day}"``. ``CacheOptions`` lists the options. The key is also that of the cache:
-        to delete it there has the value computed anew.
+        As a call: ``await locks.cached("report", make_report, expiry=60, cache=cache)``. Without
+        ``compute`` it decorates a function, and the key may name its arguments: ``"report:{day}"``.
+        The key is also the key in the cache: delete it there, and the value is computed again.
 
-        The others wait for the one who computes, or, within ``stale`` seconds of the expiry, are
-        served the former value. ``None`` is a value like any other. An error of ``compute`` reaches
-        who called it, nothing is kept, and the next one in turn computes. One that takes longer
-        than ``wait`` leaves the others with ``LockTimeout``; it keeps its lease meanwhile, and if
-        that is lost its value is returned but not kept. Raises also ``EngineUnavailable``, and what
-        the cache raises.
+        The other callers wait for the value, or, within ``stale`` seconds of the expiry, get the
+        old one. ``None`` is cached like any other value. If ``compute`` raises, its caller gets the
+        error, nothing is cached, and the next caller computes. A value whose lease was lost is
+        returned but not cached.
+
+        Args:
+            key: The key of the lock and in the cache.
+            compute: What computes the value.
+            **options: ``expiry`` and ``cache`` are required: see ``CacheOptions``.
+
+        Raises:
+            LockTimeout: Another caller computed for longer than ``wait``.
+            EngineUnavailable: The engine did not answer.
+            ConfigurationError: The cache cannot store the value.
         """
         keeping = Keeping(options, suspends=True)
         turns = Turns(self._take, self._give_back, of_hold(options))
@@ -233,49 +283,66 @@ class AsyncLocks(Face):
         return decorate
 
     async def inspect(self, key: str) -> KeyInfo | None:
-        """Who holds the key and who waits for it; ``None`` if nobody does either.
+        """Return the holder and the waiters of a key, or ``None`` if it has neither.
 
-        It is a look: it neither waits nor changes anything, and is out of date at once. Raises
-        ``InvalidKey``, or ``EngineUnavailable`` if the engine did not answer.
+        It changes nothing, and may be out of date as soon as it returns.
+
+        Raises:
+            InvalidKey: The key cannot exist.
+            EngineUnavailable: The engine did not answer.
         """
         return await self._inspect(key)
 
     async def list(self, prefix: str = "", *, limit: int = 1000) -> KeyInfos:
-        """The keys that somebody holds or waits for, in the order of their names.
+        """Return the keys that have a holder or waiters, in alphabetical order.
 
-        Those that begin with ``prefix``, in our namespace; no more than ``limit``, and it is not
-        said which ones if there are more. They are looked at one after the other, so the whole is
-        no picture of a single moment. Raises ``InvalidKey`` for a prefix that no key can have, or
-        ``EngineUnavailable`` if the engine did not answer.
+        Keys are read one after the other, so the list is not a picture of one moment.
+
+        Args:
+            prefix: What the keys begin with; all keys of the namespace by default.
+            limit: How many keys to return at most. Which ones, if there are more, is not defined.
+
+        Raises:
+            InvalidKey: No key can begin with the prefix.
+            EngineUnavailable: The engine did not answer.
         """
         return await self._list(prefix, limit)
 
     async def force_release(self, key: str, *, by: str | None = None) -> bool:
-        """Takes the lease of the key away from whoever has it; whether there was one.
+        """Take the lease of a key away from its holder, and return whether there was one.
 
-        For a holder that hangs, say. The key passes to the first waiter at once. The former holder
-        is not asked, and learns of it when it next hears from the engine: at its renewal, a third
-        of its ttl later at most, or when it extends or releases; without renewal, perhaps not
-        before its ttl has passed. **Until then both may be at work**; the larger fence of the new
-        lease tells them apart. Then it gets ``LeaseLost``, with the reason ``taken``.
+        For a holder that hangs. The key passes to the first waiter at once. The former holder is
+        not asked: it gets ``LeaseLost`` with the reason ``taken`` at its next renewal, a third of
+        its ttl later at most, or when it extends or releases; without renewal, after its ttl at the
+        latest. **Until then both may be running**, and only the fence tells them apart. The logger
+        ``weblock.audit`` gets a warning.
 
-        A lease that is taken away is logged as a warning by ``weblock.audit``, with who took it:
-        ``by``, or else the label. Raises ``InvalidKey``, or ``EngineUnavailable`` if the engine did
-        not answer: whether it took the lease is not known then, and to ask again may take another,
-        which came in between.
+        Args:
+            key: The key to release.
+            by: Who takes the lease, for the log; the label by default.
+
+        Raises:
+            InvalidKey: The key cannot exist.
+            EngineUnavailable: The engine did not answer, and it is unknown whether the lease was
+                taken. Calling again may take the lease of the next holder.
         """
         return await self._force_release(key, by)
 
     async def ping(self) -> float:
-        """Asks the engine something that changes nothing, once. Returns the seconds it took.
+        """Send the engine one request that changes nothing, and return the seconds it took.
 
-        For health checks. Raises ``EngineUnavailable`` if the engine did not answer; one that
-        recovers does answer.
+        For health checks. An engine that is recovering does answer.
+
+        Raises:
+            EngineUnavailable: The engine did not answer.
         """
         return await self._ping()
 
     async def close(self) -> None:
-        """Frees what the engine has in this process, if nobody else in it uses the engine."""
+        """Close the engine in this process, unless other locks still use it.
+
+        Leases that are still held are lost.
+        """
         await asyncio.to_thread(self._close)
 
     async def __aenter__(self) -> Self:
@@ -288,28 +355,36 @@ class AsyncLocks(Face):
 class AsyncLease(BaseLease):
     """Possession of one or several keys, until it is released or lost.
 
-    ``async with lease:`` releases at the end of the block, and raises ``LeaseLost`` there as
-    ``hold`` does.
+    ``async with lease:`` releases it when the block ends, and raises ``LeaseLost`` as ``hold``
+    does.
     """
 
     __slots__ = ()
 
     async def extend(self, by: Duration) -> None:
-        """Pushes the deadline out by so many seconds.
+        """Move the deadline into the future.
 
-        Raises ``LeaseLost`` (a lease that is lost stays lost) or ``EngineUnavailable``.
+        Args:
+            by: By how many seconds, or a ``timedelta``.
+
+        Raises:
+            LeaseLost: The lease has ended; a lost lease stays lost.
+            EngineUnavailable: The engine did not answer.
         """
         await self._extend(seconds("by", by))
 
     async def release(self) -> None:
-        """Gives the keys back, even if the caller is cancelled meanwhile.
+        """Give the keys back, even if the caller is cancelled meanwhile.
 
-        A second time it does nothing. Raises ``LeaseLost`` if the lease had ended before.
+        A second call does nothing.
+
+        Raises:
+            LeaseLost: The lease had ended before.
         """
         await self._locker.release(self._holdings)
 
     async def __aenter__(self) -> Self:
-        """For a block at whose end it is released."""
+        """Return the lease, which is released when the block ends."""
         return self
 
     async def __aexit__(
@@ -326,7 +401,7 @@ class AsyncLease(BaseLease):
             error.add_note(f"meanwhile, the {loss}")
 
     def on_lost(self, callback: Callable[[], None]) -> None:
-        """Calls ``callback`` once, in the running event loop, when the lease is lost."""
+        """Call a function once, in the running event loop, when the lease is lost."""
         loop = asyncio.get_running_loop()
 
         def tell() -> None:
@@ -398,7 +473,7 @@ class CancelledWhenLost:
             self._lease.check()
 
     def _look(self) -> None:
-        """Has the loss noticed in time, also while the keeper waits for an engine that is silent."""
+        """Notice the loss in time, even while the keeper waits for an engine."""
         if self._lease.held:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._lease.remaining(), self._look)
@@ -413,7 +488,7 @@ class CancelledWhenLost:
 
 
 async def call(work: Callable[[*Ts], Awaitable[R]], args: tuple[*Ts]) -> R:
-    """Calls what should be a coroutine function."""
+    """Call a coroutine function, and raise ``TypeError`` if it is none."""
     coming = work(*args)
     if not inspect.isawaitable(coming):
         raise TypeError(f"{work!r:.200} is not a coroutine function: give it to Locks")

@@ -1,8 +1,8 @@
-"""Values that are kept in somebody's cache, and computed by one caller at a time.
+"""Values that are kept in a cache, and computed by one caller at a time.
 
-Whoever finds none takes the lock of the key and looks a second time, since another may have
-computed it meanwhile. An entry says by itself until when it is fresh, so that any cache will do,
-also one that knows no expiry.
+A caller that finds no value acquires the lock of the key and looks again, because another may
+have computed it meanwhile. An entry says until when it is fresh, so any cache will do, even one
+without expiry.
 """
 
 from __future__ import annotations
@@ -23,43 +23,45 @@ R = TypeVar("R")
 
 
 class Codec(Protocol):
-    """Makes text or bytes of values, and values of those again, as ``json`` and ``pickle`` do."""
+    """Converts values to text or bytes and back, as ``json`` and ``pickle`` do."""
 
     def dumps(self, value: Any, /) -> str | bytes:
-        """What the cache is given."""
+        """Return what the cache stores."""
 
     def loads(self, data: Any, /) -> Any:
-        """What was given to ``dumps``. Raises ``ValueError`` for what did not come from there."""
+        """Return what was given to ``dumps``. Raises ``ValueError`` for anything else."""
 
 
 class CacheOptions(HoldOptions, total=False):
-    """How values are cached; the options of ``hold`` say how they are computed.
-
-    - ``expiry``: for how many seconds a value is fresh, from when it was computed.
-    - ``cache``: what keeps it: a cache of Django, a client of Redis, Valkey or memcached, or any
-      object with ``get(key)``, which returns ``None`` for what it has not, and ``set(key, value)``.
-      ``AsyncLocks`` wants one that does not block, where there is a choice.
-    - ``stale``: for how many seconds after its expiry a value is served while somebody computes
-      the next one (0: everybody waits for that).
-    - ``codec``: for a cache of text or bytes only: ``json``, ``pickle``, or what has their ``dumps``
-      and ``loads`` (``json`` for the clients above; others are given the values as they are).
-    """
+    """How values are cached. The options of ``hold`` say how the lock is held meanwhile."""
 
     expiry: Required[Duration]
+    """How long a value is fresh, from when it was computed."""
     cache: Required[Any]
+    """What stores the values.
+
+    A Django cache, a client of Redis, Valkey or memcached, or any object with ``get(key)``, which
+    returns ``None`` for a missing value, and ``set(key, value)``. ``AsyncLocks`` needs one that does
+    not block, where there is a choice.
+    """
     stale: Duration
+    """How long after its expiry a value is served while one caller computes the next (0)."""
     codec: Codec | None
+    """Converts values for caches of text or bytes: ``json``, ``pickle`` or a ``Codec``.
+
+    The default is ``json`` for the clients above; other caches get the values as they are.
+    """
 
 
 class Entry(NamedTuple):
-    """A value, and the wall clock's time until which it is fresh."""
+    """A value, and until when it is fresh, by the wall clock."""
 
     value: Any
     fresh_until: float
 
 
 class Keeping:
-    """How values are kept in a cache, which suspends or blocks."""
+    """Stores values in a cache, which may block or be awaitable."""
 
     def __init__(self, options: CacheOptions, *, suspends: bool) -> None:
         if missing := {"expiry", "cache"} - options.keys():
@@ -71,7 +73,7 @@ class Keeping:
         self._codec = options.get("codec") or (json if _keeps_bytes(self._cache) else None)
 
     async def look(self, key: str) -> Entry | None:
-        """What is kept under a key; nothing, if it is not ours."""
+        """Return the entry of a key; ``None`` if there is none, or it is not ours."""
         found = await self._answer(self._method("get")(key))
         if self._codec and found is not None:
             try:
@@ -83,7 +85,7 @@ class Keeping:
         return None
 
     async def keep(self, key: str, value: R) -> R:
-        """Keeps a value, and returns it as everybody else will see it."""
+        """Store a value, and return it as every other caller will get it."""
         entry: Any = {_VALUE: value, _FRESH_UNTIL: time.time() + self._expiry}
         if self._codec:
             try:
@@ -99,11 +101,11 @@ class Keeping:
         return value
 
     def serves(self, entry: Entry) -> bool:
-        """Whether an entry may be served while the next one is computed."""
+        """Return whether an entry may be served while the next one is computed."""
         return time.time() < entry.fresh_until + self._stale
 
     def _for_as_long_as_served(self, put: Callable[..., Any]) -> dict[str, int]:
-        """How the cache is told how long to keep an entry, if it can be told. It may do so longer."""
+        """Return the argument that tells the cache how long to keep an entry, if it has one."""
         names = inspect.signature(put).parameters
         word = next((word for word in _WORDS_FOR_EXPIRY if word in names), None)
         length = self._expiry + self._stale
@@ -137,7 +139,7 @@ class Keeping:
 
 
 class Turn(Protocol):
-    """The lease of the one whose turn it is to compute."""
+    """The lease of the caller that computes."""
 
     def check(self) -> None:
         """Raises ``LeaseLost``."""
@@ -147,7 +149,7 @@ T = TypeVar("T", bound=Turn)
 
 
 class Turns(NamedTuple, Generic[T]):
-    """How it is made sure that one at a time computes."""
+    """How the turn to compute is acquired and released."""
 
     take: Callable[[str, HoldOptions], Awaitable[T]]
     give_back: Callable[[T], Awaitable[None]]
@@ -157,7 +159,7 @@ class Turns(NamedTuple, Generic[T]):
 async def value_of(
     key: str, compute: Callable[[], Awaitable[R]], keeping: Keeping, turns: Turns[T]
 ) -> R:
-    """What is kept under a key; if nothing is that may be served, one caller computes it."""
+    """Return the cached value; if there is none that may be served, one caller computes it."""
     entry = await keeping.look(check_key(key))
     if entry and _is_fresh(entry):
         return cast("R", entry.value)

@@ -1,7 +1,7 @@
 """The errors of weblock, each named after what happened to the caller.
 
-They know no HTTP status and no driver. Facts are attributes, every error pickles, and no message
-carries a password of a URL.
+They know no HTTP status and no driver. Facts are attributes, every error can be pickled, and no
+message contains a password of a URL.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class WeblockError(Exception):
-    """The base of every error that weblock raises on purpose."""
+    """The base class of the errors that weblock raises."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.args, self.__dict__.copy())
@@ -26,11 +26,14 @@ def _rebuild(cls: type[WeblockError], args: tuple[Any, ...], facts: dict[str, An
 class LockTimeout(WeblockError, TimeoutError):
     """The key was busy for as long as the caller was ready to wait.
 
-    ``retry_after`` is a hint in seconds: where the queue has moved, how long it would have taken the
-    caller to have its turn at that pace; else what is left of the present lease, where it is known.
-    ``place`` is how many waited in front of the caller when it was last told, ``waiters`` the length
-    of the queue, where the caller was refused because it is full, and ``attempts`` how often the
-    caller has asked, where it did not queue (``Attempts``).
+    Attributes:
+        key: The key.
+        wait: How long the caller was ready to wait, in seconds; ``None`` is without limit.
+        retry_after: A hint, in seconds: how long the caller's turn would have taken at the pace of
+            the queue, or else what is left of the current lease; ``None`` if neither is known.
+        place: How many callers were in front of this one when it last asked.
+        waiters: The length of the queue, if the caller was rejected because it is full.
+        attempts: How often the caller asked, with ``Attempts``.
     """
 
     def __init__(
@@ -61,11 +64,14 @@ class LockTimeout(WeblockError, TimeoutError):
 
 
 class LeaseLost(WeblockError):
-    """The lease ended before its holder released it: someone else may hold the key now.
+    """The lease ended before its holder released it: another caller may hold the key now.
 
-    ``reason`` says how: ``expired``, ``taken`` (the engine no longer knows the lease),
-    ``max_hold``, ``forked`` (it belongs to the parent process), ``closed`` (its ``Locks`` was) or
-    ``released``, for one that its holder has released itself.
+    Attributes:
+        key: The key.
+        fence: The fence of the lost lease.
+        reason: ``expired``, ``taken`` (the engine no longer knows the lease), ``max_hold``,
+            ``forked`` (the lease belongs to the parent process), ``closed`` (its ``Locks`` was
+            closed), or ``released`` (its holder released it).
     """
 
     def __init__(self, key: str, *, fence: int, reason: str) -> None:
@@ -88,10 +94,14 @@ _LOSSES = {
 
 
 class EngineUnavailable(WeblockError, ConnectionError):
-    """The engine that keeps the leases did not answer, or answered that it cannot serve.
+    """The engine did not answer, or answered that it cannot serve.
 
-    Whether the key is free is unknown: this is not ``LockTimeout``. ``engine`` is its URL without
-    secrets. The driver's error is chained as ``__cause__``.
+    Whether the key is free is unknown: this is not ``LockTimeout``. The driver's own error is
+    ``__cause__``.
+
+    Attributes:
+        engine: The URL of the engine, without secrets.
+        reason: What went wrong.
     """
 
     def __init__(self, engine: str, reason: str) -> None:
@@ -101,11 +111,13 @@ class EngineUnavailable(WeblockError, ConnectionError):
 
 
 class EngineRecovering(EngineUnavailable):
-    """The engine may have lost leases, and grants none until those that it has forgotten have ended.
+    """The engine may have forgotten leases, and grants none until these have ended.
 
-    So it is for a while after a server was started, emptied, or put in the place of another. Nobody
-    is known to hold the key. ``retry_after`` is how many seconds are left, as far as that is known;
-    a caller whose ``wait`` lasts that long gets the key then.
+    This lasts for a while after a server was started, emptied or promoted. A caller whose ``wait``
+    lasts long enough gets the key afterwards.
+
+    Attributes:
+        retry_after: How many seconds are left, as far as that is known.
     """
 
     def __init__(self, engine: str, reason: str, *, retry_after: float) -> None:
@@ -124,12 +136,16 @@ class ConfigurationError(WeblockError, ValueError):
 class InvalidKey(ConfigurationError):
     """A key is empty, too long, or has characters that no key may have.
 
-    Where keys are filled in from a request, this is the requester's fault: adapters answer 4xx.
+    If the key is made from a request, the request is at fault: the adapters answer 400.
     """
 
 
 class AlreadyHeld(WeblockError, RuntimeError):
-    """This task, thread or request holds the key: waiting for it would be waiting for itself."""
+    """This task, thread or request already holds the key, and would wait for itself.
+
+    Attributes:
+        key: The key.
+    """
 
     def __init__(self, key: str) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""Who holds a key, and who waits for it: what operators and their tools may see."""
+"""What operators and their tools may see of a key: its holder and its waiters."""
 
 from __future__ import annotations
 
@@ -11,31 +11,34 @@ from .keys import unqualified
 
 @dataclass(frozen=True, slots=True)
 class KeyInfo:
-    """How a key stood at one moment; by the time it is read, it may have changed hands.
+    """The holder and the waiters of a key at one moment.
 
-    A key that has a queue and no holder is about to be passed on: its lease has ended, and nobody
-    has touched it since.
+    A key with waiters and without a holder is about to be passed on: its lease has ended, and no
+    process has touched it since.
     """
 
     key: str
     holder: str | None
-    """The holder's label; ``None`` if nobody holds the key."""
+    """The holder's label; ``None`` if the key is not held."""
     fence: int | None
     """The holder's fencing token."""
     held_for: float
-    """Seconds since the holder got the key; 0 if nobody holds it."""
+    """Seconds since the holder acquired the key; 0 if it is not held."""
     remaining: float
-    """Seconds until the lease ends unless it is renewed; 0 if nobody holds the key."""
+    """Seconds until the lease ends unless it is renewed; 0 if the key is not held."""
     waiters: tuple[str, ...]
-    """The labels of those who wait, in the order in which it will be their turn."""
+    """The labels of the waiters, in the order of their turn."""
 
 
 KeyInfos = list[KeyInfo]
-"""By a name of its own, for those who also have a method that is called ``list``."""
+"""A list under a name of its own, for classes that have a method ``list``."""
 
 
 def info_of(qualified_key: str, look: Look) -> KeyInfo | None:
-    """What may be told of a key: never an owner, which is a secret; ``None`` of one not in use."""
+    """Return what may be shown of a key, or ``None`` for a key that is not in use.
+
+    The owner is a secret, and is never part of it.
+    """
     state, now = look
     if not _in_use(state):
         return None

@@ -1,4 +1,4 @@
-"""Asking for a busy key now and then, for those who do not want to stand in its queue."""
+"""Asking for a busy key a few times, instead of waiting in its queue."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ from ..errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """A ``wait`` that asks at most ``count`` times, with pauses that grow, instead of queueing.
+    """A ``wait`` that asks a few times, with a growing backoff, instead of joining the queue.
 
-    The first pause is ``pause`` seconds long, each further one twice as long as the one before, but
-    none longer than ``longest``; of each, a random half is left out, so that those who came at once
-    do not come back at once. Whoever waits in the queue gets the key first. Raises
-    ``ConfigurationError`` for what cannot be meant.
+    Each pause is twice as long as the one before, and a random half of it is left out, so that
+    callers that came at the same moment do not come back at the same moment. Waiters in the queue
+    get the key first.
+
+    Attributes:
+        count: How often to ask, at most.
+        pause: The first pause, in seconds.
+        longest: The longest pause, in seconds.
+
+    Raises:
+        ConfigurationError: A value cannot work.
     """
 
     count: int
@@ -32,7 +39,7 @@ class Attempts:
             )
 
     def pauses(self) -> Iterator[float]:
-        """The seconds between one attempt and the next, at most."""
+        """Return the pauses between the attempts, in seconds."""
         pause = self.pause
         for _ in range(self.count - 1):
             yield pause
