@@ -139,7 +139,7 @@ class Face:
     def _use(self, engine: Engine, runtime: Runtime) -> None:
         self._engine = engine
         self._place = engine, self._options.prefix
-        """Where the keys are: those of two ``Locks`` in one place are the same keys."""
+        """Where the keys are: the keys of two ``Locks`` in one place are the same keys."""
         self._locker = Locker(
             store=engine.connect(runtime),
             runtime=runtime,
@@ -158,14 +158,14 @@ class Face:
         return self._observers.add(as_observer(observer))
 
     def _name(self, key: str) -> str:
-        """The key as the engine knows it, for one question."""
+        """Return the key as the engine knows it, for one request."""
         self._ensure_open()
         return self._options.prefix + check_key(key)
 
     async def _acquire(
         self, keys: Sequence[str], options: HoldOptions, caller: Caller | None = None
     ) -> tuple[Locker, Sequence[Holding | Unprotected]]:
-        """The holdings, and the locker that they belong to: another one, after a rest."""
+        """Return the leases and the locker that they belong to: another one, after a rest."""
         own = self._options
         terms, wait = own.of_call(options) if options else own.own
         if self._closed or self._rests:
@@ -197,7 +197,7 @@ class Face:
         return [Unprotected(name, control=runs) for name in names]
 
     def _joined(self, leases: Sequence[BaseLease], keys: Sequence[str]) -> BaseLease:
-        """Return several leases on this engine, of whatever face, as one of just these of their keys."""
+        """Return several leases on this engine, of either face, as one lease of these keys."""
         held = {unqualified(each.key): each for lease in leases for each in lease._holdings}  # noqa: SLF001
         hands = Hands(held[key] for key in keys)
         hands.others = [lease._holdings for lease in leases]  # noqa: SLF001
@@ -210,7 +210,7 @@ class Face:
         await lease._locker.release(lease._holdings)  # noqa: SLF001
 
     async def _ask(self, operation: str, name: str, question: Awaitable[T]) -> T:
-        """The answer to a question about a key, or about a whole namespace; a failure is told."""
+        """Return the answer to a request about a key or a namespace, and report a failure."""
         since = self._locker.runtime.now()
         try:
             answer = await question
@@ -435,7 +435,7 @@ class Inside(Generic[L]):
         return lease
 
     def leave(self) -> L:
-        """The last lease of the task or thread that leaves; if another entered for it, the last."""
+        """Return the last lease of the task or thread that leaves, or else the last of all."""
         leases = tuple(self._leases)
         lease = leases[-1]
         if len(leases) > 1:

@@ -36,7 +36,7 @@ _ENDLESS: Final = {
 }
 
 MOST_DRIFT: Final = 0.25
-"""A share; more would leave too little of a lease."""
+"""A share; a larger one would leave too little of a lease."""
 
 
 class HoldOptions(TypedDict, total=False):
@@ -99,7 +99,7 @@ _DEFAULTS: Final[dict[str, Any]] = {
 
 
 REMEMBERED: Final = 256
-"""Ways to say options of a call that are remembered, at most."""
+"""How many different sets of options are remembered, at most."""
 
 _Said = tuple[Terms, float | Attempts | None]
 
@@ -125,21 +125,21 @@ class Options:
             heed_forks(self)
 
     def after_fork(self) -> None:
-        """Takes the label of the child process, where that of the parent was the default."""
+        """Take the label of the child process, if the label is the default."""
         self._hold["label"] = _label_of_process()
         self._settle()
 
     def _settle(self) -> None:
         self.own = self._terms_of(self._hold)
-        """The terms and the wait of a call that says nothing else."""
+        """The terms and the wait of a call without options."""
         self.label = self.own[0].label
         self._known: dict[tuple[object, ...], _Said] = {}
 
     def of_call(self, given: HoldOptions) -> _Said:
-        """Return the terms and the wait of one call, where ``given`` goes before our own.
+        """Return the terms and the wait of one call, whose options override our own.
 
-        What the same code says again and again is checked once. Raises ``ConfigurationError`` for a
-        value and ``TypeError`` for an option that cannot work.
+        Equal options are checked once. Raises ``ConfigurationError`` for a value and ``TypeError``
+        for an option that cannot work.
         """
         try:
             # With the types, since True, which is refused, equals 1, which is not.
@@ -173,7 +173,7 @@ class Options:
 
 
 def _refuse_unknown(given: Iterable[str], known: Iterable[str]) -> None:
-    """Raises ``TypeError``, and says which option may be meant."""
+    """Raise ``TypeError``, and say which option may be meant."""
     for name in given:
         if name in known:
             continue
@@ -201,7 +201,7 @@ _OTHER_NAMES: Final = {
     **dict.fromkeys(("auto_renewal", "auto_renew", "keep_alive"), "renew= (True by default)"),
     **dict.fromkeys(("max_time", "max_lease", "deadline"), "max_hold= (seconds)"),
 }
-"""What other packages call our options."""
+"""The names of our options in other packages."""
 
 _OF_ENGINES: Final = [
     "allow_eviction",
@@ -235,7 +235,7 @@ def _label_of_process() -> str:
 
 
 def seconds(name: str, value: Any, *, least: float = 0.0) -> float:
-    """A duration in seconds; ``ConfigurationError`` names what is wrong with it."""
+    """Return a duration in seconds. Raises ``ConfigurationError`` for a value that cannot work."""
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float) or _is_nan(value):
@@ -305,11 +305,11 @@ _CHECKS: Final = {
 
 
 OnBusy = Literal["wait", "skip"]
-"""What a piece of work does that finds its key busy."""
+"""What to do if the key of a piece of work is busy."""
 
 
 def skips_where_busy(on_busy: OnBusy, options: HoldOptions) -> bool:
-    """Whether busy keys are skipped; without waiting, where the ``options`` do not say."""
+    """Return whether to skip busy keys; without waiting, unless the ``options`` say otherwise."""
     if on_busy not in ("wait", "skip"):
         raise ConfigurationError(f"on_busy={on_busy!r:.80} must be 'wait' or 'skip'")
     if on_busy == "skip":
@@ -318,7 +318,7 @@ def skips_where_busy(on_busy: OnBusy, options: HoldOptions) -> bool:
 
 
 def without_waiting(options: HoldOptions) -> HoldOptions:
-    """The options of ``try_acquire``, which may say nothing else than that it does not wait."""
+    """Return the options of ``try_acquire``, which never waits. Raises ``TypeError`` for a wait."""
     wait = options.get("wait", 0)
     if isinstance(wait, bool) or wait not in (0, timedelta(0)):
         raise TypeError(
@@ -329,17 +329,17 @@ def without_waiting(options: HoldOptions) -> HoldOptions:
 
 
 def refuse_coroutine(work: object) -> None:
-    """Raises for a coroutine where something to call is wanted, and sees to it that it is closed."""
+    """Raise ``TypeError`` for a coroutine where a function is expected, and close the coroutine."""
     if inspect.iscoroutine(work):
         work.close()
         raise TypeError(f"give {work.__qualname__} itself and its arguments, not its coroutine")
 
 
 def kept_for(expiry: Duration | None) -> float | None:
-    """For how many seconds a step stays done; ``None`` for good."""
+    """Return for how many seconds a step stays done; ``None`` is forever."""
     return None if expiry is None else seconds("expiry", expiry, least=SHORTEST_EXPIRY)
 
 
 def in_turn(options: HoldOptions) -> HoldOptions:
-    """How a step is held that must be done by somebody: it is waited for, and never fails open."""
+    """Return the options for a step that some caller must run: wait for it, and never fail open."""
     return {"wait": None, **options, "on_unavailable": "raise"}

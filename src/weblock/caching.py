@@ -114,7 +114,7 @@ class Keeping:
         return {word: math.ceil(length * 1000 if word == "px" else length)} if word else {}
 
     def _method(self, name: str) -> Callable[..., Any]:
-        """Django's caches have those for asyncio beside the others."""
+        """Return a method of the cache. Django's caches have awaitable ones beside the others."""
         names = (f"a{name}", name) if self._suspends else (name,)
         for each in names:
             method = getattr(self._cache, each, None)
@@ -142,7 +142,7 @@ class Turn(Protocol):
     """The lease of the caller that computes."""
 
     def check(self) -> None:
-        """Raises ``LeaseLost``."""
+        """Raise ``LeaseLost`` if the lease has ended."""
 
 
 T = TypeVar("T", bound=Turn)
@@ -192,7 +192,7 @@ async def _look_again_or_compute(
 
 
 def of_hold(options: CacheOptions) -> HoldOptions:
-    """The options that are not about the cache."""
+    """Return the options that are not about the cache."""
     rest = {name: each for name, each in options.items() if name not in _ABOUT_THE_CACHE}
     return cast("HoldOptions", rest)
 
@@ -203,7 +203,7 @@ _FRESH_UNTIL: Final = "fresh_until"
 _OF_BYTES: Final = {"redis", "valkey", "pymemcache"}
 _WITH_TWO_CLIENTS: Final = {"redis", "valkey"}
 _LONGEST_IN_MEMCACHED: Final = 30 * 86400.0
-"""Seconds; what is longer is taken for a moment on its clock, and in the past."""
+"""Seconds; memcached takes a longer time for a date, which is in the past."""
 _WORDS_FOR_EXPIRY: Final = ("px", "timeout", "ttl", "ex", "expire", "expiry")
 
 

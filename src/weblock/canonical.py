@@ -2,8 +2,8 @@
 
 A handler works on a value: the row with the number 7. A URL may spell that value in many ways
 (``7``, ``07``, ``+7``, digits of another script), and so may a type (``Decimal("1.5")`` and
-``Decimal("1.50")``). A key that is made of the spelling locks one row under several names, and then
-two requests for the same row run at the same time.
+``Decimal("1.50")``). A key made of the spelling would lock one row under several names, and then
+two requests for the same row would run at the same time.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def _in_utc(moment: dt.datetime) -> str:
 CONVERTERS: Final[Mapping[str, Callable[[str], object]]] = MappingProxyType(
     {"int": int, "uuid": uuid.UUID, "lower": str.lower, "str": str}
 )
-"""What a key template may say of a value that is still text, as in ``"item:{pk:int}"``.
+"""The converters of a key template for a value that is still text, as in ``"item:{pk:int}"``.
 
-``int`` reads what handlers and databases read as that number: ``07``, ``+7``, digits of other scripts.
-``str`` says that the text itself is the value, so that each spelling names another thing.
+``int`` reads what handlers and databases read as that number: ``07``, ``+7``, digits of other
+scripts. ``str`` says that the text itself is the value, so that each spelling names another thing.
 """

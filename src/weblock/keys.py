@@ -30,18 +30,18 @@ CallKey = Callable[[tuple[object, ...], dict[str, object]], str]
 
 
 class CheckedKey(str):
-    """A string that was checked, once: it can be locked."""
+    """A key that was checked once, and can be locked."""
 
     __slots__ = ()
 
 
 class Key(CheckedKey):
-    """A key that knows what it was filled in from: ``Key("item:{item_id}", item_id=7)``.
+    """A key that knows its template: ``Key("item:{item_id}", item_id=7)``.
 
-    It is the string ``"item:7"``, wherever a key is wanted. Events carry the ``template`` beside the
-    key, and metrics count by it; a plain string has none. Values are encoded and made canonical, as
-    adapters and decorators do. Raises ``ConfigurationError`` for a template that cannot work, and
-    ``InvalidKey`` for a value that is missing or cannot be used.
+    It is the string ``"item:7"``, wherever a key is expected. Events carry the ``template`` next to
+    the key, and metrics are counted by it; a plain string has none. Values are encoded and made
+    canonical, as adapters and decorators do. Raises ``ConfigurationError`` for a template that
+    cannot work, and ``InvalidKey`` for a value that is missing or cannot be used.
     """
 
     __slots__ = ("template",)
@@ -49,7 +49,7 @@ class Key(CheckedKey):
     template: str
 
     def __new__(cls, template: str, /, **values: object) -> Self:
-        """Fills in a template."""
+        """Fill in a template."""
         return cls._of(KeyTemplate.parse(template).fill(values), template)
 
     @classmethod
@@ -59,7 +59,7 @@ class Key(CheckedKey):
         return key
 
     def __radd__(self, prefix: str) -> Self:
-        """The key with its namespace knows the template, too."""
+        """Keep the template when the namespace is prefixed."""
         return self._of(str.__add__(prefix, self), self.template)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -92,12 +92,12 @@ def check_key(key: str) -> CheckedKey:
 
 
 def check_prefix(prefix: str) -> str:
-    """Returns ``prefix`` if keys may begin with it, or if it is empty. Raises ``InvalidKey``."""
+    """Return ``prefix`` if keys may begin with it, or if it is empty. Raises ``InvalidKey``."""
     return prefix if prefix == "" else check_key(prefix)
 
 
 def check_namespace(namespace: object) -> str:
-    """Returns ``namespace`` if it can stand before keys: letters, digits, ``.``, ``_``, ``-``."""
+    """Return ``namespace`` if it is valid: letters, digits, ``.``, ``_``, ``-``."""
     if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
         raise ConfigurationError(
             f"namespace {namespace!r:.80} must be 1 to 64 letters, digits, '.', '_' or '-'"
@@ -107,7 +107,7 @@ def check_namespace(namespace: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a request has a value: ``kind`` is ``path``, ``query`` or ``header``."""
+    """Where a request contains a value: ``kind`` is ``path``, ``query`` or ``header``."""
 
     kind: str
     name: str
@@ -115,25 +115,25 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class KeyTemplate:
-    """A key with places to fill in, as in ``"item:{item_id}"``.
+    """A key with placeholders, as in ``"item:{item_id}"``.
 
-    Two different sets of values never make the same key: what is filled in is percent-encoded, so
-    that no value can contain what stands between two places. Equal values always make the same key
+    Two different sets of values never make the same key: values are percent-encoded, so that no
+    value can contain the text between two placeholders. Equal values always make the same key
     (``canonical``); ``"item:{item_id:int}"`` converts a value that is still text.
     """
 
     text: str
     names: tuple[str, ...]
     converters: tuple[str, ...]
-    """The converter of each name; empty where none is named."""
+    """The converter of each name; empty if none is given."""
     sources: Mapping[str, Source] = field(repr=False, compare=False)
-    """Where a request has what is filled in, by the name in the template: see ``in_request``."""
+    """Where a request contains each value, by its name in the template: see ``in_request``."""
     _literals: tuple[str, ...]
     _safe: str
 
     @classmethod
     def parse(cls, text: str) -> KeyTemplate:
-        """Reads a template. Raises ``ConfigurationError`` where it is malformed or ambiguous."""
+        """Parse a template. Raises ``ConfigurationError`` if it is malformed or ambiguous."""
         check_key(text)
         pieces = _PLACEHOLDER.split(text)
         literals = pieces[::2]
@@ -154,7 +154,7 @@ class KeyTemplate:
         return cls(text, names, converters, MappingProxyType(sources), tuple(literals), safe)
 
     def fill(self, values: Mapping[str, object]) -> Key:
-        """Returns the key for ``values``; ``InvalidKey`` where one is missing or cannot be used."""
+        """Return the key for ``values``. Raises ``InvalidKey`` if one is missing or unusable."""
         parts = [self._literals[0]]
         places = zip(self.names, self.converters, self._literals[1:], strict=True)
         for name, converter, literal in places:
@@ -172,10 +172,10 @@ class KeyTemplate:
         return Key._of(check_key("".join(parts)), self.text)  # noqa: SLF001 - of the same module
 
     def in_request(self) -> Mapping[str, Source]:
-        """Return where a request has what is filled in, by the name in the template.
+        """Return where a request contains each value, by its name in the template.
 
-        ``{x}`` and ``{path.x}`` are path parameters, ``{query.x}`` and ``{header.x}`` what they say.
-        Raises ``ConfigurationError`` for another prefix.
+        ``{x}`` and ``{path.x}`` are path parameters, ``{query.x}`` and ``{header.x}`` are values of
+        the query string and the headers. Raises ``ConfigurationError`` for another prefix.
         """
         for name in self.names:
             if name not in self.sources:
@@ -186,9 +186,9 @@ class KeyTemplate:
         return self.sources
 
     def for_call_of(self, function: Callable[..., object]) -> CallKey:
-        """A function from the arguments of a call of ``function`` to its key.
+        """Return a function that makes a key from the arguments of a call of ``function``.
 
-        Raises ``ConfigurationError`` where the template names no parameter of it.
+        Raises ``ConfigurationError`` if the template names a parameter that it does not have.
         """
         signature = inspect.signature(function)
         for name in self.names:
@@ -230,7 +230,7 @@ class KeyTemplate:
 
 
 def _place(text: str, piece: str) -> tuple[str, str]:
-    """The name and the converter of what stands between two braces."""
+    """Return the name and the converter of a placeholder."""
     found = _NAME.fullmatch(piece)
     if not found:
         raise ConfigurationError(
@@ -254,7 +254,7 @@ def _source(name: str) -> Source | None:
 
 
 def in_order(keys: Sequence[str]) -> tuple[CheckedKey, ...]:
-    """Return the keys, each once, in the one order in which everybody acquires them.
+    """Return the keys, each once, in the one order in which every caller acquires them.
 
     Raises ``InvalidKey``.
     """
@@ -265,15 +265,15 @@ def in_order(keys: Sequence[str]) -> tuple[CheckedKey, ...]:
 
 
 def qualified(namespace: str, key: str) -> str:
-    """Return the key as an engine knows it. A namespace has no colon, so that no two can meet."""
+    """Return the key as an engine knows it. A namespace has no colon, so keys cannot collide."""
     return f"{namespace}:{key}"
 
 
 def unqualified(key: str) -> str:
-    """Return the key of an engine as its user knows it, without the namespace."""
+    """Return the key as its user knows it, without the namespace."""
     return key.partition(":")[2]
 
 
 def template_of(key: str) -> str | None:
-    """What a key was filled in from; ``None`` for one that was given whole."""
+    """Return the template of a key; ``None`` for a plain string."""
     return key.template if isinstance(key, Key) else None

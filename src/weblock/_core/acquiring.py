@@ -1,10 +1,11 @@
-"""How a key is acquired, held by several hands in turn, and given back.
+"""How a key is acquired, handed over, and released.
 
-An acquisition asks once. If the key is taken, that same request has put it into the queue; from
-then on it waits for its bell. The release before it hands it the lease and rings. Because any ring
-may be lost, the keeper asks for all waiters now and then, and rings those that something has
-happened to. Whatever way an acquisition ends, it leaves nothing behind: what it cannot give back
-itself (it was cancelled, the engine did not answer) it owes, and the keeper pays.
+An acquisition asks the engine once. If the key is held, that same request has put the claim into
+the queue; from then on the caller waits for its bell. The release before it hands the lease over
+and rings the bell. Because a notification may be lost, the keeper regularly asks the engine for all
+waiters, and rings the bells of those whose state has changed. However an acquisition ends, it
+leaves nothing behind: what it cannot give back itself (it was cancelled, the engine did not
+answer) becomes a debt, which the keeper pays.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ BEAT: Final = 1.0
 """Seconds between a waiter's heartbeats, at most."""
 
 GRACE: Final = 0.01
-"""Seconds after a lease's end at which the first waiter looks whether it has ended."""
+"""Seconds after a lease's end at which the first waiter asks whether it has ended."""
 
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 1.0
@@ -48,7 +49,7 @@ INFINITE: Final = float("inf")
 
 
 class Caller(NamedTuple):
-    """Who acquires, where that is not just the task or thread that runs."""
+    """Who acquires, if that is not just the task or thread that runs."""
 
     label: str
     """What others see of it, if it is not what the terms say."""
@@ -59,10 +60,10 @@ class Caller(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """One of several times that a caller asks for keys."""
+    """One of several attempts of a caller to acquire keys."""
 
     since: float
-    """When it asked first."""
+    """The time of the first attempt."""
     last: bool
 
 
@@ -95,10 +96,10 @@ class Locker:
         caller: Caller | None = None,
         attempt: Attempt | None = None,
     ) -> Hands[Holding]:
-        """Acquires all keys, one after the other, or none.
+        """Acquire all keys, one after the other, or none.
 
-        Everybody passes keys in the same order, so that no two can wait for one another.
-        Raises ``LockTimeout``, ``EngineUnavailable`` or ``AlreadyHeld``.
+        Every caller passes keys in the same order, so that no two can wait for each other. Raises
+        ``LockTimeout``, ``EngineUnavailable`` or ``AlreadyHeld``.
         """
         if wait != 0:
             self._refuse_to_wait_for_oneself(keys)
@@ -127,7 +128,7 @@ class Locker:
     async def attempt(
         self, keys: Sequence[str], terms: Terms, attempts: Attempts, caller: Caller | None = None
     ) -> Hands[Holding]:
-        """Acquires all keys, or none, without waiting for any. Raises as ``acquire`` does."""
+        """Acquire all keys, or none, without waiting for any. Raises as ``acquire`` does."""
         self._refuse_to_wait_for_oneself(keys)
         since = self.runtime.now()
         for pause in attempts.pauses():
@@ -145,7 +146,7 @@ class Locker:
             ) from None
 
     async def extend(self, holding: Holding, seconds: float) -> None:
-        """Pushes the deadline out. Raises ``LeaseLost``, or ``EngineUnavailable`` if unanswered."""
+        """Move the deadline out. Raises ``LeaseLost`` or ``EngineUnavailable``."""
         sent = self.runtime.now()
         holding.check(sent)
         pulse = Pulse(holding.key, holding.owner, holding.ttl_to_extend(seconds, sent))
@@ -160,9 +161,9 @@ class Locker:
         holding.check(self.runtime.now())
 
     async def insist(self, question: Callable[[], Awaitable[T]]) -> T:
-        """Asks the engine something that may be repeated, until it answers.
+        """Repeat a request that is harmless to repeat, until the engine answers.
 
-        Raises ``EngineUnavailable`` if it has not for as long as an outage may last.
+        Raises ``EngineUnavailable`` if it has not answered for as long as an outage may last.
         """
         pause, give_up_at = FIRST_PAUSE, self.runtime.now() + OUTAGE
         while True:
@@ -175,16 +176,16 @@ class Locker:
             pause = min(LONGEST_PAUSE, 2 * pause)
 
     async def release(self, holdings: Sequence[Holding | Unprotected]) -> None:
-        """Gives back all leases. Raises ``LeaseLost`` if one of them was not ours any more.
+        """Release all leases. Raises ``LeaseLost`` if one of them had ended before.
 
-        An engine that does not answer is not an error here, for the lease was ours until now: the
-        keeper goes on trying, and at its ttl the lease ends by itself.
+        An engine that does not answer is not an error here, because the lease was valid until now:
+        the keeper keeps trying, and the lease ends at its ttl.
         """
         for lost in await self._release_all(holdings):
             raise lost.loss()
 
     def abandon(self, holdings: Sequence[Holding | Unprotected]) -> None:
-        """Gives back all leases in the background, for a caller that cannot wait."""
+        """Release all leases in the background, for a caller that cannot wait."""
         for holding in holdings:
             if isinstance(holding, Unprotected):
                 continue
@@ -196,7 +197,7 @@ class Locker:
                 holding.tell_release()
 
     async def give_back(self, key: str, owner: str, ttl: float, void: float) -> Answer | None:
-        """Releases whatever ``owner`` has; what cannot be released now is owed."""
+        """Release whatever ``owner`` has; what cannot be released now becomes a debt."""
         if self.keeper.over:  # Asking the engine would open again what was closed.
             self.owe(key, owner, ttl, void)
             return None
@@ -220,7 +221,7 @@ class Locker:
         self.keeper.owe(Debt(key, owner, void, now=now, until=now + max(ttl, PLACE)))
 
     async def _release_all(self, holdings: Sequence[Holding | Unprotected]) -> list[Holding]:
-        """Releases the last first, and returns those that had been lost."""
+        """Release the last lease first, and return those that had been lost."""
         pending = list(holdings)
         lost: list[Holding] = []
         try:
@@ -235,7 +236,7 @@ class Locker:
         return lost
 
     async def _release(self, holding: Holding) -> bool:
-        """Whether the lease was ours until it was released."""
+        """Release a lease, and return whether it was valid until then."""
         if holding.status is Status.RELEASED:
             return True
         self.keeper.drop_holding(holding)
@@ -258,9 +259,9 @@ class Locker:
 
 
 class Acquisition:
-    """One attempt at one key, from the first request until it holds or has left no trace.
+    """One acquisition of one key, from the first request until it holds or has left no trace.
 
-    While it waits, the keeper keeps its place in the queue.
+    While it waits, the keeper sends heartbeats for its place in the queue.
     """
 
     _anchor = Anchor(0.0, 0.0)
@@ -359,7 +360,7 @@ class Acquisition:
                 raise self._unavailable("it answered after the ttl had passed")
 
     async def _ask(self) -> Reply:
-        """Asks for the key, again and again while the engine does not answer and there is time."""
+        """Ask for the key; repeat while the engine does not answer and there is time."""
         pause, failing_since = FIRST_PAUSE, None
         while True:
             self._leaves_traces = True
@@ -394,16 +395,17 @@ class Acquisition:
             pause = min(LONGEST_PAUSE, 2 * pause)
 
     def _failing_for(self, sent: float, since: float) -> float:
-        """Seconds that count against the engine.
+        """Return the seconds that count as an outage of the engine.
 
-        A section that runs in any case does not wait anew for what others have found to be down.
+        A section that runs in any case (``fail_open``) does not wait again for an engine that
+        others have found to be down.
         """
         now = self._runtime.now()
         known = self._locker.health.outage.failed(sent, now)
         return max(known, now - since) if self._terms.fail_open else now - since
 
     async def _queue(self, answer: Waiting, now: float) -> Grasp | Ask:
-        """Waits in the queue until there is something to do."""
+        """Wait in the queue until there is something to do."""
         self._keep_place(answer, now)
         if self._locker.keeper.over:
             raise self._closed()
@@ -469,7 +471,7 @@ class Acquisition:
         return holding
 
     def _tell_end(self, failure: BaseException) -> None:
-        """Tells that the caller did not get the key, and why."""
+        """Report that the caller did not get the key, and why."""
         observers, key, label, since = self._observers, self.key, self._claim.label, self._since
         if (
             isinstance(failure, LockTimeout | EngineRecovering)
@@ -490,7 +492,7 @@ class Acquisition:
         return INFINITE if self._give_up_at is None else self._give_up_at - self._runtime.now()
 
     def _refuse_if_it_recovers_for_longer(self) -> None:
-        """Raises ``EngineRecovering`` where waiting would be in vain."""
+        """Raise ``EngineRecovering`` if the recovery will outlast the wait."""
         failure = self._recovery()
         self._locker.health.recovers(failure)
         if failure.retry_after > self._patience():
@@ -535,7 +537,7 @@ class Acquisition:
         return Pulse(self.key, self.owner, self._terms.first_ttl)
 
     def heard(self, reply: Reply | EngineUnavailable, sent: float, now: float) -> None:
-        """Takes the answer to a heartbeat: still waiting, or something to ring for."""
+        """Process the answer to a heartbeat: still waiting, or a reason to ring the bell."""
         self.due = now + BEAT
         if isinstance(reply, EngineUnavailable):
             self._bell.ring(Ask())
@@ -554,7 +556,7 @@ class Acquisition:
         self._locker.keeper.keep(self)
 
     def _plan_heartbeat(self, waiting: Waiting, now: float) -> None:
-        """Says when the next is due: the first in the queue looks when the lease should end."""
+        """Plan the next heartbeat: the first waiter asks when the lease should end."""
         self._retry_after, self._recovering = waiting.until - now, waiting.recovering
         if self._pace is None:
             self._pace = Pace()

@@ -1,4 +1,4 @@
-"""What a holder knows of its lease, and how it finds out that the lease is lost."""
+"""What a holder knows of its lease, and how it notices that the lease is lost."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ MARGIN: Final = 0.003
 """Seconds for the granularity of clocks and of an engine's expiry."""
 
 CONFIRM_AFTER: Final = 0.1
-"""Seconds after which a lease that was handed over is confirmed, if it is still held then."""
+"""Seconds after which a handed-over lease is confirmed, if it is still held then."""
 
 RETRY: Final = 0.05
-"""Seconds from a renewal that failed to the next, at least."""
+"""Seconds from a renewal that failed to the next one, at least."""
 
 LostCallback = Callable[[], object]
 
@@ -34,39 +34,39 @@ H = TypeVar("H")
 
 
 class Anchor(NamedTuple):
-    """An engine's time, and a local time that came before it: when the request was sent."""
+    """A time on the engine's clock, and the earlier local time at which the request was sent."""
 
     engine: float
     local: float
 
     @classmethod
     def at(cls, time: float) -> Anchor:
-        """That of an engine which tells the time by the asker's own clock."""
+        """Return the anchor of an engine that measures time by the asking process's own clock."""
         return cls(time, time)
 
     def deadline(self, until: float, *, at_most: float, drift: float) -> float:
-        """Return the local time by which a lease must be given up that the engine keeps to ``until``.
+        """Return the local time at which to stop relying on a lease that ends at ``until``.
 
-        Counted from before the request was sent, and less a drift allowance, it comes before the
-        engine's own, however long the reply took: the validity of the Redlock algorithm, and
-        the conservative lease of Chubby (Burrows, OSDI 2006, section 2.8).
+        It is counted from before the request was sent, less a drift allowance, so it comes before
+        the engine's own end, however long the reply took: the validity of the Redlock algorithm,
+        and the conservative lease of Chubby (Burrows, OSDI 2006, section 2.8).
 
-        No lease counts for longer than ``at_most`` seconds from there, which is what was asked
-        for: an engine whose clock was set back answers with an end that lies hours ahead, and
-        forgets the lease in an instant when its clock is corrected.
+        No lease counts for longer than ``at_most`` seconds from there, which is what was requested.
+        An engine whose clock was set back answers with an end that is hours ahead, and forgets the
+        lease the moment its clock is corrected.
         """
         return self.local + min(until - self.engine, at_most) * (1 - drift) - MARGIN
 
     def is_implausible(self, until: float, *, at_most: float, drift: float) -> bool:
-        """Whether ``until`` is later than any lease that lasts ``at_most`` seconds from here.
+        """Whether ``until`` is later than the end of any lease of ``at_most`` seconds.
 
-        Then the engine's clock was set forward, or the message is not the engine's.
+        Then the engine's clock was set forward, or the message does not come from the engine.
         """
         return until - self.engine > at_most / (1 - drift) + MARGIN
 
 
 def covering(length: float, drift: float) -> float:
-    """The ttl to ask for so that the deadline comes ``length`` seconds from now, or later."""
+    """Return the ttl to request so that the deadline is ``length`` seconds from now, or later."""
     return (length + 2 * MARGIN) / (1 - drift)
 
 
@@ -86,7 +86,7 @@ class Terms(NamedTuple):
         return self.ttl if self.max_hold is None else self.until_released(self.max_hold)
 
     def until_released(self, seconds: float) -> float:
-        """The ttl to ask for where a lease is given up after so many seconds."""
+        """Return the ttl to request for a lease that is given up after this many seconds."""
         return min(self.ttl, covering(seconds, self.drift))
 
 
@@ -99,8 +99,8 @@ class Status(enum.Enum):
 class Holding:
     """One lease in the hands of its holder.
 
-    The holder asks ``check``; the keeper moves the deadline and reports losses, perhaps from
-    another thread. A lease whose deadline has passed is lost, whether or not anybody says so.
+    The holder calls ``check``; the keeper moves the deadline and reports losses, perhaps from
+    another thread. A lease whose deadline has passed is lost, whether or not anything reports it.
     """
 
     __slots__ = (
@@ -164,7 +164,7 @@ class Holding:
         return max(0.0, self.deadline - now) if self.status is Status.HELD else 0.0
 
     def check(self, now: float) -> None:
-        """Raises ``LeaseLost`` unless the lease is still ours at ``now``."""
+        """Raise ``LeaseLost`` unless the lease is valid at ``now``."""
         if self.status is Status.HELD and now >= self.deadline:
             self.lose(self._why_it_ends())
         if self.status is not Status.HELD:
@@ -184,7 +184,7 @@ class Holding:
                 self.observers.tell(lost)
 
     def let_go(self, now: float) -> bool:
-        """Ends the lease from the holder's side. Whether it was ours until then."""
+        """End the lease from the holder's side, and return whether it was valid until then."""
         if self.status is Status.HELD and now < self.deadline:
             self.status = Status.RELEASED
         else:
@@ -203,36 +203,36 @@ class Holding:
         return {**self.observers.about(self.key, self.label), "fence": self.fence}
 
     def refute_release(self) -> None:
-        """Takes the engine's word that what we released was not ours any more."""
+        """Accept the engine's answer that the released lease had ended before."""
         self.status = Status.HELD
         self.lose("taken")
 
     def disown(self) -> None:
-        """Marks the copy of a lease in a forked child, without telling the parent's callbacks."""
+        """Mark the copy of a lease in a forked child, without calling the parent's callbacks."""
         self._callbacks = []
         self.lose("forked")
 
     @property
     def left_to_others(self) -> bool:
-        """Whether it is for others to release: the parent process, or the keeper that closed."""
+        """Whether the parent process, or a keeper that was closed, releases it."""
         return self.reason in {"forked", "closed"}
 
     def on_lost(self, callback: LostCallback) -> None:
-        """Calls ``callback`` once when the lease is lost; at once if it is lost already."""
+        """Call ``callback`` once when the lease is lost; at once if it is lost already."""
         self._callbacks.append(callback)
         if self.status is Status.LOST and callback in self._callbacks:
             self._callbacks.remove(callback)
             callback()
 
     def ttl_to_extend(self, seconds: float, now: float) -> float:
-        """Return the ttl to ask for at ``now`` so that the deadline moves out by ``seconds``."""
+        """Return the ttl to request at ``now`` so that the deadline moves by ``seconds``."""
         ttl = self.remaining(now) + seconds
         if self.hold_until is None:
             return ttl
         return min(ttl, covering(self.hold_until - now, self.terms.drift))
 
     def renewed(self, answer: Held, anchor: Anchor, ttl: float) -> None:
-        """Move the deadline out to what the engine answered to a request for ``ttl`` seconds.
+        """Move the deadline to what the engine answered to a request for ``ttl`` seconds.
 
         It never moves back, and never beyond ``max_hold``.
         """
@@ -266,7 +266,7 @@ class Holding:
         return Pulse(self.key, self.owner, self._asked)
 
     def heard(self, reply: Reply | EngineUnavailable, sent: float, now: float) -> None:
-        """Takes the answer to a pulse: renewed, lost, or unknown until the deadline passes."""
+        """Process the answer to a heartbeat: renewed, lost, or still unknown."""
         if isinstance(reply, EngineUnavailable):
             was_at_risk = self.at_risk
             self.at_risk = self.deadline != self.hold_until  # Else there was nothing to renew.
@@ -285,17 +285,17 @@ class Holding:
 
     @property
     def forgotten(self) -> bool:
-        """Whether it would be renewed, though nobody can release it: it is in nobody's hands."""
+        """Whether it is renewed although no code refers to it, so nothing can release it."""
         return self.status is Status.HELD and self.terms.renew
 
     def _why_it_ends(self) -> str:
         return "max_hold" if self.deadline == self.hold_until else "expired"
 
     def _next_renewal(self, since: float) -> float:
-        """Return when the engine is to be asked next: a third of a ttl after ``since`` at most.
+        """Return when to ask the engine next: a third of a ttl after ``since`` at most.
 
-        However far an extension has moved the deadline out, and also where ``max_hold`` leaves
-        nothing to renew: a lease that was lost is noticed by then.
+        This holds however far an extension has moved the deadline, and also if ``max_hold`` leaves
+        nothing to renew: a loss is noticed by then.
         """
         if not self.terms.renew:
             return self.deadline
@@ -308,10 +308,10 @@ class Holding:
 
 
 class Hands(list[H]):
-    """The leases of one acquisition, in the hands of whoever acquired them.
+    """The leases of one acquisition, as its caller has them.
 
-    The keeper knows leases, not hands: when nobody refers to these any more, nobody can release
-    what was in them.
+    The keeper knows leases, not hands: when no code refers to these any more, nothing can release
+    the leases in them.
     """
 
     __slots__ = ("__weakref__", "others")
@@ -321,7 +321,7 @@ class Hands(list[H]):
 
 
 class Unprotected:
-    """What stands for the lease of a section that runs without one, where it may (``fail_open``).
+    """Stands for the lease of a section that runs without one (``fail_open``).
 
     It is never held, and it cannot be lost.
     """

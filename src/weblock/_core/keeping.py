@@ -1,8 +1,8 @@
-"""The keeper: it keeps alive whatever this process has in one engine.
+"""The keeper: it keeps alive what this process has in one engine.
 
 Every lease and every place in a queue lives by heartbeats. One keeper for each engine sends them,
 in batches, in the background and on a client of its own, so that neither a handler that blocks its
-event loop nor one that computes can starve them. It also pays debts: what a cancelled caller could
+event loop nor one that computes can delay them. It also pays debts: what a cancelled caller could
 not give back itself.
 """
 
@@ -20,13 +20,13 @@ from .ports import Ask, Pulse, Reply, Runtime, Store
 from .table import PLACE
 
 LINGER: Final = 1.0
-"""Seconds that the keeper stays half awake when it has nothing to keep, to be handed more cheaply."""
+"""Seconds that an idle keeper stays half awake, because that makes the next hand-over cheaper."""
 
 PORTION: Final = 200
 """Heartbeats in one request, at most: an engine that is busy with them serves nobody else."""
 
 LATEST: Final = 5.0
-"""Seconds by which a request that was given up may still reach the engine, beyond two ttl."""
+"""Seconds after which an abandoned request can no longer reach the engine, beyond two ttl."""
 
 Spawn = Callable[[], bool]
 Report = Callable[[str], None]
@@ -51,7 +51,7 @@ class Kept(Protocol):
     def heard(self, reply: Reply | EngineUnavailable, sent: float, now: float) -> None: ...
 
     def close(self) -> float:
-        """Tells whoever has it that it ends here; how long its owner is to be refused."""
+        """Notify the holder or waiter of the end; return for how long to reject its owner."""
 
 
 class Debt:
@@ -76,11 +76,11 @@ class Debt:
 
 
 class Stake(ref[Hands[Holding]]):
-    """What an acquisition may have in the engine, noted before it asks, and until it has nothing.
+    """What an acquisition may have in the engine: noted before it asks, until it has nothing.
 
-    If its hands cease to exist before, nobody is left who could give back what it has: its caller
-    was interrupted between two lines, or has forgotten it. Then the keeper hears of it, by a
-    callback that no signal can interrupt.
+    If its hands cease to exist before that, nothing is left that could give back what it has: its
+    caller was interrupted between two lines, or has forgotten it. A callback that no signal can
+    interrupt then notifies the keeper.
     """
 
     __slots__ = ("key", "owner", "ttl")
@@ -93,9 +93,9 @@ class Stake(ref[Hands[Holding]]):
 class Keeper:
     """Keeps the leases and places of one engine in one process.
 
-    ``connect`` gives it an engine's store for ``runtime``; ``spawn`` starts ``run`` in the
-    background, where that can be done, and says whether it was. If it was not, the next thing to
-    keep has it tried again. All other methods may be called from any thread.
+    ``connect`` gives it an engine's store for ``runtime``. ``spawn`` starts ``run`` in the
+    background, and returns whether it could; if not, it is tried again when there is something to
+    keep. All other methods may be called from any thread.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Keeper:
         self._report_forgotten = report_forgotten
         self._disconnect = disconnect
         self.stakes: dict[str, Stake] = {}
-        """By owner. Whoever has given back what it had takes its stake away."""
+        """By owner. A caller that has given back what it had removes its stake."""
         self._kept: dict[str, Kept] = {}
         self._debts: dict[str, Debt] = {}
         self.holdings: dict[str, Holding] = {}
@@ -150,7 +150,7 @@ class Keeper:
             self.holdings.pop(holding.key, None)
 
     def stake(self, hands: Hands[Any], key: str, owner: str, ttl: float) -> None:
-        """Has whatever ``owner`` will have given back once nobody has ``hands`` any more."""
+        """Give back whatever ``owner`` has as soon as no code refers to ``hands`` any more."""
         stake = Stake(hands, cast("Callable[[Any], None]", self._bell.ring))
         stake.key, stake.owner, stake.ttl = key, owner, ttl
         self.stakes[owner] = stake
@@ -158,14 +158,14 @@ class Keeper:
             self._attend(float("inf"))
 
     def owe(self, debt: Debt) -> None:
-        """Gives back in the background what its caller cannot wait to give back."""
+        """Give back in the background what its caller cannot wait to give back."""
         self._drop_owner(debt.owner)
         self._debts[debt.owner] = debt
         self.stakes.pop(debt.owner, None)
         self._attend(debt.due)
 
     def close(self) -> None:
-        """Ends the loop. Whoever still holds or waits is told, and what is owed is paid first."""
+        """End the loop. Holders and waiters are notified, and debts are paid first."""
         self.over = True
         now = self._runtime.now()
         for each in tuple(self._kept.values()):
@@ -175,7 +175,7 @@ class Keeper:
         self._bell.ring(Ask())
 
     def after_fork(self) -> None:
-        """Starts anew in a child process: what was kept here belongs to the parent."""
+        """Start anew in a child process: what was kept here belongs to the parent."""
         kept = tuple(self._kept.values())
         for each in kept:
             if isinstance(each, Holding):
@@ -189,7 +189,7 @@ class Keeper:
         self._store = None
 
     async def run(self) -> None:
-        """The loop; ``spawn`` runs it, and runs it again should it fail."""
+        """Run the loop; ``spawn`` runs it again if it fails."""
         store = self._store = self._store or self._connect(self._runtime)
         while not self._ends:
             # Whoever adds something from here on rings, so that nothing slips past the look below.
@@ -225,7 +225,7 @@ class Keeper:
             self.drop(kept)
 
     def _let_go(self, stake: Stake) -> None:
-        """Gives back what nobody has in hands any more; a lease that ends by itself may do so."""
+        """Give back what no code refers to any more; a lease without renewal ends by itself."""
         if self.stakes.pop(stake.owner, None) is not stake:
             return
         self._disconnect(stake.owner)
@@ -251,7 +251,7 @@ class Keeper:
         return self._runtime.now() + LINGER if lingers else float("inf")
 
     async def _pay_a_debt(self, store: Store) -> None:
-        """One at a time: while an engine is slow to take what it is owed, leases want renewal."""
+        """Pay one debt at a time: while an engine is slow to take them, leases need renewal."""
         now = self._runtime.now()
         debt = next((each for each in tuple(self._debts.values()) if each.due <= now), None)
         if debt:
@@ -263,9 +263,9 @@ class Keeper:
             self._debts.pop(debt.owner, None)
 
     async def _beat(self, store: Store) -> None:
-        """Sends the heartbeats that are due: leases first, for places last longer than most of them.
+        """Send the heartbeats that are due: leases first, because most places last longer.
 
-        Between two portions, a lease that has become due meanwhile comes before what is left.
+        Between two portions, a lease that has become due meanwhile comes before the rest.
         """
         beating = self._beating()
         for start in range(0, len(beating), PORTION):

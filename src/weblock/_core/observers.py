@@ -1,4 +1,4 @@
-"""Who hears of what happens to the leases of one ``Locks``."""
+"""Who is notified of what happens to the leases of one ``Locks``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ..events import Event
 from ..keys import template_of
 
 Listener = Callable[[Event], object]
-"""Takes an event. It neither raises nor waits."""
+"""Is called with an event. It neither raises nor waits."""
 
 
 class Observers:
     """Listeners, by the kind of event that they want.
 
-    An event is built only ``if Kind in observers.wanted``: one that nobody wants costs a look into
-    a dict. ``now`` is the clock of the runtime.
+    An event is built only ``if Kind in observers.wanted``: one that no listener wants costs a
+    lookup in a dict. ``now`` is the clock of the runtime.
     """
 
     __slots__ = ("__weakref__", "engine", "now", "wanted")
@@ -28,7 +28,7 @@ class Observers:
         """It is replaced, never changed."""
 
     def tell(self, event: Event) -> None:
-        """Passes an event on to those that want it."""
+        """Pass an event to the listeners that want it."""
         for listener in self.wanted.get(type(event), ()):
             listener(event)
 
@@ -46,4 +46,4 @@ class Observers:
 
 
 NOBODY: Final = Observers("", lambda: 0.0)
-"""For what happens where nobody can listen."""
+"""Observers for code in which nothing can listen."""

@@ -1,15 +1,15 @@
-"""For how long an engine has not answered anybody."""
+"""How long an engine has not answered any caller."""
 
 from __future__ import annotations
 
 from typing import Final
 
 LONGEST: Final = 5.0
-"""Seconds without an answer after which an acquisition gives up, or its ttl if that is longer."""
+"""Seconds without an answer after which an acquisition fails, or its ttl if that is longer."""
 
 
 class Outage:
-    """What those who asked an engine have found: it fails, and since when."""
+    """What the callers of an engine have found: it fails, and since when."""
 
     __slots__ = ("_began", "_since", "last", "requests")
 
@@ -21,15 +21,16 @@ class Outage:
         """How many requests were given up meanwhile."""
 
     def end(self, now: float) -> tuple[float, int]:
-        """Takes note of an answer. Seconds since the first failure, and the requests it has cost."""
+        """Record an answer. Return the seconds and the requests that the outage has cost."""
         lasted, requests = now - self._began, self.requests
         self.last, self.requests = None, 0
         return lasted, requests
 
     def failed(self, sent: float, now: float) -> float:
-        """Takes note of a failure.
+        """Record a failure.
 
-        Seconds since the first one that was followed neither by an answer nor by a long pause.
+        Return the seconds since the first failure that was followed neither by an answer nor by a
+        long pause.
         """
         if self.last is None:
             self._began = sent

@@ -26,7 +26,7 @@ class Reply(NamedTuple):
 
 
 class Unfinished(EngineUnavailable):
-    """The answer is known, but a part of the engine has not heard the question: it is to be repeated."""
+    """The answer is known, but a part of the engine has not seen the request: repeat it."""
 
     def __init__(self, engine: str, reason: str, answer: Answer) -> None:
         super().__init__(engine, reason)
@@ -34,7 +34,7 @@ class Unfinished(EngineUnavailable):
 
 
 class Pulse(NamedTuple):
-    """One heartbeat: ``owner`` wants to keep its lease of ``key`` for ``ttl``, or its place."""
+    """One heartbeat: ``owner`` keeps its lease of ``key`` for ``ttl``, or its place."""
 
     key: str
     owner: str
@@ -42,7 +42,7 @@ class Pulse(NamedTuple):
 
 
 class Look(NamedTuple):
-    """A key's state, and the time on the engine's clock at which it was looked at."""
+    """A key's state, and the time on the engine's clock at which it was read."""
 
     state: KeyState
     now: float
@@ -57,73 +57,73 @@ class Store(Protocol):
 
     @property
     def process(self) -> str:
-        """Where this process is woken, as the engine writes it beside a claim."""
+        """Where this process is notified, as the engine writes it next to a claim."""
 
     async def acquire(self, key: str, claim: Claim, *, room: int) -> Reply: ...
 
     async def refresh(self, pulses: Sequence[Pulse]) -> Sequence[Reply | EngineUnavailable]:
-        """Sends many heartbeats at once. One that fails does not keep the others from passing."""
+        """Send many heartbeats at once. One that fails does not affect the others."""
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply: ...
 
     async def force_release(self, key: str) -> Reply:
-        """Takes the lease away from its holder, who finds out when it next asks, not before."""
+        """Take the lease away from its holder, which finds out when it next asks."""
 
     async def look(self, key: str) -> Look:
-        """What is true of a key at this moment, as ``table.current`` says. Changes nothing."""
+        """Return the current state of a key, as ``table.current`` defines it. Changes nothing."""
 
     async def names(self, prefix: str, limit: int) -> Sequence[str]:
-        """Keys that begin with ``prefix`` and that somebody holds or waits for, at most ``limit``.
+        """Return keys that begin with ``prefix`` and have a holder or waiters, at most ``limit``.
 
         A key that was in use all the while is among them, unless there were more than ``limit``.
         """
 
     async def mark(self, key: str, keep: float | None) -> None:
-        """Notes for ``keep`` seconds, or for good with ``None``, that something has been done.
+        """Record for ``keep`` seconds, or forever with ``None``, that something is done.
 
-        A later note replaces an earlier one, and 0 takes it away. It is no lease, has nothing to
-        do with that of the same key, and belongs to nobody: it stays when its process is gone. For
-        good is as long as the engine keeps what it was given to keep; ``noop`` and ``memory``
-        forget it with their process.
+        A later mark replaces an earlier one, and 0 removes it. A mark is not a lease, has nothing
+        to do with the lease of the same key, and belongs to no process: it stays when its process
+        has ended. Forever is as long as the engine keeps its data; ``noop`` and ``memory`` forget
+        it with their process.
         """
 
     async def marked(self, key: str) -> bool:
-        """Whether there is such a note. Where ``mark`` has returned, it is so for all who ask."""
+        """Return whether there is such a mark. After ``mark`` returns, every caller sees it."""
 
 
 class Grasp(NamedTuple):
-    """The message that a waiter has been given its lease, in the engine's time."""
+    """The message that a waiter has become the holder, in the engine's time."""
 
     fence: int
     until: float
     since: float | None = None
-    """A local time from which ``until`` counts; without it, what the waiter was told last does."""
+    """A local time from which ``until`` counts; without it, from the last answer of the engine."""
 
 
 class Ask(NamedTuple):
-    """The message that a waiter should ask the engine how it stands."""
+    """The message that a waiter should ask the engine for its state."""
 
     after: float = 0.0
-    """Seconds in which there may be a better message; only then it should ask."""
+    """Seconds in which a better message may come; only then it should ask."""
 
 
 Message = Grasp | Ask
 
 
 class Bell(Protocol):
-    """One listener's bell. It may be rung from any thread, at any time, any number of times."""
+    """The bell of one listener. Any thread may ring it, at any time, any number of times."""
 
     def ring(self, message: Message) -> None: ...
 
     async def heard(self, timeout: float | None) -> Message | None:
-        """Waits for the next message, at most ``timeout`` seconds; ``None`` if none came."""
+        """Wait for the next message, at most ``timeout`` seconds; return ``None`` if none came."""
 
 
 class Readable:
-    """Suspends a work of ``side_by_side`` in the blocking world, where nothing else suspends.
+    """Suspends a task of ``side_by_side`` in the blocking world, where nothing else suspends.
 
-    It goes on when the file descriptor has something to be read, or after ``timeout`` seconds;
-    awaiting it tells which.
+    It continues when the file descriptor can be read, or after ``timeout`` seconds; awaiting it
+    returns which.
     """
 
     __slots__ = ("fd", "timeout")
@@ -137,60 +137,60 @@ class Readable:
 
 
 class Runtime(Protocol):
-    """How time passes and how code waits."""
+    """How time passes, and how code waits."""
 
     suspends: bool
     """Whether waiting suspends a coroutine, as in asyncio, or blocks its thread."""
 
     def now(self) -> float:
-        """Seconds on a clock that never steps back and goes on while the machine is suspended."""
+        """Return seconds on a clock that never steps back, also while the machine is suspended."""
 
     def jitter(self) -> float:
-        """A random number from 0 to 1."""
+        """Return a random number from 0 to 1."""
 
     def new_owner(self) -> str:
-        """A secret that nobody had before: 128 random bits."""
+        """Return a secret that no one had before: 128 random bits."""
 
     def control(self) -> object:
-        """The task or thread that runs now, or the whole that it acts for."""
+        """Return the task or thread that runs now, or the whole that it acts for."""
 
     def is_part_of(self, flow: object) -> bool:
-        """Whether what runs now is ``flow``, which ``control`` gave, or part of it."""
+        """Return whether the running code is ``flow`` (from ``control``), or part of it."""
 
     @property
     def bell(self) -> Callable[[], Bell]:
-        """Makes a bell whose listener is what runs now."""
+        """Return a bell whose listener is the running task or thread."""
 
     async def sleep(self, seconds: float) -> None: ...
 
     async def side_by_side(
         self, works: Sequence[Coroutine[Any, Any, None]], enough: Callable[[], bool]
     ) -> None:
-        """Does several things at once, none of which raises.
+        """Run several coroutines at once, none of which raises.
 
-        Returns when all are done, or when one is and there is ``enough``: then the others go on in
-        the background, as they do when the caller is cancelled.
+        Returns when all are done, or when one is and there is ``enough``: then the others continue
+        in the background, as they do when the caller is cancelled.
         """
 
 
 class Switchboard:
-    """The acquisitions of this process, by owner: an engine's receiver rings them here."""
+    """The acquisitions of this process, by owner: an engine's receiver notifies them here."""
 
     def __init__(self) -> None:
         self.bells: dict[str, Bell] = {}
-        """An acquisition puts its own in before it asks the engine, and disconnects it at its end."""
+        """An acquisition adds its bell before it asks the engine, and disconnects it at its end."""
 
     def disconnect(self, owner: str) -> None:
-        """Takes the bell of ``owner`` out, if it is there."""
+        """Remove the bell of ``owner``, if it is there."""
         self.bells.pop(owner, None)
 
     def ring(self, owner: str, message: Message) -> None:
-        """Passes a message on; one for nobody is dropped, for its waiter has given up."""
+        """Pass a message on; one without a listener is dropped: its waiter has timed out."""
         if bell := self.bells.get(owner):
             bell.ring(message)
 
     def clear(self) -> None:
-        """Forgets all, in a forked child: they wait in the parent."""
+        """Forget all, in a forked child: they wait in the parent."""
         self.bells = {}
 
     def ring_all(self, message: Message) -> None:
@@ -199,7 +199,7 @@ class Switchboard:
 
 
 class Engine(Protocol):
-    """What keeps the leases, as one process knows it; shared by all who lock on it there."""
+    """What keeps the leases, as one process knows it; shared by all its ``Locks``."""
 
     @property
     def name(self) -> str:
@@ -214,13 +214,13 @@ class Engine(Protocol):
 
     @property
     def real_keeper(self) -> bool:
-        """Whether its keeper may be a real thread where all others are greenlets.
+        """Whether its keeper may be a real thread where all other threads are greenlets.
 
-        Then it shares nothing with them that one may hold while it waits, or that belongs to the
-        event loop of one thread, as sockets do.
+        Then it shares nothing with them that a greenlet may hold while it waits, or that belongs to
+        the event loop of one thread, as sockets do.
         """
 
     def connect(self, runtime: Runtime) -> Store: ...
 
     def close(self) -> None:
-        """Frees what the engine has in this process: connections, threads, files."""
+        """Free what the engine has in this process: connections, threads, files."""

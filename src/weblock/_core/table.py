@@ -1,18 +1,19 @@
 """The truth about one key, and what may happen to it.
 
 A ``KeyState`` is a small value: the lease, the queue behind it, and the last fence. Every
-operation is a pure function from a state and a moment to a new state, an answer, and at most one
-waiter to wake. An engine is an atomic cell for such values and a bell to ring.
+operation is a pure function from a state and a time to a new state, an answer, and at most one
+waiter to notify. An engine is an atomic cell for such values, and a bell.
 
-Three rules carry the safety of it all:
+Three rules make it safe:
 
-- a lease belongs to its owner until ``until``, on the engine's own clock, and to nobody after;
-- whoever touches a key whose lease has ended passes it to the first live waiter, and only to it;
+- a lease belongs to its owner until ``until``, on the engine's own clock, and to no one afterwards;
+- the first operation on a key whose lease has ended passes it to the first live waiter, and only
+  to it;
 - every lease gets a fence above all fences before it.
 
-A lease that is passed to a waiter is short at first (``HANDOFF``) and unconfirmed. The waiter's
-process confirms it with its next heartbeat; one that is stopped or gone does not, and then it
-costs the others ``HANDOFF`` seconds, not its whole ttl.
+A lease that is handed over to a waiter is short at first (``HANDOFF``) and unconfirmed. The
+waiter's process confirms it with its next heartbeat. A process that is stopped or gone does not,
+and then it costs the others ``HANDOFF`` seconds, not its whole ttl.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ PLACE: Final = 4.0
 """Seconds that a place in the queue lasts without a heartbeat."""
 
 SEEN: Final = 16
-"""Places of a full queue that one claim looks at, to find some that have lapsed."""
+"""Places of a full queue that one claim checks, to find some that have lapsed."""
 
 
 class Claim(NamedTuple):
-    """Who wants a key: one acquisition, known by its secret owner."""
+    """One acquisition that wants a key, known by its secret owner."""
 
     owner: str
     process: str
@@ -58,7 +59,7 @@ class Place(NamedTuple):
 
 
 class Voided(NamedTuple):
-    """An owner that has given up; a late request of its own is refused until ``until``."""
+    """An owner that has given up; a late request of its own is rejected until ``until``."""
 
     owner: str
     until: float
@@ -79,9 +80,9 @@ class KeyState(NamedTuple):
 class Moment(NamedTuple):
     """What an engine knows when it is asked.
 
-    ``now`` is its own clock, in seconds; ``fence_floor`` the least fence that it may give;
-    ``alive`` says whether a process lives (an engine that cannot tell says yes, and leaves it to
-    time).
+    ``now`` is its own clock, in seconds; ``fence_floor`` the lowest fence that it may give;
+    ``alive`` says whether a process lives (an engine that cannot tell answers yes, and time
+    decides).
     """
 
     now: float
@@ -90,7 +91,7 @@ class Moment(NamedTuple):
 
 
 class Held(NamedTuple):
-    """The asker has the lease."""
+    """The caller has the lease."""
 
     fence: int
     until: float
@@ -98,10 +99,10 @@ class Held(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """The asker is in the queue. ``ahead`` names the processes that come before it, nearest first.
+    """The caller is in the queue. ``ahead`` names the processes in front of it, nearest first.
 
-    ``recovering`` says why the engine grants nothing at the moment, where it is that, and not
-    another's lease, that the asker waits for.
+    ``recovering`` says why the engine grants nothing at the moment, if the caller waits for that
+    and not for another lease.
     """
 
     position: int
@@ -111,10 +112,10 @@ class Waiting(NamedTuple):
 
 
 class Busy(NamedTuple):
-    """Another has the lease, and the asker is not in the queue.
+    """Another caller has the lease, and this one is not in the queue.
 
     ``elsewhere`` says that other servers of a quorum may have let it in, so that it must release;
-    ``recovering``, as of ``Waiting``, why nobody would get it.
+    ``recovering``, as in ``Waiting``, says why no caller would get the key.
     """
 
     until: float
@@ -124,18 +125,18 @@ class Busy(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """The engine knows nothing of the asker: no lease, no place."""
+    """The engine knows nothing of the caller: no lease, no place."""
 
 
 class Released(NamedTuple):
-    """The asker had the lease, and has given it back."""
+    """The caller had the lease, and has given it back."""
 
 
 Answer = Held | Waiting | Busy | Gone | Released
 
 
 class Step(NamedTuple):
-    """The outcome of an operation; ``woken`` is a waiter that has just been given the lease."""
+    """The outcome of an operation; ``woken`` is a waiter that has just got the lease."""
 
     state: KeyState
     answer: Answer
@@ -143,11 +144,11 @@ class Step(NamedTuple):
 
 
 def acquire(state: KeyState, moment: Moment, claim: Claim, *, room: int) -> Step:
-    """Grants the key if it is free, else queues the claim if fewer than ``room`` wait.
+    """Grant the key if it is free, else queue the claim if fewer than ``room`` wait.
 
-    Places that have lapsed count until somebody finds them: see ``_without_some_lapsed``. Asking
-    again is harmless: an owner that has the lease keeps it, with its fence, for a ttl from now; one
-    that is in the queue keeps its place.
+    Places that have lapsed count until an operation finds them: see ``_without_some_lapsed``.
+    Asking again is harmless: an owner that has the lease keeps it, with its fence, for a ttl from
+    now; one that is in the queue keeps its place.
     """
     state, woken = settle(state, moment)
     if state.voided and any(voided.owner == claim.owner for voided in state.voided):
@@ -172,19 +173,19 @@ def acquire(state: KeyState, moment: Moment, claim: Claim, *, room: int) -> Step
 
 
 def refresh(state: KeyState, moment: Moment, owner: str, ttl: float) -> Step:
-    """The heartbeat: confirms and renews the owner's lease, or keeps its place in the queue.
+    """Process a heartbeat: confirm and renew the owner's lease, or keep its place in the queue.
 
-    Never shortens a lease, and never brings back one that has ended: that answers ``Gone``.
+    It never shortens a lease, and never brings back one that has ended: that answers ``Gone``.
     """
     state, woken = settle(state, moment)
     return _refreshed(state, moment, owner, ttl, woken)
 
 
 def release(state: KeyState, moment: Moment, owner: str, *, void: float = 0) -> Step:
-    """Takes back whatever the owner has, lease or place, and passes the key on.
+    """Take back what the owner has, lease or place, and pass the key on.
 
-    With ``void``, a request of the same owner that is still under way is refused for so many
-    seconds: for an owner that gave up without knowing what became of its request.
+    With ``void``, a late request of the same owner is rejected for this many seconds: for an owner
+    that gave up without knowing what became of its request.
     """
     answer: Answer = Gone()
     if _holds(state, owner):
@@ -201,9 +202,9 @@ def release(state: KeyState, moment: Moment, owner: str, *, void: float = 0) -> 
 
 
 def force_release(state: KeyState, moment: Moment) -> Step:
-    """Takes the lease away from whoever has it, and passes the key on.
+    """Take the lease away from its holder, and pass the key on.
 
-    ``Released`` if there was a lease to take, ``Gone`` if there was none or it had ended.
+    Returns ``Released`` if there was a lease, ``Gone`` if there was none or it had ended.
     """
     answer: Answer = Gone()
     if state.grant is not None and _lives(state.grant, moment):
@@ -214,9 +215,9 @@ def force_release(state: KeyState, moment: Moment) -> Step:
 
 
 def current(state: KeyState, moment: Moment) -> KeyState:
-    """What is left of a state: no lease that has ended, and no place that nobody waits in any more.
+    """Return a state without leases that have ended, and without places that have lapsed.
 
-    For looking on. A key whose lease has ended is passed on by the next who touches it, not here.
+    For observers. A key whose lease has ended is passed on by the next operation on it, not here.
     """
     grant, queue = state.grant, state.queue
     if grant is not None and not _lives(grant, moment):
@@ -231,7 +232,7 @@ def current(state: KeyState, moment: Moment) -> KeyState:
 
 
 def behind(state: KeyState, owner: str) -> Claim | None:
-    """Return the claim that waits directly behind the place of ``owner``, if there are both."""
+    """Return the claim that waits directly behind the place of ``owner``, if both exist."""
     if not _holds(state, owner):
         for place, following in pairwise(state.queue):
             if place.claim.owner == owner:
@@ -240,7 +241,7 @@ def behind(state: KeyState, owner: str) -> Claim | None:
 
 
 def settle(state: KeyState, moment: Moment) -> tuple[KeyState, Grant | None]:
-    """Passes the key on if its lease has ended, and says to whom."""
+    """Pass the key on if its lease has ended, and return to which claim."""
     if state.voided:
         voided = tuple(each for each in state.voided if moment.now < each.until)
         state = state._replace(voided=voided)
@@ -264,17 +265,17 @@ def _lives(grant: Grant, moment: Moment) -> bool:
 
 
 def _behind(grant: Grant | None, queue: tuple[Place, ...]) -> tuple[Place, ...]:
-    """The queue after a lease has ended: a process that never confirmed it loses its places."""
+    """Return the queue after a lease has ended: a process that never confirmed loses its places."""
     if grant is None or grant.confirmed:
         return queue
     return tuple(place for place in queue if place.claim.process != grant.claim.process)
 
 
 def _without_some_lapsed(queue: tuple[Place, ...], moment: Moment) -> tuple[Place, ...]:
-    """A full queue without those that have lapsed among ``SEEN`` of its places.
+    """Return a full queue without the lapsed ones among ``SEEN`` of its places.
 
-    Which ones is a matter of the microsecond, so that all are seen in time. To look at all of them
-    would let those whom a full queue refuses keep the engine busy.
+    Which places are checked depends on the microsecond, so that all are checked in time. Checking
+    all of them each time would let rejected callers keep the engine busy.
     """
     start = round(moment.now * 1e6) % max(1, len(queue) - SEEN + 1)
     seen = queue[start : start + SEEN]

@@ -1,7 +1,7 @@
-"""What an acquisition and its engine have to tell, as events for whoever wants them.
+"""What an acquisition and its engine report, as events.
 
-What happens seldom is told by calling a function here. Where each request passes, the caller looks
-first whether anybody wants the event, which costs no call.
+Rare things are reported by calling a function here. On the way of every request, the caller first
+checks whether any observer wants the event, which costs no call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .observers import Observers
 from .outage import Outage
 
 AGAIN: Final = 1.0
-"""Seconds after which an engine that recovers again is news."""
+"""Seconds after which it is reported again that an engine recovers."""
 
 
 class Health:
@@ -39,7 +39,7 @@ class Health:
         self.outage = Outage()
 
     def answers_again(self) -> None:
-        """Takes note of the first answer after a failure."""
+        """Record the first answer after a failure."""
         observers = self._observers
         lasted, requests = self.outage.end(observers.now())
         if requests and Available in observers.wanted:
@@ -47,7 +47,7 @@ class Health:
             observers.tell(Available(engine=engine, lasted=lasted, requests=requests))
 
     def recovers(self, failure: EngineRecovering) -> None:
-        """Takes note that the engine recovers, which is told once, however many find it so."""
+        """Record that the engine recovers, which is reported once, however many callers notice."""
         observers, now = self._observers, self._observers.now()
         known = now < self._recovering_until
         self._recovering_until = max(self._recovering_until, now + failure.retry_after + AGAIN)
@@ -66,9 +66,9 @@ class Health:
         since: float,
         place: int | None = None,
     ) -> None:
-        """Takes note of a caller that could not be served.
+        """Record a caller that could not be served.
 
-        ``name`` is a key as the engine knows it, or nothing but a namespace and its colon.
+        ``name`` is a key as the engine knows it, or only a namespace and its colon.
         """
         observers, recovering = self._observers, isinstance(failure, EngineRecovering)
         if not recovering:
@@ -88,7 +88,7 @@ class Health:
 
 
 def tell_answer(observers: Observers, operation: str, sent: float, *, failed: bool) -> None:
-    """Tells how long the engine took to answer one request."""
+    """Report how long the engine took to answer one request."""
     if Answered in observers.wanted:
         duration = observers.now() - sent
         engine = observers.engine
@@ -100,13 +100,13 @@ def tell_answer(observers: Observers, operation: str, sent: float, *, failed: bo
 def tell_waiting(
     observers: Observers, name: str, label: str, *, place: int, holder: str | None
 ) -> None:
-    """Tells that a caller has joined a queue."""
+    """Report that a caller has joined a queue."""
     if Waiting in observers.wanted:
         observers.tell(Waiting(**observers.about(name, label), place=place, holder=holder))
 
 
 def tell_acquired(holding: Holding, since: float, *, handed_over: bool) -> None:
-    """Tells that a caller that asked ``since`` then has a lease."""
+    """Report that a caller that asked at ``since`` has a lease."""
     waited = holding.since - since
     acquired = Acquired(**holding.about(), waited=waited, handed_over=handed_over)
     holding.observers.tell(acquired)
@@ -121,7 +121,7 @@ def tell_busy(
     since: float,
     holder: str | None,
 ) -> None:
-    """Tells that a caller did not get a key that another has."""
+    """Report that a caller did not get a key that another has."""
     if busy.waiters is not None:
         if Refused in observers.wanted:
             about = observers.about(name, label)
@@ -140,7 +140,7 @@ def tell_busy(
 def tell_gave_up(
     observers: Observers, name: str, label: str, *, since: float, place: int | None
 ) -> None:
-    """Tells that a caller asks no longer."""
+    """Report that a caller no longer asks."""
     if GaveUp in observers.wanted:
         about, waited = observers.about(name, label), observers.now() - since
         observers.tell(GaveUp(**about, waited=waited, place=place))

@@ -1,1 +1,1 @@
-"""What operating systems do differently, each in one module: forks, and waiting for sockets."""
+"""What operating systems do differently: forks, threads, and waiting for sockets."""

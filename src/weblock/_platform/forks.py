@@ -1,6 +1,6 @@
 """Forks: what a child lets go of, and what no fork may interrupt.
 
-Windows does not fork. There is nothing to do there, and nothing to register with.
+Windows does not fork, so there is nothing to do there.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Final, Protocol
 
 
 class Forking(Protocol):
-    """An object with something of its process: connections, threads, leases, a mutex."""
+    """An object that belongs to its process: connections, threads, leases, a mutex."""
 
     def after_fork(self) -> None:
-        """Runs in the child, where no other thread does. Ends nothing of the parent's."""
+        """Called in the child, where no other thread runs. Ends nothing of the parent's."""
 
 
 class Mutex(Protocol):
@@ -39,7 +39,7 @@ def heed_forks(forking: Forking) -> None:
 
 
 def forbid_forks_within(mutex: Mutex) -> None:
-    """Have each fork wait for ``mutex``, and hold it until the child exists."""
+    """Make each fork wait for ``mutex``, and hold it until the child exists."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(
             before=mutex.acquire, after_in_parent=mutex.release, after_in_child=mutex.release

@@ -1,8 +1,8 @@
-"""Libraries that put greenlets in the place of threads.
+"""Libraries that replace threads by greenlets.
 
 Under gevent the thread that renews leases is a real one nevertheless (``hubs``). Under eventlet it
-is a greenlet, which does not run while another computes, and so are under gevent the threads of some
-clients.
+is a greenlet, which does not run while another computes; so are the threads of some clients under
+gevent.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def original(module: str, name: str) -> Any:
 
 
 def do_before_this_thread_ends(work: Callable[[], None]) -> None:
-    """Have the real thread that runs this do ``work`` at its end. In any other thread, nothing happens."""
+    """Run ``work`` at the end of the real thread that calls this. Other threads ignore it."""
     if here := real_thread_here():
         here.last_works.add(work)
 

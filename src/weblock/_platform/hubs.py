@@ -129,7 +129,7 @@ class RealThread:
             loop.run_callback_threadsafe(root.throw, SystemExit)
 
     def do_at_home(self, work: Callable[[], object]) -> None:
-        """Have a greenlet do ``work`` in the thread that started this one."""
+        """Run ``work`` in a greenlet of the thread that started this one."""
         self.home.loop.run_callback_threadsafe(gevent.spawn, work)
 
     def _run(self) -> None:

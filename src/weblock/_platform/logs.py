@@ -1,4 +1,4 @@
-"""The logger, which harms nobody, and what may stand in its lines."""
+"""The logger, which never raises, and what may be in its lines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class _Harmless(logging.LoggerAdapter[logging.Logger]):
-    """A logger whose handlers may fail: a lease does not depend on what somebody does with its news."""
+    """A logger whose handlers may fail: no lease depends on what a handler does."""
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         if not self.isEnabledFor(level):
@@ -23,14 +23,14 @@ logger = _Harmless(logging.getLogger("weblock"), {})
 """Logs as ``logging.getLogger("weblock")`` does, and never raises because a handler did."""
 
 audit = _Harmless(logging.getLogger("weblock.audit"), {})
-"""Logs who took which lease from whom."""
+"""Logs which lease was taken from which holder, and by whom."""
 
 
 def printable(text: str | None) -> str:
-    """Return a text that others wrote, a key or a label, for a terminal or a log.
+    """Return a text from strangers, a key or a label, for a terminal or a log.
 
-    Control and format characters, which would move a cursor, turn a line around or begin another,
-    are escaped.
+    Control and format characters, which would move a cursor, reverse a line or begin another, are
+    escaped.
     """
     text = text or ""
     if text.isprintable():
@@ -41,7 +41,7 @@ def printable(text: str | None) -> str:
 
 
 class Seldom:
-    """Says at most once in so many seconds that something is due."""
+    """Says at most once in a number of seconds that something is due."""
 
     __slots__ = ("_next", "_pause")
 

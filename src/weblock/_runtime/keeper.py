@@ -1,4 +1,4 @@
-"""The keeper's thread, and what becomes of it when the process forks."""
+"""The keeper's thread, and what a fork does to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .blocking import BlockingRuntime, drive
 
 
 class KeeperThread:
-    """Runs one engine's keeper in a daemon thread, from the first time that it is needed."""
+    """Runs one engine's keeper in a daemon thread, from when it is first needed."""
 
     def __init__(self, engine: Engine) -> None:
         real = engine.real_keeper
@@ -33,7 +33,7 @@ class KeeperThread:
         self.users = 0
 
     def close(self, timeout: float) -> None:
-        """Ends the thread, and waits for it at most ``timeout`` seconds."""
+        """End the thread, and wait for that at most ``timeout`` seconds."""
         self.keeper.close()
         self._thread.join(timeout)
 
@@ -66,9 +66,9 @@ _keepers = _Keepers()
 
 
 def keeper_of(engine: Engine) -> Keeper:
-    """The one keeper of ``engine`` in this process, for one more user.
+    """Return the one keeper of ``engine`` in this process, for one more user.
 
-    Each engine has its own, so that one that does not answer delays nobody else's renewals.
+    Each engine has its own, so that an engine that does not answer delays no other renewals.
     """
     with _keepers.guard:
         if engine not in _keepers.threads:
@@ -79,9 +79,9 @@ def keeper_of(engine: Engine) -> Keeper:
 
 
 def leave_keeper(engine: Engine, timeout: float = 5.0) -> bool:
-    """Says that one user has gone. Whether it was the last: then the keeper has ended.
+    """Record that a user has gone, and return whether it was the last: then the keeper has ended.
 
-    What it still owes is paid first, if the engine answers within ``timeout`` seconds.
+    Debts are paid first, if the engine answers within ``timeout`` seconds.
     """
     with _keepers.guard:
         thread = _keepers.threads[engine]

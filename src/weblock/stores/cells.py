@@ -1,4 +1,4 @@
-"""A store on top of any engine that can change one small value atomically, and ring a bell."""
+"""A store on top of any engine that can change one small value atomically, and notify a process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..errors import EngineUnavailable
 Transition = Callable[[KeyState, Moment], Step]
 
 _PORTION: Final = 1000
-"""Keys that are looked at in one go, where many are listed."""
+"""How many keys are read at once when keys are listed."""
 
 
 class Done(NamedTuple):
@@ -28,54 +28,54 @@ class Cells(Protocol):
     """The values of all keys."""
 
     async def update(self, key: str, transition: Transition, *, patience: float) -> Done:
-        """Replaces the value of ``key``, with nobody between the look and the change.
+        """Replace the value of ``key``; no other process changes it in between.
 
-        Raises ``EngineUnavailable`` if the cell cannot be had within ``patience`` seconds.
+        Raises ``EngineUnavailable`` if the cell is not available within ``patience`` seconds.
         """
 
     async def update_many(
         self, changes: Mapping[str, Transition], *, patience: float
     ) -> Mapping[str, Done | EngineUnavailable]:
-        """Replaces the values of several keys, each by itself, for as little as it can cost."""
+        """Replace the values of several keys, each by itself, as cheaply as possible."""
 
     async def names(self, prefix: str, *, patience: float) -> Sequence[str]:
-        """The keys that have a value, and begin with ``prefix``.
+        """Return the keys that have a value and begin with ``prefix``.
 
-        Raises ``EngineUnavailable`` if that cannot be told of all of them.
+        Raises ``EngineUnavailable`` if not all of them can be read.
         """
 
     async def mark(self, key: str, keep: float | None) -> None:
-        """As ``Store.mark``."""
+        """See ``Store.mark``."""
 
     async def marked(self, key: str) -> bool:
-        """As ``Store.marked``."""
+        """See ``Store.marked``."""
 
 
 class Bells(Protocol):
-    """The way to the other processes that lock here."""
+    """How to notify the other processes that lock here."""
 
     @property
     def process(self) -> str: ...
 
     def ring(self, process: str, owner: str, grasp: Grasp) -> None:
-        """Tells a waiter of a process that it has the lease. May fail in silence."""
+        """Notify a waiter of a process that it has the lease. May fail silently."""
 
     def watch(self, key: str, owner: str, ahead: Sequence[str]) -> None:
-        """Hears that ``owner`` waits here for ``key``, behind these processes: often, while it does.
+        """Record that ``owner`` waits here for ``key``, behind these processes. Called repeatedly.
 
-        The nearest process comes first. Where no process can ring another, this looks for the
-        waiters; where a death can be noticed, it has the waiter ask when the process before it dies.
+        The nearest process comes first. If no process can notify another, this polls for the
+        waiters; if deaths can be noticed, it makes the waiter ask when the process before it dies.
         """
 
     def close_up(self, process: str, owner: str) -> None:
-        """Hears that the waiter directly before this one has left the queue. May fail in silence.
+        """Record that the waiter directly before this one has left the queue. May fail silently.
 
-        Where a waiter watches only the one before it, it asks behind which one it is now.
+        If a waiter watches only the one before it, it asks which one that is now.
         """
 
 
 class LocalBells:
-    """The bells of an engine whose only process is this one."""
+    """The bells of an engine that serves only this process."""
 
     process = ""
 
@@ -160,7 +160,7 @@ class CellStore:
         return await self._cells.marked(key)
 
     async def _in_use(self, keys: Sequence[str]) -> list[str]:
-        """Those that somebody holds or waits for; others are remembered for a while only."""
+        """Return the keys that have a holder or waiters; others are remembered for a while only."""
         glances = {key: _Glance() for key in keys}
         outcomes = await self._cells.update_many(glances, patience=self._patience)
         for outcome in outcomes.values():

@@ -1,4 +1,4 @@
-"""Marks of what has been done, for engines that forget them with their process."""
+"""Marks of what is done, for engines that forget them with their process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 class MarksInProcess:
-    """In a dict, with the wall clock's time at which each ends."""
+    """A dict of marks, with the wall clock's time at which each ends."""
 
     def __init__(self) -> None:
         self._ends: dict[str, float] = {}

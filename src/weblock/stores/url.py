@@ -33,10 +33,10 @@ ENGINES: Final = {
     "valkeys": "redis",
     "zookeeper": "zookeeper",
 }
-"""The module beside this one that opens the URLs of a scheme. It is imported when it is needed."""
+"""The module next to this one that opens the URLs of a scheme. It is imported when needed."""
 
 DRIVERS: Final = {"redis": "redis"}
-"""The module that takes over a ready client, by the package that the client's class is from."""
+"""The module that adopts a ready client, by the package of the client's class."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
@@ -57,10 +57,9 @@ heed_forks(_engines)
 
 
 def engine_for(url: str | Sequence[str]) -> Engine:
-    """Return the engine that ``url`` names, the same one for all who ask in this process.
+    """Return the engine that ``url`` names, the same one for all callers in this process.
 
-    Several URLs name a quorum. Raises ``ConfigurationError`` for a URL that no engine knows, or
-    that its engine refuses.
+    Several URLs name a quorum. Raises ``ConfigurationError`` for a URL that no engine accepts.
     """
     _refuse_what_is_no_url(url)
     name = "\n".join(map(str, url)) if isinstance(url, list | tuple) else str(url)
@@ -102,14 +101,14 @@ def engine_of(client: object, **options: object) -> Engine:
 
 
 def forget(engine: Engine) -> None:
-    """Has the next one who asks for the engine's URL get a new one."""
+    """Make the next caller that asks for the engine's URL get a new one."""
     with _engines.guard:
         for url in [url for url, each in _engines.by_url.items() if each is engine]:
             del _engines.by_url[url]
 
 
 def _refuse_what_is_no_url(url: object) -> None:
-    """Raises for a ready engine, client or path, and says what to do with it."""
+    """Raise ``ConfigurationError`` for a ready engine, client or path, with the remedy."""
     if isinstance(url, str | bytes | list | tuple):
         return
     if isinstance(url, os.PathLike):
@@ -147,7 +146,7 @@ def _module(name: str) -> ModuleType:
 
 
 def without_secrets(url: str) -> str:
-    """A URL without what stands before an ``@``, which may be a password."""
+    """Return a URL without what precedes an ``@``, which may be a password."""
     scheme, mark, rest = url.partition("://")
     return f"{scheme}{mark}{rest.rpartition('@')[2]}"
 
