@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from itertools import repeat
 from operator import add
-from typing import Generic, Self, TypeVar, Unpack
+from typing import Final, Generic, Self, TypeVar, Unpack
 
 from ._core.acquiring import Caller, Locker
 from ._core.attempts import Attempts
@@ -15,16 +16,24 @@ from ._core.holding import Hands, Holding, Status, Unprotected
 from ._core.ports import SCOPES, Engine, Runtime
 from ._core.table import Released
 from ._options import HoldOptions, LocksOptions, Options, count
+from ._platform.logs import logger
 from ._runtime.clock import control
 from ._runtime.keeper import keeper_of, leave_keeper
 from ._runtime.observing import Audience, Observer, as_observer, debugging
 from .errors import ConfigurationError, EngineUnavailable
 from .events import Event, FailedOpen, Forced
 from .inspection import KeyInfo, KeyInfos, info_of
-from .keys import check_key, check_prefix, in_order, unqualified
+from .keys import CheckedKey, check_key, check_prefix, in_order, unqualified
 from .stores import url as urls
 
 T = TypeVar("T")
+
+_UNFILLED: Final = re.compile(r"\{[A-Za-z_][A-Za-z0-9_.]*(?::[a-z]+)?\}")
+
+_MOST_WARNINGS: Final = 20
+"""Keys that are warned of: more of them may be what strangers have made up."""
+
+_warned_of: Final[set[str]] = set()
 
 
 class Face:
@@ -173,6 +182,8 @@ class Face:
         if not keys:
             raise TypeError("name at least one key to lock")
         names = list(map(add, repeat(own.prefix), in_order(keys)))
+        if "{" in "".join(names):
+            _warn_of_templates(keys)
         locker = self._locker
         if debugging() is not self._observers.debugs:
             self._observers.refresh()
@@ -322,6 +333,21 @@ class Face:
         if leave_keeper(self._engine):
             urls.forget(self._engine)
             self._engine.close()
+
+
+def _warn_of_templates(keys: Sequence[str]) -> None:
+    """Logs a key that looks like a template, once: an ``f`` was forgotten, and all share one lock."""
+    for key in keys:
+        if isinstance(key, CheckedKey) or key in _warned_of or len(_warned_of) >= _MOST_WARNINGS:
+            continue
+        if found := _UNFILLED.search(key):
+            _warned_of.add(key)
+            name = found[0]
+            logger.warning(
+                "the key %r is locked as it stands: nothing fills in %s, so whatever it is meant to"
+                " be, the lock is the same. Write f%r, or weblock.Key(%r, ...) with its values",
+                *(key, name, key, key),
+            )
 
 
 class BaseLease:

@@ -24,6 +24,7 @@ from weblock import (
     LockTimeout,
     WeblockError,
 )
+from weblock.contrib.django import async_lease_of, lease_of
 
 
 def blocking(item_id: int) -> None:
@@ -188,3 +189,9 @@ def facts(error: WeblockError) -> None:
             value_error = error
         case _:
             assert_type(error, WeblockError)
+
+
+def of_django(request: Any) -> None:
+    """What a view of Django holds."""
+    assert_type(lease_of(request), Lease)
+    assert_type(async_lease_of(request), AsyncLease)

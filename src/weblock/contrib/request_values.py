@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from urllib.parse import parse_qsl
 
-from ..errors import InvalidKey
-from ..keys import KeyTemplate, Source
+from ..errors import ConfigurationError, InvalidKey
+from ..keys import CheckedKey, KeyTemplate, Source, check_key
 
 Headers = Callable[[str], Sequence[str]]
 """From the name of a header, in lower case, to its values: several, if it was sent several times."""
@@ -44,3 +44,19 @@ def sent_value(source: Source, *, query: str, headers: Headers) -> str | None:
             f"a lock wants one {source.kind} value of {source.name!r}, and the request has {len(found)}"
         )
     return found[0] if found else None
+
+
+def keys_made_by(function: Callable[..., object], made: object) -> list[CheckedKey]:
+    """Return the keys that a key function of the application's has made of a request.
+
+    Raises ``ConfigurationError`` where it gave something else than strings, or none, and
+    ``InvalidKey`` for a string that cannot be locked.
+    """
+    given = [made] if isinstance(made, str) or not isinstance(made, Iterable) else list(made)
+    keys = [check_key(key) for key in given if isinstance(key, str)]
+    if not given or len(keys) < len(given):
+        raise ConfigurationError(
+            f"key function {getattr(function, '__qualname__', function)!s} gave {made!r:.80}: a key"
+            " is a string; several are a list of strings"
+        )
+    return keys

@@ -15,7 +15,7 @@ from rest_framework.views import APIView
 from tests.servers.ports import free_port
 from tests.support.waiting import PATIENCE
 from weblock import ConfigurationError, Observer, observe
-from weblock.contrib.django import async_locks, lock, locks
+from weblock.contrib.django import async_lease_of, async_locks, lease_of, lock, locks
 from weblock.events import Acquired
 
 from .requests import fetch
@@ -89,6 +89,21 @@ def test_a_key_that_the_url_does_not_give_is_our_mistake(serve: Any) -> None:
     response = fetch("/items")
     assert response.status_code == 500
     assert "wants 'pk' of the URL" in str(response.exc_info[1])
+
+
+@pytest.mark.parametrize("made", [None, 7, [], [7], b"key"])
+async def test_a_key_function_that_makes_no_key_is_named(made: Any, serve: Any) -> None:
+    """What it gave, and what is wanted, stands in the error; the requester is not blamed."""
+
+    def of_cart(request: HttpRequest) -> Any:
+        return made
+
+    serve(items=lock(of_cart)(keys_of))
+    client = AsyncClient(raise_request_exception=False)
+    for response in (fetch_in_thread("/items"), await client.post("/items")):
+        assert response.status_code == 500
+        assert isinstance(response.exc_info[1], ConfigurationError)
+        assert f"of_cart gave {made!r}: a key is a string" in str(response.exc_info[1])
 
 
 @pytest.mark.parametrize("query", ["", "?color=", "?color=red&color=blue", "?color=" + 600 * "x"])
@@ -410,3 +425,33 @@ def test_a_view_is_tested_by_itself(serve: Any) -> None:
     view = lock("item:{pk}")(keys_of)
     assert view(RequestFactory().post("/"), pk=7).content == b"item:7"
     assert locks["default"].try_acquire("item:7")
+
+
+async def test_the_lease_has_a_type(serve: Any) -> None:
+    """``lease_of`` and ``async_lease_of`` give what the view holds, and say what is wrong where there is none."""
+
+    @lock("items")
+    def view(request: HttpRequest) -> HttpResponse:
+        assert lease_of(request) is request.weblock  # type: ignore[attr-defined]
+        with pytest.raises(ConfigurationError, match="take lease_of"):
+            async_lease_of(request)
+        return HttpResponse(lease_of(request).key)
+
+    @lock("items")
+    async def async_view(request: HttpRequest) -> HttpResponse:
+        await async_lease_of(request).extend(1)
+        with pytest.raises(ConfigurationError, match="take async_lease_of"):
+            lease_of(request)
+        return HttpResponse(async_lease_of(request).key)
+
+    def free(request: HttpRequest) -> HttpResponse:
+        with pytest.raises(
+            ConfigurationError, match="'/free' holds no lock: put @lock on its view"
+        ):
+            lease_of(request)
+        return HttpResponse("items")
+
+    serve(sync=view, awaited=async_view, free=free)
+    for path in ("/sync", "/awaited", "/free"):
+        assert fetch_in_thread(path).content == b"items"
+        assert (await AsyncClient().post(path)).content == b"items"

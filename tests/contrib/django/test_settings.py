@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 from django.core.cache import cache
+from django.core.handlers.asgi import ASGIHandler
+from django.core.handlers.wsgi import WSGIHandler
 from django.test import override_settings
 
 from tests.servers import shared
+from tests.servers.ports import free_port
 from weblock import ConfigurationError, Locks, LockTimeout
 from weblock.contrib.django import async_locks, locks
 from weblock.contrib.django.settings import aliases, of_alias
@@ -118,3 +121,31 @@ def test_a_cache_and_locks_use_one_server() -> None:
         cache.set("value", 7, timeout=60)
         assert cache.get("value") == 7
         assert locks["default"].inspect("of a cache")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"URL": "carrier-pigeon://"}, "carrier-pigeon"),
+        ({"URL": "redis://localhost/not-a-number"}, "jobs.*not-a-number"),
+        ({"URL": "memory://", "WIAT": 5}, "'WIAT'"),
+        ({"URL": "memory://", "TTL": -1}, "ttl=-1"),
+        ({"CACHE": "nope"}, "nope"),
+    ],
+)
+@pytest.mark.parametrize("handler", [WSGIHandler, ASGIHandler])
+def test_what_cannot_work_stops_the_server(
+    handler: Any, given: Any, message: str, settings: Any
+) -> None:
+    """With the middleware, a mistake in any alias is found when the server starts, in WSGI and ASGI."""
+    settings.MIDDLEWARE = settings.MIDDLEWARE[-1:]
+    settings.WEBLOCK = {"default": {"URL": "memory://"}, "jobs": given}
+    with pytest.raises(ConfigurationError, match=message):
+        handler()
+
+
+def test_an_engine_that_is_down_stops_no_server(settings: Any) -> None:
+    """An outage is no mistake: nothing is connected to at the start."""
+    settings.MIDDLEWARE = settings.MIDDLEWARE[-1:]
+    settings.WEBLOCK = {"default": {"URL": f"redis://127.0.0.1:{free_port()}"}}
+    assert WSGIHandler()

@@ -8,7 +8,7 @@ from ..._requirements import require
 
 require("weblock.contrib.django", "django")
 
-from .decorator import lock  # noqa: E402 - only what fits can be imported
+from .decorator import async_lease_of, lease_of, lock  # noqa: E402 - only what fits can be imported
 from .registry import async_locks, locks  # noqa: E402
 
-__all__ = ["async_locks", "lock", "locks"]
+__all__ = ["async_lease_of", "async_locks", "lease_of", "lock", "locks"]

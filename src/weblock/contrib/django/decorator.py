@@ -11,7 +11,9 @@ from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
 
 from ..._options import HoldOptions
+from ...aio import AsyncLease
 from ...errors import ConfigurationError, WeblockError
+from ...sync import Lease
 from .answers import aanswer_for, answer_for
 from .description import BusyView, KeyFunction, Lock, acall, call
 from .marks import mark, marks_of
@@ -35,7 +37,7 @@ def lock(
 
     It decorates functions and methods, plain or async, class-based views by ``method_decorator``
     or on the method itself, views and viewsets of Django REST framework, and operations of
-    django-ninja. The view finds the lease in ``request.weblock``.
+    django-ninja. The view finds the lease in ``request.weblock``, or by ``lease_of(request)``.
 
     What the URL gives the view is filled into keys; so are ``{query.name}`` and ``{header.name}``.
     A key may also be a function of the request that returns it. Several keys are held together,
@@ -72,6 +74,40 @@ def lock(
         return held  # type: ignore[return-value]
 
     return decorate
+
+
+def lease_of(request: HttpRequest) -> Lease:
+    """Return what the request holds, as ``request.weblock`` does, with its type.
+
+    Raises ``ConfigurationError`` where no lock is held, or in an async view, which has an
+    ``AsyncLease``.
+    """
+    found = _shown(request)
+    if isinstance(found, Lease):
+        return found
+    raise ConfigurationError(
+        "lease_of was asked in an async view, whose lease is awaited: take async_lease_of"
+    )
+
+
+def async_lease_of(request: HttpRequest) -> AsyncLease:
+    """Return what the request of an async view holds. Raises ``ConfigurationError``, as ``lease_of``."""
+    found = _shown(request)
+    if isinstance(found, AsyncLease):
+        return found
+    raise ConfigurationError(
+        "async_lease_of was asked in a view that is not async: take lease_of, which needs no await"
+    )
+
+
+def _shown(request: HttpRequest) -> object:
+    found = getattr(request, "weblock", None)
+    if found is None:
+        raise ConfigurationError(
+            f"the request to {request.path!r:.100} holds no lock: put @lock on its view, or write a"
+            " rule for it"
+        )
+    return found
 
 
 def _held(together: Together, view: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from ..._options import HoldOptions, Options
 from ...errors import ConfigurationError, LockTimeout
 from ...keys import KeyTemplate
-from ..request_values import Headers, request_values
+from ..request_values import Headers, keys_made_by, request_values
 
 Keys = str | Iterable[str]
 KeyFunction = Callable[[HttpRequest], Keys | Awaitable[Keys]]
@@ -62,14 +62,14 @@ class Lock:
         """The keys for a request. ``values`` has what of its URL the view is given."""
         keys = [_filled(template, request, values) for template in self.templates]
         for function in self.functions:
-            keys += _each(call(function, request))
+            keys += keys_made_by(function, call(function, request))
         return keys
 
     async def akeys_of(self, request: HttpRequest, values: Mapping[str, object]) -> list[str]:
         """The same, for a task."""
         keys = [_filled(template, request, values) for template in self.templates]
         for function in self.functions:
-            keys += _each(await acall(function, request))
+            keys += keys_made_by(function, await acall(function, request))
         return keys
 
 
@@ -98,10 +98,6 @@ def headers_of(request: HttpRequest) -> Headers:
     """The values of a header by its name, of which servers make one."""
     headers = request.headers
     return lambda name: [headers[name]] if name in headers else []
-
-
-def _each(keys: Keys) -> Iterator[str]:
-    yield from [keys] if isinstance(keys, str) else keys
 
 
 def _filled(template: KeyTemplate, request: HttpRequest, values: Mapping[str, object]) -> str:

@@ -18,6 +18,7 @@ from . import settings
 from .answers import aanswer_for, answer, answer_for
 from .description import Lock
 from .marks import locks_of
+from .registry import LocksByAlias, async_locks, locks
 from .request import TaskLocks, ThreadLocks, locks_of_request
 from .shield import to_its_end
 from .transactions import current_guard
@@ -32,9 +33,14 @@ def LockMiddleware(get_response: Callable[[HttpRequest], Any]) -> _Layer:  # noq
 
 
 class _Layer:
+    _locks: LocksByAlias[Any]
+
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
         self._get_response = get_response
-        settings.rules()  # What cannot work is refused when the server starts.
+        # What cannot work is refused when the server starts. No engine is connected to yet.
+        settings.rules()
+        for alias in self._locks:
+            self._locks[alias]
 
     def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
         """Answers what gets out of a view: a lost lease, or a lock of the view's own."""
@@ -45,6 +51,8 @@ class _Layer:
 
 class _ThreadLayer(_Layer):
     """In a chain of functions, as under WSGI."""
+
+    _locks = locks
 
     def __call__(self, request: HttpRequest) -> Any:
         return ThreadLocks(request).run(lambda: self._get_response(request))
@@ -76,6 +84,8 @@ class _ThreadLayer(_Layer):
 
 class _TaskLayer(_Layer):
     """In a chain of coroutine functions, as under ASGI."""
+
+    _locks = async_locks
 
     def __init__(self, get_response: Callable[[HttpRequest], Awaitable[Any]]) -> None:
         super().__init__(get_response)

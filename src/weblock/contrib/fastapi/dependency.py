@@ -9,7 +9,7 @@ import functools
 import inspect
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType
 from typing import Annotated, Any, Final, Literal, NoReturn, Unpack, get_args
@@ -21,9 +21,9 @@ from fastapi.requests import HTTPConnection
 from ..._options import HoldOptions, Options
 from ...aio import AsyncLease
 from ...errors import ConfigurationError
-from ...keys import CheckedKey, KeyTemplate, Source, check_key, in_order
+from ...keys import CheckedKey, KeyTemplate, Source, in_order
 from ..asgi import RequestLocks, request_locks
-from ..request_values import sent_value
+from ..request_values import keys_made_by, sent_value
 
 OnLost = Literal["cancel", "continue"]
 
@@ -78,7 +78,7 @@ class LockDependency:
             if isinstance(key, KeyTemplate):
                 keys.append(key.fill(values_for(key, connection)))
             else:
-                keys += _keys_of(key, next(of_functions))
+                keys += keys_made_by(key, next(of_functions))
         options: HoldOptions = dict(self.options)  # type: ignore[assignment] # lock() was given them
         lease = await request.hold(in_order(keys), options)
         if self.on_lost == "cancel":
@@ -118,16 +118,6 @@ def _parsed(key: str | KeyFunction) -> KeyTemplate | KeyFunction:
     template = KeyTemplate.parse(key)
     template.in_request()
     return template
-
-
-def _keys_of(function: KeyFunction, made: Any) -> list[CheckedKey]:
-    keys = [made] if isinstance(made, str) or not isinstance(made, Iterable) else list(made)
-    if not keys or not all(isinstance(key, str) for key in keys):
-        raise ConfigurationError(
-            f"key function {getattr(function, '__qualname__', function)!s} gave {made!r:.80}: a key"
-            " is a string; several are a list of strings"
-        )
-    return [check_key(key) for key in keys]
 
 
 # What a key is made of: the values that the endpoint will see.

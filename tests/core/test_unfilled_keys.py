@@ -1,0 +1,70 @@
+"""A key that looks like a template: its ``f`` was forgotten, and all items share one lock."""
+
+import itertools
+
+import pytest
+
+from weblock import AsyncLocks, Key, Locks, _face
+
+numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def unwarned(monkeypatch):
+    """Nobody has been warned yet, of whatever key."""
+    monkeypatch.setattr(_face, "_warned_of", set())
+
+
+@pytest.fixture
+def url():
+    """An engine of the test's own."""
+    return f"memory://unfilled-{next(numbers)}"
+
+
+async def hold(face, url, key):
+    """Holds a key, on either face."""
+    if face is Locks:
+        with Locks.from_url(url) as locks, locks.hold(key):
+            pass
+    else:
+        async with AsyncLocks.from_url(url) as locks, locks.hold(key):
+            pass
+
+
+both = pytest.mark.parametrize("face", [Locks, AsyncLocks])
+
+
+@both
+async def test_a_template_that_nobody_fills_in_is_warned_of(face, url, caplog):
+    """``hold("item:{item_id}")`` names the remedy, once, and locks what it was given."""
+    for _ in range(3):
+        await hold(face, url, "item:{item_id}")
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "nothing fills in {item_id}" in record.getMessage()
+    assert "Write f'item:{item_id}'" in record.getMessage()
+
+
+@both
+@pytest.mark.parametrize(
+    "key", ["item:7", "{}", "{7}", "a{b", "{'a': 1}", "{a b}", Key("item:{name}", name="{name}")]
+)
+async def test_other_keys_are_not_warned_of(face, key, url, caplog):
+    """Braces that are no placeholder are a user's own, and so is what a template was filled in with."""
+    await hold(face, url, key)
+    assert not caplog.records
+
+
+async def test_strangers_keys_do_not_fill_the_log(url, caplog):
+    """Only so many are told of: a key may be made of what somebody has sent."""
+    for number in range(50):
+        await hold(Locks, url, f"file:{{name_{number}}}")
+    assert len(caplog.records) == _face._MOST_WARNINGS
+    assert len(_face._warned_of) == _face._MOST_WARNINGS
+
+
+def test_decorators_fill_in_their_templates(url, caplog):
+    """``serialized("item:{item_id}")`` is a template, which its calls fill in."""
+    with Locks.from_url(url) as locks:
+        locks.serialized("item:{item_id}")(lambda item_id: None)(7)
+    assert not caplog.records
