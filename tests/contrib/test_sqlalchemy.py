@@ -228,6 +228,7 @@ def follow(blocking, fenced):
     def add():
         with blocking.hold("x") as lease, Session(fenced) as session:
             guard(session, lease, fence=True)
+            session.scalar(select(func.count(Item.id)))
             session.add(Item())
             session.commit()
 
@@ -311,6 +312,18 @@ class TestTheDatabaseAsReferee:
                 change(session)
             session.rollback()
         assert items(fenced) == 1
+
+    def test_a_statement_that_the_database_refuses_says_why(self, fenced, followed, follow):
+        """A serialization error of a stale section is told as what it is, and the pool is left whole."""
+        with Session(fenced.execution_options(isolation_level="SERIALIZABLE")) as session:
+            guard(session, followed, fence=True)
+            session.scalar(select(func.count(Item.id)))
+            follow()
+            with pytest.raises(StaleFence):
+                session.execute(insert(Item))
+            session.rollback()
+        assert items(fenced) == 1
+        assert fenced.pool.checkedout() == 0
 
     def test_two_phases_are_checked(self, server, fenced, followed, follow):
         """A two-phase commit is refused before its first phase."""

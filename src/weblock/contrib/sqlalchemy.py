@@ -61,7 +61,7 @@ from .guarding import (  # noqa: E402
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
-    from sqlalchemy.orm import Session, SessionTransaction
+    from sqlalchemy.orm import ORMExecuteState, Session, SessionTransaction
 
 
 def guard(
@@ -156,6 +156,7 @@ class _Fenced:
         self._wrote: dict[Connection, bool] = {}
         session.get_bind = self.get_bind  # type: ignore[method-assign]
         event.listen(session, "after_begin", self.begun)
+        event.listen(session, "do_orm_execute", self.execute)
         event.listen(session, "after_transaction_end", self.ended)
 
     def get_bind(self, *args: Any, **options: Any) -> Engine | Connection:
@@ -243,20 +244,37 @@ class _Fenced:
             return False
         return True
 
+    def execute(self, state: ORMExecuteState) -> Any:
+        """Runs a statement of the session, which the database may refuse because of another section."""
+        try:
+            return state.invoke_statement()
+        except DBAPIError as error:
+            self._explain_here(error)
+            raise
+
     def explain(self, error: Exception) -> None:
-        """Raises ``StaleFence``, if it was for us that a database refused a statement."""
+        """Raises ``StaleFence``, if a flush failed because another section has begun."""
+        if trouble_of(error) is Trouble.CONFLICT:
+            for connection in self._wrote:  # The session has given up its transaction on it.
+                with connection.engine.connect() as other:
+                    self._look(other)
+
+    def _explain_here(self, error: Exception) -> None:
+        """The same, where the transaction is broken, but not given up: nothing more can come of it."""
         if trouble_of(error) is Trouble.CONFLICT:
             for connection in self._wrote:
-                # In another transaction, for ours is broken.
-                with connection.engine.connect() as other:
-                    for mark in self._marks:
-                        run(still_ours(mark), _asked(other, self._wait))
+                connection.connection.rollback()  # Without taking a second connection.
+                self._look(connection)
+
+    def _look(self, connection: Connection) -> None:
+        for mark in self._marks:
+            run(still_ours(mark), _asked(connection, self._wait))
 
     def _check(self, connection: Connection, mark: Mark) -> None:
         try:
             run(checking(mark), _asked(connection, self._wait))
         except Conflict as conflict:
-            self.explain(conflict.error)
+            self._explain_here(conflict.error)
             raise conflict.error from None
         except DBAPIError as error:
             if trouble_of(error) is not Trouble.READ_ONLY:
