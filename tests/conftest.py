@@ -1,6 +1,18 @@
 """What holds for all tests."""
 
+from __future__ import annotations
+
+import pytest
+
+from tests.support import longest_first
 from weblock.stores.file import machines
 
 # Tests run in containers too, where file:// warns of it once in a process: some test would be the first.
 machines.told.append("a machine of tests")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Orders the tests for the processes of a run, unless the order is to be random."""
+    if config.getoption("order", None) is None:
+        longest_first.arrange(items)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +40,8 @@ class Workers:
         self._losses: list[Span] = []
         self.processes = [self._new() for _ in range(4)]
         self.worst = 0.0
+        self._begun = 0
+        self._read: Counter[Path] = Counter()
         self.go_on()
 
     def history(self) -> History:
@@ -114,9 +117,14 @@ class Workers:
         return history
 
     def _sections(self) -> int:
-        """Bytes would do as well, but for errors, which are written too."""
-        folder = Path(self._folder.name)
-        return sum(path.read_bytes().count(b'"began"') for path in folder.glob("*.jsonl"))
+        """The number so far. Only what was written since the last look is read: it is looked often."""
+        for path in Path(self._folder.name).glob("*.jsonl"):
+            with path.open("rb") as journal:
+                journal.seek(self._read[path])
+                news = journal.read()
+            self._read[path] += len(news)
+            self._begun += news.count(b'"event": "began"')
+        return self._begun
 
     def _new(self) -> subprocess.Popen[bytes]:
         words = [next(self._faces), self._folder.name, json.dumps(self._options), *self._urls]

@@ -10,7 +10,7 @@ import select
 import sys
 import time
 
-for name in ("fcntl", "grp", "pwd"):
+for name in ("fcntl", "grp", "pwd", "resource"):
     sys.modules[name] = None  # type: ignore[assignment] - to import it raises ImportError
 
 for module, names in {

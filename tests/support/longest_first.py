@@ -1,0 +1,48 @@
+"""Has each process of a run begin with tests that take long, so that none is left with one at the end.
+
+xdist gives each process as long a stretch of the tests as any other, and who has nothing left to do takes
+over the last ones of another.
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import chain
+
+import pytest
+
+LONG = (
+    "tests/faults/",
+    "tests/platforms/test_bare.py",
+    "tests/core/test_quorum_simulation.py",
+    "tests/core/test_redis_store_simulation.py",
+    "tests/core/test_simulation.py",
+    "tests/contract/test_mutual_exclusion.py",
+    "tests/engines/test_gevent.py",
+    "tests/e2e/test_demo.py",
+    "tests/test_benchmarks.py",
+)
+"""Where single tests take many seconds."""
+
+
+def arrange(items: list[pytest.Item]) -> None:
+    """Puts these at the beginning of each stretch."""
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    long = sorted((item for item in items if _is_long(item)), key=_place)
+    others = [item for item in items if not _is_long(item)]
+    stretches, start = [], 0
+    for number in range(processes):
+        first = long[number::processes]
+        length = (len(items) - start) // (processes - number) - len(first)
+        stretches.append(first + others[:length])
+        del others[:length]
+        start += len(stretches[-1])
+    items[:] = chain(*stretches, others)
+
+
+def _is_long(item: pytest.Item) -> bool:
+    return item.nodeid.startswith(LONG)
+
+
+def _place(item: pytest.Item) -> int:
+    return next(place for place, start in enumerate(LONG) if item.nodeid.startswith(start))
