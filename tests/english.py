@@ -37,14 +37,14 @@ def _slip(pattern: str, instead: str) -> Slip:
 
 IN_PROSE: Final = [
     _slip(
-        r"(?:^|[.:;] )(?:And |But )?[Ww]ho (?!holds\b|else\b|waits\b|is trusted)[a-z]+s\b(?![^.?!]*\?)",
+        r"(?:^|[.;] )(?:And |But )?[Ww]ho (?!holds\b|else\b|waits\b|is trusted)[a-z]+s\b(?![^.?!]*\?)",
         "name the subject: 'A caller that ...'",
     ),
     _slip(r"\b[Ww]hoever\b", "name the subject: a caller, a process, a client"),
     _slip(r"\b(?:[Tt]hose|[Tt]he one|[Oo]ne) who\b", "name the subject: callers, waiters, holders"),
     _slip(r"\b(?:is|are) told\b(?! apart)", "learns, gets, is notified"),
     _slip(r"\bthere twice\b", "repeated"),
-    _slip(r"\bmay not\b", "must not, cannot or might not"),
+    _slip(r"\bmay not\b(?!,)", "must not, cannot or might not"),
     _slip(r"\boverrules?\b", "overrides"),
     _slip(r"\bat work\b", "running"),
     _slip(r"\bin vain\b", "say what did not happen"),

@@ -167,7 +167,7 @@ async def value_of(
         try:
             turn = await turns.take(key, {**turns.options, "wait": 0})
         except (LockTimeout, EngineRecovering):
-            return cast("R", entry.value)  # Somebody is at it, or may be.
+            return cast("R", entry.value)  # Another caller computes it, or may.
     else:
         turn = await turns.take(key, turns.options)
     try:
@@ -187,7 +187,7 @@ async def _look_again_or_compute(
     try:
         turn.check()
     except LeaseLost:
-        return value  # It is true all the same; but another may have kept a later one.
+        return value  # It is correct, but another caller may have stored a later one.
     return await keeping.keep(key, value)
 
 

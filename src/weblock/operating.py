@@ -99,7 +99,7 @@ def sheet(info: KeyInfo) -> str:
 
 
 def question(info: KeyInfo) -> str:
-    """Return what somebody should know who is about to take a lease away."""
+    """Return what to know before a lease is taken away."""
     return (
         f"{printable(info.key)} is held by {printable(info.holder)}, for {duration(info.held_for)}."
         " If that is still at work, it and the next holder overlap."

@@ -49,7 +49,7 @@ INFINITE: Final = float("inf")
 
 
 class Caller(NamedTuple):
-    """Who acquires, if that is not just the task or thread that runs."""
+    """The caller that acquires, if that is not just the task or thread that runs."""
 
     label: str
     """What others see of it, if it is not what the terms say."""
@@ -355,7 +355,7 @@ class Acquisition:
             holding = self._hold(fence, anchor, until, at_most, confirmed=confirmed)
             if holding:
                 return holding
-            # A loop that was blocked hears of its turn too late: the keeper may have kept it.
+            # A blocked loop learns of its turn too late, but the keeper may have kept the lease.
             if confirmed and self._patience() <= 0:
                 raise self._unavailable("it answered after the ttl had passed")
 

@@ -276,7 +276,7 @@ class Holding:
                 self.observers.tell(risk)
             left = min(self.terms.ttl, self.deadline - now)  # Little, where it was handed over.
             self.due = min(self.deadline, now + max(RETRY, left / 10))
-        elif now >= self.deadline:  # Whoever looked meanwhile took it for lost, and so it is.
+        elif now >= self.deadline:  # It was lost in between, and stays so.
             self.lose(self._why_it_ends())
         elif isinstance(reply.answer, Held) and reply.answer.fence == self.fence:
             self.renewed(reply.answer, Anchor(reply.now, sent), self._asked)

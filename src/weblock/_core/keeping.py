@@ -192,7 +192,7 @@ class Keeper:
         """Run the loop; ``spawn`` runs it again if it fails."""
         store = self._store = self._store or self._connect(self._runtime)
         while not self._ends:
-            # Whoever adds something from here on rings, so that nothing slips past the look below.
+            # Anything that is added from here on rings, so the check below misses nothing.
             asked_for, self._wakes_at = self._wakes_at, float("inf")
             await self._beat(store)
             await self._pay_a_debt(store)

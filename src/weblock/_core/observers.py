@@ -1,4 +1,4 @@
-"""Who is notified of what happens to the leases of one ``Locks``."""
+"""The listeners for what happens to the leases of one ``Locks``."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Poll(Protocol):
 
 
 class SelectPoll:
-    """The same by ``select``, which Windows has too. It knows no event but ``READABLE``."""
+    """Polls with ``select``, which Windows has too. It knows no event but ``READABLE``."""
 
     def __init__(self) -> None:
         self._fds: set[int] = set()

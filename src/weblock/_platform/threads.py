@@ -149,9 +149,9 @@ class CallQueue:
         return self._made[0]  # Of two that were made at the same time, all use the first.
 
     def call(self, callback: Callable[[], object]) -> bool:
-        """Has it called soon. Whether there was room for it.
+        """Queue a function to be called soon, and return whether there was room for it.
 
-        Where no thread can be started, it is called here and now.
+        If no thread can be started, it is called here and now.
         """
         if self._most is not None and self._queue.qsize() >= self._most:
             return False

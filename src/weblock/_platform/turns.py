@@ -33,8 +33,8 @@ class Turn:
 class Turns:
     """``take(timeout=seconds)`` returns a turn or raises ``Empty``; ``give_back(turn)`` returns it.
 
-    ``on_lost`` is called for a turn that was lost, before somebody else can have it. ``brief`` turns
-    are given back without having waited for anything: no greenlet needs to run in between.
+    ``on_lost`` is called for a turn that was lost, before another caller can have it. ``brief``
+    turns are given back without having waited for anything: no greenlet needs to run in between.
     """
 
     __slots__ = ("__weakref__", "_on_lost", "give_back", "take")

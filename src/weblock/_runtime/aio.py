@@ -88,7 +88,7 @@ class AsyncioRuntime:
             self._tasks.discard(task)
             under_way -= 1
             if over.done():
-                return  # Nobody is left to hear of an error but the loop, which logs it.
+                return  # Only the loop can still report an error: it logs it.
             if not task.cancelled() and (error := task.exception()):
                 over.set_exception(error)
             elif under_way == 0 or enough():

@@ -80,7 +80,7 @@ _acts_for: ContextVar[object | None] = ContextVar("weblock_acts_for", default=No
 def _task_or_thread() -> object:
     loop = running_loop()
     task = asyncio.current_task(loop) if loop else None
-    # Not the task itself, which keeps what it returned, a lease perhaps, for whoever asks.
+    # Not the task itself, which would keep its result alive, perhaps a lease.
     return weakref.ref(task) if task else _this_thread.mark
 
 

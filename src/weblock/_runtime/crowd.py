@@ -32,7 +32,7 @@ class Crowd:
         return not self._parked
 
     def run(self, enough: Callable[[], bool], *, until: float = float("inf")) -> None:
-        """Has them go on until all are done, there is ``enough``, or the time is over."""
+        """Run them until all are done, there is ``enough``, or the time is over."""
         while self._parked and now() < until and not enough():
             self._wait(min(until, *(parked.due for parked in self._parked.values())))
 

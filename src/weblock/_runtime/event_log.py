@@ -41,7 +41,7 @@ from ..events import (
 )
 
 FREQUENT: Final = frozenset({Waiting, Acquired, Released, GaveUp})
-"""What happens to each request: it is logged for those who debug."""
+"""What happens to each request: it is logged for debugging."""
 
 KINDS: Final = frozenset(EVENTS.values()) - {Answered}
 """What is ever logged."""

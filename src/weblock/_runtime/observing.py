@@ -1,4 +1,4 @@
-"""How those who listen are told of events, without harm to what they are told of."""
+"""How observers are called with events, so that they cannot harm what they observe."""
 
 from __future__ import annotations
 
@@ -34,21 +34,26 @@ def _always(_event: Event) -> bool:
 
 
 class Observer:
-    """A function that is told of events, and how.
+    """A function that is called with events, and how.
 
-    A bare function in ``observers=`` stands for ``Observer(function)``: it is called with every event,
-    one after the other, in a background thread of its own. So it may be slow, and may wait. If more
-    than 10000 events wait for it, further ones are dropped, with a warning.
+    A bare function in ``observers=`` stands for ``Observer(function)``: it is called with every
+    event, one after the other, in a background thread of its own. So it may be slow, and may wait.
+    If more than 10000 events wait for it, further ones are dropped, with a warning.
 
-    ``only`` limits the events to some of the classes in ``weblock.events``. ``Answered``, of which
-    there are several for each lease, has to be named there. ``when`` is asked at once whether an
-    event is to be told, and must be as quick as ``immediate`` functions. With ``immediate=True``
-    the function is called at once, in the thread and the context where the event happens, as a
-    tracer needs it. It must return within microseconds and never wait: the thread may be the one that
-    renews leases.
+    Args:
+        only: Limits the events to some of the classes in ``weblock.events``. ``Answered``, of which
+            there are several for each lease, has to be named here.
+        when: Is asked at once whether to pass an event on, and must be as quick as ``immediate``
+            functions.
+        immediate: Calls the function at once, in the thread and the context where the event
+            happens, as a tracer needs it. It must return within microseconds and never wait: the
+            thread may be the one that renews leases.
 
-    What an observer raises is logged and changes nothing. Raises ``ConfigurationError`` for what
-    cannot be called, for an async function, and for an unknown kind of event.
+    An exception of an observer is logged and changes nothing.
+
+    Raises:
+        ConfigurationError: It cannot be called, is an async function, or names an unknown kind of
+            event.
     """
 
     __slots__ = (
@@ -172,9 +177,9 @@ _everywhere = _Everywhere()
 
 
 def observe(observer: Callable[[Event], object] | Observer) -> Callable[[], None]:
-    """Has an observer told of what happens to all locks of this process. Returns what ends that.
+    """Add an observer of all locks of this process, and return a function that removes it.
 
-    So it is for every ``Locks`` and ``AsyncLocks``, also for those that are made later. Raises
+    It observes every ``Locks`` and ``AsyncLocks``, also those that are created later. Raises
     ``ConfigurationError`` as ``Observer`` does.
     """
     added = as_observer(observer)

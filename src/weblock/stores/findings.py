@@ -28,12 +28,12 @@ class Finding(NamedTuple):
 
 
 def warning(subject: str, text: str, remedy: str) -> Finding:
-    """Return a finding that somebody should know of."""
+    """Return a finding that an operator should know."""
     return Finding(subject, text, Level.WARNING, remedy)
 
 
 def problem(subject: str, text: str, remedy: str) -> Finding:
-    """Return a finding that somebody has to do something about."""
+    """Return a finding that an operator has to act on."""
     return Finding(subject, text, Level.PROBLEM, remedy)
 
 

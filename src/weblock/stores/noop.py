@@ -46,7 +46,7 @@ class NoopEngine:
 
 
 class _Lease:
-    """What one owner has, for those who look on."""
+    """What one owner has, for observers."""
 
     __slots__ = ("grant", "key")
 

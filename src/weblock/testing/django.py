@@ -30,11 +30,11 @@ def views(*names: str) -> Watch:
 def assert_serialized(
     call: Callable[[], R], *, inside: str | Watch | None = None, times: int = 5, pause: float = 0.1
 ) -> list[R]:
-    """As ``weblock.testing.assert_serialized``, for requests of a test client, or to a live server.
+    """Assert that requests of a test client, or to a live server, do not overlap.
 
-    Unless ``inside`` names something else, no two of the views that are asked for may be at work at
-    the same time, from the beginning of their transaction to its end. Raises ``ConfigurationError``
-    in a ``TestCase``, whose transaction other threads cannot share.
+    As ``weblock.testing.assert_serialized``. Unless ``inside`` names something else, no two of the
+    requested views may run at the same time, from the beginning of their transaction to its end.
+    Raises ``ConfigurationError`` in a ``TestCase``, whose transaction other threads cannot share.
     """
     refuse_transaction_of_test()
 
@@ -56,9 +56,9 @@ async def assert_serialized_async(
     times: int = 5,
     pause: float = 0.1,
 ) -> list[R]:
-    """The same for requests of the async client, to async views.
+    """Assert that requests of the async client, to async views, do not overlap.
 
-    Views that are not async all run in one thread then: they cannot overlap, and that is said.
+    Synchronous views all run in one thread then: they cannot overlap, and the error says so.
     """
     try:
         return await serialized.assert_serialized_async(

@@ -1,4 +1,4 @@
-"""Which sections overlapped, for those who read a failed test."""
+"""Which sections overlapped, for the reader of a failed test."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 from unittest import mock
 
 STEP: Final = 0.002
-"""Seconds between two looks at whether somebody else has come in."""
+"""Seconds between two checks whether another call has entered."""
 
 
 @dataclass(eq=False)
@@ -37,8 +37,8 @@ class Section:
 class Sections:
     """All passes through a critical section, from any thread or task.
 
-    Each is stretched, until somebody else comes in or ``pause`` seconds have passed: sections of a
-    millisecond would meet too seldom for a test to notice.
+    Each is extended until another call enters or ``pause`` seconds have passed: sections of a
+    millisecond would overlap too seldom for a test to notice.
     """
 
     def __init__(self, *, pause: float) -> None:
@@ -66,7 +66,7 @@ class Sections:
                 section.leave = time.monotonic()
 
     def lingering(self, function: Callable[..., Any], *, asynchronous: bool) -> Callable[..., Any]:
-        """The function, after which its caller lingers, while somebody else may come in."""
+        """Return the function, after which its caller lingers while another call may enter."""
         if asynchronous:
 
             @functools.wraps(function)
@@ -125,7 +125,7 @@ def overlapping(sections: list[Section]) -> list[tuple[int, int]]:
 
 
 Watch = Callable[[Sections], AbstractContextManager[object]]
-"""Has what must not overlap noted as sections, while the block lasts."""
+"""Records what must not overlap as sections, while the block lasts."""
 
 
 def watch_function(path: str) -> Watch:

@@ -32,7 +32,7 @@ def assert_serialized(
 async def assert_serialized_async(
     call: Callable[[], Awaitable[R]], *, inside: str | Watch, times: int = 5, pause: float = 0.1
 ) -> list[R]:
-    """The same for calls that are awaited, as tasks of the running loop."""
+    """Assert that calls that are awaited, as tasks of the running loop, do not overlap."""
     sections = Sections(pause=pause)
     with _watching(inside, sections):
         calls = (call() for _ in range(times))

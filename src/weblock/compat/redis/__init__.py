@@ -85,7 +85,7 @@ class Lock(BaseLock[Lease]):
         return True
 
     def reacquire(self) -> Literal[True]:
-        """Has it end ``timeout`` seconds from now."""
+        """Let it end ``timeout`` seconds from now."""
         lease = self._held_for_a_time("reacquire")
         with translated(self.name):
             lease.extend(self._longer(lease, self.timeout))

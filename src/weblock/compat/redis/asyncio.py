@@ -75,7 +75,7 @@ class Lock(BaseLock[AsyncLease]):
         return True
 
     async def reacquire(self) -> Literal[True]:
-        """Has it end ``timeout`` seconds from now."""
+        """Let it end ``timeout`` seconds from now."""
         lease = self._held_for_a_time("reacquire")
         with translated(self.name):
             await lease.extend(self._longer(lease, self.timeout))

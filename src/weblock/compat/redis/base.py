@@ -49,7 +49,7 @@ class BaseLock(Generic[L]):
 
     @property
     def local(self) -> _Local[L]:
-        """Has the ``token`` of the lease that we have, as bytes, or ``None``."""
+        """The ``token`` of the lease, as bytes, or ``None``."""
         return self._local
 
     def _terms(
@@ -115,7 +115,7 @@ class BaseLock(Generic[L]):
 
 
 class _Local(Generic[L]):
-    """The lease that whoever looks has."""
+    """The lease of the running thread or task."""
 
     lease: L | None = None
 
@@ -125,7 +125,7 @@ class _Local(Generic[L]):
 
 
 class _OfThread(_Local[L], threading.local):
-    """The same, of each thread its own."""
+    """The lease of each thread."""
 
 
 @contextlib.contextmanager
@@ -154,7 +154,7 @@ class PerClient(Generic[F]):
         self._known: weakref.WeakKeyDictionary[Any, F] = weakref.WeakKeyDictionary()
 
     def of(self, client: Any) -> F:
-        """Those of a client, made when they are first needed."""
+        """Return the locks of a client, which are created when first needed."""
         pool = _pool_of(client)
         if pool in self._known:
             return self._known[pool]
@@ -174,5 +174,5 @@ def _pool_of(client: Any) -> Any:
 
 
 def _close(locks: Face) -> None:
-    """In the background, since whoever happens to collect the garbage must not wait for it."""
+    """Close in the background, because the garbage collector must not wait for it."""
     threading.Thread(target=locks._close, name="weblock-closing", daemon=True).start()  # noqa: SLF001

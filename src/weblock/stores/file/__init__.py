@@ -42,7 +42,7 @@ PATIENCE: Final = 5.0
 """Seconds to wait for a record file, which is held for microseconds, before it counts as stuck."""
 
 BEAT_PATIENCE: Final = 0.2
-"""The same for heartbeats, so that one stuck file does not delay those in others."""
+"""Patience of heartbeats, so that one stuck file does not delay those in others."""
 
 CHECK_EVERY: Final = 1.0
 """Seconds after which a process that locks looks whether another machine has moved in."""
@@ -105,7 +105,7 @@ def _is_supported() -> bool:
 
 
 def default_directory() -> str:
-    """The same for all processes of one user, whatever their environment."""
+    """Return the same directory for all processes of one user, whatever their environment."""
     return f"/tmp/weblock-{os.geteuid()}"  # noqa: S108 - checked to be private before it is used
 
 
@@ -184,7 +184,7 @@ class FileEngine:
         return diagnose(self.path, alone=self.alone)
 
     def close(self) -> None:
-        """Whoever still waits here is told."""
+        """Close the engine. Callers that still wait here are notified."""
         with self._guard:
             self._closed = True
             home, self.home = self.home, None
@@ -362,7 +362,7 @@ class _RecordCells:
     async def _wait_for(self, record: RecordFile, patience: float) -> Turn:
         """Locks a file that is busy. Of many who would wait for one that is stuck, one does."""
         started = self._runtime.now()
-        # One who has just waited for a file that is stuck has done so for all.
+        # A caller that has just waited for a stuck file has done so for all.
         known = record.given_up(started) >= patience
         since = started - patience if known else started
         busy = Busy(record.path, patience, since, asks_who=patience > BEAT_PATIENCE)

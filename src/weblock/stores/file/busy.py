@@ -1,7 +1,7 @@
-"""What a caller that waits for a record file sees of those who are in it: one that is stuck, or many.
+"""What a caller that waits for a record file sees: one process is stuck inside, or many pass.
 
 A file is held for microseconds. One process that is inside all the time is stopped, or hangs, and
-nobody else gets in before it is continued or killed. Where processes go in and out and the caller
+no other gets in before it is continued or killed. Where processes go in and out and the caller
 gets in between none of them, the machine has too few processors for them, and it is worth waiting.
 """
 

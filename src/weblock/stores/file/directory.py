@@ -23,7 +23,7 @@ MARKER: Final = "weblock"
 """The file that says the version, and the boot that the leases are of."""
 
 CONTESTED: Final = "several machines"
-"""What the marker says instead of a boot when two machines have been at work here."""
+"""What the marker says instead of a boot when two machines have been running here."""
 
 _SHARED_FILESYSTEMS: Final = (
     " 9p afs beegfs ceph cifs fuse gfs2 glusterfs lustre ncpfs nfs nfs4 ocfs2 prl_fs smb3 smbfs"
@@ -108,11 +108,12 @@ class Directory:
             os.fsync(self.fd)
 
     def check_machine(self) -> None:
-        """Raises ``EngineUnavailable`` if another machine is at work here too.
+        """Raise ``EngineUnavailable`` if another machine uses the directory too.
 
-        Whoever moves in writes its boot into the marker. So if that changes while we live, it was
-        not we who were booted; and then the marker is made to stop the other machine, too.
-        While it does not change it is not opened, for a renewal needs no descriptor then.
+        A process that moves in writes its boot into the marker. If that changes while this process
+        lives, another machine has written it; then the marker is changed to stop the other machine,
+        too. While the marker is unchanged it is not opened, because a renewal must not need a
+        descriptor.
         """
         written = self._marker_written()
         if written is not None and written == self._marker_seen:
@@ -126,7 +127,7 @@ class Directory:
         raise self._contested()
 
     def freshen(self) -> None:
-        """Keeps what is here from those who remove what was not touched for long."""
+        """Keep the files here from programs that remove what was not touched for long."""
         if not self._boot_of_marker():
             self._write_marker(self.boot)
         for name in os.listdir(self.fd):
@@ -189,7 +190,7 @@ class Directory:
         )
 
     def _marker_written(self) -> tuple[int, int] | None:
-        """Another pair after each time that somebody has written the marker."""
+        """Return a pair that changes each time a process has written the marker."""
         try:
             marker = os.stat(MARKER, dir_fd=self.fd, follow_symlinks=False)
         except OSError:

@@ -80,7 +80,7 @@ def is_on_volume(path: str) -> bool:
 
 
 def volume_in_mountinfo(mounts: str, path: str) -> bool:
-    """The same by ``/proc/self/mountinfo``. Memory that is not of the host has a root of its own."""
+    """Find the volume in ``/proc/self/mountinfo``. A container's own memory has another root."""
     best = root = kind = ""
     for line in mounts.splitlines():
         fields = line.split(" ")

@@ -97,7 +97,7 @@ class Processes:
                 self._wake_thread()
 
     def close_up(self, process: str, owner: str) -> None:
-        """Has a waiter ask whom it is behind now. If that cannot be said, its heartbeat does."""
+        """Make a waiter ask which one is before it now. If that fails, its heartbeat does."""
         if process == self.process:
             self._waiters.ask(owner)
         else:
@@ -116,11 +116,11 @@ class Processes:
             self._bury(process)
             return False
         except OSError:
-            pass  # There is no such socket. Somebody may have removed it: that proves no death.
+            pass  # There is no such socket. It may have been removed: that proves no death.
         return True
 
     def watch(self, owner: str, ahead: Iterable[str]) -> None:
-        """Has a waiter ask again when the process before it dies: the nearest of ``ahead`` that lives.
+        """Make a waiter ask again when the nearest live process of ``ahead`` dies.
 
         A process that died in the queue stays ahead until it is passed over.
         """
@@ -137,7 +137,7 @@ class Processes:
             self._waiters.ask(owner)
 
     def _follow(self, owner: str, process: str) -> bool:
-        """Whether there is a connection now by which the owner hears of the process's death."""
+        """Return whether there is now a connection that tells the owner of the process's death."""
         with self._guard:
             self._waiters.watch(owner, process)
             if process in self._dead or process in self._lifelines:
@@ -145,9 +145,10 @@ class Processes:
         return self._connect(process)
 
     def freshen(self) -> None:
-        """Keeps our sockets from those who remove what was not touched for long.
+        """Keep our sockets from programs that remove what was not touched for long.
 
-        If they were removed, there are new ones; whoever is connected to the old ones stays so.
+        If they were removed, new ones are created; a process that is connected to the old ones
+        stays so.
         """
         with self._guard:
             try:
@@ -312,9 +313,9 @@ class Processes:
                 caller.close()
 
     def _remove_dead(self) -> None:
-        """Removes the sockets of processes that died so long ago that no lease of theirs is left.
+        """Remove the sockets of processes that died so long ago that none of their leases is left.
 
-        Until then they are the proof of their death to those who do not know of it yet.
+        Until then they prove the death to processes that have not noticed it yet.
         """
         for name in os.listdir(self._directory.fd):
             process, _, kind = name.partition(".")

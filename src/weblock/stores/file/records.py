@@ -50,7 +50,7 @@ _TURN_PATIENCE: Final = 0.1
 """Seconds to wait for another thread of this process to come out of a file."""
 
 _LATELY: Final = 0.1
-"""Seconds for which nobody need wait in vain for what somebody else has just waited for in vain."""
+"""Seconds in which a caller does not wait again for a file that another caller could not get."""
 
 
 class _Slot(NamedTuple):
@@ -104,7 +104,7 @@ class RecordFile:
         self._name = f"records-{index:02d}"
         self.path = f"{directory.path}/{self._name}"
         self._boot = bytes.fromhex(directory.boot)
-        # Whoever loses it leaves the file locked for all processes, until it is closed.
+        # A caller that loses its turn leaves the file locked for all processes until it is closed.
         self._turns = Turns(1, on_lost=self._let_go_of_file, brief=True)
         self._fd = -1
         self._inode = -1
@@ -151,7 +151,7 @@ class RecordFile:
     def apply(self, changes: Changes, moment: Moment) -> list[Step]:
         """Replaces the states of keys; what stays the same is not written again."""
         record = self._read()
-        self._known = _EMPTY  # Who fails on the way has everything read anew.
+        self._known = _EMPTY  # After a failure on the way, everything is read anew.
         fence, lines, changed, steps = record.fence, record.lines, False, []
         for key, transition in changes:
             name = key.encode()
@@ -189,14 +189,14 @@ class RecordFile:
         return state if line is last else state_in(line)
 
     def given_up(self, now: float) -> float:
-        """How long somebody in this process has waited in vain for it just now."""
+        """Return how long a caller in this process has just waited without getting the file."""
         return self._given_up_after if now - self._given_up_at < _LATELY else 0.0
 
     def give_up(self, now: float, patience: float) -> None:
         self._given_up_at, self._given_up_after = now, patience
 
     def close(self) -> None:
-        """Closes it when nobody is inside; who comes later is told that it has gone."""
+        """Close it when no caller is inside; later callers learn that it is gone."""
         turn = self._turns.take()
         self.abandon()
         self._turns.give_back(turn)
@@ -225,7 +225,7 @@ class RecordFile:
             self._turns.give_back(turn)
 
     def abandon(self) -> None:
-        """Closes it in a forked child, where whoever is inside has no thread any more."""
+        """Close it in a forked child, where the thread of a caller inside does not exist."""
         self._closed = True
         self._let_go_of_file()
 
@@ -340,7 +340,7 @@ class RecordFile:
         return _Record(sequence, number, fence, lines, len(payload))
 
     def _slot_for(self, length: int, record: _Record) -> int | None:
-        """The smallest slot that is not in use and has room, and headroom for what may not fail."""
+        """Return the smallest unused slot with room, and headroom for writes that must not fail."""
         needed = _HEADER.size + length + _HEADROOM
         for number, slot in enumerate(self._slots):
             if number != record.slot and slot.size >= needed:
@@ -355,7 +355,7 @@ class RecordFile:
         try:
             self._reserve(last.offset + last.size, 2 * size)
         except EngineUnavailable:
-            # The headroom is for those who add next to nothing, for they renew and release.
+            # The headroom is for renewals and releases, which add next to nothing.
             free = max(set(range(len(self._slots))) - {record.slot})
             room = self._slots[free].size - _HEADER.size
             if length <= min(record.length + _HEADROOM // 8, room):

@@ -1,10 +1,10 @@
-"""How the state of a key is written down: a line of cells, parted by tabs.
+"""How the state of a key is written: a line of cells, separated by tabs.
 
-First comes the key, then a cell for the lease, and one for each place in the queue. A cell is
-JSON, which has no tab and no line break in it. Those who wait mostly stay the same from one state
-to the next, so their cells are remembered, and, since heartbeats change the time in a cell, the
-claims in them. What changes with every renewal, a time, always has as
-many digits behind the point: a lease must not need more room to be renewed than it has.
+First comes the key, then a cell for the lease, and one for each place in the queue. A cell is JSON,
+which has no tab and no line break in it. Waiters mostly stay the same from one state to the next,
+so their cells are remembered, and, because heartbeats change the time in a cell, the claims in
+them. A time, which changes with every renewal, always has as many digits behind the point: a lease
+must not need more room to be renewed than it has.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Who could move the lock directory away: whoever may write to a directory above it.
+"""Which users could move the lock directory away: those that may write to a directory above it.
 
 A second directory in its place would be a second set of leases. So everything on the way to it must
-belong to this user or to root, and be writable for nobody else, as OpenSSH asks of the way to its keys.
+belong to this user or to root, and be writable for no one else, as OpenSSH requires for its keys.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``memcached://``: leases on one memcached. A key is an item, which is replaced as a whole.
 
-``items`` reads and replaces them, as ``format`` writes them down; ``stamps`` says what times of
-other machines mean; ``lookout`` looks for those who wait, as memcached cannot wake them.
+``items`` reads and replaces them, as ``format`` writes them; ``stamps`` says what times of other
+machines mean; ``lookout`` polls for waiters, because memcached cannot notify them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PATIENCE: Final = 5.0
 """Seconds of losing to others who change the same key after which that is an error."""
 
 BEAT_PATIENCE: Final = 1.0
-"""The same for heartbeats: the next comes soon."""
+"""Patience of heartbeats: the next comes soon."""
 
 
 def open_engine(url: str) -> MemcachedEngine:
@@ -67,7 +67,7 @@ class MemcachedEngine:
         return diagnose(self.connections, self.settings)
 
     def close(self) -> None:
-        """Whoever still waits here is told."""
+        """Close the engine. Callers that still wait here are notified."""
         self.lookout.close()
         self.threads.close()
         self.connections.close()

@@ -17,7 +17,7 @@ IDLE: Final = 32
 """Connections that are kept open, at most, while nobody uses them."""
 
 LATELY: Final = 0.1
-"""Seconds for which nobody need wait in vain for an answer that somebody else has just missed."""
+"""Seconds in which a caller does not wait again for a server that has just not answered."""
 
 _SILENT: Final = "it did not answer in time"
 
@@ -45,7 +45,7 @@ class Client(Protocol):
 
 
 class Connections:
-    """Those of one process."""
+    """The connections of one process."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

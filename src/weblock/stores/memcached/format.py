@@ -15,7 +15,7 @@ from .stamps import Observer, Seen, Stamp
 _FORMAT: Final = 1
 
 Written = list[Any]
-"""A lease, a place or a mark of one who gave up, as it stands in an item."""
+"""A lease, a place, or the mark of an owner that gave up, as it is in an item."""
 
 E = TypeVar("E", Grant, Place, Voided)
 

@@ -133,7 +133,7 @@ class Items:
     def _replace(
         self, client: Client, reading: Reading, transition: Transition, *, quiet: bool
     ) -> Done | None:
-        """Writes what a transition makes of an item; ``None`` if somebody else was quicker."""
+        """Write the result of a transition; return ``None`` if another caller was quicker."""
         floor = int(time.time() * 1_000_000)
         step = transition(reading.state, Moment(reading.now, floor))
         if step.state == reading.state:
@@ -160,7 +160,7 @@ def _grants_anew(before: KeyState, step: Step) -> bool:
 
 
 def _expiry(seconds: float) -> int:
-    """How memcached is told to keep something for so long, or for longer by less than a second."""
+    """Return the expiry that makes memcached keep an item for so long, or up to a second longer."""
     return math.ceil(seconds if seconds <= LONGEST_EXPIRY else time.time() + seconds)
 
 

@@ -1,4 +1,4 @@
-"""A thread that looks for those who wait here, since memcached wakes nobody."""
+"""A thread that polls for the waiters of this process, because memcached cannot notify them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 FIRST_LOOK: Final = 0.003
 LONGEST_LOOK: Final = 0.25
-"""Seconds between two looks at a key that others hold, while somebody here waits for it."""
+"""Seconds between two reads of a key that others hold, while a caller here waits for it."""
 
 ATTENTION: Final = 3.0
 """Seconds for which a key is looked at after a waiter's last heartbeat."""
 
 
 class _Watch:
-    """A key that somebody here waits for."""
+    """A key that a caller here waits for."""
 
     def __init__(self, due: float) -> None:
         self.due = due
@@ -33,10 +33,10 @@ class _Watch:
 
 
 class Lookout:
-    """Rings waiters of this process whose turn has come, whoever released in whatever process.
+    """Notifies waiters of this process whose turn has come, whichever process released.
 
-    A key that goes from hand to hand is looked at often, one that is held for long seldom, and so
-    is one of which the first here has many before it.
+    A key that often changes hands is read often. A key that is held for long is read seldom, and so
+    is one for which many waiters are in front of the first one here.
     """
 
     def __init__(self, engine: MemcachedEngine) -> None:

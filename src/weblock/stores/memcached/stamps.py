@@ -1,9 +1,9 @@
 """Times that others wrote, which are on their own clocks, and what they mean on ours.
 
-Memcached tells no time that a lease could be counted on, so there is no clock that all share. Whoever
-writes a lease says how long it is to last. Its holder counts that from before the write, and everybody
-else from when they first saw it, each on a monotonic clock of their own: so the holder's end comes
-first, whatever the machines' clocks say.
+Memcached has no clock that a lease could rely on, so there is no clock that all share. The writer
+of a lease says how long it is to last. Its holder counts that from before the write, and every
+other process from when it first saw it, each on a monotonic clock of its own: so the holder's
+deadline comes first, whatever the machines' clocks say.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Seen = Mapping[Stamp, float]
 
 
 class Observer:
-    """This process: as a writer, and as one who sees what others write."""
+    """This process: as a writer, and as an observer of what others write."""
 
     def __init__(self) -> None:
         self.begin_anew()

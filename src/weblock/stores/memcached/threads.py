@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Threads:
-    """Those of one process, started when they are first needed."""
+    """The threads of one process, started when they are first needed."""
 
     def __init__(self, name: str) -> None:
         self._name = name

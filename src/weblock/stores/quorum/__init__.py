@@ -77,10 +77,10 @@ def _check(settings: Sequence[Settings]) -> None:
 
 
 class Health:
-    """Whether one of the servers answers. One that is down is tried by one caller now and then.
+    """Whether one of the servers answers. One caller at a time tries one that is down.
 
-    One that has answered somebody since a failed request was sent is slow, and not down: on a
-    machine with too much to do, all would seem to be down in turn.
+    A server that has answered another caller since a failed request was sent is slow, and not down:
+    on an overloaded machine, all servers would seem to be down in turn.
     """
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class QuorumEngine:
     scope = "cluster"
     real_keeper = True
     wall_clock = staticmethod(time.time)
-    """Who comes first is told by it."""
+    """Orders the waiters by when they came."""
 
     def __init__(self, settings: Sequence[Settings]) -> None:
         _check(settings)
@@ -154,7 +154,7 @@ class QuorumEngine:
         return self.candidates[claim.owner]
 
     def ring(self, server: int, owner: str, message: Message) -> None:
-        """Hears that one server has handed over. The waiter is told what that comes to."""
+        """Record that one server has handed over, and notify the waiter of what that amounts to."""
         if candidate := self.candidates.get(owner):
             self.switchboard.ring(owner, candidate.rung(server, message, majority=self._majority))
 
@@ -163,7 +163,7 @@ class QuorumEngine:
         self.candidates.pop(owner, None)
 
     def forget_later(self, owner: str, now: float) -> None:
-        """Has one dropped, at the latest, when the servers that do not answer have forgotten it."""
+        """Drop a candidate, at the latest, when the silent servers have forgotten it."""
         if candidate := self.candidates.get(owner):
             candidate.forgotten_at = min(candidate.forgotten_at, now + candidate.void)
         self._forget_ended(now)
@@ -180,7 +180,7 @@ class QuorumEngine:
         return diagnose(zip(self._connections, self._settings, strict=True))
 
     def close(self) -> None:
-        """Ends all connections. Whoever still waits here is told."""
+        """End all connections. Callers that still wait here are notified."""
         for each in self._connections:
             each.close()
         self.switchboard.ring_all(Ask())

@@ -91,7 +91,9 @@ class QuorumStore:
             void = max(void, candidate.void if candidate.under_way else 0)
         servers = candidate.asked if candidate else self._servers()
         tally = await self._tally(servers, lambda store: store.release(key, owner, void=void))
-        if tally.answered < len(tally.replies):  # Whoever may know of it is asked again later.
+        if tally.answered < len(
+            tally.replies
+        ):  # The servers that may know of it are asked again later.
             if candidate:
                 candidate.asked = set(tally.silent)
             self._engine.forget_later(owner, self._runtime.now())
@@ -123,7 +125,7 @@ class QuorumStore:
         return sorted({name for names in found for name in names})[:limit]
 
     async def mark(self, key: str, keep: float | None) -> None:
-        """On a majority, at least, so that whoever asks another majority hears of it."""
+        """Record it on a majority at least, so that every other majority knows of it."""
 
         async def noted(store: RedisStore) -> bool:
             await store.mark(key, keep)
@@ -179,7 +181,7 @@ class QuorumStore:
         return self._known(tally.outcome(), tally)
 
     async def _holds_on(self, key: str, candidate: Candidate, tally: Tally) -> bool:
-        """Gives back what others have a better claim to. Whether some servers are left to us."""
+        """Give back what others have a better claim to; return whether some servers remain ours."""
         if not tally.holding:
             return False
         claim, ticket = candidate.claim, candidate.ticket

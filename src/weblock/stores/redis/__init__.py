@@ -69,7 +69,7 @@ class RedisEngine:
         return diagnose(self._connections, self.settings)
 
     def close(self) -> None:
-        """Ends all connections. Whoever still waits here is told."""
+        """End all connections. Callers that still wait here are notified."""
         self._connections.close()
         self.switchboard.ring_all(Ask())
 

@@ -97,7 +97,7 @@ class AsyncioLink(asyncio.Protocol):
         self._watch: asyncio.TimerHandle | None = None
 
     async def open(self, connection: redis.asyncio.Connection) -> None:
-        """Has redis-py connect and say who we are, and takes the connection over."""
+        """Let redis-py connect and authenticate, and take the connection over."""
         await connection.connect()
         self._writer = take_writer(connection)  # It would close its transport if it were collected.
         self._transport = cast("asyncio.Transport", self._writer.transport)
@@ -112,7 +112,7 @@ class AsyncioLink(asyncio.Protocol):
         return await exchange.waiter
 
     def subscribe(self, channel: str) -> None:
-        """Has what is published on ``channel`` pushed here. A refusal is logged."""
+        """Receive what is published on ``channel`` here. A refusal is logged."""
         due = self._loop.time() + self._timeout
         exchange = _Subscription(1, self._loop.create_future(), due)
         exchange.waiter.add_done_callback(_report_refusal)
@@ -231,7 +231,7 @@ class LoopLinks:
         _start(self._end)
 
     async def take(self, address: Address, introduce: Introduce) -> AsyncioLink:
-        """The link to a server; whoever asks first makes it, and the others wait for that."""
+        """Return the link to a server; the first caller makes it, and the others wait for that."""
         link = self._links.get(address)
         if link is None:
             link = self._links[address] = self.loop.create_task(self._new(address, introduce))
@@ -270,7 +270,7 @@ class LoopLinks:
         failure: BaseException | None = None
         try:
             work()
-        except BaseException as error:  # noqa: BLE001 - raised to those who wait
+        except BaseException as error:  # noqa: BLE001 - raised in the waiters
             failure = error
         with contextlib.suppress(RuntimeError):  # The loop was closed meanwhile.
             self.loop.call_soon_threadsafe(_settle, outcome, failure)
@@ -313,7 +313,7 @@ class LoopLinks:
             del self._links[link.address]
         if self._listener is link:
             self._listener = None
-            # Whoever waits asks again, and by that has us listen on another.
+            # The waiters ask again, which makes us listen on another.
             self._switchboard.ring_all(Ask())
 
     def _pushed(self, message: Sequence[Any]) -> None:

@@ -74,7 +74,7 @@ class Poll:
     def _outcome(self, address: Address) -> Any:
         try:
             return self._question(address)
-        except Exception as error:  # noqa: BLE001 - told to the one who asked
+        except Exception as error:  # noqa: BLE001 - returned to the caller
             return error
 
 
@@ -95,7 +95,7 @@ class Lookup:
         self.forget()
 
     def forget(self) -> None:
-        """Starts anew, in a forked child: whoever was looking is in the parent."""
+        """Start anew, in a forked child: a lookup under way is in the parent."""
         self._guard = threading.Lock()
         self._asked_at = self._again_at = 0.0
         self._pause = FIRST_PAUSE
@@ -113,13 +113,13 @@ class Lookup:
         return age < self._stale and self._look_in_background()
 
     def doubt(self) -> None:
-        """Has the next one find out anew, though not while it has just been tried in vain."""
+        """Make the next caller look again, unless a lookup has failed just now."""
         if not self._doubted and time.monotonic() - self._again_at > CALM:
             self._pause = FIRST_PAUSE
         self._doubted = True
 
     def refresh(self) -> None:
-        """Finds out, unless somebody else just has. Raises what ``look`` does."""
+        """Look again, unless another caller just has. Raises what ``look`` does."""
         with self._guard:
             if self.ready():
                 return
@@ -143,7 +143,7 @@ class Lookup:
             self._again_at = time.monotonic() + self._pause * (0.5 + random.random() / 2)
 
     def _look_in_background(self) -> bool:
-        """Whether somebody looks."""
+        """Start a lookup in the background; return whether one runs."""
         if self._guard.locked():
             return True
         self._asked_at = time.monotonic()  # Others need not begin the same.

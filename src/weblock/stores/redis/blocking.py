@@ -51,7 +51,7 @@ class BlockingLink:
         self.alive = True
         """Whether nothing has gone wrong on it yet, and no reply is on its way."""
         self.turn: Turn | None = None
-        """That of whoever uses it."""
+        """The turn of the caller that uses it."""
         self._connection = connection
         self._socket = socket_of(connection)
         self._reader = hiredis.Reader(
@@ -138,7 +138,7 @@ class BlockingLink:
 def connected(
     address: Address, connection: redis.Connection, *, takes_turns: bool = False
 ) -> BlockingLink:
-    """Has redis-py connect and say who we are, and takes the connection over."""
+    """Let redis-py connect and authenticate, and take the connection over."""
     connection.connect()
     return BlockingLink(address, connection, takes_turns=takes_turns)
 
@@ -301,11 +301,11 @@ async def _aside(work: Callable[[], BlockingLink]) -> BlockingLink:
         with theirs:
             try:
                 outcome.append(work())
-            except BaseException as error:  # noqa: BLE001 - raised to the one who waits
+            except BaseException as error:  # noqa: BLE001 - raised in the waiter
                 outcome.append(error)
             try:
                 theirs.send(b"\0")
-            except OSError:  # Whoever waited was interrupted, and has gone.
+            except OSError:  # The waiter was interrupted, and is gone.
                 for each in outcome:
                     if isinstance(each, BlockingLink):
                         each.discard()

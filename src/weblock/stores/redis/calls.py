@@ -103,10 +103,10 @@ class Call(NamedTuple):
         return self.args if self.script is REFRESH else ()
 
     def alone(self, clock: str, epoch: Sequence[str]) -> Call:
-        """The same for the lock's own key, where a server has no sight of the others.
+        """Return the call for the lock's own key, for when a server does not have the other keys.
 
-        ``clock`` is what the server shows that has sent us on, and 0 if none has; ``epoch`` what
-        the script ``begin`` has just told.
+        ``clock`` is the clock of the server that has redirected us, or 0; ``epoch`` is what the
+        script ``begin`` has just returned.
         """
         args = (self.script.name, clock, *epoch, *self.args)
         return Call(ALONE, self.bucket, self.keys[:1], args)
@@ -118,7 +118,7 @@ class Call(NamedTuple):
         )
 
     def whole(self, run: str, longest: str, peers: str) -> bytes:
-        """The same with the script's text, for a server that does not know it."""
+        """Return the call with the script's text, for a server that does not know it."""
         return packed(
             "EVAL", self.script.text, len(self.keys), *self.keys, run, longest, peers, *self.args
         )

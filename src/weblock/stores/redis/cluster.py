@@ -17,7 +17,7 @@ from .servers import Server, Unfit, examine
 from .settings import Address, Settings
 
 ASK_EVERY: Final = 5.0
-"""Seconds after which the map is read again, for those who learn nothing of it by what they ask."""
+"""Seconds after which the map is read again, for callers that no error informs."""
 
 HEDGE: Final = 0.1
 """Seconds after which a second node is asked for the map."""
@@ -50,11 +50,11 @@ class Seen(NamedTuple):
 class ClusterNodes:
     """The masters of a cluster.
 
-    A server that has become a master here since we last looked has its epochs begun at once, so
-    that those who lock there for the first time later need not wait for them.
+    The epochs of a server that has become a master since the last look are begun at once, so that
+    callers that lock there for the first time need not wait for them.
 
-    A master that does not answer in time is left alone by all, but for one that knocks in the
-    background, so that it holds up nobody who has something to do on the others.
+    Callers do not use a master that did not answer in time; a background thread tries it, so that
+    it delays no caller that needs only the others.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class ClusterNodes:
             except exceptions.TimeoutError:
                 pass
             except (exceptions.RedisError, OSError):
-                break  # Those who need it will find out, and need not wait for that.
+                break  # Callers that need it will find out, and the others need not wait.
         hung.discard(address)
 
     def _look(self) -> bool:
@@ -155,7 +155,7 @@ class ClusterNodes:
         return homes
 
     def _examined(self, masters: Sequence[Address]) -> dict[Address, Seen]:
-        """What all say that answer soon: those who need the others will find out."""
+        """Return what the servers say that answer soon: callers that need the others will see."""
         poll = Poll(self._examine)
         poll.ask_all(masters)
         poll.wait(lambda: False, PATIENCE)

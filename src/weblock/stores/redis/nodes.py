@@ -38,7 +38,7 @@ class Nodes(Protocol):
         """Takes a server's word that another has a bucket's keys."""
 
     def doubt(self, address: Address | None = None, error: Exception | None = None) -> None:
-        """Has the next one find out anew, after a server failed so."""
+        """Make the next caller look again, after a server failed in this way."""
 
     def abandon(self) -> None:
         """Starts anew in a forked child."""

@@ -29,9 +29,9 @@ REFUSED_PAUSE: Final = 60.0
 
 
 class Receiver:
-    """Listens on one channel, from the first time that somebody waits.
+    """Listens on one channel, from when the first caller waits.
 
-    Whenever it has (re)subscribed, all who wait ask again: a ring may have been lost before.
+    Whenever it has (re)subscribed, all waiters ask again: a notification may have been lost before.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Receiver:
         self._thread.join(timeout)
 
     def move(self) -> None:
-        """Has the thread listen elsewhere, if the server where it does is none of ours any more."""
+        """Make the thread listen elsewhere, if its server is no longer one of ours."""
         link = self._link
         if link and not self._serves(link.address):
             link.discard()

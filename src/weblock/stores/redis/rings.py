@@ -16,10 +16,10 @@ _RING: Final = re.compile(rb"([!-~]{1,200}) ([0-9]{1,17}) ([0-9]{1,17})")
 
 
 def ring_of(payload: bytes) -> tuple[str, Message] | None:
-    """Return the owner and what it is told; ``None`` for what is no notification of ours.
+    """Return the owner and its message; ``None`` for anything but a notification of ours.
 
-    A fence that the server's clock does not explain has the waiter ask: the clock was set back, or
-    the notification is forged.
+    If the server's clock does not explain a fence, the waiter is made to ask: the clock was set
+    back, or the notification is forged.
     """
     parts = _RING.fullmatch(payload)
     if parts is None:

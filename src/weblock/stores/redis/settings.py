@@ -80,7 +80,7 @@ class Settings:
     connection: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """What else redis-py's connections want to know: password, TLS, client name."""
     sentinel: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """The same for the Sentinels."""
+    """What redis-py needs to connect to the Sentinels."""
 
     @property
     def name(self) -> str:

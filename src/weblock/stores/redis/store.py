@@ -67,9 +67,9 @@ class RedisStore:
         return self._reply(await self._wire.run(Call(FORCE_RELEASE, bucket, keys)))
 
     async def stand_back(self, key: str, claim: Claim, *, ticket: int, until: float) -> Reply:
-        """Gives the lease back if somebody waits who came before, and waits behind them.
+        """Give the lease back if an earlier caller waits, and wait behind it.
 
-        Not if it ends at another time than ``until``: then it has been asked for again.
+        Not if it ends at another time than ``until``: then it has been requested again.
         """
         bucket, keys = self._layout.of_key(key)
         who = (claim.owner, claim.process, claim.label, micros(claim.ttl))
@@ -77,7 +77,7 @@ class RedisStore:
         return self._reply(await self._wire.run(Call(STAND_BACK, bucket, keys, args)))
 
     async def raise_fence(self, key: str, owner: str, fence: int) -> Reply:
-        """Has the owner's lease and all that come after it have at least this fence."""
+        """Raise the fence of the owner's lease, and of all that follow, to at least this one."""
         bucket, keys = self._layout.of_key(key)
         return self._reply(
             await self._wire.run(Call(RAISE_FENCE, bucket, keys, (owner, str(fence))))
@@ -107,7 +107,7 @@ class RedisStore:
         return tuple(found)[:limit]
 
     async def _in_use(self, names: Sequence[str]) -> list[str]:
-        """The keys among them that somebody holds or waits for; others only remember a fence."""
+        """Return the keys that have a holder or waiters; the others only remember a fence."""
         keys = [key for name in names if (key := self._layout.lock_of(name))]
         calls = [Call(LOOK, *self._layout.of_key(key)) for key in keys]
         looks = await self._wire.run_all(calls)

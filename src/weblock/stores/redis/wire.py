@@ -66,16 +66,16 @@ class Links(Protocol):
         """Sees to it that rings are heard, from now on."""
 
     def aside(self, work: Callable[[], None]) -> Awaitable[None]:
-        """Does something that blocks, without keeping others waiting.
+        """Run something that blocks, without delaying other callers.
 
-        It is the same each time: those who come while it is being done wait for its end.
+        It is the same each time: callers that come while it runs wait for its end.
         """
 
     def together(self, works: Sequence[Coroutine[Any, Any, None]]) -> Awaitable[None]:
         """Does several things side by side, none of which raises."""
 
     def move(self) -> None:
-        """Has rings heard elsewhere, if the server where they are has gone. From any thread."""
+        """Listen for notifications elsewhere, if their server is gone. From any thread."""
 
     def tidy(self) -> None:
         """Ends connections that were needed only for a rush. May be called from any thread."""
@@ -93,7 +93,7 @@ class Introduce(Protocol):
 
 
 Admit = Callable[[Server], None]
-"""Has the last word on a server that we have connected to. Raises ``Unfit``."""
+"""Decides on a server after we have connected to it. Raises ``Unfit``."""
 
 
 class Wire:
@@ -289,10 +289,10 @@ class Wire:
         return reply
 
     async def _piecemeal(self, call: Call, address: Address) -> Outcome:
-        """Runs a script whose keys may be on two servers, since its slot is just being moved.
+        """Run a script whose keys may be on two servers, because its slot is being moved.
 
-        What the epoch says is asked first, wherever it is, and then the lock, which by itself
-        decides: see ``lua/alone.lua``. A quarantine that is told in between only lasts longer.
+        The epoch is asked first, wherever it is, and then the lock, which decides alone: see
+        ``lua/alone.lua``. A quarantine that begins in between only lasts longer.
         """
         epoch = Call(BEGIN, call.bucket, (self._layout.epoch(call.bucket),), call.asks_for())
         (told,) = await self._exchange(address, [epoch])

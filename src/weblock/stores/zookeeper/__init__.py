@@ -1,8 +1,8 @@
 """``zookeeper://``: leases in a ZooKeeper ensemble, which agrees on each of them.
 
-A key is a node, and its children are the lease and those who wait (``nodes``). ``acquiring`` and
-``renewing`` are what happens to them, on the rules that ``store`` begins with; ``scenes`` is what is
-seen of them, and ``session`` the connection that all of a process share.
+A key is a node, and its children are the lease and the places of waiters (``nodes``). ``acquiring``
+and ``renewing`` are what happens to them, by the rules at the top of ``store``; ``scenes`` is what
+is seen of them, and ``session`` the connection that all of a process share.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ZooKeeperEngine:
         return diagnose(self.session(), self.settings)
 
     def close(self) -> None:
-        """Ends the session. Whoever still waits here is told."""
+        """End the session. Callers that still wait here are notified."""
         with self._guard:
             self._closed = True
             session, self._session = self._session, None

@@ -1,8 +1,8 @@
 """One acquisition: a key that is free, or a place behind others and, in the end, a turn.
 
-Who makes the node of a key has the lease: one transaction makes both. Others wait in places below
-it, each watching what stands before it. Who has the first place takes the lease over when the one
-there has been given back, or has ended.
+The caller that creates the node of a key has the lease: one transaction creates both. Others wait
+in places below it, each watching what is before it. The first place takes the lease over when the
+one there has been released, or has ended.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Acquiring:
         return await self._stay(scene, claim, room)
 
     async def _succeed(self, scene: Scene, claim: Claim, room: int) -> Reply | None:
-        """Takes over what somebody had, if it is our turn."""
+        """Take over another's lease, if it is our turn."""
         places = scene.family.places
         if not places:
             await self._join(scene.key, claim)  # As the first, also where nobody may wait.
@@ -100,7 +100,9 @@ class Acquiring:
             for part in refused:
                 if not isinstance(part, _NOT_DONE):
                     raise self._wire.unavailable(part) from part
-            if isinstance(parts[0], NoNodeError):  # Somebody has removed what we stand on.
+            if isinstance(
+                parts[0], NoNodeError
+            ):  # Another client has removed the nodes above ours.
                 await self._wire.all(*key.session.prepare())
             return None
         if isinstance(stat, Exception):
@@ -136,7 +138,7 @@ class Acquiring:
         return None
 
     async def _watch(self, key: Key, name: str, owner: str) -> bool:
-        """Has the owner rung when something happens to a node; whether it is still there."""
+        """Notify the owner when something happens to a node; return whether the node exists."""
         watched, watch = self._memory.watched, (key.path(name), owner)
         if watch in watched:
             return True

@@ -8,7 +8,7 @@ from .wire import Wire
 
 
 class Marks:
-    """The marks of an ensemble. How long one lasts is told by the servers' stamps."""
+    """The marks of an ensemble. The servers' stamps say when they end."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire

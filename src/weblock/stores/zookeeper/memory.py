@@ -46,7 +46,7 @@ class Memory:
         return seen
 
     def ended(self, what: Hashable) -> None:
-        """Has ``what`` count as seen for ever."""
+        """Count ``what`` as seen since forever."""
         self._seen[what] = float("-inf")
 
     def forget(self, owner: str) -> None:

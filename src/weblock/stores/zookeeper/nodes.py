@@ -55,7 +55,7 @@ def _ancestors(root: str) -> Iterable[str]:
 
 
 class Place(NamedTuple):
-    """Somebody who waits."""
+    """A waiter."""
 
     name: str
     session: str
@@ -77,7 +77,7 @@ class Family(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """A lease, as its node says. Stamps are seconds on the clock of whoever led the ensemble."""
+    """A lease, as its node says. Stamps are seconds on the clock of the leader at that time."""
 
     name: str
     owner: str

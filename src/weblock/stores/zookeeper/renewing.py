@@ -44,9 +44,9 @@ class Renewing:
         return [self._renewed(*each) for each in zip(renewals, stats, strict=True)]
 
     def _sent(self, key: Key, owner: str, ttl: float) -> Renewal:
-        """Writes that a lease goes on: whoever watches it begins to count anew.
+        """Write that a lease goes on: its observers begin to count anew.
 
-        What an earlier one has promised, a later one keeps: they are sent in their order.
+        A later renewal keeps what an earlier one has promised: they are sent in order.
         """
         memory = self._memory
         with memory.renewing:

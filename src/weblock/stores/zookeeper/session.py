@@ -54,7 +54,7 @@ class Session:
         return f"{(client_id[0] or 0) % 2**64:x}" if client_id else "none"
 
     def prepare(self) -> list[AsyncResult]:
-        """Has the nodes made that all others stand below, and our sign of life."""
+        """Create the nodes above all others, and our sign of life."""
         create = self.client.create_async
         above = [create(path) for path in self.layout.above]
         return [*above, create(self.layout.of_session(self.name), ephemeral=True)]
@@ -67,7 +67,7 @@ class Session:
         shut_down(self.client)
 
     def close(self) -> None:
-        """Ends the session, which takes along our places. A server that hangs is left to itself."""
+        """End the session, and with it our places. A server that hangs is not waited for."""
         self.begin_to_close().join(_CLOSING)
 
     def begin_to_close(self) -> threading.Thread:
@@ -102,7 +102,7 @@ async def blocking_answer(result: AsyncResult, timeout: float) -> Any:
 
 
 async def asyncio_answer(result: AsyncResult, timeout: float) -> Any:
-    """The same for a task: kazoo's thread hands it over to the loop."""
+    """Wait for an answer in a task: kazoo's thread passes it to the loop."""
     if not result.ready():
         loop = asyncio.get_running_loop()
         arrived = loop.create_future()

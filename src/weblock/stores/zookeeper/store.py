@@ -132,7 +132,7 @@ class ZooKeeperStore:
         return await self._marks.has(key)
 
     async def _watch_over(self, session: Session, pulses: Sequence[Pulse]) -> list[Reply]:
-        """How those who wait stand; whoever does not take their turn is passed over."""
+        """Return the state of the waiters; one that does not take its turn is passed over."""
         keys = {pulse.key: Key(session, session.layout.of_key(pulse.key)) for pulse in pulses}
         scenes = dict(zip(keys, await self._scenes.look(*keys.values()), strict=True))
         now = self._wire.now()
@@ -151,7 +151,7 @@ def _waiter(place: Place, data: bytes, now: float) -> table.Place:
 
 
 def _grant(lease: Lease, until: float, now: float) -> Grant:
-    """A lease for those who look on, for whom the servers' stamps are good enough."""
+    """Return a lease for observers, for whom the servers' stamps are good enough."""
     age, unchanged = (max(0.0, time.time() - stamp) for stamp in (lease.granted, lease.renewed))
     claim = Claim("", lease.session, lease.ttl, lease.label)
     until = min(until, now + max(0.0, lease.ttl - unchanged))

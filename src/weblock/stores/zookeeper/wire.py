@@ -74,7 +74,7 @@ class Wire:
         return outcomes
 
     async def outcomes(self, *results: AsyncResult) -> list[Any]:
-        """The same, each for itself: ``EngineUnavailable`` stands where there was no answer."""
+        """Return each outcome by itself: ``EngineUnavailable`` if there was no answer."""
         until = self.now() + self._timeout
         outcomes = [await self._outcome(result, until - self.now()) for result in results]
         if any(
