@@ -8,7 +8,7 @@ from typing import Annotated
 import httpx
 import pytest
 from fastapi import Depends, FastAPI
-from sqlalchemy import Engine, MetaData, create_engine, event, func, insert, select, text
+from sqlalchemy import Engine, MetaData, create_engine, event, func, insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -228,7 +228,6 @@ def follow(blocking, fenced):
     def add():
         with blocking.hold("x") as lease, Session(fenced) as session:
             guard(session, lease, fence=True)
-            session.scalar(select(func.count(Item.id)))
             session.add(Item())
             session.commit()
 
@@ -315,14 +314,19 @@ class TestTheDatabaseAsReferee:
 
     def test_a_statement_that_the_database_refuses_says_why(self, fenced, followed, follow):
         """A serialization error of a stale section is told as what it is, and the pool is left whole."""
-        with Session(fenced.execution_options(isolation_level="SERIALIZABLE")) as session:
+        change = update(Item).values(id=Item.id + 100)
+        with Session(fenced) as session, session.begin():
+            session.add(Item())
+        with Session(fenced.execution_options(isolation_level="REPEATABLE READ")) as session:
             guard(session, followed, fence=True)
             session.scalar(select(func.count(Item.id)))
             follow()
+            with fenced.begin() as connection:
+                connection.execute(change)
             with pytest.raises(StaleFence):
-                session.execute(insert(Item))
+                session.execute(change)
             session.rollback()
-        assert items(fenced) == 1
+        assert items(fenced) == 2
         assert fenced.pool.checkedout() == 0
 
     def test_two_phases_are_checked(self, server, fenced, followed, follow):
