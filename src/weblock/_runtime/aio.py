@@ -17,36 +17,40 @@ from .internals import running_loop
 class AsyncioBell:
     """A queue whose listener is a task of one loop, and whose ringers are anywhere."""
 
-    __slots__ = ("_listener", "_loop", "_messages")
+    __slots__ = ("_listener", "_messages")
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
         self._messages: deque[Message] = deque()
         self._listener: asyncio.Future[None] | None = None
 
     def ring(self, message: Message) -> None:
         self._messages.append(message)
-        if running_loop() is self._loop:
+        listener = self._listener
+        if listener is None:
+            return  # It will look at the messages before it waits.
+        loop = listener.get_loop()
+        if running_loop() is loop:
             self._wake()
             return
         try:
-            self._loop.call_soon_threadsafe(self._wake)
+            loop.call_soon_threadsafe(self._wake)
         except RuntimeError:
             pass  # The loop is closed, and its waiters with it.
 
     async def heard(self, timeout: float | None) -> Message | None:
-        until = None if timeout is None else self._loop.time() + timeout
+        loop = asyncio.get_running_loop()
+        until = None if timeout is None else loop.time() + timeout
         while not self._messages:
-            left = None if until is None else until - self._loop.time()
+            left = None if until is None else until - loop.time()
             if left is not None and left <= 0:
                 return None
-            await self._woken(left)
+            await self._woken(left, loop)
         return self._messages.popleft()
 
-    async def _woken(self, timeout: float | None) -> None:
+    async def _woken(self, timeout: float | None, loop: asyncio.AbstractEventLoop) -> None:
         """Waits to be woken, which may also be for a message that was heard already."""
-        self._listener = listener = self._loop.create_future()
-        timer = None if timeout is None else self._loop.call_later(timeout, self._wake)
+        self._listener = listener = loop.create_future()
+        timer = None if timeout is None else loop.call_later(timeout, self._wake)
         try:
             # The queue may have been filled by a thread between the look and the future.
             if not self._messages:

@@ -149,6 +149,7 @@ class RequestLeases(Generic[L]):
 
 async def to_its_end(
     work: Callable[[asyncio.Future[None]], Coroutine[Any, Any, T]],
+    loop: asyncio.AbstractEventLoop,
     *,
     may_end: Callable[[], bool],
     context: Context | None = None,
@@ -160,7 +161,6 @@ async def to_its_end(
     ``work`` is given a future, and resolves it as the last thing that it does, unless it is done: the
     waiting for it was cancelled. To wait for it is cheaper than to wait for a task.
     """
-    loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
     task = _begun(work(ended), loop, context)
     cancelled = False

@@ -79,14 +79,14 @@ class RequestLayer:
             return
         exchange = _Exchange(app, scope, receive, self._answer)
         inbox = Inbox(receive)
-        outbox = Outbox(send, inbox.tell_disconnect)
+        outbox = Outbox(send, inbox.tell_disconnect, asyncio.get_running_loop())
         request = RequestLocks(self._locks, scope, inbox, outbox, self._hold_back)
         scope[SCOPE_KEY] = request
         exchange.inbox, exchange.request, exchange.outbox = inbox, request, outbox
         try:
             # In a task of its own, also where nothing is locked: nobody knows that beforehand, and
             # what cancels ours must not cancel locked work.
-            if loss := await to_its_end(exchange.work, may_end=request.leave):
+            if loss := await to_its_end(exchange.work, outbox.loop, may_end=request.leave):
                 await exchange.answer_loss(loss)
             await outbox.finish()
         except asyncio.CancelledError:

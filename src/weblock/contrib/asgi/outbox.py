@@ -55,6 +55,7 @@ class Outbox:
         "_size",
         "_timer",
         "closed",
+        "loop",
         "policy",
         "promises",
         "sent",
@@ -62,14 +63,17 @@ class Outbox:
         "timing",
     )
 
-    def __init__(self, send: Send, on_stream: Callable[[], None]) -> None:
+    def __init__(
+        self, send: Send, on_stream: Callable[[], None], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.loop = loop
         self._send = send
         self._on_stream = on_stream
         self._held: list[Message] = []
         self._size = 0
         self._complete = False
         self._is_open = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
         self._letting_go: asyncio.Task[None] | None = None
         self.policy: Policy | None = None
         self.timing: bytes | None = None
@@ -137,15 +141,20 @@ class Outbox:
     def _begin_to_hold(self, start: Message, policy: Policy) -> None:
         self._held.append(start)
         self._complete = False
+        self._timer = self.loop.call_soon(self._expect_the_rest, policy)
+
+    def _expect_the_rest(self, policy: Policy) -> None:
+        """Limits the waiting. Most responses are complete before this is called, and need no timer."""
         after = STREAMS_AFTER if policy.hold_back is None else policy.hold_back
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(after, self._let_go_in_time, policy)
+        self._timer = self.loop.call_later(after, self._let_go_in_time, policy)
 
     async def _hold(self, message: Message, policy: Policy) -> None:
         self._held.append(message)
         self._size += len(message.get("body", b""))
         is_stream = message["type"] == "http.response.start"  # One of events: others are held.
         self._complete = not is_stream and not message.get("more_body", False)
+        if self._complete and policy.hold_back is None and self._timer:
+            self._timer.cancel()
         if is_stream or (policy.background() if self._complete else self._size > LIMIT):
             self._begin_to_let_go()
             if self._letting_go:

@@ -38,11 +38,13 @@ class RequestLocks(RequestLeases[AsyncLease]):
         "_one_at_a_time",
         "_outbox",
         "_seconds",
+        "_timer",
         "_unwanted",
         "_waiter",
         "_watch",
         "interrupted",
         "locks",
+        "loop",
     )
 
     def __init__(
@@ -55,12 +57,14 @@ class RequestLocks(RequestLeases[AsyncLease]):
     ) -> None:
         # Not the scope itself, which has us: that cycle would be left to the garbage collector.
         is_http = scope["type"] == "http"
+        self.loop = outbox.loop
         super().__init__(scope["method"] if is_http else "WEBSOCKET", scope["path"])
         self.locks = locks
         self._inbox = inbox
         self._outbox = outbox if is_http else None
         self._seconds = hold_back
         self._one_at_a_time = asyncio.Lock()
+        self._timer: asyncio.Handle
         self._waiter: asyncio.Task[object] | None = None
         self._watch: asyncio.Task[None] | None = None
         self._gave_up = False
@@ -119,11 +123,10 @@ class RequestLocks(RequestLeases[AsyncLease]):
     async def _while_client_is_there(
         self, keys: Sequence[CheckedKey], options: HoldOptions
     ) -> AsyncLease:
-        loop = asyncio.get_running_loop()
-        self._waiter = task = asyncio.current_task(loop)
+        self._waiter = task = asyncio.current_task(self.loop)
         assert task is not None
         cancelled_before = task.cancelling()
-        timer = loop.call_later(LOOK_AFTER, self._give_up if self._unwanted else self._look)
+        self._timer = self.loop.call_soon(self._begin_to_wait)
         try:
             return await self.take(self.locks, keys, options)
         except asyncio.CancelledError:
@@ -131,13 +134,21 @@ class RequestLocks(RequestLeases[AsyncLease]):
                 raise ClientGone from None
             raise
         finally:
-            timer.cancel()
+            self._timer.cancel()
             if self._watch:
                 self._watch.cancel()
             self._waiter = self._watch = None
             if self._gave_up:
                 self._gave_up = False
                 task.uncancel()
+
+    def _begin_to_wait(self) -> None:
+        """Has the client looked at in time. Most requests have their lock before this is called.
+
+        They need no timer, which would cost them more than the lock.
+        """
+        look = self._give_up if self._unwanted else self._look
+        self._timer = self.loop.call_later(LOOK_AFTER, look)
 
     def _look(self) -> None:
         self._watch = asyncio.ensure_future(self._inbox.until_gone())

@@ -82,7 +82,7 @@ class LockDependency:
         options: HoldOptions = dict(self.options)  # type: ignore[assignment] # lock() was given them
         lease = await request.hold(in_order(keys), options)
         if self.on_lost == "cancel":
-            task, endpoint = asyncio.current_task(), scope.get("endpoint")
+            task, endpoint = asyncio.current_task(request.loop), scope.get("endpoint")
             lease.on_lost(functools.partial(interrupt, request, task, endpoint))
         return lease
 

@@ -77,6 +77,11 @@ class PathTemplate:
         """Reads a template. Raises ``ConfigurationError`` where it cannot be matched quickly."""
         if not text.startswith("/"):
             raise ConfigurationError(f'path {text!r} must start with "/"')
+        if "//" in text:
+            raise ConfigurationError(
+                f"path {text!r} has an empty segment, and routers differ in how many slashes they read"
+                " as one: write it with single slashes, which match several, too"
+            )
         if found := _OTHER_SYNTAX.search(text):
             raise ConfigurationError(
                 f"path {text!r} has {found.group()!r}, which would be matched as it stands: a"
