@@ -1,8 +1,8 @@
 """What happens to keys, leases and engines, as small frozen values.
 
-Each event is told once, by the process in which it happens, to the observers of the ``Locks`` that it
-happens to: ``Locks(..., observers=[...])``. Logs, metrics, traces, the status page and Django's signals
-are such observers. No event carries an owner's secret or a password.
+Each event is passed once, by the process in which it happens, to the observers of its ``Locks``:
+``Locks(..., observers=[...])``. Logs, metrics, traces, the status page and Django's signals are
+such observers. No event contains an owner's secret or a password.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``weblock``: the command line for those who run an application. See docs/command-line.md."""
+"""``weblock``: the command line for operators. See docs/command-line.md."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class Ended(click.ClickException):
             facts = {"error": type(self._error).__name__, "message": self.message}
             warn(json.dumps(facts))
         else:
-            # An answer may have several lines. In an error, a line end would be somebody else's.
+            # An answer may have several lines. In an error, a line end comes from foreign text.
             lines = self.message.split("\n") if isinstance(self._error, No) else [self.message]
             warn("weblock: " + "\n".join(map(printable, lines)))
 

@@ -65,7 +65,7 @@ class Group:
                 return
             self._terminal.take_back()
             os.killpg(0, signal.SIGSTOP)
-            # Somebody has brought us to the foreground again.
+            # We were brought to the foreground again.
             self._terminal.lend()
             self.signal(signal.SIGCONT)
 
@@ -75,7 +75,7 @@ class Group:
             os.killpg(self._watchdog.pid, number)
 
     def lives_until(self, seconds: float) -> None:
-        """Have the watchdog kill the group in so many seconds, unless it is told anew."""
+        """Let the watchdog kill the group in so many seconds, unless it gets a later time."""
         assert self._watchdog.stdin
         with contextlib.suppress(BrokenPipeError):  # The group has been killed.
             self._watchdog.stdin.write(b"%f\n" % (time.monotonic() + seconds))

@@ -74,7 +74,7 @@ def _hand_off(locks: Locks, key: str) -> float:
     got: list[float] = []
 
     def wait() -> None:
-        # Of an engine that fails, the one who measures hears, too.
+        # The measuring caller also gets the error of an engine that fails.
         with suppress(WeblockError), locks.hold(key, wait=None):
             got.append(time.perf_counter())
 

@@ -296,7 +296,7 @@ class Report:
         return Code.NOT_FOUND if missing else Code.NOT_EXECUTABLE
 
     def ending(self, lease: Lease) -> None:
-        """The command is told to end, for the lease does."""
+        """The command is asked to end, because the lease ends."""
         left = lease.remaining()
         when = f"ends in {duration(left)} and was not renewed" if left else "was lost"
         self._say("lost", f"the lease of {lease.key!r} {when}: the command is told to end")

@@ -28,10 +28,10 @@ COOKIE: Final = "weblock_status"
 def status_command(
     session: Session, *, host: str, port: int, allow_release: bool, insecure: bool
 ) -> None:
-    """Serves a page that shows the keys in use, live, to whoever has the URL that it writes.
+    """Serve a page that shows the keys in use, live, to everyone who has the URL that it prints.
 
-    Keys, holders and queues are those of the engine. Waits, losses and outages are told by the page of
-    an application, which is the process that they happen to.
+    Keys, holders and queues are those of the engine. Waits, losses and outages are shown by the
+    page of an application, because its process is the one in which they happen.
     """
     try:
         import uvicorn

@@ -118,7 +118,7 @@ def _page(looks: Looks) -> str:
 
 
 def _screen(engine: str, looks: Looks) -> RenderableType:
-    head = Text(f"{datetime.now():%H:%M:%S}  {looks.summary()}  {engine}", style="bold")  # noqa: DTZ005 - for the one who watches
+    head = Text(f"{datetime.now():%H:%M:%S}  {looks.summary()}  {engine}", style="bold")  # noqa: DTZ005 - local time, for people
     if looks.failure:
         head.stylize("red")
     return Group(head, table(HEADER, looks.rows())) if looks.now else head

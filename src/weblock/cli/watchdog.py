@@ -1,8 +1,8 @@
 """Kills the process group that it leads when weblock has died, or hangs until its lease has ended.
 
-``run`` starts it as a program of its own, before the command, which then joins its group. It is told on
-its standard input, line by line, at which time of ``time.monotonic`` the lease ends. Nothing of weblock
-is imported here, so that it starts quickly and has no threads.
+``run`` starts it as a program of its own, before the command, which then joins its group. It reads
+from its standard input, line by line, at which time of ``time.monotonic`` the lease ends. Nothing
+of weblock is imported here, so that it starts quickly and has no threads.
 """
 
 from __future__ import annotations

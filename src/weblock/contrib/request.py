@@ -133,7 +133,7 @@ class RequestLeases(Generic[L]):
         began = time.perf_counter()
         try:
             locker, holdings = await locks._acquire(keys, options, caller)  # noqa: SLF001
-        finally:  # Also where it was in vain: the answer tells how long it took.
+        finally:  # Also without success: the response says how long it took.
             self.waited = (self.waited or 0.0) + time.perf_counter() - began
         if self.over:
             await locker.release(holdings)

@@ -71,22 +71,26 @@ def guard(
     fence: bool = False,
     wait: float = LOCK_WAIT,
 ) -> None:
-    """Has every commit of ``session`` raise ``LeaseLost`` instead, once the lease is lost.
+    """Make every commit of ``session`` raise ``LeaseLost`` once the lease is lost.
 
-    What the session has changed is sent to the database first, and the lease checked then: nothing
-    comes between but the commit itself. So is each ``begin_nested`` block.
+    The session's changes are first sent to the database, and then the lease is checked: nothing
+    comes between the check and the commit itself. The same is true of each ``begin_nested`` block.
 
-    With ``fence=True`` the database has the last word, so that not even a process that is stopped
-    between that check and the COMMIT commits when it wakes up and another has followed: before the
-    session asks anything, the lease's fence is written into a table of the database
+    With ``fence=True`` the database has the last word, so that even a process that is stopped
+    between that check and the COMMIT does not commit after another holder has followed. Before the
+    session's first statement, the lease's fence is written into a table of the database
     (``fence_table``), and it is read again, under a lock, before each COMMIT of what was written.
-    That raises ``StaleFence``, a ``LeaseLost``, or, where a former holder has not ended its transaction
-    within ``wait`` seconds, ``FenceLocked``, a ``LockTimeout``. Raises ``ConfigurationError`` for a
-    session that has a transaction open: it may have read what is no longer so.
 
-    It holds as long as the session does, also when the lease has been released: a session that is
-    used again for other work is made anew for it. What commits without a session, a ``Connection``
-    say, calls ``lease.check()`` before.
+    It holds as long as the session does, even after the lease has been released: create a new
+    session for other work. Code that commits without a session, through a ``Connection`` for
+    example, must call ``lease.check()`` before.
+
+    Raises:
+        StaleFence: At a commit: another holder has followed. A kind of ``LeaseLost``.
+        FenceLocked: A former holder has not ended its transaction within ``wait`` seconds. A kind
+            of ``LockTimeout``.
+        ConfigurationError: The session has an open transaction, which may have read what is no
+            longer true.
     """
     target: Any = getattr(session, "sync_session", session)
 
@@ -137,7 +141,7 @@ _REMEMBERED: Final = 10_000
 _told: Final[weakref.WeakKeyDictionary[Engine, OrderedDict[str, None]]] = (
     weakref.WeakKeyDictionary()
 )
-"""The sections that each engine knows of, the last ones: it is told once, before anything is read."""
+"""The last sections that each engine knows: each is written once, before anything is read."""
 
 
 class _Fenced:
@@ -260,7 +264,7 @@ class _Fenced:
                     self._look(other)
 
     def _explain_here(self, error: Exception) -> None:
-        """The same, where the transaction is broken, but not given up: nothing more can come of it."""
+        """Explain the error where the transaction is broken, but still open: it is rolled back."""
         if trouble_of(error) is Trouble.CONFLICT:
             for connection in self._wrote:
                 connection.connection.rollback()  # Without taking a second connection.
@@ -285,7 +289,7 @@ def _commits_by_itself(connection: Connection) -> bool:
     level = connection.get_execution_options().get("isolation_level")
     driver = connection.connection.dbapi_connection
     if connection.dialect.name == "sqlite" and getattr(driver, "isolation_level", "") is None:
-        return not getattr(driver, "in_transaction", False)  # Unless somebody has sent BEGIN.
+        return not getattr(driver, "in_transaction", False)  # Unless BEGIN was sent.
     return level == "AUTOCOMMIT" or getattr(driver, "autocommit", False) is True
 
 

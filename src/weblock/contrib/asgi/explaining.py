@@ -1,4 +1,4 @@
-"""Which rules an application has, for those who ask without sending it a request."""
+"""Which rules an application has, without sending it a request."""
 
 from __future__ import annotations
 

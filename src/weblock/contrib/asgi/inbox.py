@@ -16,11 +16,11 @@ MESSAGE_SIZE: Final = 64
 
 
 class Inbox:
-    """``receive`` for the application, and ``until_gone`` for those who wait meanwhile.
+    """``receive`` for the application, and ``until_gone`` to wait for a disconnect meanwhile.
 
-    Servers allow one ``receive`` at a time, and one that is cancelled may lose a message. So where
-    somebody reads ahead, the server's is called in a task that nobody cancels, and what it brings
-    lies ready for the application.
+    Servers allow one ``receive`` at a time, and a cancelled one may lose a message. So while
+    messages are read ahead, the server's ``receive`` is called in a task that is never cancelled,
+    and what it returns is kept for the application.
     """
 
     __slots__ = (
@@ -47,9 +47,10 @@ class Inbox:
         self._whole = False
         self._withheld: asyncio.Event | None = None
         self.withholds = False
-        """Whether it is kept from the application that its client has gone, so that it runs to its end.
+        """Whether a disconnect is hidden from the application, so that it runs to its end.
 
-        But one that has not had the whole body is told, for it may be waiting for the rest.
+        An application that has not received the whole body still sees it, because it may be waiting
+        for the rest.
         """
 
     async def receive(self) -> Message:
@@ -64,7 +65,7 @@ class Inbox:
         if message["type"] == "http.request":
             self._whole = not message.get("more_body", False)
         elif message["type"] == "http.disconnect":
-            self._ahead.append(message)  # Whoever asks again is told again.
+            self._ahead.append(message)  # It is returned to every further call.
             if self._whole and self.withholds:
                 self._withheld = self._withheld or asyncio.Event()
                 await self._withheld.wait()
@@ -96,7 +97,7 @@ class Inbox:
             self._pending.cancel()
 
     async def _directly(self) -> Message:
-        """Reads as the application would without us; who watches meanwhile waits for that."""
+        """Read for the application; what waits for a disconnect meanwhile waits for this read."""
         self._reading = True
         try:
             message = await self._receive()

@@ -72,7 +72,7 @@ class RequestLayer:
             await self._app(scope, receive, send)
 
     async def serve(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
-        """Has ``app`` serve one request or websocket, and releases what it has acquired."""
+        """Let ``app`` serve one request or websocket, and release what it has acquired."""
         outer = scope.get(SCOPE_KEY)
         if isinstance(outer, RequestLocks) and outer.locks is self._locks and not outer.over:
             await app(scope, receive, send)  # A layer farther out, on the same locks, releases.
@@ -120,7 +120,7 @@ class RequestLayer:
         await self._app(scope, receive, rest_and_send)
 
     async def _rest(self) -> None:
-        await asyncio.to_thread(self._locks._rest)  # noqa: SLF001 - for those who own the locks
+        await asyncio.to_thread(self._locks._rest)  # noqa: SLF001 - for the owner of the locks
 
 
 class _Exchange:

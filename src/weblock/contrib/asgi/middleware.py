@@ -18,24 +18,31 @@ from .request import request_locks
 
 
 class LockMiddleware:
-    """Has requests hold what the first of ``rules`` that matches them says, while they are served.
+    """Locks requests by rules: each holds the key of the first rule that matches it.
 
-    ``rules`` are ``Rule`` objects or mappings, in a list or by their names; see ``RuleSet``.
-    ``locks`` is an ``AsyncLocks``, or an engine's URL, with ``options``; without it, ``file://``.
-    Locks made here free their connections when the application shuts down, and open again when
-    they are used again.
+    ``app`` runs only while the request holds its lease, which is released when ``app`` has
+    returned. Meanwhile the response is held back. Requests that no rule matches reach ``app``
+    untouched.
 
-    ``app`` runs only when the request has its lease, which is released when ``app`` has returned.
-    Meanwhile the response is held back: a complete one until ``app`` has returned, or for
-    ``hold_back`` seconds at most. Requests that no rule matches reach ``app`` untouched.
+    A request that does not get its lock in time is answered with 409, one whose key cannot be made
+    with 400, and one whose engine is down or whose lease was lost with 503, as problem details.
 
-    A request that does not get its lock in time is answered with 409, one whose key cannot be
-    filled in with 400, one whose engine is down or whose lease was lost with 503, as problem
-    details; ``rewrite(problem, error)`` returns them with another status, body or headers.
+    Args:
+        app: The application.
+        locks: An ``AsyncLocks``, or an engine's URL; ``file://`` by default. Locks that are created
+            here free their connections when the application shuts down, and open again when they
+            are used again.
+        rules: ``Rule`` objects or mappings, in a list or by their names; see ``RuleSet``.
+        hold_back: For how many seconds, at most, a complete response waits for ``app`` to return;
+            without limit by default.
+        rewrite: ``rewrite(problem, error)`` returns the problem with another status, body or
+            headers.
+        root_path: Rules match the path below it: the one that ``app`` has of its own, as in
+            ``FastAPI(root_path="/api")``, or else the server's.
+        **options: The options of the locks, if ``locks`` is a URL.
 
-    Rules match the path below ``root_path``: that which ``app`` has of its own, as in
-    ``FastAPI(root_path="/api")``, or else the server's. Raises ``ConfigurationError`` for rules
-    and options that cannot work.
+    Raises:
+        ConfigurationError: A rule or an option cannot work.
     """
 
     def __init__(

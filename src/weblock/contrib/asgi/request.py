@@ -88,9 +88,9 @@ class RequestLocks(RequestLeases[AsyncLease]):
         return await self.hold(in_order(keys), options)
 
     def hold_back(self, background: Callable[[], object] = never) -> None:
-        """Has the response wait until the work is done, if none of it has been sent yet.
+        """Make the response wait until the work is done, if none of it has been sent yet.
 
-        ``background`` tells whether tasks follow the response, for which it does not wait.
+        ``background`` returns whether tasks follow the response, for which it does not wait.
         """
         if self._outbox:
             self._outbox.policy = Policy(self._seconds, background, self.leases)

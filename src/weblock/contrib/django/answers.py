@@ -40,7 +40,7 @@ def answer(
 async def aanswer(
     request: HttpRequest, error: BaseException | None, lock: Lock | None = None
 ) -> HttpResponse | None:
-    """The same, for a task: what may use the database runs in the request's thread."""
+    """Return the response from a task: what may use the database runs in the request's thread."""
     if not isinstance(error, WeblockError) or not (problem := _problem(error, lock)):
         return None
     form = _form_for(request)
@@ -51,7 +51,7 @@ async def aanswer(
 
 
 def answer_for(lock: Lock | None, request: HttpRequest, error: Exception) -> HttpResponse | None:
-    """The same, or what the project's ``busy_view`` returns where this lock is busy."""
+    """Return the response; for a busy key, what the lock's ``busy_view`` returns."""
     view = _busy_view(lock, error)
     response: HttpResponse | None = call(view, request, error) if view else None
     return answer(request, error, lock) if response is None else response
@@ -60,7 +60,7 @@ def answer_for(lock: Lock | None, request: HttpRequest, error: Exception) -> Htt
 async def aanswer_for(
     lock: Lock | None, request: HttpRequest, error: Exception
 ) -> HttpResponse | None:
-    """The same, for a task."""
+    """Return what ``answer_for`` returns, from a task."""
     view = _busy_view(lock, error)
     response: HttpResponse | None = await acall(view, request, error) if view else None
     return await aanswer(request, error, lock) if response is None else response

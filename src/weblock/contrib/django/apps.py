@@ -13,7 +13,7 @@ class WeblockConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Has ``manage.py check`` look at the settings, the middleware and the views."""
+        """Register the checks of the settings, the middleware and the views."""
         from . import checks
 
         register(checks.check_settings, "weblock")

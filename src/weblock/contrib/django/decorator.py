@@ -33,20 +33,27 @@ def lock(
     busy_view: BusyView | None = None,
     **options: Unpack[HoldOptions],
 ) -> Callable[[F], F]:
-    """Has a view run under a lock: ``@lock("item:{pk}")``.
+    """Decorate a view so that it runs under a lock: ``@lock("item:{pk}")``.
 
     It decorates functions and methods, plain or async, class-based views by ``method_decorator``
     or on the method itself, views and viewsets of Django REST framework, and operations of
-    django-ninja. The view finds the lease in ``request.weblock``, or by ``lease_of(request)``.
-
-    What the URL gives the view is filled into keys; so are ``{query.name}`` and ``{header.name}``.
-    A key may also be a function of the request that returns it. Several keys are held together,
-    all or none. ``options`` go before those in ``WEBLOCK`` of the ``alias``.
+    django-ninja. The view finds the lease in ``request.weblock``.
 
     A request that does not get the lock in time is answered with 409, or with what
     ``busy_view(request, error)`` returns; one whose engine is down or whose lease was lost before
-    its work was committed, with 503. Raises ``ConfigurationError`` for a key template or an option
-    that cannot work, and, at a request, where a transaction has begun before the lock.
+    its work was committed, with 503.
+
+    Args:
+        *keys: Templates, into which the arguments of the view are filled, and ``{query.name}`` and
+            ``{header.name}``; or functions of the request that return a key. Several keys are held
+            together, all or none.
+        alias: Which entry of ``WEBLOCK`` to use.
+        busy_view: Returns the response to a request that does not get the lock in time.
+        **options: Override those of the alias: see ``HoldOptions``.
+
+    Raises:
+        ConfigurationError: A key template or an option cannot work, or, at a request, a transaction
+            has begun before the lock.
     """
     wanted = Lock.of(keys, alias, busy_view, options)
 
@@ -162,7 +169,7 @@ def _serve(together: Together, view: Callable[..., Any], args: Any, kwargs: Any)
 
 
 async def _serve_async(together: Together, view: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """The same, in a task."""
+    """Serve the view in a task."""
     request = _request_of(view, args, kwargs)
     wanted = together[0]
 

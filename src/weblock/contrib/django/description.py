@@ -66,7 +66,7 @@ class Lock:
         return keys
 
     async def akeys_of(self, request: HttpRequest, values: Mapping[str, object]) -> list[str]:
-        """The same, for a task."""
+        """Return the keys, from a task."""
         keys = [_filled(template, request, values) for template in self.templates]
         for function in self.functions:
             keys += keys_made_by(function, await acall(function, request))
@@ -84,7 +84,7 @@ def call(function: Callable[..., Any], *args: object) -> Any:
 
 
 async def acall(function: Callable[..., Any], *args: object) -> Any:
-    """The same, for a task. A function is called in the request's thread: it may use the database."""
+    """Call it from a task, a function in the request's thread: it may use the database."""
     return await (function if iscoroutinefunction(function) else sync_to_async(function))(*args)
 
 

@@ -40,7 +40,7 @@ class Place:
     names: frozenset[str] = frozenset()
     """What its URL gives the view."""
     spelled: frozenset[str] = frozenset()
-    """Those of them that the view is given as the URL spells them, for nothing has converted them."""
+    """Return those that the view gets as the URL spells them, without any conversion."""
     namespaces: tuple[str | None, ...] = ()
     applications: tuple[str | None, ...] = ()
     """The namespaces that the applications have for themselves."""
@@ -107,7 +107,7 @@ def places() -> list[Place]:
 
 
 def marked_views() -> Iterator[Marked]:
-    """Those of them that ``@lock`` marks, for whatever method."""
+    """Return the views that ``@lock`` marks, for any method."""
     for place in places():
         methods = (locks_of(place.view, method) for method in View.http_method_names)
         for lock in dict.fromkeys(lock for each in methods for lock in each):

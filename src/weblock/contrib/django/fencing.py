@@ -63,7 +63,7 @@ class FencedQuerySet(models.QuerySet):
         rows = self.using(
             self.select_for_update().db
         )  # The router's choice for writing; nothing is asked.
-        # Without a savepoint, so that whoever swallows the error cannot commit the rest.
+        # Without a savepoint, so that code that swallows the error cannot commit the rest.
         with transaction.atomic(using=self.db, savepoint=False):
             written = self._not_newer_than(number, rows).update(**{**values, FENCE: number})
             newest = rows.filter(fence__gt=number).aggregate(newest=models.Max(FENCE))["newest"]
@@ -73,7 +73,7 @@ class FencedQuerySet(models.QuerySet):
         return int(written)
 
     async def afenced_update(self, fence: BaseLease | int, **values: Any) -> int:
-        """The same, for async code."""
+        """Do what ``fenced_update`` does, in async code."""
         return await sync_to_async(self.fenced_update)(fence, **values)
 
     # No template may call them.

@@ -77,7 +77,7 @@ class Guard:
         self._sections: list[_Section] = []
 
     def add(self, lease: BaseLease, wanted: GuardSettings, locks: Locks) -> None:
-        """Has databases know of a lease of ``locks``, before anything else is asked of them."""
+        """Write a lease of ``locks`` into the databases, before any other statement."""
         databases = guarded_databases(wanted.databases)
         self._sections += [
             _Section(mark, databases, wanted.wait, locks) for mark in marks_of(lease)
@@ -136,7 +136,7 @@ class Guard:
         return error
 
     def sections(self) -> Iterator[_Section]:
-        """Those of the request, and of one that waits for it."""
+        """Return the sections of the request, and of one that waits for it."""
         if self._outer:
             yield from self._outer.sections()
         yield from tuple(self._sections)
@@ -183,7 +183,7 @@ class Watch:
         connection.set_autocommit = self.set_autocommit
         connection.make_cursor = lambda cursor: self._seen(self._make_cursor(cursor))
         connection.make_debug_cursor = lambda cursor: self._seen(self._make_debug_cursor(cursor))
-        connection.execute_wrappers.insert(0, self.execute)  # It hears of a write before others do.
+        connection.execute_wrappers.insert(0, self.execute)  # It sees a write before others do.
 
     def opened(self) -> None:
         """Hears of a connection that has just been opened, maybe because a transaction begins."""
@@ -277,7 +277,7 @@ class Watch:
         if type(cursor).__init__ is CursorWrapper.__init__:
             kind: Any = type(cursor)
             return _seen(kind)(cursor.cursor, cursor.db)
-        self._wrote = True  # It is somebody's own kind, which we do not see through.
+        self._wrote = True  # It is a custom kind, whose statements are unknown.
         return cursor
 
 

@@ -27,7 +27,7 @@ View = Callable[..., Any]
 
 
 @sync_and_async_middleware  # type: ignore[untyped-decorator] # Django has no types.
-def LockMiddleware(get_response: Callable[[HttpRequest], Any]) -> _Layer:  # noqa: N802 - a class, to those who name it
+def LockMiddleware(get_response: Callable[[HttpRequest], Any]) -> _Layer:  # noqa: N802 - a class, to the settings
     """Holds what ``@lock`` marks and what ``RULES`` say, in WSGI and in ASGI."""
     return (_TaskLayer if iscoroutinefunction(get_response) else _ThreadLayer)(get_response)
 
@@ -99,7 +99,7 @@ class _TaskLayer(_Layer):
     async def process_view(
         self, request: HttpRequest, view: View, _args: Any, values: Mapping[str, object]
     ) -> HttpResponse | None:
-        """The same."""
+        """Acquire what the view needs."""
         wanted = _wanted(view, request)
         if not wanted:
             return None

@@ -8,7 +8,7 @@ from ..guarding import LENGTHS, TABLE
 
 
 class Lock(models.Model):
-    """A key that somebody holds or waits for. The engine knows them; no database does."""
+    """A key that has a holder or waiters. The engine knows them; no database does."""
 
     key = models.CharField(max_length=600, primary_key=True)
 

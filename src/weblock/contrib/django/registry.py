@@ -18,10 +18,10 @@ L = TypeVar("L", Locks, AsyncLocks)
 
 
 class LocksByAlias(Mapping[str, L], Generic[L]):
-    """The locks of each alias in ``WEBLOCK``, made when they are first asked for.
+    """The locks of each alias in ``WEBLOCK``, created when they are first needed.
 
-    Equal settings give the same object, in a test that overrides them too. Those of settings that
-    are gone are not closed by themselves: somebody may be inside.
+    Equal settings give the same object, in a test that overrides them too. Locks whose settings are
+    gone are not closed automatically: they may be in use.
     """
 
     def __init__(self, face: type[L]) -> None:

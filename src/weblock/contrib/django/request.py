@@ -59,9 +59,9 @@ class RequestLocks(Generic[L]):
         """What the databases are to know of the leases."""
 
     def leave(self) -> bool:
-        """Notes that nobody wants the answer any more. Whether the request may be cancelled now.
+        """Record that the client has gone, and return whether the request may be cancelled now.
 
-        Once its view has begun under a lock, it may not; but it waits for no other lock then.
+        Once its view has begun under a lock, it must not be; but it waits for no other lock then.
         """
         self._unwanted = True
         return self._waiting or not self.has_any
@@ -201,7 +201,7 @@ class RequestLocks(Generic[L]):
 
 
 class ThreadLocks(RequestLocks[Lease]):
-    """Those of a request that is served by a thread."""
+    """The locks of a request that a thread serves."""
 
     def run(self, work: Callable[[], Any]) -> Any:
         """Does ``work``, which may acquire, and releases when it has ended in whatever way."""
@@ -244,10 +244,10 @@ class ThreadLocks(RequestLocks[Lease]):
 
 
 class TaskLocks(RequestLocks[AsyncLease]):
-    """Those of a request that is served by a task."""
+    """The locks of a request that a task serves."""
 
     async def run(self, work: Callable[[], Any]) -> Any:
-        """The same; to be run in a task of its own, for it leaves traces in the context."""
+        """Run the view, in a task of its own, because it leaves traces in the context."""
         loss = None
         _current.set(self)
         checked_at_commit.set(self)
@@ -260,7 +260,7 @@ class TaskLocks(RequestLocks[AsyncLease]):
         return await answered(response, loss) if answered else self.answered(response, loss)
 
     async def acquire(self, of: Sequence[Lock], values: Mapping[str, object]) -> None:
-        """The same."""
+        """Acquire the keys, in a task."""
         await sync_to_async(prepare_connections)(_guarded(of))
         wanted = {lock: in_order(await lock.akeys_of(self.request, values)) for lock in of}
         for lock, missing in self._in_turn(wanted):
@@ -297,7 +297,7 @@ def _guarded(of: Iterable[Lock]) -> set[str]:
 
 
 def locks_of_request(request: HttpRequest) -> ThreadLocks | TaskLocks | None:
-    """What somebody farther out holds for the request, and will release when it is over."""
+    """Return what an outer layer holds for the request, and will release when it is over."""
     current = _current.get()
     return current if current and current.request is request and not current.over else None
 

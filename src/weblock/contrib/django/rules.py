@@ -84,7 +84,7 @@ class RuledLock(Lock):
         return self.match.keys(query=query_of(request), headers=headers_of(request))
 
     async def akeys_of(self, request: HttpRequest, values: Mapping[str, object]) -> list[str]:
-        """The same, for a task."""
+        """Return the keys, from a task."""
         return self.keys_of(request, values)
 
 

@@ -69,7 +69,7 @@ class AliasSettings:
 
     @cached_property
     def identity(self) -> str:
-        """The same for settings that make the same locks."""
+        """Equal for settings that make the same locks."""
         return repr((self.alias, self.url, sorted(self.options.items())))
 
 
@@ -102,7 +102,7 @@ def rules() -> tuple[Rules, ...]:
 
 
 class _Read:
-    """The settings as they were read, until somebody overrides them."""
+    """The settings as they were read, until a test overrides them."""
 
     def __init__(self, source: tuple[object, object]) -> None:
         self.source = source

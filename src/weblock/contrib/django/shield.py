@@ -1,4 +1,4 @@
-"""Work that goes on when whoever waits for it is cancelled."""
+"""Work that goes on when its waiter is cancelled."""
 
 from __future__ import annotations
 

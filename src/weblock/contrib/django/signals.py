@@ -1,8 +1,8 @@
-"""What happens to locks, told to whoever listens: one signal for each event of ``weblock.events``.
+"""Signals of what happens to locks: one for each event of ``weblock.events``.
 
-``sender`` is ``Locks`` or ``AsyncLocks``. Every signal says the ``alias`` and the ``event``. Receivers
-are called in a thread of their own, one after the other, so that a slow one holds up nobody; one
-that fails is logged, and changes nothing for the lock.
+``sender`` is ``Locks`` or ``AsyncLocks``. Every signal has the ``alias`` and the ``event``.
+Receivers are called in a thread of their own, one after the other, so a slow one delays no lock;
+one that raises is logged, and changes nothing.
 """
 
 from django.dispatch.dispatcher import Signal

@@ -72,7 +72,7 @@ def refuse_transaction_of_test() -> None:
 
 
 class Sections(Protocol):
-    """What is told of views that are entered and left."""
+    """Receives which views are entered and left."""
 
     def noted(self, function: View, *, asynchronous: bool) -> View:
         """The function, each call of which is noted."""
@@ -83,10 +83,10 @@ class Sections(Protocol):
 
 @contextmanager
 def watching_views(sections: Sections, names: tuple[str, ...]) -> Iterator[None]:
-    """Has views noted, from before their transaction until after its COMMIT, by name or all.
+    """Record views as sections, from before their transaction until after its COMMIT.
 
-    Raises ``ConfigurationError`` if one of them turns out to take its lock itself: many at a time
-    wait inside it, which says nothing.
+    Raises ``ConfigurationError`` if one of them acquires its lock itself: many requests at a time
+    wait inside it, which shows nothing.
     """
     make_atomic = BaseHandler.make_view_atomic
     waiting_inside: set[str] = set()
@@ -113,7 +113,7 @@ def watching_views(sections: Sections, names: tuple[str, ...]) -> Iterator[None]
 
     def note_acquired(_event: Event) -> None:
         name = _unlocked_view.get()
-        # Who acquires in a transaction is let in by many, and will be seen to overlap.
+        # A lock that is acquired in a transaction does not exclude, and the overlap will show.
         if name and (not names or name in names) and not _in_transaction():
             waiting_inside.add(name)
 

@@ -101,7 +101,7 @@ def give_back_connections() -> None:
 
 
 def _guard(connection: Any) -> None:
-    """Has whatever commits on ``connection`` ask first."""
+    """Check the leases before every commit on ``connection``."""
     if not getattr(connection, _GUARDED, False):
         _CommitCheck(connection)
         setattr(connection, _GUARDED, True)

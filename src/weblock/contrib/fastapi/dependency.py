@@ -224,10 +224,10 @@ def _converted(value: object, source: Source, field: Any) -> object:
 
 
 def interrupt(request: RequestLocks, task: asyncio.Task[Any] | None, endpoint: object) -> None:
-    """Cancels the endpoint if it is ``async def``, or a stream that it gave; once.
+    """Cancel the endpoint if it is ``async def``, or a stream that it returned; once.
 
-    Never what runs in a thread, nor a dependency: whoever cancels the waiting for a thread has
-    it work on, and a commit that was sent is not called back.
+    Never a thread or a dependency: cancelling the task that waits for a thread does not stop the
+    thread, and a commit that was sent is not undone.
     """
     if request.over or task is None or task.done():
         return

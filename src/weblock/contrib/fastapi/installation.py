@@ -98,10 +98,10 @@ class _Answers:
         return self._problem(error) if self._handler_of(error) == self._handle else None
 
     def of(self, error: BaseException) -> App | None:
-        """The answer to an error that got out of the application, as it would answer itself.
+        """Return the response to an error that left the application, as it would answer itself.
 
-        So it is with an error of an application that is mounted, and with a loss that nobody in
-        the application was there to hear of.
+        This covers an error of a mounted application, and a loss that no handler in the application
+        was there to see.
         """
         handler = self._handler_of(error)
         if handler is None:
@@ -119,7 +119,7 @@ class _Answers:
         return answer
 
     def _handler_of(self, error: BaseException) -> Any:
-        """That of its class, or of the nearest of ours that it is a kind of."""
+        """Return the handler of its class, or of its nearest base class of ours."""
         ours = (each for each in type(error).__mro__ if issubclass(each, WeblockError))
         return next((self._handlers[each] for each in ours if each in self._handlers), None)
 

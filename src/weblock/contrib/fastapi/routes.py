@@ -151,7 +151,7 @@ _SCHEMA: Final[dict[str, Any]] = {
 
 
 def document(app: FastAPI, problem_of: ProblemOf) -> None:
-    """Has the OpenAPI schema of ``app`` tell of the problems, at just the operations that lock."""
+    """Add the problem responses to the OpenAPI schema, at just the operations that lock."""
     generate = app.openapi
 
     @functools.wraps(generate)
@@ -166,7 +166,7 @@ def document(app: FastAPI, problem_of: ProblemOf) -> None:
 
 
 def document_mounted(routes: Iterable[Any], problem_of: ProblemOf) -> None:
-    """The same for the applications that are mounted."""
+    """Add the problem responses to the schemas of mounted applications."""
     for route in each_route(routes):
         inner = getattr(route, "app", None)
         if isinstance(inner, FastAPI) and inner.routes is not routes:

@@ -16,7 +16,7 @@ from ...keys import unqualified
 from .errors import StaleFence
 
 ATTEMPTS: Final = 5
-"""How often a fence is raised in vain, because of others that do so at the same time."""
+"""How often to try to raise a fence while others do so at the same time."""
 
 SINCE: Final = "has begun since"
 
@@ -36,7 +36,7 @@ class Mark:
     token: str
 
     def above(self, fence: int) -> Mark:
-        """The same section, with a fence above another."""
+        """Return the section with a fence above another."""
         return Mark(self.digest, self.key, fence + 1, self.token)
 
 
@@ -102,7 +102,7 @@ def raising(mark: Mark) -> Generator[Statement, Any, None]:
                 return
             row: Row | None = yield Look(mark)
         except Conflict:
-            continue  # Somebody else wrote at the same time: what stands there now?
+            continue  # Another process wrote at the same time: read again.
         if row is None:
             continue  # It was cleaned up in between.
         if row.token == mark.token:

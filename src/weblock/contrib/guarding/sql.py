@@ -23,8 +23,8 @@ LOCK_WAIT: Final = 5.0
 class Dialect:
     """The statements, with parameters as ``:digest``, ``:lock_key``, ``:fence`` and ``:token``.
 
-    ``certain`` are the numbers of rows after which it is certain that ``raising`` took effect. Where
-    it may not have, ``looking`` tells.
+    ``certain`` are the numbers of rows after which it is certain that ``raising`` took effect. If
+    it is not certain, ``looking`` finds out.
     """
 
     raising: str
@@ -137,7 +137,7 @@ class Trouble(Enum):
     LOCKED = "locked"
     """A row, or the whole database, was locked for longer than the limit."""
     READ_ONLY = "read-only"
-    """The transaction may not write, and so has not."""
+    """The transaction must not write, and so has not."""
     NO_TABLE = "no table"
     """The guard's table is missing."""
 

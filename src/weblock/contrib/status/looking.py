@@ -15,7 +15,7 @@ from ...sync import Locks
 from .history import KEPT
 
 EVERY: Final = 1.0
-"""Seconds between two looks, while somebody watches."""
+"""Seconds between two reads, while a client watches."""
 
 SELDOM: Final = 5.0
 """Seconds between two looks, after the last one has gone: so the next one sees what was."""
@@ -56,7 +56,7 @@ class Looks:
         return self.last
 
     def watch(self) -> None:
-        """Note that somebody watches, until ``leave``."""
+        """Record that a client watches, until ``leave``."""
         self._watchers += 1
 
     def leave(self) -> None:

@@ -91,7 +91,7 @@ class StatusPage:
         self._page, self._policy = _page()
         stop = observe(Observer(_hearing(self._history, self._locks), only=KINDS, immediate=True))
         self.close = weakref.finalize(self, stop)
-        """Has the page hear no more events; so does its end."""
+        """Stop receiving events; the end of the page does so too."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
