@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack
+
 import httpx
 import pytest
 from fastapi import Depends, FastAPI
 
-from weblock import AsyncLocks, EngineRecovering, EngineUnavailable
+from tests.servers import Server
+from weblock import AsyncLocks, EngineRecovering, EngineUnavailable, Locks
 from weblock.contrib.fastapi import install, lock
 from weblock.contrib.problems import problem_of
 
@@ -59,3 +63,38 @@ def test_no_client_is_sent_away_for_long(left: float, told: str) -> None:
     problem = problem_of(EngineRecovering("redis://h", "it was started just now", retry_after=left))
     assert problem
     assert problem.headers == {"Retry-After": told}
+
+
+@pytest.fixture(scope="module")
+def quorum() -> Iterator[list[str]]:
+    """Three servers that have just been started, and may have forgotten leases of a minute."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(Server()).url(recovery=60) for _ in range(3)]
+
+
+async def test_a_quorum_that_recovers_says_so_on_both_faces(quorum: list[str]) -> None:
+    """Its majority grants nothing yet: that is another error than that the key is held."""
+    with Locks.from_url(quorum) as locks, pytest.raises(EngineRecovering) as refused:
+        locks.acquire("x", wait=0)
+    async with AsyncLocks.from_url(quorum) as async_locks:
+        with pytest.raises(EngineRecovering) as refused_there:
+            await async_locks.acquire("x", wait=0)
+        with pytest.raises(EngineRecovering):
+            await async_locks.try_acquire("x")
+    for error in (refused.value, refused_there.value):
+        assert 0 < error.retry_after <= 60
+        assert "started just now" in error.reason
+
+
+async def test_a_client_of_a_quorum_that_recovers_is_told(quorum: list[str]) -> None:
+    """FastAPI's adapter answers with 503 and the code of it."""
+    app = FastAPI()
+    install(app, AsyncLocks.from_url(quorum))
+
+    @app.post("/items", dependencies=[Depends(lock("x", wait=0))])
+    async def create() -> None:
+        raise AssertionError("it was granted")
+
+    answer = await posted(app)
+    assert (answer.status_code, answer.json()["code"]) == (503, "engine_recovering")
+    assert 1 <= int(answer.headers["retry-after"]) <= 60

@@ -48,7 +48,7 @@ EQUIVALENT = {
     "prelude: elseif length > epoch.longest or now + length >= epoch.ends then": MORE_OFTEN,
     "prelude: local ends = math.max(epoch.ends, now + length + 20 * SECOND)": MORE_OFTEN,
     "prelude: if string.find(epoch.long, owner .. ' ', 1, false) then": HEXADECIMAL,
-    "prelude: return lock.ends + (now <= epoch.level and epoch.ahead or 0)": INSTANT,
+    "prelude: return (elsewhere or now <= epoch.level) and epoch.ahead or 0": INSTANT,
     "prelude: return lock.owner == '' and now <= quarantine and epoch.why or ''": INSTANT,
     "prelude: if lock.fence >= epoch.fence then": "it writes what is there",
     "raise_fence: if fence >= lock.fence then": "it writes what is there",

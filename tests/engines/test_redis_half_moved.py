@@ -97,6 +97,24 @@ def test_leases_outlive_a_slot_that_stays_half_moved(cluster: Cluster, parts: tu
         assert fence_of(locks, free) > fence
 
 
+def test_a_process_that_comes_while_a_slot_is_half_moved_can_lock(cluster: Cluster) -> None:
+    """What a new connection tries on its server is sent on, and nothing else that is asked there."""
+    slots = {bucket: key_slot(LAYOUT.tag(bucket).encode()) for bucket in range(128)}
+    first = cluster.master_of(slots[0])
+    keys = {LAYOUT.bucket(f"default:key {number}"): f"key {number}" for number in range(2_000)}
+    others = [each for each in slots if each and cluster.master_of(slots[each]) is first]
+    move = cluster.begin_move(slots[0])
+    try:
+        with Locks.from_url(cluster.url(recovery=TTL), ttl=TTL, wait=20) as locks:
+            for bucket in (others[0], 0):
+                fence_of(locks, keys[bucket])
+        assert move.target.client().keys("*{0}*") != [], "the lock that nobody had is made there"
+        assert not move.target.client().keys(f"*{{{others[0]}}}*")
+    finally:
+        move.take_along()
+        move.end()
+
+
 async def test_asyncio_goes_on_too(cluster: Cluster) -> None:
     """Tasks hold, wait for and hand over keys of a slot that is half-moved."""
     async with AsyncLocks.from_url(cluster.url(recovery=TTL), ttl=TTL, wait=60) as locks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from ninja import NinjaAPI
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from tests.servers import Server
 from tests.servers.ports import free_port
 from tests.support.waiting import PATIENCE
 from weblock import ConfigurationError, Observer, observe
@@ -228,6 +230,20 @@ async def test_an_engine_that_is_down_is_said(
     for response in (fetch_in_thread("/items"), await AsyncClient().post("/items")):
         assert (response.status_code, response.json()["code"]) == (503, "engine_unavailable")
         assert response["Retry-After"]
+
+
+@pytest.mark.parametrize("middleware", [True, False], ids=["middleware", "no middleware"])
+async def test_a_quorum_that_recovers_is_said(middleware: bool, serve: Any, settings: Any) -> None:
+    """Servers that have just been started may have forgotten leases: the client is told so."""
+    settings.MIDDLEWARE = settings.MIDDLEWARE if middleware else []
+    serve(items=lock("items")(keys_of))
+    with ExitStack() as stack:
+        urls = [stack.enter_context(Server()).url(recovery=60) for _ in range(3)]
+        settings.WEBLOCK = {"default": {"URL": urls, "WAIT": 0}}
+        for response in (fetch_in_thread("/items"), await AsyncClient().post("/items")):
+            assert (response.status_code, response.json()["code"]) == (503, "engine_recovering")
+            assert 1 <= int(response["Retry-After"]) <= 60
+        settings.WEBLOCK = {"default": {"URL": "memory://"}}
 
 
 @pytest.mark.parametrize("where", ["decorator", "settings"])

@@ -7,13 +7,14 @@ import sys
 import time
 
 from .campaign import CORE, Campaign, Tally, told
+from .cluster_campaign import CLUSTER
 from .dying import KEEPERS
 from .quorum_campaign import QUORUM
 from .redis_campaign import REDIS
 from .redis_stores import STORE
 from .stepping import CLOCKS
 
-CAMPAIGNS = {each.name: each for each in (CORE, CLOCKS, KEEPERS, REDIS, STORE, QUORUM)}
+CAMPAIGNS = {each.name: each for each in (CORE, CLOCKS, KEEPERS, REDIS, STORE, CLUSTER, QUORUM)}
 
 
 def main() -> int:

@@ -29,13 +29,13 @@ class Rig:
         self.target = RedisModel(lambda: self.now + self.ahead, self._ring)
         self.source.run, self.target.run = 1, 2
         self._recovery = micros(recovery)
-        self._scripted = scripted
+        self.scripted = scripted
         _bucket, self.keys = LAYOUT.of_key("key")
 
     def told(self, *asked: str) -> list[Any]:
         """What the epoch says, at the source; ``asked`` are owners and what they ask for."""
         args = ("1", self._recovery, "", *asked)
-        told: list[Any] = self.source.evaluate(self._scripted(scripts.BEGIN), self.keys[2:], args)
+        told: list[Any] = self.source.evaluate(self.scripted(scripts.BEGIN), self.keys[2:], args)
         return told
 
     def epoch(self) -> Any:
@@ -45,14 +45,14 @@ class Rig:
         """Runs a script at the source, where all keys are."""
         names = (*self.keys, LAYOUT.voided(0, words[0]))
         args = ("1", self._recovery, "", *words)
-        return self.source.evaluate(self._scripted(script), names, args)
+        return self.source.evaluate(self.scripted(script), names, args)
 
     def alone(self, script: Script, *words: str, facts: tuple[str, ...] = ()) -> Any:
         """Runs it at the target, where just the lock is."""
         facts = facts or ("0", "0", "0", "0", "")
         call = Call(script, 0, self.keys, words).alone(str(self.now), facts)
         args = ("2", self._recovery, "", *call.args)
-        return self.target.evaluate(self._scripted(scripts.ALONE), call.keys, args)
+        return self.target.evaluate(self.scripted(scripts.ALONE), call.keys, args)
 
     def acquire(self, owner: str, *facts: str, room: str = "9") -> Any:
         words = (owner, "p", "l", micros(10), room, "0")
@@ -175,6 +175,21 @@ def _left_behind(rig: Rig) -> None:
     assert rig.alone(scripts.REFRESH, "c", micros(10))[0][0] == b"gone"
 
 
+def _granted_after_all(rig: Rig) -> None:
+    """One that waited before the slot began to move, and is granted the key, waits no longer."""
+    rig.ahead = 0
+    for owner in ("a", "b"):
+        rig.whole(scripts.ACQUIRE, owner, "p", "l", micros(10), "9", "0")
+    rig.move_lock()
+    assert rig.alone(scripts.RELEASE, "a", "0")[0] == b"released"
+    assert rig.acquire("b")[0] == b"held"
+    rig.target.values[rig.keys[1]] = rig.source.values.pop(rig.keys[1])
+    args = ("2", "0", "", "b", "0")
+    names = (*rig.keys, LAYOUT.voided(0, "b"))
+    assert rig.target.evaluate(rig.scripted(scripts.RELEASE), names, args)[0] == b"released"
+    assert rig.rung == []
+
+
 def _full_memory(rig: Rig) -> None:
     """On a server without memory leases are renewed and given back, and none is granted."""
     rig.acquire("a")
@@ -198,7 +213,7 @@ def _at_the_source(rig: Rig) -> None:
     words = ("b", "p", "l", micros(10), "0", "0")
     call = Call(scripts.ACQUIRE, 0, rig.keys, words).alone("0", ("0", "0", "0", "0", ""))
     args = ("1", "0", "", *call.args)
-    answer: Any = rig.source.evaluate(rig._scripted(scripts.ALONE), call.keys, args)
+    answer: Any = rig.source.evaluate(rig.scripted(scripts.ALONE), call.keys, args)
     assert answer[2] == held[3]
 
 
@@ -244,5 +259,6 @@ CASES: Final = {
     **dict.fromkeys((_asking_the_epoch, _in_a_quarantine), 10.0),
     **dict.fromkeys((_by_another_clock, _by_a_clock_behind, _ahead, _fences, _at_the_source), 0.0),
     **dict.fromkeys((_given_up, _kept, _refusing, _looking, _left_behind, _full_memory), 0.0),
+    _granted_after_all: 0.0,
 }
 """Each, and for how long its servers recover, in seconds."""

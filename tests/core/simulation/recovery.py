@@ -381,6 +381,35 @@ def _clocks_that_differ_again(rig: Rig) -> None:
         rig.now += 100 * SECOND
 
 
+def _renewed_elsewhere(rig: Rig) -> None:
+    """A lease that a master renewed after it had handed over the epoch lasts longer by its clock.
+
+    So it was written by that master, as ``alone.lua`` does it; what this one writes is its own.
+    """
+    rig.acquire(ttl=20.0)
+    holder, former = rig.owner, rig.model.incarnation
+    rig.model.promote()
+    rig.now += 30 * SECOND
+    new = rig.model.incarnation
+    rig.granted(key="another", peers=f"{_peer(former, 100.0)},{_peer(new, 130.0)}")
+    lock: Any = rig.model.values[LAYOUT.of_key("key")[1][0]]
+    rig.now += 60 * SECOND
+    ends = rig.now - 30 * SECOND + 5 * SECOND  # Renewed just now, there, for 5 s.
+    for stamped, by, held in ((former, ends, True), (former, ends + 1, False), (new, ends, False)):
+        lock |= {"owner": holder, "until": str(ends), "stamp": f"{stamped.partition(':')[0]} {by}"}
+        snapshot = rig.model.snapshot()
+        rig.now += 5 * SECOND - 1
+        assert rig.granted() == (not held)
+        rig.now += 1
+        assert rig.granted()
+        rig.now -= 5 * SECOND
+        rig.model.roll_back(snapshot)
+        lock = rig.model.values[LAYOUT.of_key("key")[1][0]]
+    lock |= {"owner": holder, "until": str(ends), "stamp": f"{former.partition(':')[0]} {ends}"}
+    rig.model.restart(forget=False)
+    assert rig.acquire(recovery=0.0)[0] == b"held", "what began anew knows of no other clock"
+
+
 def _full_memory(rig: Rig) -> None:
     """On a server without memory leases are renewed and given back, and none is granted."""
     rig.acquire(ttl=30.0)
@@ -480,4 +509,5 @@ CASES: Final = (
     *(_off, _off_and_waiting, _longer_leases, _very_long_leases, _many_long_leases, _asked_for),
     *(_handed_over, _clocks_that_differ, _nobody_told, _standing_back, _free_keys, _fences_ahead),
     *(_longest_ends_late, _asked_first, _clocks_that_differ_again, _full_memory),
+    _renewed_elsewhere,
 )

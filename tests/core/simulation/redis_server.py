@@ -27,13 +27,13 @@ from .redis_model import _call, _lua
 
 _lua.globals().redis["pcall"] = _call  # Nothing that a probe tries is refused here.
 
-OF_A_QUORUM = (scripts.STAND_BACK, scripts.RAISE_FENCE)
+OF_A_LEASE = (scripts.ACQUIRE, scripts.REFRESH, scripts.RELEASE)
 
 SCRIPTS = {
     each.sha: each
     for each in (
-        *(scripts.ACQUIRE, scripts.REFRESH, scripts.RELEASE, scripts.LOOK, scripts.BEGIN),
-        *OF_A_QUORUM,
+        *(*OF_A_LEASE, scripts.LOOK, scripts.BEGIN),
+        *(scripts.STAND_BACK, scripts.RAISE_FENCE),
     )
 }
 
@@ -246,8 +246,7 @@ def _asked(command: bytes) -> Acquire | Release | Refresh | None:
     if words[0] not in {"EVAL", "EVALSHA"}:
         return None
     script = SCRIPTS.get(words[1] if words[0] == "EVALSHA" else _sha(words[1]))
-    known = script and script not in OF_A_QUORUM
-    return _meaning(script, *_keys_and_args(words)) if script and known else None
+    return _meaning(script, *_keys_and_args(words)) if script in OF_A_LEASE else None
 
 
 def _meaning(script: Script, keys: list[str], args: list[str]) -> Acquire | Release | Refresh:

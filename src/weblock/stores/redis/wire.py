@@ -282,10 +282,13 @@ class Wire:
         """Goes where a cluster says that a key is, or may be already."""
         if type(reply) is exceptions.MovedError:
             self._nodes.moved(call.bucket, _sent_to(reply, address))
+        elif call.script in _OF_ONE_LOCK:
+            # Never as a whole where it is sent on to: only the script for pieces knows by whose clock
+            # a lease was granted.
+            if _torn(reply) or type(reply) is exceptions.AskError:
+                return await self._piecemeal(call, address)
         elif type(reply) is exceptions.AskError:
             (reply,) = await self._exchange(_sent_to(reply, address), [call], asking=True)
-        if _torn(reply) and call.script in _OF_ONE_LOCK:
-            return await self._piecemeal(call, address)
         return reply
 
     async def _piecemeal(self, call: Call, address: Address) -> Outcome:
@@ -336,10 +339,14 @@ class Wire:
         here = [each for each in buckets if self._lives_at(each, link.address)]
         if not here:  # It is just being handed its first.
             return
-        bucket = here[0]
         channel = self._layout.channel("probe")
-        probe = Call(PROBE, bucket, (self._layout.probe(bucket),), (channel,))
-        (refused,) = await link.exchange([probe.whole("", "0", "")])
+        for bucket in here:
+            probe = Call(PROBE, bucket, (self._layout.probe(bucket),), (channel,))
+            (refused,) = await link.exchange([probe.whole("", "0", "")])
+            if not isinstance(refused, exceptions.AskError):
+                break
+        else:  # All of them are just being moved: nothing can be tried here, or need be.
+            return
         if isinstance(refused, Exception):
             raise refused
         if refused:

@@ -7,7 +7,7 @@
 -- been asked of it. Owners who gave up are in "voided": "<owner> <until>;" for each.
 --
 -- The end of a lease that was granted by the other server's clock is translated into ours. "stamp" says
--- which end of a lease was ours from the beginning.
+-- whose clock it was: without one, it is that of the server from which the slot moves.
 
 local operation, theirs = ARGV[4], tonumber(ARGV[5])
 local quarantine = now + tonumber(ARGV[6])
@@ -22,23 +22,19 @@ local FIRST = 11 -- Of the words of the operation.
 local lock = read()
 local line, voided, line_was = {}, {}, ''
 
-local function stamp(ends)
-  return string.match(RUN, '^%w*') .. ' ' .. text(ends)
-end
-
 local function recall_line()
-  local got = redis.call('HMGET', LOCK, 'stamp', 'line', 'voided')
-  line_was = got[2] or ''
+  local got = redis.call('HMGET', LOCK, 'line', 'voided')
+  line_was = got[1] or ''
   for owner in string.gmatch(line_was, '%S+') do
     line[#line + 1] = owner
   end
-  for owner, ends in string.gmatch(got[3] or '', '(%S+) (%d+);') do
+  for owner, ends in string.gmatch(got[2] or '', '(%S+) (%d+);') do
     if now < tonumber(ends) then
       voided[owner] = ends
     end
   end
   -- Their clock has gone on since it was read, so this is a little later than right.
-  if theirs > 0 and lock.owner ~= '' and got[1] ~= stamp(lock.ends) then
+  if theirs > 0 and lock.owner ~= '' and lock.stamp ~= stamp(lock.ends) then
     lock.ends = lock.ends + now - theirs
   end
 end
@@ -156,6 +152,7 @@ local function acquire(owner, process, label, ttl, room)
   end
   if lock.owner == '' and now >= quarantine then
     give(owner, process, label, ttl, true)
+    erase('HDEL', LOCK, 'place:' .. owner) -- It may have waited before the slot began to move.
     return held(lock)
   end
   local known = beat(owner, ttl)

@@ -148,7 +148,7 @@ local function begin_epoch(promoted)
     why = why,
     recovered = lost + longest_known(lost),
     fence = math.max(epoch.fence, epoch.checked + SECOND),
-    level = 0,
+    ahead = 0,
   })
 end
 
@@ -258,7 +258,7 @@ local function forget(owner)
 end
 
 local function read()
-  local got = redis.call('HMGET', LOCK, 'fence', 'owner', 'process', 'until', 'confirmed')
+  local got = redis.call('HMGET', LOCK, 'fence', 'owner', 'process', 'until', 'confirmed', 'stamp')
   return {
     fence = tonumber(got[1]) or 0,
     owner = got[2] or '',
@@ -266,12 +266,27 @@ local function read()
     process = got[3],
     ends = tonumber(got[4]) or 0,
     confirmed = got[5] == '1',
+    stamp = got[6] or '',
   }
+end
+
+-- By which run's clock a lease ends, and when. While a slot is half-moved, leases say so (alone.lua).
+local function stamp(ends)
+  return string.match(RUN, '^%w*') .. ' ' .. text(ends)
+end
+
+-- By how much the lease lasts longer than it says, since its clock was behind ours. As long as its
+-- lock was on the other server it may have been renewed there, also when the others had long ended.
+local function added(lock)
+  local ours = stamp(lock.ends)
+  local elsewhere = lock.stamp ~= '' and lock.stamp ~= ours and
+    string.match(lock.stamp, ' %d+$') == string.match(ours, ' %d+$')
+  return (elsewhere or now < epoch.level) and epoch.ahead or 0
 end
 
 -- When others may have the key.
 local function freed_at(lock)
-  return lock.ends + (now < epoch.level and epoch.ahead or 0)
+  return lock.ends + added(lock)
 end
 
 local function lives(lock)

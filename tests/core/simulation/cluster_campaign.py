@@ -1,0 +1,266 @@
+"""Schedules of the store that is shipped on a cluster: slots move, stay half-moved, and masters hang.
+
+The masters' clocks differ, so nobody compares the time of an engine with the true one here. What
+counts is what holders believe, and that no lease is lost but where its master hangs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from random import Random
+from typing import Any, Final
+
+from weblock.errors import LeaseLost
+from weblock.stores.redis.cluster import ASK_EVERY
+from weblock.stores.redis.scripts import Script
+from weblock.stores.redis.wire import Wire
+
+from .attempts import Attempt
+from .campaign import Campaign
+from .client import Client
+from .cluster_links import ClusterLinks, ClusterStore
+from .cluster_servers import LAYOUT, ClusterServers
+from .mutants import Mutant
+from .process import Process
+from .properties import Bounded, Fences, Mutex, Property
+from .redis_campaign import AS_SHIPPED, Scripted
+from .redis_links import Subscription
+from .redis_stores import Log
+from .schedule import Schedule
+from .swarm import Swarm
+
+SOMETIMES: Final = (
+    "slot begins to move",
+    "slot has moved",
+    "keys on both sides: TRYAGAIN",
+    "sent on: ASK",
+    "acquire of a lock by itself",
+    "refresh of a lock by itself",
+    "release of a lock by itself",
+    "master hangs",
+    "master restarts",
+    "lease outlived a move",
+)
+
+CLOCKS: Final = (0.0, 0.3, -0.3, 30.0, -30.0)
+"""Seconds by which the second master's clock is ahead of the first's."""
+
+
+class KeptElsewhere(Property):
+    """A lease is lost only where its master hangs, or has just gone on."""
+
+    name = "P13 kept"
+
+    def lost(self, attempt: Attempt, loss: LeaseLost) -> None:
+        engine = self.truth.engine
+        assert isinstance(engine, ClusterServers)
+        renewed = attempt.plan.terms.renew and not self.truth.swarm.stops
+        if loss.reason not in {"expired", "taken"} or not renewed:
+            return
+        buckets = {LAYOUT.bucket(key) for key in attempt.plan.keys}
+        if not any(self.world.now < engine.excused.get(each, -1.0) for each in buckets):
+            self.fail(f"{attempt.name} lost {attempt.plan.keys}, and its master was there: {loss}")
+
+
+class Ends(Property):
+    """When all is calm, every attempt ends."""
+
+    name = "P10 live"
+
+    def at_end(self) -> None:
+        for attempt in self.truth.attempts.values():
+            if not attempt.over:
+                self.fail(f"{attempt.name} never ends: it is {attempt.phase.value}")
+
+
+PROPERTIES: Final[tuple[type[Property], ...]] = (Mutex, Fences, Bounded, KeptElsewhere, Ends)
+
+
+class ClusterClient(Client):
+    """A process that locks on the cluster."""
+
+    def __init__(
+        self, process: Process, network: Any, swarm: Swarm, truth: Any, engine: ClusterServers
+    ) -> None:
+        self._engine = engine
+        self._truth = truth
+        self._subscription: Subscription | None = None
+        super().__init__(process, network, swarm, truth)
+
+    def _store(self) -> Any:
+        if self._subscription is None:
+            self._subscription = Subscription(self.process, self.switchboard, self._engine)  # type: ignore[arg-type]
+        engine, subscription = self._engine, self._subscription
+        links = ClusterLinks(self.process, self._network, engine, self._swarm, subscription)  # type: ignore[arg-type]
+        return ClusterStore(links, self._truth.sent)
+
+
+class ClusterSchedule(Schedule):
+    """Slots move from master to master, and one of them may hang or restart."""
+
+    engine: ClusterServers
+
+    def __init__(self, random: Random, scripted: Scripted) -> None:
+        swarm = Swarm.drawn(random)
+        quiet = ("late", "lost_requests", "lost_replies", "duplicates")
+        swarm = replace(
+            swarm,
+            **dict.fromkeys(quiet, 0.0),
+            **dict.fromkeys(("engine_stops", "restarts"), 0),
+            ttl=random.choice([2.0, 3.0]),
+            section=random.choice([0.3, 3.0, 6.0]),
+            delay=min(swarm.delay, 0.005),
+            op_timeout=0.25,
+            keys=random.choice([2, 3]),
+            multiplexed=False,
+            deaths_known=False,
+            calm_at=random.uniform(4.0, 9.0),
+        )
+        recovery = 2 * swarm.ttl
+        ahead = random.choice(CLOCKS)
+        engine = partial(ClusterServers, ahead=ahead, recovery=recovery, scripted=scripted)
+        super().__init__(random, swarm, engine)
+        self._unknown_until = 0.0
+        self.network.connect(self.engine, Log(self.truth))  # type: ignore[arg-type]
+        self.truth.add([each(self.truth) for each in PROPERTIES])
+        for bucket in range(LAYOUT.buckets):
+            for _ in range(random.randint(0, 2)):
+                self.world.after(random.random() * swarm.calm_at, partial(self._begin_move, bucket))
+        if random.random() < 0.4:
+            self.world.after(random.random() * swarm.calm_at, self._hang)
+        if random.random() < 0.2:
+            self.world.after(random.random() * swarm.calm_at, self._restart)
+
+    def _begin_move(self, bucket: int) -> None:
+        """Its keys go one by one, in any order; it may be left as it is for longer than a ttl."""
+        engine, random = self.engine, self.world.random
+        if bucket in engine.moving:
+            return
+        target = 1 - engine.home[bucket]
+        self.truth.sometimes("slot begins to move")
+        self.world.note("slot begins to move", bucket, target)
+        engine.moving[bucket] = target
+        lasting = random.choice([0.05, 0.5, 2.5]) * self.swarm.ttl
+        if self.world.now < self._unknown_until:
+            engine.excused[bucket] = self._unknown_until + lasting + self.swarm.ttl
+        for key in sorted(engine.keys_of(bucket)):
+            self.world.after(random.random() * lasting, partial(self._move, bucket, key))
+        self.world.after(lasting, partial(self._end_move, bucket))
+
+    def _move(self, bucket: int, key: str) -> None:
+        if self._is_stuck():
+            return
+        engine = self.engine
+        source, target = engine.home[bucket], engine.moving[bucket]
+        self.world.note("key moves", key)
+        engine.masters[source].hand_over(key, engine.masters[target])
+
+    def _is_stuck(self) -> bool:
+        """Whether nothing can be moved, since one of the two masters hangs."""
+        return any(master.hung for master in self.engine.masters)
+
+    def _end_move(self, bucket: int) -> None:
+        engine = self.engine
+        if self._is_stuck():
+            self.world.after(0.1, partial(self._end_move, bucket))
+            return
+        for key in sorted(engine.keys_of(bucket)):
+            self._move(bucket, key)
+        if any(LAYOUT.bucket(belief.holding.key) == bucket for belief in self.truth.beliefs):
+            self.truth.sometimes("lease outlived a move")
+        engine.home[bucket] = engine.moving.pop(bucket)
+        self.truth.sometimes("slot has moved")
+        self.world.note("slot has moved", bucket)
+
+    def _hang(self) -> None:
+        master = self.world.random.choice(self.engine.masters)
+        lasting = self.world.random.random() * 2 * self.swarm.ttl
+        self.truth.disturb("master hangs", lasting)
+        self.world.note("FAULT hangs", master.number)
+        master.hang()
+        self._excuse(master.number, lasting)
+        self.world.after(lasting, master.go_on)
+
+    def _restart(self) -> None:
+        master = self.world.random.choice(self.engine.masters)
+        self.truth.disturb("master restarts", self.engine.recovery)
+        self.world.note("FAULT restarts", master.number)
+        master.restart()
+        self._excuse(master.number, 0.0)
+
+    def _excuse(self, number: int, lasting: float) -> None:
+        """Leases are lost that are there, or on their way to it or from it.
+
+        And, while somebody does not know what its clock shows, those that move meanwhile.
+        """
+        engine = self.engine
+        ends = self.world.now + lasting
+        self._unknown_until = ends + ASK_EVERY if engine.masters[1].ahead else 0.0
+        for bucket, home in engine.home.items():
+            if number in (home, engine.moving.get(bucket)):
+                engine.excused[bucket] = ends + self.swarm.ttl
+            elif bucket in engine.moving:
+                engine.excused[bucket] = self._unknown_until + self.swarm.ttl
+
+    def _latest_end(self) -> float:
+        return super()._latest_end() + 2 * abs(self.engine.masters[1].ahead) + 20.0
+
+    def _new_client(self, slot: int) -> Client:
+        random, swarm = self.world.random, self.swarm
+        process = Process(
+            self.world,
+            f"p{slot}.{len(self.truth.clients)}",
+            rate=1 + swarm.drift * random.choice([-1.0, 1.0, random.uniform(-1, 1)]),
+            offset=random.uniform(0, 100),
+        )
+        client = ClusterClient(process, self.network, swarm, self.truth, self.engine)
+        self.truth.clients.append(client)
+        return client
+
+
+def cluster_schedule(seed: int, scripted: Scripted = AS_SHIPPED) -> ClusterSchedule:
+    """Return the schedule of a seed."""
+    return ClusterSchedule(Random(seed), scripted)
+
+
+CLUSTER = Campaign("cluster", cluster_schedule, SOMETIMES)
+"""The store and its scripts on a cluster whose slots move."""
+
+MUTANTS: Final = (
+    Mutant(
+        "a script is run as a whole where it is sent on",
+        Wire,
+        "_followed",
+        "if _torn(reply) or type(reply) is exceptions.AskError:\n",
+        "if type(reply) is exceptions.AskError:\n"
+        "            target = _sent_to(reply, address)\n"
+        "            (reply,) = await self._exchange(target, [call], asking=True)\n"
+        "        if _torn(reply):\n",
+        ("P1",),
+    ),
+    Mutant(
+        "a half-moved slot has no locks",
+        Wire,
+        "_followed",
+        "if _torn(reply) or type(reply) is exceptions.AskError:\n",
+        "if False:\n",
+        ("P13",),
+    ),
+    Mutant(
+        "a probe that is sent on is an answer to the request behind it",
+        Wire,
+        "_probe",
+        "if not isinstance(refused, exceptions.AskError):",
+        "if True:",
+        ("P1", "P13"),
+    ),
+)
+"""The store with one of its former defects."""
+
+
+def clocks_agree(script: Script) -> Script:
+    """The scripts, where they take the clocks of all masters for one."""
+    return script._replace(
+        text=script.text.replace("take_over(late - clock_of(former))", "take_over(0)")
+    )
