@@ -8,7 +8,7 @@ import resource
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -205,6 +205,10 @@ def on_files(folder: Path, workers: Workers) -> Strikes:
         with workers.losing_leases():
             away()
 
+    def delete() -> None:
+        with suppress(OSError):  # Something was made there meanwhile.
+            shutil.rmtree(folder)
+
     def move_away() -> None:
         moved = folder.with_name("moved")
         shutil.rmtree(moved, ignore_errors=True)
@@ -224,7 +228,7 @@ def on_files(folder: Path, workers: Workers) -> Strikes:
             time.sleep(lasting)
 
     return {
-        "the directory is deleted": lambda: lose(lambda: shutil.rmtree(folder)),
+        "the directory is deleted": lambda: lose(delete),
         "the directory is moved away": lambda: lose(move_away),
         "the record file is deleted": lambda: lose(lambda: record.unlink(missing_ok=True)),
         "the sockets are deleted": remove_sockets,
