@@ -5,6 +5,7 @@ Nothing here is imported unless a project has such views.
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
@@ -40,12 +41,17 @@ class Refused(APIException):
 def refused(
     match: ResolverMatch, request: HttpRequest, problem: Problem, error: WeblockError
 ) -> HttpResponse | None:
-    """What the view answers where it raises ``Refused``; ``None`` if its handler lets it pass."""
+    """What the view answers where it raises ``Refused``.
+
+    ``None`` if its exception handler lets that pass, or makes a success of it: no work was done.
+    """
     view = _view_of(match, request)
     refusal = Refused(problem, error)
     try:
         response = view.handle_exception(refusal)
     except Refused:
+        return None
+    if response.status_code < HTTPStatus.BAD_REQUEST:
         return None
     response = view.finalize_response(view.request, response)
     for name, value in problem.headers.items():
