@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +28,8 @@ from weblock.contrib.guarding import TABLE
 
 from .project.shop.models import Item
 from .requests import fetch
+
+TOP = Path(__file__).parents[3]
 
 pytestmark = pytest.mark.django_db(
     transaction=True,
@@ -501,3 +507,30 @@ def test_two_engines_must_not_share_rows(settings: Any) -> None:
     settings.WEBLOCK["b"]["NAMESPACE"] = "b"
     with override_settings(WEBLOCK={**settings.WEBLOCK}):
         assert "weblock.E007" not in [each.id for each in check_settings()]
+
+
+def outcomes(vendor: str, where: str) -> list[str]:
+    """Of a holder that was followed in a project on another database."""
+    command = [sys.executable, "-m", f"{__package__}.stale_elsewhere", vendor, where]
+    ran = subprocess.run(command, cwd=TOP, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.splitlines()
+
+
+def test_sqlite_refuses_too(tmp_path: Path) -> None:
+    """On SQLite a holder that has read in a transaction keeps others out; without one, it is refused."""
+    atomic, autocommit = outcomes("sqlite3", str(tmp_path / "db"))
+    assert atomic == "atomic: 201 [409] stale 0"
+    assert autocommit == "autocommit: 503 [201] stale 0"
+
+
+@pytest.mark.skipif(
+    not os.environ.get("WEBLOCK_LONG"), reason="it starts a MariaDB: WEBLOCK_LONG=1"
+)
+def test_mariadb_refuses_too() -> None:
+    """On MariaDB, at its own isolation level, with a transaction and without."""
+    from tests.servers.mariadb import MariaDB
+
+    with MariaDB() as server:
+        found = outcomes("mysql", str(server.port))
+    assert found == ["atomic: 503 [201] stale 0", "autocommit: 503 [201] stale 0"]
