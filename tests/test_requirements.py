@@ -15,7 +15,7 @@ import pytest
 from weblock import ConfigurationError, Locks, _requirements
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-EXTRAS = ["redis", "zookeeper", "memcached", "fastapi", "django", "sqlalchemy"]
+EXTRAS = ["redis", "zookeeper", "memcached", "fastapi", "django", "sqlalchemy", "cli", "otel"]
 
 WANTED = {
     "redis": "redis://localhost",

@@ -6,8 +6,7 @@ import re
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from itertools import repeat
-from operator import add
+from logging import DEBUG
 from typing import Final, Generic, Self, TypeVar, Unpack
 
 from ._core.acquiring import Caller, Locker
@@ -181,12 +180,18 @@ class Face:
             self._ensure_open()
         if not keys:
             raise TypeError("name at least one key to lock")
-        names = list(map(add, repeat(own.prefix), in_order(keys)))
+        first, *others = in_order(keys)
+        names = [own.prefix + first]
+        if others:
+            names += [own.prefix + key for key in others]
         if "{" in "".join(names):
             _warn_of_templates(keys)
         locker = self._locker
-        if debugging() is not self._observers.debugs:
-            self._observers.refresh()
+        observers = self._observers
+        if debugging(DEBUG) is not observers.debugs or (
+            observers.sleepers and observers.some_wake()
+        ):
+            observers.refresh()
         try:
             if isinstance(wait, Attempts):
                 return locker, await locker.attempt(names, terms, wait, caller)

@@ -16,6 +16,9 @@ from .errors import ConfigurationError
 _REQUIREMENT: Final = re.compile(
     r"(?P<package>[\w.-]+)\s*(?P<range>[^;]*);.*\bextra\s*==\s*['\"](?P<extra>[\w-]+)['\"]"
 )
+_MODULES: Final = {"opentelemetry-api": "opentelemetry.metrics"}
+"""What is imported of a package, where it has another name."""
+
 _NUMBERS: Final = re.compile(r"\d+(\.\d+)*")
 
 
@@ -32,7 +35,7 @@ def require(wanted: str, extra: str) -> None:
                 f" pip install 'weblock[{extra}]' installs a release that fits"
             )
         try:
-            importlib.import_module(package)
+            importlib.import_module(_MODULES.get(package, package))
         except ImportError as error:
             raise ConfigurationError(
                 f"{wanted} needs {package}{wanted_range}, and {error.name or package} is not"

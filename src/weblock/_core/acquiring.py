@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from ..errors import AlreadyHeld, EngineRecovering, EngineUnavailable, LockTimeout
-from ..events import Acquired, Answered, Released
 from ..keys import unqualified
 from .attempts import Attempts
 from .holding import Anchor, Hands, Holding, Status, Terms, Unprotected
@@ -103,17 +102,25 @@ class Locker:
         """
         if wait != 0:
             self._refuse_to_wait_for_oneself(keys)
-        give_up_at = None if wait is None else self.runtime.now() + wait
+        asked = self.runtime.now()
+        give_up_at = None if wait is None else asked + wait
+        since = asked if attempt is None else attempt.since
         got: Hands[Holding] = Hands()
         try:
             for key in keys:  # Those got so far are given back if the next one fails.
                 one = Acquisition(
-                    *(self, key, terms, wait),
+                    self,
+                    key,
+                    terms,
+                    wait,
                     give_up_at=give_up_at,
                     caller=caller,
-                    attempt=attempt,
+                    since=since,
+                    final=attempt is None or attempt.last,
                 )
-                got.append(await one.run(got))
+                held = await one.run(got)
+                got.append(held)
+                since = held.since
             if len(got) > 1:  # The first may have been lost while we waited for the last.
                 for holding in got:
                     holding.check(self.runtime.now())
@@ -201,18 +208,19 @@ class Locker:
         if self.keeper.over:  # Asking the engine would open again what was closed.
             self.owe(key, owner, ttl, void)
             return None
-        sent = self.runtime.now()
+        sent = self.runtime.now() if self.observers.wants_answers else None
         try:
             answer = (await self.store.release(key, owner, void=void)).answer
         except EngineUnavailable as failure:
             self.owe(key, owner, ttl, void)
-            tell_answer(self.observers, "release", sent, failed=True)
+            if sent is not None:
+                tell_answer(self.observers, "release", sent, failed=True)
             return failure.answer if isinstance(failure, Unfinished) else None
         except BaseException:
             self.owe(key, owner, ttl, void)
             raise
         self.keeper.stakes.pop(owner, None)
-        if Answered in self.observers.wanted:
+        if sent is not None:
             tell_answer(self.observers, "release", sent, failed=False)
         return answer
 
@@ -247,7 +255,7 @@ class Locker:
         if ours and isinstance(answer, Gone):
             holding.refute_release()
             return False
-        if ours and Released in self.observers.wanted:
+        if ours and self.observers.wants_leases:
             holding.tell_release()
         return ours
 
@@ -281,7 +289,8 @@ class Acquisition:
         *,
         give_up_at: float | None,
         caller: Caller | None,
-        attempt: Attempt | None,
+        since: float,
+        final: bool,
     ) -> None:
         self._runtime = runtime = locker.runtime
         self.owner = owner = runtime.new_owner()
@@ -293,8 +302,8 @@ class Acquisition:
         self._room = 0 if wait == 0 else terms.max_waiters
         self._give_up_at = give_up_at
         self._caller = caller
-        self._attempt = attempt
-        self._since = runtime.now() if attempt is None else attempt.since
+        self._since = since
+        self._final = final
         label = caller.label if caller and caller.label else terms.label
         ttl = terms.ttl if terms.max_hold is None else terms.first_ttl
         self._claim = Claim(owner, locker.store.process, ttl, label)
@@ -386,7 +395,7 @@ class Acquisition:
                 self._anchor = Anchor(reply.now, sent)
                 if self._locker.health.outage.last is not None:
                     self._locker.health.answers_again()
-                if Answered in self._observers.wanted:
+                if self._observers.wants_answers:
                     tell_answer(self._observers, "acquire", sent, failed=False)
                 return reply
             await self._prepare_to_wait()
@@ -462,25 +471,21 @@ class Acquisition:
             now=self._runtime.now(),
             control=self._runtime.control() if caller is None else caller.control,
             void=self._void() if self._in_doubt else 0.0,
-            label=self._claim.label,
+            claim=self._claim,
             observers=self._observers,
         )
         keeper.keep_holding(holding)
-        if Acquired in self._observers.wanted:
+        if self._observers.wants_leases:
             tell_acquired(holding, self._since, handed_over=self._pace is not None)
         return holding
 
     def _tell_end(self, failure: BaseException) -> None:
         """Report that the caller did not get the key, and why."""
         observers, key, label, since = self._observers, self.key, self._claim.label, self._since
-        if (
-            isinstance(failure, LockTimeout | EngineRecovering)
-            and self._attempt
-            and not self._attempt.last
-        ):
+        if not self._final and isinstance(failure, LockTimeout | EngineRecovering):
             return
         place = self._pace.place if self._pace else None
-        if isinstance(failure, EngineUnavailable):
+        if isinstance(failure, EngineUnavailable) and not self._locker.keeper.over:
             health = self._locker.health
             health.refused(failure, "acquire", key, label, since=since, place=place)
         elif isinstance(failure, LockTimeout):

@@ -11,7 +11,7 @@ from ..events import AtRisk, Lost, Released
 from ..keys import unqualified
 from .observers import NOBODY, Observers
 from .ports import Pulse, Reply
-from .table import Held
+from .table import Claim, Held
 
 DRIFT: Final = 0.01
 """How much faster than ours the engine's clock may run, as a share of the time that passes.
@@ -107,6 +107,7 @@ class Holding:
         "__weakref__",
         "_asked",
         "_callbacks",
+        "_claim",
         "at_risk",
         "control",
         "deadline",
@@ -114,7 +115,6 @@ class Holding:
         "fence",
         "hold_until",
         "key",
-        "label",
         "observers",
         "owner",
         "reason",
@@ -136,7 +136,7 @@ class Holding:
         now: float,
         control: object,
         void: float,
-        label: str = "",
+        claim: Claim | None = None,
         observers: Observers = NOBODY,
     ) -> None:
         self.key = key
@@ -145,7 +145,7 @@ class Holding:
         self.terms = terms
         self.control = control
         self.void = void
-        self.label = label
+        self._claim = claim
         self.observers = observers
         self.since = now
         self._asked = terms.ttl
@@ -194,6 +194,11 @@ class Holding:
     def tell_release(self) -> None:
         if Released in self.observers.wanted:
             self.observers.tell(Released(**self.about(), held_for=self.held_for()))
+
+    @property
+    def label(self) -> str:
+        """What others see of its holder."""
+        return self._claim.label if self._claim else self.terms.label
 
     def held_for(self) -> float:
         return self.observers.now() - self.since

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from ..events import Event
+from ..events import Acquired, Answered, Event, Released
 from ..keys import template_of
 
 Listener = Callable[[Event], object]
@@ -15,17 +15,22 @@ Listener = Callable[[Event], object]
 class Observers:
     """Listeners, by the kind of event that they want.
 
-    An event is built only ``if Kind in observers.wanted``: one that no listener wants costs a
-    lookup in a dict. ``now`` is the clock of the runtime.
+    An event is built only ``if Kind in observers.wanted``. For the events that each lease has, there
+    are flags, which cost even less. ``now`` is the clock of the runtime.
     """
 
-    __slots__ = ("__weakref__", "engine", "now", "wanted")
+    __slots__ = ("__weakref__", "engine", "now", "wanted", "wants_answers", "wants_leases")
 
     def __init__(self, engine: str, now: Callable[[], float]) -> None:
         self.engine = engine
         self.now = now
-        self.wanted: Mapping[type[Event], Sequence[Listener]] = {}
-        """It is replaced, never changed."""
+        self.want({})
+
+    def want(self, wanted: Mapping[type[Event], Sequence[Listener]]) -> None:
+        """Replaces the listeners."""
+        self.wanted = wanted
+        self.wants_leases = Acquired in wanted or Released in wanted
+        self.wants_answers = Answered in wanted
 
     def tell(self, event: Event) -> None:
         """Pass an event to the listeners that want it."""

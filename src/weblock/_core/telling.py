@@ -107,9 +107,10 @@ def tell_waiting(
 
 def tell_acquired(holding: Holding, since: float, *, handed_over: bool) -> None:
     """Report that a caller that asked at ``since`` has a lease."""
-    waited = holding.since - since
-    acquired = Acquired(**holding.about(), waited=waited, handed_over=handed_over)
-    holding.observers.tell(acquired)
+    if Acquired in holding.observers.wanted:
+        waited = holding.since - since
+        acquired = Acquired(**holding.about(), waited=waited, handed_over=handed_over)
+        holding.observers.tell(acquired)
 
 
 def tell_busy(

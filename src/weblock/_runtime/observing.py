@@ -6,8 +6,9 @@ import inspect
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
+from logging import DEBUG
 from typing import Any, Final
 
 from .._core.observers import Listener, Observers
@@ -26,7 +27,8 @@ FLUSH: Final = 1.0
 
 _EVERY: Final = frozenset(EVENTS.values()) - {Answered}
 
-debugging: Final = partial(logging.getLogger("weblock").isEnabledFor, logging.DEBUG)
+debugging: Final = logging.getLogger("weblock").isEnabledFor
+"""Whether the log wants all that happens, given the level DEBUG."""
 
 
 def _always(_event: Event) -> bool:
@@ -48,6 +50,8 @@ class Observer:
         immediate: Calls the function at once, in the thread and the context where the event
             happens, as a tracer needs it. It must return within microseconds and never wait: the
             thread may be the one that renews leases.
+        asleep: While it returns true, the observer is told nothing and costs next to nothing. It is
+            called ten times a second at most.
 
     An exception of an observer is logged and changes nothing.
 
@@ -62,6 +66,7 @@ class Observer:
         "_failures",
         "_queue",
         "_when",
+        "asleep",
         "immediate",
         "listener",
         "only",
@@ -74,11 +79,13 @@ class Observer:
         only: Collection[type[Event]] = _EVERY,
         when: Callable[[Event], bool] = _always,
         immediate: bool = False,
+        asleep: Callable[[], bool] | None = None,
     ) -> None:
         self._call = _checked(call)
         self.only = frozenset(_kinds(only))
         self.immediate = immediate
         self._when = when
+        self.asleep = asleep
         self._failures = Seldom(60.0)
         self._queue = None if immediate else CallQueue("weblock-observer", most=MOST_UNTOLD)
         self.listener: Listener = self._tell if immediate else self._tell_later
@@ -113,7 +120,7 @@ _too_slow = Seldom(60.0)
 class Audience(Observers):
     """The observers of one ``Locks``: its own, those of the whole process, and the log."""
 
-    __slots__ = ("_own", "debugs")
+    __slots__ = ("_looks", "_own", "debugs", "sleepers")
 
     def __init__(
         self, engine: str, now: Callable[[], float], observers: Iterable[Observer]
@@ -122,6 +129,9 @@ class Audience(Observers):
         self._own = tuple(observers)
         self.debugs = False
         """Whether the log wants all that happens."""
+        self.sleepers: Sequence[Callable[[], bool]] = ()
+        """Observers that want nothing yet."""
+        self._looks = Seldom(0.1)
         with _everywhere.guard:
             _everywhere.audiences.add(self)
             self.refresh()
@@ -139,15 +149,23 @@ class Audience(Observers):
 
     def refresh(self) -> None:
         """Finds out anew who wants what."""
-        self.debugs = debugging()
+        self.debugs = debugging(DEBUG)
         wanted: dict[type[Event], list[Listener]] = {}
         logged = event_log.KINDS if self.debugs else event_log.RARE
         listeners: list[tuple[Collection[type[Event]], Listener]] = [(logged, event_log.write)]
-        listeners += [(each.only, each.listener) for each in (*_everywhere.observers, *self._own)]
+        observers = (*_everywhere.observers, *self._own)
+        self.sleepers = [each.asleep for each in observers if each.asleep and each.asleep()]
+        listeners += [
+            (each.only, each.listener) for each in observers if each.asleep not in self.sleepers
+        ]
         for kinds, listener in listeners:
             for kind in kinds:
                 wanted.setdefault(kind, []).append(listener)
-        self.wanted = wanted
+        self.want(wanted)
+
+    def some_wake(self) -> bool:
+        """Whether one of the sleepers sleeps no longer."""
+        return self._looks.due() and not all(asleep() for asleep in self.sleepers)
 
     def flush(self) -> None:
         """Waits for a moment until what has happened was told."""

@@ -1,0 +1,235 @@
+"""Metrics: how long is waited and held, by whom in general, and how the engine is.
+
+Their attributes are namespace, template, engine and outcome, and never a key, of which there are too
+many.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from opentelemetry.metrics import CallbackOptions, Meter, Observation
+
+from ...events import (
+    Acquired,
+    Answered,
+    AtRisk,
+    Available,
+    Event,
+    FailedOpen,
+    Forced,
+    Forgotten,
+    GaveUp,
+    KeyEvent,
+    LeaseEvent,
+    Lost,
+    Refused,
+    Released,
+    TimedOut,
+    Unavailable,
+    Waiting,
+)
+
+WAITS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+HOLDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
+ANSWERS: Final = (
+    0.0001,
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1,
+    2.5,
+    5,
+)
+"""The upper bounds of the histograms' buckets, in seconds."""
+
+Attributes = dict[str, str]
+
+
+class Metrics:
+    """Counts and measures events."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._wait = meter.create_histogram(
+            "weblock.lock.wait.duration",
+            unit="s",
+            description="How long callers waited for a key, by outcome",
+            explicit_bucket_boundaries_advisory=WAITS,
+        )
+        self._hold = meter.create_histogram(
+            "weblock.lock.hold.duration",
+            unit="s",
+            description="How long keys were held, by outcome",
+            explicit_bucket_boundaries_advisory=HOLDS,
+        )
+        self._answer = meter.create_histogram(
+            "weblock.engine.duration",
+            unit="s",
+            description="How long the engine took to answer a request, by operation",
+            explicit_bucket_boundaries_advisory=ANSWERS,
+        )
+        self._acquisitions = meter.create_counter(
+            "weblock.lock.acquisitions",
+            unit="{acquisition}",
+            description="Attempts to acquire a key that have ended, by outcome",
+        )
+        self._failed_open = meter.create_counter(
+            "weblock.lock.failed_open",
+            unit="{section}",
+            description="Sections that ran without a lock, since the engine did not answer",
+        )
+        self._waiters = meter.create_up_down_counter(
+            "weblock.lock.waiters",
+            unit="{caller}",
+            description="Callers of this process that wait in a queue",
+        )
+        self._held = meter.create_up_down_counter(
+            "weblock.lock.held", unit="{lease}", description="Leases that this process has"
+        )
+        self._lost = meter.create_counter(
+            "weblock.lease.lost",
+            unit="{lease}",
+            description="Leases that ended before they were released, by reason",
+        )
+        self._at_risk = meter.create_counter(
+            "weblock.lease.at_risk",
+            unit="{lease}",
+            description="Leases of which a renewal was not answered",
+        )
+        self._forced = meter.create_counter(
+            "weblock.lease.forced",
+            unit="{lease}",
+            description="Leases that this process took away by force",
+        )
+        meter.create_observable_gauge(
+            "weblock.engine.up",
+            [self._observe_engines],
+            description="Whether the engine answered when it was asked last (1) or not (0)",
+        )
+        self._engines: dict[str, int] = {}
+        self._present = _Present()
+        self._on: Mapping[type[Event], Callable[[Any], None]] = {
+            Acquired: self._acquired,
+            Answered: self._answered,
+            AtRisk: lambda event: self._at_risk.add(1, attributes_of(event)),
+            Available: lambda event: self._note_engine(event, up=1),
+            FailedOpen: lambda event: self._failed_open.add(1, attributes_of(event)),
+            Forced: lambda event: self._forced.add(1, attributes_of(event)),
+            Forgotten: lambda event: self._ended(event, "forgotten"),
+            GaveUp: lambda event: self._not_acquired(event, "gave_up"),
+            Lost: self._was_lost,
+            Refused: lambda event: self._not_acquired(event, "refused"),
+            Released: lambda event: self._ended(event, "released"),
+            TimedOut: lambda event: self._not_acquired(event, "timed_out"),
+            Unavailable: self._unavailable,
+            Waiting: self._came,
+        }
+
+    def __call__(self, event: Event) -> None:
+        """Takes an event."""
+        if note := self._on.get(type(event)):
+            note(event)
+
+    def _came(self, event: Waiting) -> None:
+        attributes = attributes_of(event)
+        self._present.come(*attributes.values())
+        self._waiters.add(1, attributes)
+
+    def _acquired(self, event: Acquired) -> None:
+        self._note_engine(event, up=1)
+        attributes = attributes_of(event)
+        if event.handed_over:
+            self._left(attributes)
+        self._present.come(_lease(event))
+        self._held.add(1, attributes)
+        outcome = {**attributes, "weblock.outcome": "acquired"}
+        self._acquisitions.add(1, outcome)
+        self._wait.record(event.waited, outcome)
+
+    def _not_acquired(self, event: TimedOut | Refused | GaveUp | Unavailable, outcome: str) -> None:
+        attributes = attributes_of(event)
+        if not isinstance(event, Refused) and event.place is not None:
+            self._left(attributes)
+        attributes = {**attributes, "weblock.outcome": outcome}
+        self._acquisitions.add(1, attributes)
+        self._wait.record(0.0 if isinstance(event, Refused) else event.waited, attributes)
+
+    def _left(self, attributes: Attributes) -> None:
+        if self._present.go(*attributes.values()):
+            self._waiters.add(-1, attributes)
+
+    def _unavailable(self, event: Unavailable) -> None:
+        if not event.recovering:
+            self._note_engine(event, up=0)
+        if event.operation == "acquire":
+            self._not_acquired(event, "recovering" if event.recovering else "unavailable")
+
+    def _was_lost(self, event: Lost) -> None:
+        self._lost.add(1, {**attributes_of(event), "weblock.reason": event.reason})
+        self._ended(event, "lost")
+
+    def _ended(self, event: Released | Lost | Forgotten, outcome: str) -> None:
+        attributes = attributes_of(event)
+        if self._present.go(_lease(event)):
+            self._held.add(-1, attributes)
+        self._hold.record(event.held_for, {**attributes, "weblock.outcome": outcome})
+
+    def _answered(self, event: Answered) -> None:
+        attributes = {
+            "weblock.engine": event.engine,
+            "weblock.operation": event.operation,
+            "weblock.outcome": "failed" if event.failed else "answered",
+        }
+        self._answer.record(event.duration, attributes)
+
+    def _note_engine(self, event: Event, *, up: int) -> None:
+        self._engines[event.engine] = up
+
+    def _observe_engines(self, _options: CallbackOptions) -> Iterable[Observation]:
+        for engine, up in tuple(self._engines.items()):
+            yield Observation(up, {"weblock.engine": engine})
+
+
+class _Present:
+    """Who has come and not gone: of those whose coming was missed, no going is counted."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._counts: Counter[tuple[object, ...]] = Counter()
+
+    def come(self, *who: object) -> None:
+        with self._guard:
+            self._counts[who] += 1
+
+    def go(self, *who: object) -> bool:
+        """Whether it was there."""
+        with self._guard:
+            if not self._counts[who]:
+                del self._counts[who]
+                return False
+            self._counts[who] -= 1
+            if not self._counts[who]:
+                del self._counts[who]
+            return True
+
+
+def attributes_of(event: KeyEvent | Unavailable) -> Attributes:
+    """Return what metrics may be split by; a key that was given whole has no template."""
+    attributes = {"weblock.engine": event.engine, "weblock.namespace": event.namespace}
+    if event.template is not None:
+        attributes["weblock.template"] = event.template
+    return attributes
+
+
+def _lease(event: LeaseEvent) -> tuple[object, ...]:
+    return event.engine, event.namespace, event.key, event.fence
