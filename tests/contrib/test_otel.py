@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
+import shutil
 import subprocess
 import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +27,10 @@ from tests.servers import Server
 from tests.support.waiting import eventually, waiters
 from weblock import AsyncLocks, ConfigurationError, EngineUnavailable, Key, Locks, LockTimeout
 from weblock.contrib.otel import WeblockInstrumentor, instrument, observer, traced
+
+DOCS = Path(__file__).parents[2] / "docs/monitoring"
+DASHBOARD = (DOCS / "grafana.json").read_text()
+ALERTS = (DOCS / "alerts.yml").read_text()
 
 Point = tuple[dict[str, Any], Any]
 
@@ -336,6 +344,63 @@ def test_opentelemetry_finds_it() -> None:
     finally:
         WeblockInstrumentor().uninstrument()
     assert sdk.value("weblock.lock.acquisitions") == 1
+
+
+EXPORTED = """
+from opentelemetry import metrics
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.sdk.metrics import MeterProvider
+from prometheus_client import REGISTRY, generate_latest
+from weblock import Key, Locks
+from weblock.contrib.otel import instrument
+
+metrics.set_meter_provider(MeterProvider([PrometheusMetricReader()]))
+instrument()
+locks = Locks.from_url("memory://")
+lease = locks.acquire(Key("item:{item_id}", item_id=7))
+locks.force_release("item:7")
+assert locks.try_acquire("item:7").fence
+for event in ("Waiting", "AtRisk"):
+    from weblock import events
+    about = dict(engine="memory://", namespace="default", key="a", template=None, label="")
+    more = dict(fence=1, cause="", remaining=1.0) if event == "AtRisk" else dict(place=0, holder=None)
+    locks._observers.tell(getattr(events, event)(**about, **more))
+print(generate_latest(REGISTRY).decode())
+"""
+
+
+@pytest.fixture(scope="module")
+def exported() -> str:
+    """What Prometheus' exporter says of locks."""
+    done = subprocess.run(
+        [sys.executable, "-c", EXPORTED], capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def test_the_dashboard_and_the_alerts_use_metrics_that_there_are(exported: str) -> None:
+    """Each metric and each label that the files of the docs name is exported by Prometheus' exporter."""
+    wanted = {name for text in (DASHBOARD, ALERTS) for name in re.findall(r"\bweblock_\w+", text)}
+    there = set(re.findall(r"\bweblock_\w+", exported))
+    assert wanted
+    assert wanted <= there
+    assert {panel["type"] for panel in json.loads(DASHBOARD)["panels"]} == {"stat", "timeseries"}
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="Prometheus is not installed")
+def test_prometheus_takes_it(exported: str) -> None:
+    """Prometheus' own tool has nothing to say against the metrics and the rules."""
+    checks = {("metrics",): exported, ("rules", "/dev/stdin"): ALERTS}
+    for what, text in checks.items():
+        done = subprocess.run(["promtool", "check", *what], input=text, text=True, check=False)
+        assert done.returncode == 0
+
+
+def test_losses_are_counted_from_zero(locks: Locks, sdk: Telemetry) -> None:
+    """A counter that begins with the first loss would hide it: an increase from nothing is none."""
+    locks.acquire("a").release()
+    reasons = {found["weblock.reason"]: value for found, value in sdk.points("weblock.lease.lost")}
+    assert reasons == dict.fromkeys(("expired", "taken", "max_hold", "closed"), 0)
 
 
 def test_importing_weblock_imports_none_of_it() -> None:

@@ -53,6 +53,8 @@ ANSWERS: Final = (
 )
 """The upper bounds of the histograms' buckets, in seconds."""
 
+REASONS: Final = ("expired", "taken", "max_hold", "closed")
+
 Attributes = dict[str, str]
 
 
@@ -117,6 +119,7 @@ class Metrics:
             description="Whether the engine answered when it was asked last (1) or not (0)",
         )
         self._engines: dict[str, int] = {}
+        self._seen: set[tuple[str, ...]] = set()
         self._present = _Present()
         self._on: Mapping[type[Event], Callable[[Any], None]] = {
             Acquired: self._acquired,
@@ -148,6 +151,8 @@ class Metrics:
     def _acquired(self, event: Acquired) -> None:
         self._note_engine(event, up=1)
         attributes = attributes_of(event)
+        if tuple(attributes.values()) not in self._seen:
+            self._begin(attributes)
         if event.handed_over:
             self._left(attributes)
         self._present.come(_lease(event))
@@ -155,6 +160,13 @@ class Metrics:
         outcome = {**attributes, "weblock.outcome": "acquired"}
         self._acquisitions.add(1, outcome)
         self._wait.record(event.waited, outcome)
+
+    def _begin(self, attributes: Attributes) -> None:
+        """Has what should never happen counted from 0: an increase from nothing to 1 is none."""
+        self._seen.add(tuple(attributes.values()))
+        self._failed_open.add(0, attributes)
+        for reason in REASONS:
+            self._lost.add(0, {**attributes, "weblock.reason": reason})
 
     def _not_acquired(self, event: TimedOut | Refused | GaveUp | Unavailable, outcome: str) -> None:
         attributes = attributes_of(event)
