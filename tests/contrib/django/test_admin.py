@@ -68,6 +68,23 @@ def holder_of(key: str) -> str | None:
     return info.holder if info else None
 
 
+def test_no_key_turns_a_line_around() -> None:
+    """Format characters in keys and labels are escaped on both pages; the button still means the key."""
+    key = "item:\u202e7"
+    client = client_of("view_lock", "release_lock")
+    with busy(locks["default"], key, "web\u202e1", "web\u202e2"):
+        pages = [
+            client.get(listing()).content.decode(),
+            client.get(f"{listing()}release/", naming(key)).content.decode(),
+        ]
+        for page in pages:
+            assert all(f"{each}\\u202e" in page for each in ("item:", "web"))
+            assert "web\u202e" not in page
+            assert ">item:\u202e" not in page
+        client.post(f"{listing()}release/", naming(key))
+        assert holder_of(key) != "web\u202e1"
+
+
 def test_it_lists_holders_and_queues() -> None:
     """The page has keys, holders, fences and queues of all aliases; what others chose is escaped."""
     client = client_of("view_lock")

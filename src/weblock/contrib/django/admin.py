@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils import timezone
 
+from ..._platform.logs import printable
 from ...errors import WeblockError
 from ...inspection import KeyInfo
 from ...operating import ChangedHands, duration, take_away
@@ -27,9 +28,10 @@ LIMIT: Final = 500
 
 @dataclass(frozen=True)
 class Row:
-    """A key, as the page shows it."""
+    """A key; ``shown`` is what the page says of it, without characters that turn a line around."""
 
     info: KeyInfo
+    shown: KeyInfo
     since: datetime
     held_for: str
     left: str
@@ -129,7 +131,8 @@ class LockAdmin(admin.ModelAdmin):
             f"Taken from {taken.holder} by force (fence {taken.fence}).",
             single_object=True,
         )
-        messages.success(request, f"Released {info.key}, taken from {taken.holder}.")
+        shown = _row(taken).shown
+        messages.success(request, f"Released {shown.key}, taken from {shown.holder}.")
 
     def _page(self, request: HttpRequest, name: str, context: dict[str, Any]) -> HttpResponse:
         common = {**self.admin_site.each_context(request), "opts": self.opts}
@@ -180,7 +183,13 @@ def _sections(prefix: str) -> Iterator[Section]:
 
 def _row(info: KeyInfo) -> Row:
     since = timezone.now() - timedelta(seconds=info.held_for)
-    return Row(info, since, duration(info.held_for), duration(info.remaining))
+    shown = replace(
+        info,
+        key=printable(info.key),
+        holder=info.holder and printable(info.holder),
+        waiters=tuple(map(printable, info.waiters)),
+    )
+    return Row(info, shown, since, duration(info.held_for), duration(info.remaining))
 
 
 def _still(alias: str, key: str, fence: str) -> KeyInfo:
