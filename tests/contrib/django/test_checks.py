@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import include, path, re_path
 from django.views import View
 
-from weblock import Attempts
 from weblock.contrib.django import lock
 from weblock.contrib.django.checks import MIDDLEWARE
 
@@ -26,8 +24,6 @@ SESSIONS = "django.contrib.sessions.middleware.SessionMiddleware"
 @pytest.fixture(autouse=True)
 def project(settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A project that nothing is wrong with, started in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("GUNICORN_CMD_ARGS", raising=False)
     settings.WEBLOCK = {"default": {"URL": f"file://{tmp_path}/locks"}}
     return settings
 
@@ -258,58 +254,3 @@ def test_rules_beside_languages(
     assert list(found()) == ([warning] if warning else [])
     if warning == "weblock.W008":
         assert "'/{language}/items'" in found()[warning]
-
-
-@pytest.mark.parametrize(
-    ("variable", "file", "waits"),
-    [
-        (None, "", True),
-        (None, "timeout = 60\n", False),
-        (None, "timeout = 60\nthreads = 4\n", False),
-        ("--timeout 60", "timeout = 3\n", False),
-        ("-t 20 --bind :80", None, True),
-        ("-t 20 -k gthread", None, False),
-        ("-t 0", None, False),
-        ("--threads 4", None, False),
-        (None, None, False),
-        ("", None, True),
-    ],
-)
-def test_waits_beyond_the_life_of_a_worker(
-    variable: str | None,
-    file: str | None,
-    waits: bool,
-    project: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A wait for longer than gunicorn lets a sync worker be busy is a warning."""
-    project.WEBLOCK["default"]["WAIT"] = timedelta(seconds=30)
-    if variable is not None:
-        monkeypatch.setenv("GUNICORN_CMD_ARGS", variable)
-    if file is not None:
-        Path("gunicorn.conf.py").write_text(file)
-    assert ("weblock.W004" in found()) == waits
-
-
-@pytest.mark.parametrize("rule", [{"view": "items"}, {"path": "/items"}])
-def test_waits_of_rules_beyond_the_life_of_a_worker(
-    rule: Any, project: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The wait of a rule counts as well."""
-    project.ROOT_URLCONF = urls(items=items)
-    project.WEBLOCK["default"]["RULES"] = [{**rule, "key": "k", "wait": 11}]
-    monkeypatch.setenv("GUNICORN_CMD_ARGS", "--timeout 10")
-    assert "is 11 s, but gunicorn" in found()["weblock.W004"]
-
-
-def test_waits_of_views_beyond_the_life_of_a_worker(
-    project: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The wait of a view counts too, and the message names the view."""
-    project.ROOT_URLCONF = urls(items=lock("create_item", wait=None)(items))
-    monkeypatch.setenv("GUNICORN_CMD_ARGS", "--timeout 10")
-    assert f"wait of @lock on {__name__}.items is without end" in found()["weblock.W004"]
-    project.ROOT_URLCONF = urls(items=lock("create_item", wait=Attempts(7, 1, 2))(items))
-    assert "items is 11 s, but gunicorn" in found()["weblock.W004"]
-    project.ROOT_URLCONF = urls(items=lock("create_item", wait=Attempts(6, 1, 2))(items))
-    assert found() == {}

@@ -20,5 +20,4 @@ class WeblockConfig(AppConfig):
         register(checks.check_middleware, "weblock")
         register(checks.check_views, "weblock", Tags.urls)
         register(checks.check_rules, "weblock", Tags.urls)
-        register(checks.check_waits, "weblock")
         register(checks.check_guard, "weblock", Tags.database)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from math import inf
-from typing import Any, Final
+from typing import Final
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error
@@ -12,8 +11,6 @@ from django.core.checks import Warning as Caution
 from django.db import connections
 from django.utils.module_loading import import_string
 
-from ..._core.attempts import Attempts
-from ..._options import Options
 from ...errors import ConfigurationError
 from ...keys import KeyTemplate
 from ..guarding import TABLE
@@ -21,7 +18,6 @@ from ..rules import Rule
 from ..rules.overlap import SEGMENT
 from .discovery import LANGUAGE, Place, marked_views, places
 from .guard import guarded_databases
-from .gunicorn import worker_timeout
 from .middleware import LockMiddleware
 from .registry import locks
 from .rules import Rules
@@ -102,24 +98,6 @@ def check_rules(**_kwargs: object) -> list[CheckMessage]:
             message for label, rule in by_path for message in _of_path(label, rule, everywhere)
         ]
     return found
-
-
-def check_waits(**_kwargs: object) -> list[CheckMessage]:
-    """No request waits for longer than gunicorn lets its worker live."""
-    limit = worker_timeout()
-    if limit is None:
-        return []
-    longest = {what: _longest(wait) for what, wait in _waits()}
-    return [
-        Caution(
-            f"{what} is {'without end' if wait == inf else f'{wait:g} s'}, but gunicorn kills a"
-            f" worker that is busy for {limit:g} s.",
-            hint="Wait for less, raise gunicorn's timeout, or give it a worker class that is not sync.",
-            id="weblock.W004",
-        )
-        for what, wait in longest.items()
-        if wait >= limit
-    ]
 
 
 def check_guard(databases: Sequence[str] | None = None, **_kwargs: object) -> list[CheckMessage]:
@@ -209,26 +187,6 @@ def _spellings(what: str, templates: Iterable[KeyTemplate], place: Place) -> Ite
             f" <int:{name}> in the URL. {{{name}:str}} says that each spelling is another thing.",
             id="weblock.W006",
         )
-
-
-def _waits() -> Iterator[tuple[str, Any]]:
-    """All that is said of how long a request waits, and where."""
-    for alias in _readable_aliases():
-        default = Options().of_call({})[1]
-        yield f"WAIT of WEBLOCK[{alias!r}]", of_alias(alias).options.get("wait", default)
-    given = [rule for rules in _readable_rules() for rule in rules.options()]
-    given += [(f"@lock on {place.dotted}", dict(lock.options)) for place, lock, _ in marked_views()]
-    for what, options in given:
-        if "wait" in options:
-            yield f"wait of {what}", options["wait"]
-
-
-def _longest(wait: Any) -> float:
-    """Seconds for which a request waits at most."""
-    checked = Options(wait=wait).of_call({})[1]
-    if isinstance(checked, Attempts):
-        return sum(checked.pauses())
-    return inf if checked is None else checked
 
 
 def _without_middleware() -> Iterator[CheckMessage]:

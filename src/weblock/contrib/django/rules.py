@@ -36,11 +36,6 @@ class Rules:
         self.by_view = tuple(_view_rule(f"{name}.{each}", e, alias) for each, e in by_view.items())
         self.by_path = RuleSet(by_path, name=name)
 
-    def options(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """What each rule says of how its keys are held, by the rule's name."""
-        yield from ((rule.label, dict(rule.lock.options)) for rule in self.by_view if rule.lock)
-        yield from ((repr(rule), rule.options) for rule in self.by_path)
-
     def find(self, request: HttpRequest) -> Lock | None:
         """What a request locks, when its view is known; ``None`` if nothing."""
         resolved = request.resolver_match
