@@ -10,11 +10,13 @@ from .campaign import CORE, Campaign, Tally, told
 from .cluster_campaign import CLUSTER
 from .dying import KEEPERS
 from .quorum_campaign import QUORUM
-from .redis_campaign import REDIS
+from .redis_campaign import REDIS, RESTARTS
 from .redis_stores import STORE
 from .stepping import CLOCKS
 
-CAMPAIGNS = {each.name: each for each in (CORE, CLOCKS, KEEPERS, REDIS, STORE, CLUSTER, QUORUM)}
+CAMPAIGNS = {
+    each.name: each for each in (CORE, CLOCKS, KEEPERS, REDIS, RESTARTS, STORE, CLUSTER, QUORUM)
+}
 
 
 def main() -> int:

@@ -53,6 +53,31 @@ def redis_schedule(
     return schedule
 
 
+def restarting_schedule(seed: int, scripted: Scripted = AS_SHIPPED) -> Schedule:
+    """The schedule of a seed in which the server restarts without its data, at any part of a second.
+
+    It recovers for just one ttl, so that it must not be mistaken about when it was started.
+    """
+    random = Random(seed)
+    swarm = replace(
+        Swarm.drawn(random, attempts=8),
+        **dict.fromkeys(("extends", "max_hold", "zero_wait", "unrenewed", "several_keys"), 0.0),
+        **dict.fromkeys(("stops", "crashes", "closes", "engine_stops"), 0),
+        **{"keys": 1, "ttl": 2.0, "section": 3.0, "endless_wait": 0.8, "spread": 1.0},
+        **{"restarts": 3, "amnesia": True, "deaths_known": False, "calm_at": 6.0},
+    )
+    engine = partial(RedisEngine, recovery=swarm.ttl, scripted=scripted)
+    return Schedule(random, swarm, engine)
+
+
+def uptime_believed(script: Script) -> Script:
+    """The scripts, where they take the server's word for how long it has been up."""
+    return script._replace(text=script.text.replace("(uptime - 1)", "uptime"))
+
+
+RESTARTS = Campaign("restarts", restarting_schedule, ("engine recovers", "engine forgot leases"))
+"""Servers that restart without their data, and tell their uptime in whole seconds."""
+
 REDIS = Campaign("redis", redis_schedule, SOMETIMES)
 """The scripts, as a server runs them."""
 
