@@ -152,7 +152,7 @@ class Runtime(Protocol):
         """Return a secret that no one had before: 128 random bits."""
 
     def control(self) -> object:
-        """Return the task or thread that runs now, or the whole that it acts for."""
+        """Return the task or thread that runs now."""
 
     def is_part_of(self, flow: object) -> bool:
         """Return whether the running code is ``flow`` (from ``control``), or part of it."""

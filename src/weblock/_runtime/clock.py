@@ -7,8 +7,7 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
 from typing import Final
@@ -37,34 +36,16 @@ new_owner: Final[Callable[[], str]] = partial(secrets.token_hex, 16)
 
 
 def control() -> object:
-    """The task that runs in this thread, or else the thread; or the whole that it acts for."""
-    return _acts_for.get() or _task_or_thread()
+    """The task that runs in this thread, or else the thread."""
+    loop = running_loop()
+    task = asyncio.current_task(loop) if loop else None
+    # Not the task itself, which keeps what it returned, a lease perhaps, for whoever asks.
+    return weakref.ref(task) if task else _this_thread.mark
 
 
 def is_part_of(flow: object) -> bool:
     """Whether what runs here is that flow of control, or one of the tasks and threads of it."""
-    return flow is part_of.get() or flow is _task_or_thread()
-
-
-def begin_whole() -> object:
-    """Makes the context that this runs in, with all that comes of it, parts of one whole.
-
-    So are a request's tasks and threads: they cannot wait for what the request itself holds, but
-    each holds by itself what it has acquired for itself.
-    """
-    whole = object()  # Nothing more: a task may keep its context for long.
-    part_of.set(whole)
-    return whole
-
-
-@contextmanager
-def acting_for(whole: object) -> Iterator[None]:
-    """What is acquired inside belongs to the whole, and not just to this task or thread."""
-    token = _acts_for.set(whole)
-    try:
-        yield
-    finally:
-        _acts_for.reset(token)
+    return flow is part_of.get() or flow is control()
 
 
 part_of: Final[ContextVar[object | None]] = ContextVar("weblock_part_of", default=None)
@@ -73,15 +54,6 @@ part_of: Final[ContextVar[object | None]] = ContextVar("weblock_part_of", defaul
 A request's tasks and threads are such parts: they cannot wait for what the request itself holds, but
 each holds by itself what it has acquired for itself.
 """
-
-_acts_for: ContextVar[object | None] = ContextVar("weblock_acts_for", default=None)
-
-
-def _task_or_thread() -> object:
-    loop = running_loop()
-    task = asyncio.current_task(loop) if loop else None
-    # Not the task itself, which would keep its result alive, perhaps a lease.
-    return weakref.ref(task) if task else _this_thread.mark
 
 
 class _ThisThread(threading.local):

@@ -19,7 +19,6 @@ from .description import BusyView, KeyFunction, Lock, acall, call
 from .marks import mark, marks_of
 from .request import RequestLocks, TaskLocks, ThreadLocks, locks_of_request
 from .settings import DEFAULT
-from .shield import to_its_end
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -138,7 +137,7 @@ def _serve(together: Together, view: Callable[..., Any], args: Any, kwargs: Any)
     request = _request_of(view, args, kwargs)
     wanted = together[0]
 
-    def work(held: RequestLocks[Any]) -> Any:
+    def work(held: RequestLocks) -> Any:
         held.show(wanted, to_task=False)
         response = view(*args, **kwargs)
         if inspect.iscoroutine(response):
@@ -173,7 +172,7 @@ async def _serve_async(together: Together, view: Callable[..., Any], args: Any, 
     request = _request_of(view, args, kwargs)
     wanted = together[0]
 
-    async def work(held: RequestLocks[Any]) -> Any:
+    async def work(held: RequestLocks) -> Any:
         held.show(wanted, to_task=True)
         response = view(*args, **kwargs)
         if inspect.isawaitable(response):  # A dispatch may answer by itself.
@@ -193,7 +192,7 @@ async def _serve_async(together: Together, view: Callable[..., Any], args: Any, 
 
     try:
         if not outer:
-            return await to_its_end(alone.run(acquire_and_work), may_end=alone.leave)
+            return await alone.run(acquire_and_work)
         await acall(outer.acquire, together, values)
         return await work(outer)
     except WeblockError as error:

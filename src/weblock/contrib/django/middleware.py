@@ -20,7 +20,6 @@ from .description import Lock
 from .marks import locks_of
 from .registry import LocksByAlias, async_locks, locks
 from .request import TaskLocks, ThreadLocks, locks_of_request
-from .shield import to_its_end
 from .transactions import current_guard
 
 View = Callable[..., Any]
@@ -92,9 +91,7 @@ class _TaskLayer(_Layer):
         markcoroutinefunction(self)
 
     async def __call__(self, request: HttpRequest) -> Any:
-        held = TaskLocks(request)
-        work = held.run(lambda: self._get_response(request))
-        return await to_its_end(work, may_end=held.leave)
+        return await TaskLocks(request).run(lambda: self._get_response(request))
 
     async def process_view(
         self, request: HttpRequest, view: View, _args: Any, values: Mapping[str, object]

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar, copy_context
+from functools import partial
 from itertools import groupby
-from typing import Any, Final, Generic, TypeVar, cast
-from urllib.parse import quote
+from typing import Any, Final
 
 from asgiref.sync import sync_to_async
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
-from ..._core.acquiring import Caller
 from ..._face import BaseLease, Face
-from ..._options import HoldOptions
 from ..._platform.logs import logger
 from ..._runtime.blocking import drive
-from ..._runtime.clock import acting_for, begin_whole
-from ..._runtime.clock import control as runs_here
-from ...aio import AsyncLease
-from ...errors import AlreadyHeld, ConfigurationError, LeaseLost, WeblockError
-from ...keys import in_order
-from ...sync import Lease
+from ..._runtime.clock import part_of
+from ...errors import AlreadyHeld, LeaseLost, WeblockError
+from ...keys import CheckedKey, in_order
+from ..request import BeforeWaiting, RequestLeases, to_its_end
 from .answers import answer
 from .description import Lock
 from .guard import Guard, guarded_databases
@@ -34,27 +28,21 @@ from .registry import async_locks, locks
 from .settings import of_alias
 from .transactions import checked_at_commit, give_back_connections, prepare_connections
 
-L = TypeVar("L", Lease, AsyncLease)
 
-
-class RequestLocks(Generic[L]):
-    """What a request holds: acquired one after the other, and released together."""
+class RequestLocks(RequestLeases[BaseLease]):
+    """What a request holds, and what its views are to see of it."""
 
     def __init__(self, request: HttpRequest) -> None:
+        super().__init__(str(request.method), request.path)
         self.request = request
-        self.over = False
         self.refused: Lock | None = None
         """What could not be acquired."""
         self._waiting = False
         self._unwanted = False
         self._proven: set[Lock] = set()
-        self._whole = begin_whole()
         current = _current.get()
         self._outer = None if current is None or current.over else current
-        self._leases: list[L] = []
-        self._by_key: dict[tuple[str, str], L] = {}
-        self._by_lock: dict[Lock, tuple[str, ...]] = {}
-        self._waited: float | None = None
+        self._by_lock: dict[Lock, tuple[CheckedKey, ...]] = {}
         self.guard: Guard | None = self._outer.guard if self._outer else None
         """What the databases are to know of the leases."""
 
@@ -65,11 +53,6 @@ class RequestLocks(Generic[L]):
         """
         self._unwanted = True
         return self._waiting or not self.has_any
-
-    def check(self) -> None:
-        """Raises ``LeaseLost`` if something that we hold is not ours any more."""
-        for lease in tuple(self._leases):
-            lease.check()
 
     def prove(self, lock: Lock) -> None:
         """Notes that what runs under ``lock`` has returned: its work is done, or checked at COMMIT.
@@ -87,32 +70,19 @@ class RequestLocks(Generic[L]):
     @property
     def has_any(self) -> bool:
         """Whether anything has been acquired."""
-        return bool(self._leases)
+        return bool(self.leases)
 
     def has(self, lock: Lock) -> bool:
         """Whether this very lock has been acquired."""
         return lock in self._by_lock
-
-    def holds(self, alias: str, key: str) -> bool:
-        """Whether the request holds a key, or one that waits for its answer, as this one's view."""
-        if not self.over and (alias, key) in self._by_key:
-            return True
-        return self._outer is not None and self._outer.holds(alias, key)
 
     def show(self, lock: Lock, *, to_task: bool) -> None:
         """Puts the lease of ``lock`` where the view finds it: ``request.weblock``.
 
         A view may be of the other world than the chain of middleware that acquired for it.
         """
-        keys = self._by_lock[lock]
-        leases = [self._by_key[lock.alias, key] for key in keys]
-        wanted: type[BaseLease] = AsyncLease if to_task else Lease
-        if len(leases) == 1 and isinstance(leases[0], wanted) and leases[0].keys == keys:
-            lease: BaseLease = leases[0]
-        else:
-            face: Face = async_locks[lock.alias] if to_task else locks[lock.alias]
-            lease = face._joined(leases, keys)  # noqa: SLF001
-        self.request.weblock = lease  # type: ignore[attr-defined]
+        face: Face = async_locks[lock.alias] if to_task else locks[lock.alias]
+        self.request.weblock = self.lease_of(face, self._by_lock[lock])  # type: ignore[attr-defined]
 
     def answered(self, response: Any, loss: LeaseLost | None) -> Any:
         """The response, or what is to be said instead if the lock was lost before it was made."""
@@ -124,11 +94,16 @@ class RequestLocks(Generic[L]):
 
     def timed(self, response: HttpResponseBase) -> HttpResponseBase:
         """The response, which tells how long the request has waited, if it has asked for a lock."""
-        if self._waited is not None:
+        if self.waited is not None:
             others = response.headers.get("Server-Timing")
-            own = f"lock;dur={1000 * self._waited:.1f}"
+            own = f"lock;dur={1000 * self.waited:.1f}"
             response.headers["Server-Timing"] = f"{others}, {own}" if others else own
         return response
+
+    async def release(self) -> LeaseLost | None:
+        """Gives back everything. Return the loss, if a lease was lost before."""
+        self.guard = None
+        return await super().release()
 
     def _after(self, loss: LeaseLost, response: HttpResponseBase) -> HttpResponseBase:
         if self._is_proven:
@@ -139,80 +114,78 @@ class RequestLocks(Generic[L]):
         close_together(instead, response)
         return instead
 
-    @contextmanager
-    def _acquiring(self, lock: Lock) -> Iterator[None]:
-        if self.over:
-            raise ConfigurationError(
-                "this request has ended: what outlives it holds its locks by itself, with"
-                ' locks["default"].hold'
-            )
-        if self._unwanted:
-            raise asyncio.CancelledError
-        began = time.monotonic()
-        self._waiting = True
-        try:
-            with acting_for(self._whole):
-                yield
-        except WeblockError:
-            self.refused = lock
-            raise
-        finally:
-            self._waiting = False
-            self._waited = (self._waited or 0.0) + time.monotonic() - began
+    async def _take_all(
+        self,
+        faces: Mapping[str, Face],
+        wanted: Mapping[Lock, tuple[CheckedKey, ...]],
+        before_waiting: BeforeWaiting,
+    ) -> None:
+        for lock, missing in self._in_turn(faces, wanted):
+            if self._unwanted:
+                raise asyncio.CancelledError
+            options: Any = dict(lock.options)
+            self._waiting = True
+            try:
+                lease = await self.take(faces[lock.alias], missing, options, before_waiting)
+            except WeblockError:
+                self.refused = lock
+                raise
+            finally:
+                self._waiting = False
+            self._tell_databases(lock, lease)
+        self._by_lock.update(wanted)
+        self.check()  # Some may have been lost while we waited for others.
 
-    def _in_turn(self, wanted: Mapping[Lock, Sequence[str]]) -> Iterator[tuple[Lock, list[str]]]:
+    def _in_turn(
+        self, faces: Mapping[str, Face], wanted: Mapping[Lock, Sequence[CheckedKey]]
+    ) -> Iterator[tuple[Lock, list[CheckedKey]]]:
         """What is still to be acquired: all keys in one order, whatever lock each is of.
 
         Requests that want the same keys by several locks would otherwise wait for one another.
         Raises ``AlreadyHeld`` for what would never become free.
         """
-        missing: dict[tuple[str, str], Lock] = {}
+        missing: dict[tuple[str, CheckedKey], Lock] = {}
         for lock, keys in wanted.items():
             for key in keys:
-                if self._outer and self._outer.holds(lock.alias, key):
+                if self.is_held_outside(faces[lock.alias], key):
                     raise AlreadyHeld(key)
-                if (lock.alias, key) not in self._by_key:
+                if not self.holds(faces[lock.alias], key):
                     missing.setdefault((lock.alias, key), lock)
         for lock, group in groupby(sorted(missing), key=missing.__getitem__):
             yield lock, [key for _, key in group]
 
-    def _keep(self, lock: Lock, lease: L) -> None:
-        self._leases.append(lease)
+    def is_held_outside(self, face: Face, key: str) -> bool:
+        """Whether a request holds a key that waits for this one's answer, as its view does."""
+        outer = self._outer
+        if outer is None:
+            return False
+        return (not outer.over and outer.holds(face, key)) or outer.is_held_outside(face, key)
+
+    def _tell_databases(self, lock: Lock, lease: BaseLease) -> None:
         if wanted := of_alias(lock.alias).guard:
             if self.guard is None or (self._outer and self.guard is self._outer.guard):
                 self.guard = Guard(self.guard)
             self.guard.add(lease, wanted, locks[lock.alias])
-        self._by_key.update(((lock.alias, key), lease) for key in lease.keys)
-
-    def _settle(self, wanted: Mapping[Lock, tuple[str, ...]]) -> None:
-        self._by_lock.update(wanted)
-        self.check()  # Some may have been lost while we waited for others.
-
-    def _options(self, lock: Lock, face: Face) -> HoldOptions:
-        path = quote(self.request.path, errors="replace")
-        options: Any = {"label": f"{face.label} {self.request.method} {path}", **dict(lock.options)}
-        return cast("HoldOptions", options)
-
-    def _end(self) -> list[L]:
-        self.over = True
-        self.guard = None
-        leases, self._leases = self._leases[::-1], []
-        return leases
 
 
-class ThreadLocks(RequestLocks[Lease]):
+class ThreadLocks(RequestLocks):
     """The locks of a request that a thread serves."""
 
     def run(self, work: Callable[[], Any]) -> Any:
         """Does ``work``, which may acquire, and releases when it has ended in whatever way."""
         loss = None
-        ours, checked = _current.set(self), checked_at_commit.set(self)
+        mine: list[tuple[ContextVar[Any], object]] = [
+            (part_of, self.flow),
+            (_current, self),
+            (checked_at_commit, self),
+        ]
+        tokens = [(variable, variable.set(value)) for variable, value in mine]
         try:
             response = work()
         finally:
-            checked_at_commit.reset(checked)
-            _current.reset(ours)
-            loss = self._release()
+            for variable, token in reversed(tokens):
+                variable.reset(token)
+            loss = drive(self.release())
         return self.answered(response, loss)
 
     def acquire(self, of: Sequence[Lock], values: Mapping[str, object]) -> None:
@@ -222,67 +195,49 @@ class ThreadLocks(RequestLocks[Lease]):
         """
         prepare_connections(_guarded(of))
         wanted = {lock: in_order(lock.keys_of(self.request, values)) for lock in of}
-        for lock, missing in self._in_turn(wanted):
-            face = locks[lock.alias]
-            with self._acquiring(lock):
-                options = self._options(lock, face)
-                caller = Caller(options["label"], runs_here(), _give_back)
-                lease = Lease(*drive(face._acquire(missing, options, caller)))  # noqa: SLF001
-            self._keep(lock, lease)
-        self._settle(wanted)
-
-    def _release(self) -> LeaseLost | None:
-        loss = None
-        for lease in self._end():
-            try:
-                lease.release()
-            except LeaseLost as error:
-                loss = error
-            except Exception:  # The others are to be released all the same.
-                logger.exception("the lease of %s was not released", lease.keys)
-        return loss
+        drive(self._take_all(locks, wanted, _give_back))
 
 
-class TaskLocks(RequestLocks[AsyncLease]):
+class TaskLocks(RequestLocks):
     """The locks of a request that a task serves."""
 
-    async def run(self, work: Callable[[], Any]) -> Any:
-        """Run the view, in a task of its own, because it leaves traces in the context."""
-        loss = None
+    async def run(self, work: Callable[[], Awaitable[Any]]) -> Any:
+        """Run the view, in a task of its own; what that sets in the context is set here, too.
+
+        Django cancels a request when its client leaves, and a thread that works for it goes on all the
+        same. So work is cancelled only while ``leave`` says that it may be.
+        """
+        context, loop = copy_context(), asyncio.get_running_loop()
+        in_a_task = partial(self._run, work)
+        try:
+            return await to_its_end(in_a_task, loop, may_end=self.leave, context=context)
+        finally:
+            for variable, value in context.items():
+                if variable.get(None) is not value:
+                    variable.set(value)
+
+    async def _run(self, work: Callable[[], Awaitable[Any]], ended: asyncio.Future[None]) -> Any:
+        part_of.set(self.flow)
         _current.set(self)
         checked_at_commit.set(self)
+        loss = None
         try:
-            response = await work()
+            try:
+                response = await work()
+            finally:
+                loss = await self.release()
+            if loss:  # The answer may be a page, which may use the database.
+                return await sync_to_async(self.answered)(response, loss)
+            return self.answered(response, None)
         finally:
-            loss = await self._release()
-        # The answer to a loss may be a page, which may use the database.
-        answered = sync_to_async(self.answered) if loss else None
-        return await answered(response, loss) if answered else self.answered(response, loss)
+            if not ended.done():
+                ended.set_result(None)
 
     async def acquire(self, of: Sequence[Lock], values: Mapping[str, object]) -> None:
         """Acquire the keys, in a task."""
         await sync_to_async(prepare_connections)(_guarded(of))
         wanted = {lock: in_order(await lock.akeys_of(self.request, values)) for lock in of}
-        for lock, missing in self._in_turn(wanted):
-            face = async_locks[lock.alias]
-            with self._acquiring(lock):
-                options = self._options(lock, face)
-                give_back = sync_to_async(give_back_connections)
-                caller = Caller(options["label"], runs_here(), give_back)
-                lease = AsyncLease(*await face._acquire(missing, options, caller))  # noqa: SLF001
-            self._keep(lock, lease)
-        self._settle(wanted)
-
-    async def _release(self) -> LeaseLost | None:
-        loss = None
-        for lease in self._end():
-            try:
-                await lease.release()
-            except LeaseLost as error:
-                loss = error
-            except Exception:  # The others are to be released all the same.
-                logger.exception("the lease of %s was not released", lease.keys)
-        return loss
+        await self._take_all(async_locks, wanted, sync_to_async(give_back_connections))
 
 
 _current: Final[ContextVar[ThreadLocks | TaskLocks | None]] = ContextVar(
