@@ -7,11 +7,11 @@ import time
 import pytest
 
 from tests.support.forks import needs_fork
-from tests.support.waiting import eventually, now
+from tests.support.waiting import PATIENCE, eventually, now
 
 pytestmark = [pytest.mark.promise("locks", "processes"), pytest.mark.costly]
 
-LONG = 60.0
+LONG = 3 * PATIENCE
 """A ttl that no test waits for: whoever had to would fail."""
 
 

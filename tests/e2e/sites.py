@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import socket
 import sys
@@ -23,8 +22,6 @@ TOP = Path(__file__).parents[2]
 
 APP = "tests.e2e.asgi_app:app"
 FASTAPI = "-W error -m tests.e2e.uvicorn_app {port}"
-
-numbers = itertools.count()
 
 
 def on_files(folder: Path) -> str:
@@ -147,11 +144,6 @@ def serving(kind: str) -> Iterator[Server]:
         assert server.noted("started")
         assert server.noted("shut-down")
         assert not re.search(r"Traceback|ERROR|Exception|Warning", server.log()), server.log()
-
-
-def fresh_name() -> str:
-    """A name that no other test uses."""
-    return f"n{next(numbers)}"
 
 
 def read_all(client: socket.socket) -> bytes:

@@ -10,7 +10,6 @@ import socket
 import sqlite3
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -19,24 +18,14 @@ import pytest
 
 from tests.support.waiting import PATIENCE, eventually
 
-from .sites import FASTAPI_KINDS, Server, fresh_name, read_all, serving
+from .sites import FASTAPI_KINDS, Server, read_all
 
 BOUND = 3
 REQUESTS = 12
 LARGE = 5 * 1024 * 1024
 
 
-@pytest.fixture(scope="module", params=FASTAPI_KINDS)
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """The application, for all tests that do not end it, on each engine of several processes."""
-    with serving(request.param) as server:
-        yield server
-
-
-@pytest.fixture
-def name() -> str:
-    """A name that no other test uses."""
-    return fresh_name()
+SERVED = FASTAPI_KINDS
 
 
 def items(server: Server) -> int:

@@ -7,30 +7,19 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from tests.support.waiting import PATIENCE, eventually
 
-from .sites import KINDS, Server, fresh_name, read_all, serving
+from .sites import KINDS, read_all
 
 MIB = 1024 * 1024
 UPLOAD = (1024 if "WEBLOCK_LONG" in os.environ else 96) * MIB
 """Bytes that a client sends; what a server may need of memory meanwhile is the same for all."""
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """Each kind of server, for all tests."""
-    with serving(request.param) as server:
-        yield server
-
-
-@pytest.fixture
-def name() -> str:
-    """A name that no other test uses."""
-    return fresh_name()
+SERVED = KINDS
 
 
 def reset(client: socket.socket) -> None:
