@@ -101,24 +101,18 @@ async def test_a_client_that_leaves_while_it_waits_never_has_its_handler_run(app
     def create(name: str) -> None:
         ran.append(name)
 
-    waiting: list[str] = []
-    acquire = locks.acquire
-
-    async def note(*keys, **options):
-        waiting.append(options["label"])
-        try:
-            return await acquire(*keys, **options)
-        finally:
-            waiting.remove(options["label"])
+    async def waiting(count: int) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while len((await locks.inspect("create_item")).waiters) != count:
+                await asyncio.sleep(0.002)
 
     async with served(app) as address:
         holder = await locks.acquire("create_item")
-        locks.acquire = note
         async with raw_client(address, "/items/leaves"):
-            await eventually(lambda: waiting)
-        await eventually(lambda: not waiting)
+            await waiting(1)
+        await waiting(0)
         async with raw_client(address, "/items/stays") as stays:
-            await eventually(lambda: waiting)
+            await waiting(1)
             await holder.release()
             assert b" 200 OK" in await read_all(stays)
     assert ran == ["stays"]
