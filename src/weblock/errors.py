@@ -49,11 +49,13 @@ class LockTimeout(WeblockError, TimeoutError):
         if attempts is not None:
             reason = f"it was busy each of the {attempts} times"
         elif waiters is not None:
-            reason = f"{waiters} others are waiting already (max_waiters)"
+            reason = f"{waiters} others are waiting already: retry later, or raise max_waiters="
         elif wait == 0:
             reason = "it is held, and wait=0 does not wait"
         else:
-            reason = f"it was not free within wait={wait:g} s" if wait else "it is held"
+            ahead = f", with {place} others in front" if place else ""
+            within = f"it was not free within wait={wait:g} s{ahead}" if wait else "it is held"
+            reason = f"{within}: retry later, or raise wait="
         super().__init__(f"lock {key!r} was not acquired: {reason}")
         self.key = key
         self.wait = wait
@@ -150,7 +152,6 @@ class AlreadyHeld(WeblockError, RuntimeError):
     def __init__(self, key: str) -> None:
         super().__init__(
             f"lock {key!r} is already held by this very task or thread, or by the request that it"
-            " serves, and would wait for itself without end; pass the lease down instead of acquiring"
-            " the key again"
+            " serves: to acquire it again would wait forever. Pass the lease down instead"
         )
         self.key = key

@@ -106,7 +106,7 @@ def test_the_default_directory_is_warned_of_and_the_remedy_is_its_url(
     Locks.from_url("file://?allow_container=true").close()
     assert not warnings_in(caplog)
     Locks.from_url().close()
-    assert warnings_in(caplog)[0].endswith("say so: file://?allow_container=true")
+    assert warnings_in(caplog)[0].endswith(" set file://?allow_container=true")
 
 
 def test_a_named_directory_on_a_volume_is_not_warned_of(
@@ -121,7 +121,7 @@ def test_a_named_directory_on_a_volume_is_not_warned_of(
     Locks.from_url(f"{url}?allow_container=true").close()
     assert not warnings_in(caplog)
     Locks.from_url(url).close()
-    assert warnings_in(caplog)[0].endswith(f"say so: {url}?allow_container=true")
+    assert warnings_in(caplog)[0].endswith(f" set {url}?allow_container=true")
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ class RequestLocks(RequestLeases[AsyncLease]):
                 task.uncancel()
 
     def _begin_to_wait(self) -> None:
-        """Has the client looked at in time. Most requests have their lock before this is called.
+        """Plan a look at the client. Most requests have their lock before this is called.
 
         They need no timer, which would cost them more than the lock.
         """

@@ -52,11 +52,11 @@ def warn_if_not_alone(path: str, *, named: bool) -> None:
         return
     told.append(platform)
     logger.warning(
-        "weblock locks in %s, for this container or machine only, but this looks like %s, where"
-        " others may run the same application with a directory of their own: then they exclude"
-        " nobody here. Name an engine that all share (redis://...), or, for the containers of one host, a"
-        " directory on a volume that all of them mount (file:///volume/locks). If no other runs it,"
-        " say so: file://%s?allow_container=true",
+        "weblock locks in %s, for this container or machine only, but this looks like %s, where others"
+        " may run the same application with a directory of their own. They would not exclude each"
+        " other. Use an engine that all share (redis://...), or, for the containers of one host, a"
+        " directory on a volume that all of them mount (file:///volume/locks). If there are no others,"
+        " set file://%s?allow_container=true",
         path,
         platform,
         path if named else "",
