@@ -44,7 +44,7 @@ async def take_away_async(
 
 
 def _still(key: str, found: KeyInfo | None, fence: int | None) -> KeyInfo | None:
-    """Who holds the key; ``None`` if nobody does. Raises ``ChangedHands`` if that is another one."""
+    """Return the holder of the key, or ``None``. Raises ``ChangedHands`` if it is another one."""
     if fence is not None and (found is None or found.fence != fence):
         raise ChangedHands(key, found)
     return found if found and found.holder is not None else None

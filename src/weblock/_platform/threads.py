@@ -137,7 +137,7 @@ class CallQueue:
         heed_forks(self)
 
     def after_fork(self) -> None:
-        """In a forked child: what was to be called is called in the parent."""
+        """Drop the queue in a forked child: the calls are made in the parent."""
         self._made: list[SimpleQueue[Callable[[], object]]] = []
         self._thread = BackgroundThread(self._name, self._serve, lambda: not self._queue.empty())
 

@@ -11,7 +11,7 @@ from .clock import now
 
 
 class _Parked(NamedTuple):
-    """One that waits for a socket, and until when."""
+    """A coroutine that waits for a socket, and until when."""
 
     work: Coroutine[Any, Any, None]
     due: float

@@ -152,7 +152,7 @@ class App(click.Group):
         return found
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """As click has it; a URL in place of a command is asked for its option."""
+        """Resolve a command as click does; for a URL in its place, name the missing option."""
         if args and "://" in args[0]:
             raise click.UsageError("an engine's URL comes behind --url, or in WEBLOCK_URL", ctx)
         return super().resolve_command(ctx, args)

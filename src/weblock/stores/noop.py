@@ -79,7 +79,7 @@ class _NoopStore:
         return Reply(Gone() if mine is None else Released(), self._runtime.now())
 
     async def force_release(self, key: str) -> Reply:
-        """Of all who have the key."""
+        """Release the leases of all who have the key."""
         now = self._runtime.now()
         grants = self._grants_of(key, now)
         for grant in grants:
@@ -87,7 +87,7 @@ class _NoopStore:
         return Reply(Released() if grants else Gone(), now)
 
     async def look(self, key: str) -> Look:
-        """Of all who have the key, shows the last."""
+        """Show the last of all who have the key."""
         now = self._runtime.now()
         grant = max(self._grants_of(key, now), key=lambda grant: grant.fence, default=None)
         return Look(KeyState(grant.fence, grant) if grant else KeyState(), now)

@@ -48,7 +48,7 @@ class Sections:
         self._met = False
 
     def all(self) -> list[Section]:
-        """Those so far, in the order in which they were entered."""
+        """The sections so far, in the order in which they were entered."""
         with self._guard:
             return list(self._all)
 

@@ -25,7 +25,7 @@ _locks = PerClient(Locks)
 
 
 class Lock(BaseLock[Lease]):
-    """As ``redis.lock.Lock``."""
+    """A lock with the interface of ``redis.lock.Lock``."""
 
     def __enter__(self) -> Self:
         if not self.acquire():

@@ -15,7 +15,7 @@ _locks = PerClient(AsyncLocks)
 
 
 class Lock(BaseLock[AsyncLease]):
-    """As ``redis.asyncio.lock.Lock``."""
+    """A lock with the interface of ``redis.asyncio.lock.Lock``."""
 
     async def __aenter__(self) -> Self:
         if not await self.acquire():

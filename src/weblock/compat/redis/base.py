@@ -88,7 +88,7 @@ class BaseLock(Generic[L]):
         return lease
 
     def _longer(self, lease: L, seconds: float | None) -> float:
-        """By how much to extend a lease that is to end in so many seconds."""
+        """Return by how much to extend a lease that is to end in so many seconds."""
         return max(0.0, (seconds or 0.0) - lease.remaining())
 
     def _is_held(self, info: KeyInfo | None) -> bool:

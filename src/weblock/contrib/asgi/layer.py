@@ -163,7 +163,7 @@ class _Exchange:
             await self._answer_problem(loss)
 
     async def answer_error(self, error: BaseException) -> None:
-        """Of an error that got out of the application: what it has answered may be untrue."""
+        """Answer an error that left the application, whose own response may be untrue."""
         if isinstance(error, RuntimeError) and error.__cause__:
             # So Starlette wraps an error that an application inside the application has answered.
             error = _known(error.__cause__) or error

@@ -96,7 +96,7 @@ class RequestLocks(RequestLeases[AsyncLease]):
             self._outbox.policy = Policy(self._seconds, background, self.leases)
 
     async def hold(self, keys: Sequence[CheckedKey], options: HoldOptions) -> AsyncLease:
-        """As ``acquire``, for adapters: ``in_order`` gave the keys."""
+        """Acquire keys that ``in_order`` returned; for adapters. See ``acquire``."""
         outbox = self._outbox
         if outbox and outbox.policy is None and not self.over:
             self.hold_back()

@@ -50,7 +50,7 @@ def _with_database(url: SplitResult, options: Mapping[str, Any]) -> SplitResult:
 
 
 def _through_sentinels(url: SplitResult, options: Mapping[str, Any]) -> SplitResult:
-    """Where django-redis has the master's name for the host, and the Sentinels elsewhere."""
+    """Return the URL for django-redis, where the host is the name of the master."""
     user, at, service = url.netloc.rpartition("@")
     sentinels = ",".join(f"{host}:{port}" for host, port in options["sentinels"])
     theirs = options.get("sentinel_kwargs") or {}

@@ -35,7 +35,7 @@ from .marks import locks_of
 
 @dataclass(frozen=True)
 class Place:
-    """Where URLs lead to: a view, or a part of the project that is included there."""
+    """What a URL leads to: a view, or a part of the project that is included there."""
 
     names: frozenset[str] = frozenset()
     """What its URL gives the view."""

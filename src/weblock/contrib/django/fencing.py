@@ -85,7 +85,7 @@ class FencedQuerySet(models.QuerySet):
         return self.model._meta  # noqa: SLF001 - so Django calls a public API
 
     def _not_newer_than(self, fence: int, rows: Self) -> Any:
-        """Those rows that the holder of ``fence`` may write."""
+        """Return the rows that the holder of ``fence`` may write."""
         allowed = rows.filter(fence__lte=fence)
         if allowed.query.count_active_tables() == 1:
             return allowed

@@ -49,7 +49,7 @@ class _Layer:
 
 
 class _ThreadLayer(_Layer):
-    """In a chain of functions, as under WSGI."""
+    """The middleware in a chain of functions, as under WSGI."""
 
     _locks = locks
 
@@ -82,7 +82,7 @@ class _ThreadLayer(_Layer):
 
 
 class _TaskLayer(_Layer):
-    """In a chain of coroutine functions, as under ASGI."""
+    """The middleware in a chain of coroutine functions, as under ASGI."""
 
     _locks = async_locks
 

@@ -62,7 +62,7 @@ class LockDependency:
 
     @property
     def dependency(self) -> NoReturn:
-        """Not there: FastAPI asks for it where ``Depends`` was left out."""
+        """Raise ``TypeError``: FastAPI asks for it if ``Depends`` was left out."""
         keys = ", ".join(getattr(key, "text", getattr(key, "__name__", "...")) for key in self.keys)
         raise TypeError(f"lock({keys!r}) is no dependency by itself: write Depends(lock({keys!r}))")
 
@@ -171,7 +171,7 @@ _of_routes: Final[dict[int, tuple[weakref.ref[Any], dict[str, list[Declaration]]
 
 
 def _declarations(template: KeyTemplate, route: Any) -> list[Declaration]:
-    """Where the values of a template are, and how the endpoint, or what it depends on, declares them."""
+    """Return where the values of a template are, and how the endpoint or its dependencies declare them."""
     number = id(route)
     known = _of_routes.get(number)
     if known is None or known[0]() is not route:

@@ -78,7 +78,7 @@ def _warn_of_spellings(template: KeyTemplate, found: LockingRoute) -> None:
 def locking_routes(
     routes: Sequence[Any], within: Sequence[Any] = (), prefix: str = "", known: Iterable[str] = ()
 ) -> Iterator[LockingRoute]:
-    """Those that lock, of these routes and of the applications that are mounted among them."""
+    """Return the routes that lock, of these and of the applications that are mounted among them."""
     if any(routes is each for each in within):  # An application may be mounted in itself.
         return
     for route in each_route(routes):

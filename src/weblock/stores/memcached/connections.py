@@ -110,7 +110,7 @@ class Connections:
             self._idle.pop().close()
 
     def _kept(self) -> Client | None:
-        """One that is open; one that has something to say unasked has ended."""
+        """Return an open connection; one with unexpected data has ended."""
         while self._idle:
             try:
                 client = self._idle.pop()

@@ -32,7 +32,7 @@ class Names:
         """Says that it is to grant nothing."""
 
     def of_key(self, key: str) -> str:
-        """One that memcached can take; the key itself is in the item."""
+        """Return a name that memcached accepts; the key itself is in the item."""
         return self.locks + hashlib.sha256(key.encode()).hexdigest()
 
     def of_note(self, key: str) -> str:

@@ -47,7 +47,7 @@ class Lookout:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """In a forked child, where nobody waits."""
+        """Start anew in a forked child, where no caller waits."""
         self._changed = threading.Condition()
         self._watches: dict[str, _Watch] = {}
         self._thread.after_fork()

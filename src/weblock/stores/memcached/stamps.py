@@ -19,9 +19,9 @@ KNOWN: Final = 10_000
 
 
 class Stamp(NamedTuple):
-    """Who wrote something about an owner, when, and until when it lasts: on the writer's clock.
+    """The writer of something about an owner, when it wrote, and until when it lasts, by its own clock.
 
-    A lease is known again by the stamp of its last renewal, which others carry over as it is.
+    A lease is recognized by the stamp of its last renewal, which others copy as it is.
     """
 
     owner: str
@@ -45,7 +45,7 @@ class Observer:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """In a forked child: it has written nothing, and seen nothing."""
+        """Start anew in a forked child: it has written nothing, and seen nothing."""
         self.process = secrets.token_hex(8)
         self._guard = threading.Lock()
         self._by_item: OrderedDict[str, dict[Stamp, float]] = OrderedDict()

@@ -25,7 +25,7 @@ class Threads:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """In a forked child, which has none."""
+        """Start anew in a forked child, which has no threads."""
         self._guard = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
 

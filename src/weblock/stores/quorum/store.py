@@ -107,7 +107,7 @@ class QuorumStore:
         return self._known(tally.released(), tally)
 
     async def look(self, key: str) -> Look:
-        """As the server sees it that agrees with most others on who holds the key, and its fence."""
+        """Return the state of the server that agrees with most others on the holder and its fence."""
         looks = [each for each in await self._looks(key) if isinstance(each, Look)]
         grants = [look.state.grant for look in looks]
         owners = [grant and grant.claim.owner for grant in grants]

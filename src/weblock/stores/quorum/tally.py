@@ -148,7 +148,7 @@ class Tally:
         return None if released + unknown >= self.majority else Reply(Gone(), self.sent)
 
     def _kept_until(self) -> float:
-        """So long a majority keeps it."""
+        """Return until when a majority keeps the lease."""
         return sorted(self._ends(Held), reverse=True)[self.majority - 1]
 
     def _freed_at(self) -> float:

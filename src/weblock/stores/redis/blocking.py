@@ -144,7 +144,7 @@ def connected(
 
 
 class BlockingLinks:
-    """As many connections as threads talk to a server at the same time, and no more than ``room``.
+    """A pool: as many connections as threads talk to a server at the same time, at most ``room``.
 
     Where they take turns, a thread talks to several servers at the same time (``side_by_side``).
     """

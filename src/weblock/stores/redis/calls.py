@@ -62,7 +62,7 @@ class Layout:
         return f"{self.tag(bucket)}:probe"
 
     def channel(self, name: str) -> str:
-        """Where the waiters of a process are rung."""
+        """Return the channel on which the waiters of a process are notified."""
         return f"{self.prefix}:process:{name}"
 
     def voided(self, bucket: int, owner: str) -> str:
@@ -112,7 +112,7 @@ class Call(NamedTuple):
         return Call(ALONE, self.bucket, self.keys[:1], args)
 
     def by_name(self, run: str, longest: str, peers: str) -> bytes:
-        """As it goes over the wire, by the script's name."""
+        """Return the command that runs the script by its name."""
         return packed(
             "EVALSHA", self.script.sha, len(self.keys), *self.keys, run, longest, peers, *self.args
         )

@@ -15,9 +15,9 @@ from .settings import DEFAULT_PORT, OF_CONNECTION, Address, Deployment, Settings
 
 
 def settings_of(client: object, options: Mapping[str, Any]) -> Settings:
-    """Where ``client`` connects to and as whom, with options of ours.
+    """Return where ``client`` connects to and as which user, with options of ours.
 
-    Raises ``ConfigurationError`` for a client of a kind that is not known.
+    Raises ``ConfigurationError`` for an unknown kind of client.
     """
     if isinstance(client, redis.RedisCluster | redis.asyncio.RedisCluster):
         nodes = client.nodes_manager.startup_nodes.values()

@@ -200,7 +200,7 @@ class Wire:
     async def _by_address(
         self, calls: Sequence[Call], pending: Sequence[int], outcomes: list[Outcome]
     ) -> dict[Address, list[int]]:
-        """Where each pending call goes; for one that can go nowhere, why."""
+        """Return where each pending call goes; for one that can go nowhere, why."""
         parts: dict[Address, list[int]] = {}
         if not self._nodes.ready():
             try:
@@ -384,7 +384,7 @@ def _torn(outcome: Outcome) -> bool:
 
 
 def _sent_to(reply: exceptions.AskError, address: Address) -> Address:
-    """Where a redirection leads; without a host, to that of the server which sent it."""
+    """Return where a redirection leads; without a host, to the server that sent it."""
     return Address(reply.host or address.host, reply.port)
 
 

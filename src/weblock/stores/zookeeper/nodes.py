@@ -25,7 +25,7 @@ PLACE = "place-"
 
 
 class Layout:
-    """Where everything is."""
+    """The paths of all nodes."""
 
     def __init__(self, root: str) -> None:
         self.keys = f"{root}/keys"

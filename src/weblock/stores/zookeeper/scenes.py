@@ -30,7 +30,7 @@ class Scene(NamedTuple):
         return (self.key.node, self.lease.name, self.lease.version) if self.lease else None
 
     def standing(self, owner: str, now: float) -> Answer:
-        """Where a waiter stands; ``Gone`` if it has no place, or if it is its turn to ask."""
+        """Return the state of a waiter; ``Gone`` if it has no place, or if it is its turn to ask."""
         position = self.family.position_of(owner)
         if position is None or (position == 0 and self.ended(now)):
             return Gone()
