@@ -43,7 +43,7 @@ log = Table(
 def database_at(url: str, isolation: str) -> Database:
     """A database, and how it isolates; one that is locked is waited for only briefly."""
     sqlite = url.startswith("sqlite")
-    brief = {"timeout": 0.02} if sqlite else {}
+    brief: dict[str, Any] = {"timeout": 0.02} if sqlite else {"prepare_threshold": None}
     if url.startswith("mysql"):
         brief = {"init_command": "SET innodb_lock_wait_timeout = 0"}  # Does not wait.
     levels = {} if sqlite else {"isolation_level": isolation}

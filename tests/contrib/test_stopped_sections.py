@@ -16,10 +16,11 @@ POSTGRESQL = [
     ("postgresql", each) for each in ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
 ]
 MARIADB = [("mariadb", level) for _, level in POSTGRESQL]
+PGBOUNCER = [("pgbouncer", "READ COMMITTED")]
 SQLITE = [("sqlite", "DELETE"), ("sqlite", "WAL")]
 
-ROUNDS = 1500 if LONG else 6
-"""For each of eight; in the suite, one for each step."""
+ROUNDS = 1300 if LONG else 6
+"""For each of nine; in the suite, one for each step."""
 
 
 @pytest.fixture(scope="module")
@@ -30,24 +31,27 @@ def urls(tmp_path_factory):
     def url(name):
         if name == "sqlite":
             return f"sqlite:///{tmp_path_factory.mktemp('database')}/db"
+        if name == "pgbouncer":
+            url("postgresql")
         if name not in servers:
             try:
-                servers[name] = _server(name)
+                servers[name] = _server(name, servers)
             except LookupError as error:
-                pytest.skip(f"there is no MariaDB: {error}")
-        return servers[name].url(driver="psycopg" if name == "postgresql" else "pymysql")
+                pytest.skip(f"there is no {name}: {error}")
+        return servers[name].url(driver="pymysql" if name == "mariadb" else "psycopg")
 
     yield url
-    for server in servers.values():
+    for server in reversed(servers.values()):
         server.close()
 
 
-def _server(name):
+def _server(name, others):
+    from tests.servers.mariadb import MariaDB
+    from tests.servers.pgbouncer import PgBouncer
+
     if name == "postgresql":
         return Postgres()
-    from tests.servers.mariadb import MariaDB
-
-    return MariaDB()
+    return MariaDB() if name == "mariadb" else PgBouncer(others["postgresql"])
 
 
 def rounds(urls, case, folder: Path, count: int, *, guarded: bool) -> Rounds:
@@ -67,7 +71,7 @@ def rounds(urls, case, folder: Path, count: int, *, guarded: bool) -> Rounds:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "case",
-    [*POSTGRESQL, *SQLITE, *MARIADB] if LONG else [POSTGRESQL[0], SQLITE[1]],
+    [*POSTGRESQL, *PGBOUNCER, *SQLITE, *MARIADB] if LONG else [POSTGRESQL[0], SQLITE[1]],
     ids="-".join,
 )
 def test_a_stopped_section_never_commits_what_is_stale(urls, case, tmp_path):
