@@ -183,6 +183,27 @@ def test_rules_that_are_about_nothing(rule: Any, wrong: str | None, project: Any
     assert all("RULES'].0" in message for message in found().values())
 
 
+@pytest.mark.parametrize(
+    ("rule", "warned"),
+    [
+        ({"path": "/items/{pk}", "key": "item:{pk}"}, True),
+        ({"regex": "/items/(?P<pk>[0-9]+)", "key": "item:{pk}"}, True),
+        ({"path": "/items/{pk:int}", "key": "item:{pk}"}, False),
+        ({"path": "/items/{pk}", "key": "item:{pk:int}"}, False),
+        ({"path": "/items/{pk}", "key": "item:{pk:str}"}, False),
+        ({"path": "/{pk:path}", "key": "item:{pk}"}, False),
+        ({"path": "/items/{pk}", "key": "items"}, False),
+    ],
+)
+def test_rules_of_spellings(rule: Any, warned: bool, project: Any) -> None:
+    """A rule by path whose key is made of a spelling is a warning, as a decorator's is."""
+    project.ROOT_URLCONF = (path("items/<int:pk>", items),)
+    project.WEBLOCK["default"]["RULES"] = [rule]
+    messages = found()
+    assert list(messages) == (["weblock.W006"] if warned else [])
+    assert not warned or "{pk:int} in the path of the rule" in messages["weblock.W006"]
+
+
 CATALOG = (
     path("items/", items),
     path("items/<int:pk>", items),

@@ -12,7 +12,6 @@ from django.db import connections
 from django.utils.module_loading import import_string
 
 from ...errors import ConfigurationError
-from ...keys import KeyTemplate
 from ..guarding import TABLE
 from ..rules import Rule
 from ..rules.overlap import SEGMENT
@@ -24,6 +23,9 @@ from .rules import Rules
 from .settings import aliases, guards, of_alias
 
 MIDDLEWARE: Final = "weblock.contrib.django.middleware.LockMiddleware"
+
+IN_URL: Final = "<int:{}> in the URL"
+IN_PATH: Final = "{{{}:int}} in the path of the rule"
 
 ENGINES: Final = "Set URL: file:// serializes the processes of one machine, redis:// those of many."
 
@@ -65,7 +67,7 @@ def check_views(**_kwargs: object) -> list[CheckMessage]:
             _missing(f"lock({template!r}) of {place.dotted}", name, place)
             for template, name in place.missing(lock.templates)
         ]
-        found += _spellings(f"@lock on {place.dotted}", lock.templates, place)
+        found += _spellings(f"@lock on {place.dotted}", place.spelled_in(lock.templates), IN_URL)
         if known and lock.alias not in known:
             text = (
                 f"@lock on {place.dotted} wants the alias {lock.alias!r}, which is not in WEBLOCK."
@@ -91,7 +93,9 @@ def check_rules(**_kwargs: object) -> list[CheckMessage]:
                 _missing(f"{rule.label}, which covers {place.dotted},", name, place)
                 for _, name in place.missing(rule.templates)
             ]
-            found += _spellings(f"{rule.label}, for {place.dotted},", rule.templates, place)
+            found += _spellings(
+                f"{rule.label}, for {place.dotted},", place.spelled_in(rule.templates), IN_URL
+            )
     by_path = [named for rules in _readable_rules() for named in rules.by_path.named]
     if everywhere:
         found += [
@@ -147,7 +151,8 @@ def _of_alias(alias: str) -> Iterator[CheckMessage]:
 
 
 def _of_path(label: str, rule: Rule, everywhere: Iterable[Place]) -> Iterator[CheckMessage]:
-    """Whether some URL of the project is meant, and that in each language."""
+    """Whether some URL of the project is meant, in each language, and its value locked."""
+    yield from _spellings(f"{label}, {rule!r},", rule.spellings(), IN_PATH)
     shape = rule.path.shape
     met = [(place, place.meets(shape)) for place in everywhere]
     by_view = "Or name the view instead of the path: {'view': 'shop:item', ...}."
@@ -178,13 +183,16 @@ def _missing(what: str, name: str, place: Place) -> CheckMessage:
     )
 
 
-def _spellings(what: str, templates: Iterable[KeyTemplate], place: Place) -> Iterator[CheckMessage]:
-    for template, name in place.spelled_in(templates):
+def _spellings(
+    what: str, spellings: Iterable[tuple[str, str]], where: str
+) -> Iterator[CheckMessage]:
+    """``where`` is what else a user may write, with the name of the part for ``{}``."""
+    for template, name in spellings:
         yield Caution(
             f"{what} has the key {template!r}, which is made of {name!r} as the URL spells it: '7',"
             " '07' and '+7' would be three locks for one row.",
             hint=f"Write {{{name}:int}}, {{{name}:uuid}} or {{{name}:lower}} in the key, or"
-            f" <int:{name}> in the URL. {{{name}:str}} says that each spelling is another thing.",
+            f" {where.format(name)}. {{{name}:str}} says that each spelling is another thing.",
             id="weblock.W006",
         )
 

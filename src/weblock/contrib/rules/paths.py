@@ -50,6 +50,9 @@ class Path(Protocol):
     def convert(self, name: str, value: str) -> object:
         """The value that the endpoint sees. Raises ``InvalidKey`` where it can see none."""
 
+    def is_spelled(self, name: str) -> bool:
+        """Whether a parameter is text that may spell one value in many ways."""
+
     @property
     def below_mounts(self) -> Iterable[Path]:
         """What a router that is mounted somewhere on the way may have of it."""
@@ -134,6 +137,9 @@ class PathTemplate:
         except ValueError as error:  # Python reads no number of more than 4300 digits.
             raise InvalidKey(f"path {self.text!r} was given {value[:40]!r} as {name!r}") from error
 
+    def is_spelled(self, name: str) -> bool:
+        return self.converters[name] is CONVERTERS["str"]
+
     def covers(self, other: Path) -> bool:
         if not isinstance(other, PathTemplate):
             return False
@@ -185,6 +191,9 @@ class PathRegex:
 
     def convert(self, name: str, value: str) -> object:  # noqa: ARG002
         return value
+
+    def is_spelled(self, name: str) -> bool:
+        return name in self.names
 
     @property
     def below_mounts(self) -> Iterable[Path]:

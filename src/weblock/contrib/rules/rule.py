@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Unpack
 
@@ -79,6 +79,15 @@ class Rule:
     def takes(self, method: str) -> bool:
         """Whether it is about requests of this method, which is in capitals."""
         return method != WEBSOCKET if self.methods is None else method in self.methods
+
+    def spellings(self) -> Iterator[tuple[str, str]]:
+        """The keys that are made of a spelling instead of a value, and of which part of the path."""
+        for template in self.keys:
+            sources = template.in_request()
+            for name, converter in zip(template.names, template.converters, strict=True):
+                source = sources[name]
+                if source.kind == "path" and not converter and self.path.is_spelled(source.name):
+                    yield template.text, source.name
 
     def hides(self, other: Rule) -> bool:
         """Whether it certainly matches all that ``other`` does."""
