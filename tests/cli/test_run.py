@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -228,3 +229,19 @@ def test_options_that_cannot_work_are_refused(weblock, options, said) -> None:
     done = weblock.run("run", "nightly", *options, "--", "echo", "ran")
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
+
+
+def test_a_command_that_would_wait_for_itself_is_refused(weblock: Program) -> None:
+    """A command inside ``weblock run`` may hold another key, but not one that is held around it."""
+    again = f"{sys.executable} -m weblock run"
+    done = weblock.run("run", "k", "--", "sh", "-c", f"{again} b -- {again} k -- echo ran")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "lock 'k' is already held" in done.stderr
+
+
+@pytest.mark.parametrize(("url", "code"), [("memory://", 2), ("noop://", 0)])
+def test_an_engine_that_excludes_nobody_is_refused(url: str, code: int) -> None:
+    """``memory://`` would lock nothing, and is refused; ``noop://`` says so itself."""
+    done = Program(url).run("run", "k", "--", "true")
+    assert done.returncode == code
+    assert ("excludes no other command" in done.stderr) == (code == 2)

@@ -15,6 +15,7 @@ from typing import IO, Any, Final, Unpack
 import click
 
 from .. import (
+    AlreadyHeld,
     ConfigurationError,
     LeaseLost,
     Locks,
@@ -109,7 +110,7 @@ def _code_of(error: Exception) -> Code:
     match error:
         case No() | ChangedHands():
             return Code.NO
-        case ConfigurationError():
+        case ConfigurationError() | AlreadyHeld():
             return Code.USAGE
         case LockTimeout():
             return Code.BUSY

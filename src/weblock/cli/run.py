@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import click
 
-from .. import ConfigurationError, HoldOptions, Lease, LeaseLost, Locks, LockTimeout
+from .. import AlreadyHeld, ConfigurationError, HoldOptions, Lease, LeaseLost, Locks, LockTimeout
 from .._platform.logs import printable
 from ..operating import duration
 from .app import Session, command, pass_session
@@ -27,6 +27,9 @@ from .output import warn
 
 PASSED_ON: Final = ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "ALRM")
 """Signals that the command gets when we do."""
+
+HELD_ENV: Final = "WEBLOCK_RUN_HOLDS"
+"""The environment variable in which a ``weblock run`` inside another finds what those outside hold."""
 
 LOST: Final = 0
 """What stands for the loss of the lease, among the numbers of signals."""
@@ -93,6 +96,8 @@ def run_command(
     report = Report(session, key)
     logs = logging.CRITICAL if session.json else logging.WARNING
     with session.locks(logs=logs) as locks, signals() as heard:
+        _check_engine(locks)
+        _refuse_own(locks, key)
         group = Group()
         try:
             lease = _acquire(locks, key, hold, ttl, heard)
@@ -118,6 +123,30 @@ def _check(ttl: float, kill_after: float) -> None:
             " a lease is renewed after a third of its ttl, and may be ending from --kill-after on."
             " Raise --ttl"
         )
+
+
+def _check_engine(locks: Locks) -> None:
+    if locks.scope == "process":
+        raise ConfigurationError(
+            f"{locks.engine} locks inside one process, and excludes no other command: name file:// for"
+            " one machine, redis:// for several, or noop:// to lock nothing"
+        )
+
+
+def _held() -> dict[str, int]:
+    """The fences of the keys that are held while we run, by those who have started us."""
+    try:
+        held = json.loads(os.environ.get(HELD_ENV, "{}"))
+    except ValueError:
+        return {}
+    return held if isinstance(held, dict) else {}
+
+
+def _refuse_own(locks: Locks, key: str) -> None:
+    """Raise ``AlreadyHeld`` for a key that is held until we have ended."""
+    info = locks.inspect(key) if key in _held() else None
+    if info and info.fence == _held()[key]:
+        raise AlreadyHeld(key)
 
 
 class Interrupted(BaseException):
@@ -204,7 +233,13 @@ class Run:
 
     def until_it_ends(self, arguments: Sequence[str], fence_env: str) -> int:
         """Run the command, release the lease, and return the exit code."""
-        env = {**os.environ, fence_env: str(self._lease.fence), "WEBLOCK_KEY": self._lease.key}
+        held = json.dumps(_held() | {self._lease.key: self._lease.fence})
+        env = {
+            **os.environ,
+            fence_env: str(self._lease.fence),
+            "WEBLOCK_KEY": self._lease.key,
+            HELD_ENV: held,
+        }
         try:
             try:
                 self._tend()

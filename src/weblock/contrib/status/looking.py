@@ -48,6 +48,11 @@ class Looks:
         self._ensure_looking()
         return self.last
 
+    async def recent(self) -> Snapshot:
+        """Return what was seen within the last second; look now only if that is longer ago."""
+        age = time.time() - self.last.get("at", 0.0)
+        return self.last if 0 <= age < EVERY and self._watchers > 1 else await self.fresh()
+
     async def next(self) -> Snapshot:
         """Return what the next look sees."""
         self._ensure_looking()

@@ -144,7 +144,7 @@ class StatusPage:
         self._looks.watch()
         try:
             end = time.monotonic() + STREAM
-            look = await self._looks.fresh()
+            look = await self._looks.recent()
             while not gone.done():
                 data = json.dumps(await self._facts(scope, look))
                 more = time.monotonic() < end
