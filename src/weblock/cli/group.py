@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -30,6 +31,9 @@ class Group:
             process_group=0,
         )
         self._terminal = _Terminal(self._watchdog.pid)
+        self._signals: tuple[int, int] | None = None
+        """A pipe that gets the number of each signal. Python's own handlers run in the main thread
+        alone, which may not wake up when another thread gets a signal."""
         self._command = 0
 
     def start(
@@ -42,7 +46,13 @@ class Group:
         """
         assert self._watchdog.stdout
         self._watchdog.stdout.read(1)
-        self._terminal.lend()
+        if self._terminal.ours:
+            self._signals = os.pipe()
+            os.set_blocking(self._signals[0], False)
+            os.set_blocking(self._signals[1], False)
+            signal.set_wakeup_fd(self._signals[1], warn_on_full_buffer=False)
+            signal.signal(signal.SIGCONT, lambda *_: None)
+            self._terminal.lend()
         try:
             self._command = os.posix_spawnp(
                 command[0],
@@ -63,11 +73,27 @@ class Group:
             if not os.WIFSTOPPED(status):
                 ended(status)
                 return
-            self._terminal.take_back()
-            os.killpg(0, signal.SIGSTOP)
-            # We were brought to the foreground again.
-            self._terminal.lend()
+            self._stop_too()
             self.signal(signal.SIGCONT)
+
+    def _stop_too(self) -> None:
+        """Stop our own group, as the shell that watches it expects, until the shell continues it."""
+        assert self._signals
+        self._heard()
+        os.killpg(0, signal.SIGSTOP)
+        # Which may take effect while this thread goes on for a moment.
+        while signal.SIGCONT not in self._heard():
+            select.select([self._signals[0]], [], [])
+        if self._terminal.is_given_to_us():
+            self._terminal.lend()
+
+    def _heard(self) -> bytes:
+        """The numbers of the signals that have come since the last call."""
+        assert self._signals
+        try:
+            return os.read(self._signals[0], 4096)
+        except BlockingIOError:
+            return b""
 
     def signal(self, number: int) -> None:
         """Send a signal to all processes of the group, except that the watchdog ignores most."""
@@ -86,6 +112,9 @@ class Group:
         self._watchdog.kill()
         self._watchdog.communicate()
         self._terminal.take_back()
+        if self._signals:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCONT, signal.SIG_DFL)
 
 
 class _Terminal:
@@ -96,13 +125,20 @@ class _Terminal:
         self._file: int | None = None
         with contextlib.suppress(OSError):
             self._file = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC)
-        if self._file is not None and os.tcgetpgrp(self._file) != os.getpgrp():
+        if self._file is not None and not self.is_given_to_us():
             os.close(self._file)
             self._file = None
 
     @property
     def ours(self) -> bool:
         return self._file is not None
+
+    def is_given_to_us(self) -> bool:
+        """Whether we are in the foreground: with ``fg``, but not with ``bg``."""
+        try:
+            return self._file is not None and os.tcgetpgrp(self._file) == os.getpgrp()
+        except OSError:
+            return False
 
     def lend(self) -> None:
         """Bring the command's group to the foreground, where it can read and gets Ctrl-C."""
