@@ -145,8 +145,10 @@ class _Terminal:
         self._give_to(self._group)
 
     def take_back(self) -> None:
-        """Bring our own group to the foreground."""
-        self._give_to(os.getpgrp())
+        """Bring our own group to the foreground, if the command is there: not after ``bg``."""
+        with contextlib.suppress(OSError):
+            if self._file is not None and os.tcgetpgrp(self._file) == self._group:
+                self._give_to(os.getpgrp())
 
     def _give_to(self, group: int) -> None:
         if self._file is None:
