@@ -63,8 +63,15 @@ def restarting_schedule(seed: int, scripted: Scripted = AS_SHIPPED) -> Schedule:
         Swarm.drawn(random, attempts=8),
         **dict.fromkeys(("extends", "max_hold", "zero_wait", "unrenewed", "several_keys"), 0.0),
         **dict.fromkeys(("stops", "crashes", "closes", "engine_stops"), 0),
-        **{"keys": 1, "ttl": 2.0, "section": 3.0, "endless_wait": 0.8, "spread": 1.0},
-        **{"restarts": 3, "amnesia": True, "deaths_known": False, "calm_at": 6.0},
+        keys=1,
+        ttl=2.0,
+        section=3.0,
+        endless_wait=0.8,
+        spread=1.0,
+        restarts=3,
+        amnesia=True,
+        deaths_known=False,
+        calm_at=6.0,
     )
     engine = partial(RedisEngine, recovery=swarm.ttl, scripted=scripted)
     return Schedule(random, swarm, engine)
