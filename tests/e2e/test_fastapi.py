@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 from fastapi import Depends, FastAPI
 
-from tests.support.aio import PATIENCE, eventually
+from tests.support.aio import PATIENCE, eventually, until_waited_for
 from weblock import AsyncLocks
 from weblock.contrib.fastapi import install, lock
 
@@ -101,18 +101,13 @@ async def test_a_client_that_leaves_while_it_waits_never_has_its_handler_run(app
     def create(name: str) -> None:
         ran.append(name)
 
-    async def waiting(count: int) -> None:
-        async with asyncio.timeout(PATIENCE):
-            while len((await locks.inspect("create_item")).waiters) != count:
-                await asyncio.sleep(0.002)
-
     async with served(app) as address:
         holder = await locks.acquire("create_item")
         async with raw_client(address, "/items/leaves"):
-            await waiting(1)
-        await waiting(0)
+            await until_waited_for(locks, "create_item")
+        await until_waited_for(locks, "create_item", by=0)
         async with raw_client(address, "/items/stays") as stays:
-            await waiting(1)
+            await until_waited_for(locks, "create_item")
             await holder.release()
             assert b" 200 OK" in await read_all(stays)
     assert ran == ["stays"]
