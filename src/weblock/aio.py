@@ -428,6 +428,10 @@ class AsyncHold:
         self._options = options
         self._inside: Inside[AsyncLease] = Inside()
 
+    def __repr__(self) -> str:
+        keys = ", ".join(map(repr, self._keys))
+        return f"<hold {keys} of {self._locks!r}>"
+
     async def __aenter__(self) -> AsyncLease:
         return self._inside.enter(await self._locks.acquire(*self._keys, **self._options))
 

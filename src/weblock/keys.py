@@ -181,7 +181,8 @@ class KeyTemplate:
             if name not in self.sources:
                 raise ConfigurationError(
                     f"key template {self.text!r} has {{{name}}}: before the dot of a request's key"
-                    f" stands one of {', '.join(_KINDS)}"
+                    f" stands one of {', '.join(_KINDS)}. For anything else, a value of the body"
+                    " say, give the adapter a function that returns the key"
                 )
         return self.sources
 

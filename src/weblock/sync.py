@@ -424,6 +424,10 @@ class Hold:
         self._options = options
         self._inside: Inside[Lease] = Inside()
 
+    def __repr__(self) -> str:
+        keys = ", ".join(map(repr, self._keys))
+        return f"<hold {keys} of {self._locks!r}>"
+
     def __enter__(self) -> Lease:
         return self._inside.enter(self._locks.acquire(*self._keys, **self._options))
 

@@ -316,3 +316,22 @@ class TestEveryRequestIsProtected:
 
         app.dependency_overrides[nothing] = lock("x")
         await self.cancelled_inside(app, locks, work)
+
+
+def test_installing_after_the_first_request_says_so():
+    """Starlette would only say that no middleware can be added."""
+    app = FastAPI()
+    app.middleware_stack = app.build_middleware_stack()
+    with pytest.raises(ConfigurationError, match="too late"):
+        install(app, "memory://too-late")
+
+
+def test_a_lock_looks_as_it_was_written():
+    """Where a message or a debugger shows one, its keys and options can be read."""
+
+    def cart_key() -> str:
+        return "cart"
+
+    assert repr(lock("item:{item_id}", ttl=5)) == "lock('item:{item_id}', ttl=5)"
+    shown = repr(lock(cart_key, on_lost="continue"))
+    assert shown.endswith("cart_key, on_lost='continue')")

@@ -60,6 +60,14 @@ class LockDependency:
         ]
         object.__setattr__(self, "__signature__", signature.replace(parameters=parameters))
 
+    def __repr__(self) -> str:
+        keys = [
+            repr(key.text) if isinstance(key, KeyTemplate) else _name_of(key) for key in self.keys
+        ]
+        options = [f"{name}={value!r}" for name, value in self.options]
+        lost = [] if self.on_lost == "cancel" else [f"on_lost={self.on_lost!r}"]
+        return f"lock({', '.join([*keys, *lost, *options])})"
+
     @property
     def dependency(self) -> NoReturn:
         """Raise ``TypeError``: FastAPI asks for it if ``Depends`` was left out."""
@@ -110,6 +118,10 @@ def lock(
     if on_lost not in get_args(OnLost):
         raise ConfigurationError(f"on_lost={on_lost!r:.80} must be 'cancel' or 'continue'")
     return LockDependency(tuple(map(_parsed, keys)), tuple(sorted(options.items())), on_lost)
+
+
+def _name_of(function: object) -> str:
+    return str(getattr(function, "__qualname__", function))
 
 
 def _parsed(key: str | KeyFunction) -> KeyTemplate | KeyFunction:

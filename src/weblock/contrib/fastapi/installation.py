@@ -60,6 +60,11 @@ def install(
             f"install(app) wants the FastAPI application, once, and was given a {type(app).__name__}:"
             " its routers and mounted applications are served by the same layer"
         )
+    if app.middleware_stack is not None:
+        raise ConfigurationError(
+            "install(app) came too late, for the application has served a request already: call it"
+            " where the application is made"
+        )
     layers: list[object] = [middleware.cls for middleware in app.user_middleware]
     if RequestLayer in layers:
         raise ConfigurationError("weblock is installed in this application already: install once")

@@ -67,9 +67,13 @@ def decided(
     """The rule that matches a path read in these ways, and those before it that may be meant, too."""
     certain = _certain(rules, ways)
     before = rules if certain is None else rules[: rules.index(certain.rule)]
-    if certain is None and path.endswith("\n"):
-        certain = _below_a_mount(rules, path)
-    return certain, tuple(_doubtful(before, ways))
+    doubtful = [*_doubtful(before, ways)]
+    if path.endswith("\n"):
+        below = [each for each in _below_mounts(rules, path) if each != certain]
+        if certain is None and below:
+            certain, *below = below
+        doubtful += below
+    return certain, tuple(doubtful)
 
 
 def _certain(rules: Iterable[Rule], ways: Iterable[str]) -> Match | None:
@@ -90,7 +94,7 @@ def _doubtful(rules: Iterable[Rule], ways: Iterable[str]) -> Iterator[Match]:
                 break
 
 
-def _below_a_mount(rules: Iterable[Rule], path: str) -> Match | None:
+def _below_mounts(rules: Iterable[Rule], path: str) -> Iterator[Match]:
     """What matches where a mount of Starlette's has not taken its own part off the path.
 
     So it is if the path ends with a newline: ``POST /shops/items%0A`` comes to the route
@@ -99,8 +103,8 @@ def _below_a_mount(rules: Iterable[Rule], path: str) -> Match | None:
     for rule in rules:
         for below in () if rule.exempt else rule.path.below_mounts:
             if (parameters := below.match(path)) is not None:
-                return Match(rule, parameters)
-    return None
+                yield Match(rule, parameters)
+                break
 
 
 def readings(path: str, root_path: str) -> Iterator[str]:
