@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from tests.support import longest_first
@@ -9,6 +11,9 @@ from weblock.stores.file import machines
 
 # Tests run in containers too, where file:// warns of it once in a process: some test would be the first.
 machines.told.append("a machine of tests")
+
+# What a shell starts in the background ignores Ctrl-C, and so would all that the tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(trylast=True)
