@@ -54,7 +54,7 @@ def test_a_waiter_is_told_when_it_comes_and_when_it_has_its_turn(locks, one, oth
 @pytest.mark.promise("locks")
 def test_callers_that_are_not_served_are_told(locks, one, other, heard) -> None:
     """A timeout, a queue that is full, and attempts that were in vain are one event each."""
-    one.do(locks.acquire, "key")
+    one.do(locks.acquire, "key", label="the holder")
     heard.clear()
     for options in ({"wait": 0.05}, {"wait": 0}, {"wait": 1, "max_waiters": 0}):
         with pytest.raises(LockTimeout):
@@ -67,6 +67,7 @@ def test_callers_that_are_not_served_are_told(locks, one, other, heard) -> None:
     assert waited.waited >= 0.05
     assert (at_once.wait, at_once.place) == (0, None)
     assert attempts.waited >= 0.01
+    assert {event.holder for event in heard} == {"the holder"}  # type: ignore[attr-defined]
     assert [event.waiters for event in heard.of(Refused)] == [0]
 
 

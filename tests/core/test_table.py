@@ -68,14 +68,14 @@ def test_a_taken_key_queues() -> None:
     """Those who come later wait in their order, and are told who is before them."""
     state = after(claim("a", "p1"), claim("b", "p2"))
     step = table.acquire(state, at(1), claim("c", "p3"), room=100)
-    assert step.answer == Waiting(1, 10, ("p2", "p1"))
+    assert step.answer == Waiting(1, 10, ("p2", "p1"), holder="label")
     assert queued(step.state) == ["b", "c"]
 
 
 def test_a_full_queue_refuses() -> None:
     """Who does not fit is refused, and told how many wait and until when the lease runs."""
     step = table.acquire(after(claim("a"), claim("b")), at(1), claim("c"), room=1)
-    assert step.answer == Busy(until=10, waiters=1)
+    assert step.answer == Busy(until=10, waiters=1, holder="label")
     assert queued(step.state) == ["b"]
 
 
@@ -101,7 +101,9 @@ def test_a_refusal_looks_at_a_few_places() -> None:
 
 def test_no_room_means_no_waiting() -> None:
     """With room for nobody, a taken key is busy."""
-    assert table.acquire(after(claim("a")), at(1), claim("b"), room=0).answer == Busy(10, 0)
+    assert table.acquire(after(claim("a")), at(1), claim("b"), room=0).answer == Busy(
+        10, 0, holder="label"
+    )
 
 
 def test_asking_again_with_the_lease() -> None:

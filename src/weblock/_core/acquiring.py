@@ -358,6 +358,7 @@ class Acquisition:
             elif isinstance(answer, Busy):
                 self._leaves_traces = self._in_doubt or answer.elsewhere
                 self._retry_after, self._recovering = answer.until - now, answer.recovering
+                self._holder = answer.holder or None
                 raise self._timeout(answer.waiters if self._wait != 0 else None)
             else:
                 raise self._refused()
@@ -563,6 +564,7 @@ class Acquisition:
     def _plan_heartbeat(self, waiting: Waiting, now: float) -> None:
         """Plan the next heartbeat: the first waiter asks when the lease should end."""
         self._retry_after, self._recovering = waiting.until - now, waiting.recovering
+        self._holder = waiting.holder or None
         if self._pace is None:
             self._pace = Pace()
             tell_waiting(

@@ -102,26 +102,28 @@ class Waiting(NamedTuple):
     """The caller is in the queue. ``ahead`` names the processes in front of it, nearest first.
 
     ``recovering`` says why the engine grants nothing at the moment, if the caller waits for that
-    and not for another lease.
+    and not for another lease. ``holder`` is the label of that lease, if the engine tells it.
     """
 
     position: int
     until: float
     ahead: tuple[str, ...]
     recovering: str = ""
+    holder: str = ""
 
 
 class Busy(NamedTuple):
     """Another caller has the lease, and this one is not in the queue.
 
     ``elsewhere`` says that other servers of a quorum may have let it in, so that it must release;
-    ``recovering``, as in ``Waiting``, says why no caller would get the key.
+    ``recovering``, as in ``Waiting``, says why no caller would get the key, and ``holder`` who has it.
     """
 
     until: float
     waiters: int
     elsewhere: bool = False
     recovering: str = ""
+    holder: str = ""
 
 
 class Gone(NamedTuple):
@@ -166,7 +168,7 @@ def acquire(state: KeyState, moment: Moment, claim: Claim, *, room: int) -> Step
         queue = _without_some_lapsed(queue, moment)
         state = KeyState(state.fence, grant, queue, state.voided)
     if len(queue) >= room:
-        return Step(state, Busy(grant.until, len(queue)), woken)
+        return Step(state, Busy(grant.until, len(queue), holder=grant.claim.label), woken)
     queue = (*queue, Place(claim, moment.now + PLACE))
     state = KeyState(state.fence, grant, queue, state.voided)
     return Step(state, _waiting(state, len(queue) - 1), woken)
@@ -331,4 +333,4 @@ def _waiting(state: KeyState, position: int) -> Waiting:
     assert state.grant is not None
     before = {place.claim.process: None for place in reversed(state.queue[:position])}
     before[state.grant.claim.process] = None
-    return Waiting(position, state.grant.until, tuple(before))
+    return Waiting(position, state.grant.until, tuple(before), holder=state.grant.claim.label)

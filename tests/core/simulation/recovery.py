@@ -69,11 +69,12 @@ class Rig:
 
     def recovers_for(self, seconds: float) -> None:
         """Nothing is granted for just so long; who asks is told until when, and may wait."""
-        status, _now, until, _waiters, because = self.acquire()
+        status, _now, until, _waiters, because, holder = self.acquire()
         assert status == b"busy"
         assert because
+        assert not holder
         assert until == self.now + seconds * SECOND
-        assert self.acquire(room=1) == [b"waiting", self.now, 0, until, because]
+        assert self.acquire(room=1) == [b"waiting", self.now, 0, until, because, b""]
         waiter = self.owner
         while self.now < until:
             assert not self.granted()

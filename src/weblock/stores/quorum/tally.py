@@ -97,9 +97,15 @@ class Tally:
             return Reply(Gone(), self.sent)
         if busy := self._answers(Busy):
             most = max(each.waiters for each in busy)
-            return Reply(Busy(self._freed_at(), most, recovering=self.recovering), self.sent)
-        position = max(each.position for each in self._answers(Waiting))
-        return Reply(Waiting(position, self._freed_at(), (), self.recovering), self.sent)
+            holder = max(each.holder for each in busy)
+            answer = Busy(self._freed_at(), most, recovering=self.recovering, holder=holder)
+            return Reply(answer, self.sent)
+        waiting = self._answers(Waiting)
+        position, holder = (
+            max(each.position for each in waiting),
+            max(each.holder for each in waiting),
+        )
+        return Reply(Waiting(position, self._freed_at(), (), self.recovering, holder), self.sent)
 
     @property
     def recovering(self) -> str:

@@ -144,10 +144,11 @@ def _answer(raw: Sequence[Any]) -> Answer:
     match raw:
         case [b"held", _, fence, until, confirmed]:
             return Held(int(fence), until / MICRO, bool(confirmed))
-        case [b"waiting", _, position, until, recovering]:
-            return Waiting(position, until / MICRO, (), _text(recovering))
-        case [b"busy", _, until, waiters, recovering]:
-            return Busy(until / MICRO, waiters, recovering=_text(recovering))
+        case [b"waiting", _, position, until, recovering, holder]:
+            return Waiting(position, until / MICRO, (), _text(recovering), _text(holder))
+        case [b"busy", _, until, waiters, recovering, holder]:
+            reason, label = _text(recovering), _text(holder)
+            return Busy(until / MICRO, waiters, recovering=reason, holder=label)
         case [b"gone", _]:
             return Gone()
         case [b"released", _]:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from kazoo.exceptions import NoNodeError, RolledBackError, RuntimeInconsistency
 
 from ..._core.ports import Ask, Reply, Switchboard
-from ..._core.table import Answer, Busy, Claim, Gone, Held, Released, Waiting
+from ..._core.table import Answer, Busy, Claim, Gone, Held, Released
 from .memory import Memory, Own
 from .nodes import LEASE, PLACE, family_of, packed
 from .renewing import Renewing
@@ -128,13 +128,14 @@ class Acquiring:
         places, position = scene.family.places, scene.family.position_of(claim.owner)
         if position is None:
             self._memory.forget(claim.owner)
-            return self._wire.reply(Busy(scene.until, len(places)))
+            return self._wire.reply(Busy(scene.until, len(places), holder=scene.holder))
         if position >= room:
             await self.give_back(scene.key, claim.owner)
-            return self._wire.reply(Busy(scene.until, len(places) - 1))
+            busy = Busy(scene.until, len(places) - 1, holder=scene.holder)
+            return self._wire.reply(busy)
         before = places[position - 1].name if position else scene.family.lease
         if before and await self._watch(scene.key, before, claim.owner):
-            return self._wire.reply(Waiting(position, scene.until, ()))
+            return self._wire.reply(scene.waiting(position))
         return None
 
     async def _watch(self, key: Key, name: str, owner: str) -> bool:

@@ -34,7 +34,16 @@ class Scene(NamedTuple):
         position = self.family.position_of(owner)
         if position is None or (position == 0 and self.ended(now)):
             return Gone()
-        return Waiting(position, self.until, ())
+        return self.waiting(position)
+
+    def waiting(self, position: int) -> Waiting:
+        """Return the answer to a caller in this place."""
+        return Waiting(position, self.until, (), holder=self.holder)
+
+    @property
+    def holder(self) -> str:
+        """What others see of the holder."""
+        return self.lease.label if self.lease else ""
 
 
 class Scenes:

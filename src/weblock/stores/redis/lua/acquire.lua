@@ -37,7 +37,8 @@ if room > 0 and waiters >= room then
   waiters = redis.call('ZCARD', QUEUE)
 end
 if waiters >= room then
-  return { 'busy', now, busy_until(lock, quarantine), waiters, recovering(lock, quarantine) }
+  local because = recovering(lock, quarantine)
+  return { 'busy', now, busy_until(lock, quarantine), waiters, because, holder(lock) }
 end
 
 queue(lock, owner, { ttl = ttl, ticket = ticket, process = process, label = label })

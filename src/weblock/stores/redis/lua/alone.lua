@@ -42,6 +42,7 @@ end
 local function give(owner, process, label, length, confirmed)
   lock.fence = math.max(lock.fence + 1, epoch.fence + 1, now)
   lock.owner, lock.process, lock.ends, lock.confirmed = owner, process, now + length, confirmed
+  lock.label = label
   write('HSET', LOCK, 'fence', text(lock.fence), 'owner', owner, 'process', process,
     'label', label, 'since', text(now), 'until', text(lock.ends), 'stamp', stamp(lock.ends),
     'confirmed', confirmed and '1' or '0')
@@ -163,7 +164,8 @@ local function acquire(owner, process, label, ttl, room)
     step_out_if(function(place) return now >= place.ends end)
   end
   if #line >= room then
-    return { 'busy', now, busy_until(lock, quarantine), #line, recovering(lock, quarantine) }
+    local because = recovering(lock, quarantine)
+    return { 'busy', now, busy_until(lock, quarantine), #line, because, holder(lock) }
   end
   step_in(owner, { ttl = ttl, ticket = 0, process = process, label = label })
   return waiting(lock, quarantine, #line - 1)

@@ -258,7 +258,9 @@ local function forget(owner)
 end
 
 local function read()
-  local got = redis.call('HMGET', LOCK, 'fence', 'owner', 'process', 'until', 'confirmed', 'stamp')
+  local got = redis.call(
+    'HMGET', LOCK, 'fence', 'owner', 'process', 'until', 'confirmed', 'stamp', 'label'
+  )
   return {
     fence = tonumber(got[1]) or 0,
     owner = got[2] or '',
@@ -267,6 +269,7 @@ local function read()
     ends = tonumber(got[4]) or 0,
     confirmed = got[5] == '1',
     stamp = got[6] or '',
+    label = got[7] or '',
   }
 end
 
@@ -297,6 +300,7 @@ local function grant(lock, owner, ticket, process, label, length, confirmed)
   local came = ticket > 0 and math.max(math.min(ticket, now + AHEAD), now - MINUTE) or now
   lock.fence = math.max(lock.fence + 1, epoch.fence + 1, came, math.min(now, epoch.recovered))
   lock.owner, lock.process, lock.ends, lock.confirmed = owner, process, now + length, confirmed
+  lock.label = label
   write('HSET', LOCK, 'fence', text(lock.fence), 'owner', owner, 'process', process,
     'label', label, 'since', text(now), 'until', text(lock.ends), 'confirmed', confirmed and '1' or '0')
   keep(LOCK, lock.ends)
@@ -450,9 +454,14 @@ local function recovering(lock, quarantine)
   return lock.owner == '' and now < quarantine and epoch.why or ''
 end
 
+-- What others see of the holder.
+local function holder(lock)
+  return lock.owner ~= '' and lock.label or ''
+end
+
 local function waiting(lock, quarantine, position)
   local because = recovering(lock, quarantine)
-  return { 'waiting', now, position, busy_until(lock, quarantine), because }
+  return { 'waiting', now, position, busy_until(lock, quarantine), because, holder(lock) }
 end
 
 -- The heartbeat of one owner: renews its lease, or keeps its place.
