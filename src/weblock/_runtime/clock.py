@@ -39,7 +39,7 @@ def control() -> object:
     """The task that runs in this thread, or else the thread."""
     loop = running_loop()
     task = asyncio.current_task(loop) if loop else None
-    # Not the task itself, which keeps what it returned, a lease perhaps, for whoever asks.
+    # Not the task itself, which would keep its result alive, perhaps a lease.
     return weakref.ref(task) if task else _this_thread.mark
 
 

@@ -50,7 +50,7 @@ class Observer:
         immediate: Calls the function at once, in the thread and the context where the event
             happens, as a tracer needs it. It must return within microseconds and never wait: the
             thread may be the one that renews leases.
-        asleep: While it returns true, the observer is told nothing and costs next to nothing. It is
+        asleep: While it returns true, the observer gets no events and costs almost nothing. It is
             called ten times a second at most.
 
     An exception of an observer is logged and changes nothing.

@@ -162,7 +162,7 @@ class Metrics:
         self._wait.record(event.waited, outcome)
 
     def _begin(self, attributes: Attributes) -> None:
-        """Has what should never happen counted from 0: an increase from nothing to 1 is none."""
+        """Count what should never happen from 0, because an increase from nothing to 1 is none."""
         self._seen.add(tuple(attributes.values()))
         self._failed_open.add(0, attributes)
         for reason in REASONS:
@@ -213,7 +213,7 @@ class Metrics:
 
 
 class _Present:
-    """Who has come and not gone: of those whose coming was missed, no going is counted."""
+    """Callers that have come and not gone; one whose coming was missed is not counted as gone."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
