@@ -33,7 +33,7 @@ class Group:
         self._terminal = _Terminal(self._watchdog.pid)
         self._signals: tuple[int, int] | None = None
         """A pipe that gets the number of each signal. Python's own handlers run in the main thread
-        alone, which may not wake up when another thread gets a signal."""
+        alone, which might not wake up when another thread gets a signal."""
         self._command = 0
 
     def start(

@@ -134,7 +134,7 @@ def _check_engine(locks: Locks) -> None:
 
 
 def _held() -> dict[str, int]:
-    """The fences of the keys that are held while we run, by those who have started us."""
+    """Return the fences of the keys that our parent processes hold while we run."""
     try:
         held = json.loads(os.environ.get(HELD_ENV, "{}"))
     except ValueError:
