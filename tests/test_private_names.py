@@ -25,8 +25,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "weblock"
 HOME = "internals.py"
 """The name of the modules in which private names of other packages may stand."""
 
-PUBLIC = {"_meta"}
-"""Django documents it, and keeps it as it does public names."""
+PUBLIC = {"_asdict", "_meta"}
+"""Named tuples and Django document them, and keep them as they do public names."""
 
 TREES = {path: ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")}
 
