@@ -61,7 +61,7 @@ class Bell:
 def test_garbage_is_dropped_with_a_line(payload: bytes, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever a stranger publishes reaches nobody, and is noted once."""
     board, bell = Switchboard(), Bell()
-    board.connect("owner", bell)
+    board.bells["owner"] = bell
     with caplog.at_level(logging.DEBUG, "weblock"):
         ring_waiter(board, payload, trusted=True)
     assert bell.told == []
