@@ -156,9 +156,8 @@ def acquire(state: KeyState, moment: Moment, claim: Claim, *, room: int) -> Step
     if state.voided and any(voided.owner == claim.owner for voided in state.voided):
         return Step(state, Gone(), woken)
     grant = state.grant
-    if (
-        grant is None
-    ):  # Then nobody waits, either: the first that does has just been given the lease.
+    # Then nobody waits, either: the first that does has just been given the lease.
+    if grant is None:
         granted = _granted(state, moment, claim, claim.ttl, confirmed=True)
         return Step(granted, Held(granted.fence, moment.now + claim.ttl))
     if _holds(state, claim.owner) or _waits(state, claim.owner):

@@ -107,9 +107,8 @@ def _page(request: HttpRequest, problem: Problem, error: WeblockError) -> HttpRe
     """``weblock/409.html``, for the status, if the project has it, and else a page of ours."""
     try:
         template = select_template([f"weblock/{problem.status:d}.html", "weblock/problem.html"])
-    except (
-        TemplateDoesNotExist
-    ):  # weblock is not in INSTALLED_APPS, or templates are not read there.
+    except TemplateDoesNotExist:
+        # weblock is not in INSTALLED_APPS, or templates are not read there.
         return _details(request, problem, error)
     retry_after = problem.headers.get("Retry-After")
     context = {"problem": problem, "error": error, "retry_after": retry_after}

@@ -60,9 +60,8 @@ class FencedQuerySet(models.QuerySet):
         """
         number = _number(fence)
         self._refuse_other_tables(values)
-        rows = self.using(
-            self.select_for_update().db
-        )  # The router's choice for writing; nothing is asked.
+        # The router's choice for writing; nothing is asked.
+        rows = self.using(self.select_for_update().db)
         # Without a savepoint, so that code that swallows the error cannot commit the rest.
         with transaction.atomic(using=self.db, savepoint=False):
             written = self._not_newer_than(number, rows).update(**{**values, FENCE: number})

@@ -91,9 +91,8 @@ class QuorumStore:
             void = max(void, candidate.void if candidate.under_way else 0)
         servers = candidate.asked if candidate else self._servers()
         tally = await self._tally(servers, lambda store: store.release(key, owner, void=void))
-        if tally.answered < len(
-            tally.replies
-        ):  # The servers that may know of it are asked again later.
+        # The servers that may know of it are asked again later.
+        if tally.answered < len(tally.replies):
             if candidate:
                 candidate.asked = set(tally.silent)
             self._engine.forget_later(owner, self._runtime.now())

@@ -100,9 +100,8 @@ class Acquiring:
             for part in refused:
                 if not isinstance(part, _NOT_DONE):
                     raise self._wire.unavailable(part) from part
-            if isinstance(
-                parts[0], NoNodeError
-            ):  # Another client has removed the nodes above ours.
+            # Another client has removed the nodes above ours.
+            if isinstance(parts[0], NoNodeError):
                 await self._wire.all(*key.session.prepare())
             return None
         if isinstance(stat, Exception):
