@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,16 @@ from .programs import Program
 
 STUBBORN = "trap '' TERM; exec >fifo; echo ready; while :; do sleep 0.05; done"
 """A command that does not end when it is told to. What it has open, it alone has."""
+
+
+@contextmanager
+def disposition(number: signal.Signals, action: signal.Handlers) -> Iterator[None]:
+    """What the processes that are started here do on a signal, whatever our own caller chose."""
+    before = signal.signal(number, action)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 @pytest.fixture
@@ -135,7 +147,10 @@ def test_signals_are_passed_on_to_all_processes(weblock: Program, number: signal
     """What ``weblock`` gets, the command and its children get; then it ends as the command does."""
     inner = f"trap 'echo inner; exit' {number.value}; echo ready; while :; do sleep 0.02; done"
     script = f'trap "exit 5" {number.value}; sh -c "$INNER"; exit 4'
-    with weblock.start("run", "k", "--", "sh", "-c", script, env={"INNER": inner}) as running:
+    with (
+        disposition(signal.SIGHUP, signal.SIG_DFL),
+        weblock.start("run", "k", "--", "sh", "-c", script, env={"INNER": inner}) as running,
+    ):
         assert running.stdout.readline() == "ready\n"
         running.send_signal(number)
         assert running.communicate()[0] == "inner\n"
@@ -204,15 +219,14 @@ def test_a_weblock_that_hangs_lets_nothing_run_on(weblock, output, tmp_path) -> 
 
 def test_what_our_caller_ignores_is_ignored(weblock: Program) -> None:
     """Under nohup, a hangup reaches neither ``weblock`` nor the command."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        script = "echo ready; read x; kill -HUP $$; echo alive"
-        with weblock.start("run", "k", "--", "sh", "-c", script, stdin=-1) as running:
-            assert running.stdout.readline() == "ready\n"
-            running.send_signal(signal.SIGHUP)
-            assert running.communicate("\n")[0] == "alive\n"
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    script = "echo ready; read x; kill -HUP $$; echo alive"
+    with (
+        disposition(signal.SIGHUP, signal.SIG_IGN),
+        weblock.start("run", "k", "--", "sh", "-c", script, stdin=-1) as running,
+    ):
+        assert running.stdout.readline() == "ready\n"
+        running.send_signal(signal.SIGHUP)
+        assert running.communicate("\n")[0] == "alive\n"
     assert running.returncode == 0
 
 
