@@ -36,8 +36,16 @@ def leave(request):
 
 @pytest.mark.parametrize("path", ["/fixed", "/fixed%0A", "/fixed?x=1", "/%66ixed%0a?%0A"])
 def test_no_url_passes_by_the_lock(server, path):
-    """However a URL is written that reaches the handler: it waits while the key is held."""
-    assert b" 200 " in server.answer(path)
+    """However a URL is written that reaches the handler: it waits while the key is held.
+
+    One that ends with a newline may be refused: behind a mount, Starlette would take it for
+    ``/{kind}/{key}``, with a key that has the newline.
+    """
+    answer = server.answer(path)
+    if "%0" in path.lower() and b"invalid_key" in answer:
+        assert b" 400 " in answer
+        return
+    assert b" 200 " in answer
     with server.probe.hold("fixed"):
         client = server.raw(path)
         eventually(lambda: server.waiting_for("fixed") == 1)
