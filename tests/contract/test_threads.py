@@ -27,6 +27,8 @@ def weblock_threads() -> list[threading.Thread]:
 @pytest.mark.promise("locks")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # Killed between two lines, a thread may not
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # close its socket.
+# One that is killed a second time, while it handles the first, ends, and another is started.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_threads_that_are_killed_are_started_again(locks, one, other, waiting, caplog) -> None:
     """An exception in any background thread, ``SystemExit`` too, costs neither a lease nor a waiter."""
     for _ in range(2):

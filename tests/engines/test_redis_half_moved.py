@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from redis.crc import key_slot
 
-from tests.servers import Cluster, a_redis, a_valkey
+from tests.servers import Cluster, a_redis, a_valkey, an_older_redis
 from tests.servers.cluster import Move
 from tests.support.waiting import eventually, waiters
 from weblock import AsyncLocks, EngineUnavailable, Locks
@@ -29,7 +29,7 @@ KEYS = [
 SLOT = key_slot(LAYOUT.tag(BUCKET).encode())
 
 
-@pytest.fixture(scope="module", params=[a_valkey, a_redis, lambda: "redis-6.2"])
+@pytest.fixture(scope="module", params=[a_valkey, a_redis, an_older_redis])
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A cluster."""
     with Cluster(request.param(), node_timeout=30) as cluster:
