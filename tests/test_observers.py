@@ -13,6 +13,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from tests.support.forks import needs_fork
 from tests.support.waiting import PATIENCE, eventually
 from weblock import AsyncLocks, ConfigurationError, Key, Locks, Observer, observe
 from weblock._runtime import observing
-from weblock.events import EVENTS, Acquired, Answered, Event, Lost, Released
+from weblock.events import EVENTS, Acquired, Answered, Event, Lost, NotRenewed, Released
 
 
 @pytest.fixture
@@ -194,6 +195,27 @@ def test_events_are_frozen_and_say_what_they_are() -> None:
     assert event.facts() == {"engine": "memory://", "cause": "no threads"}
     with pytest.raises(AttributeError):
         event.engine = "redis://"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("face", [Locks, AsyncLocks])
+def test_locks_tell_that_greenlets_renew_their_leases(
+    face: type[Locks | AsyncLocks],
+    url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Where threads are greenlets, each Locks tells its observers; the log says it once, with the remedy."""
+    patched = SimpleNamespace(is_monkey_patched=lambda _name: True)
+    monkeypatch.setitem(sys.modules, "eventlet.patcher", patched)
+    heard = Heard()
+    for _ in range(2):
+        made = face.from_url(url, observers=[heard.observer])
+        made.close() if isinstance(made, Locks) else asyncio.run(made.close())
+    cause = "eventlet has replaced this process's threads by greenlets"
+    assert heard == [NotRenewed(engine=url, cause=cause)] * 2
+    (said,) = [each.getMessage() for each in caplog.records if f" {url} " in each.getMessage()]
+    assert cause in said
+    assert "give it a longer ttl=" in said
 
 
 def test_a_key_knows_its_template() -> None:

@@ -15,12 +15,13 @@ from ._core.holding import Hands, Holding, Status, Unprotected
 from ._core.ports import SCOPES, Engine, Runtime
 from ._core.table import Released
 from ._options import HoldOptions, LocksOptions, Options, count
+from ._platform.greenlets import renewed_by_greenlet
 from ._platform.logs import logger
 from ._runtime.clock import control
 from ._runtime.keeper import keeper_of, leave_keeper
 from ._runtime.observing import Audience, Observer, as_observer, debugging
 from .errors import ConfigurationError, EngineUnavailable
-from .events import Event, FailedOpen, Forced
+from .events import Event, FailedOpen, Forced, NotRenewed
 from .inspection import KeyInfo, KeyInfos, info_of
 from .keys import CheckedKey, check_key, check_prefix, in_order, unqualified
 from .stores import url as urls
@@ -54,6 +55,8 @@ class Face:
             )
         self._options = options
         self._observers = Audience(engine.name, runtime.now, options.observers)
+        if cause := renewed_by_greenlet(real_keeper=engine.real_keeper):
+            self._observers.tell(NotRenewed(engine=engine.name, cause=cause))
         self._use(engine, runtime)
         self._closed = False
         self._reopen: Callable[[], Engine] | None = None

@@ -202,7 +202,11 @@ class Forced(KeyEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotRenewed(Event):
-    """Leases here are renewed only while handlers let other code run, as greenlets do."""
+    """Leases of this ``Locks`` are renewed only while handlers let other greenlets run.
+
+    Observers get it when the ``Locks`` is created. A handler that computes for longer than its ttl
+    loses its lease.
+    """
 
     cause: str
 

@@ -11,7 +11,6 @@ import importlib
 import queue
 import sys
 import threading
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -23,8 +22,6 @@ _PATCHERS: Final = {
     "eventlet": ("eventlet.patcher", "is_monkey_patched", "thread"),
 }
 """Where each library says whether it has replaced the threads of this process."""
-
-_warned: list[str] = []
 
 
 class Thread(Protocol):
@@ -86,20 +83,15 @@ def do_before_this_thread_ends(work: Callable[[], None]) -> None:
         here.last_works.add(work)
 
 
-def warn_unless_renewed(engine: str, *, real_keeper: bool) -> None:
-    """Warn, once in a process, if leases are renewed only while handlers let other greenlets run."""
+def renewed_by_greenlet(*, real_keeper: bool) -> str | None:
+    """Return why leases here are renewed only while callers let other greenlets run, if so.
+
+    ``real_keeper`` says whether the engine's keeper may be a real thread under gevent.
+    """
     library = patched_by()
-    if library is None or (library == "gevent" and real_keeper) or _warned:
-        return
-    _warned.append(engine)
-    warnings.warn(
-        f"{library} has replaced this process's threads by greenlets, so weblock renews leases of"
-        f" {engine} only while handlers wait for something: one that computes for longer than its ttl"
-        " loses its lease. Give such handlers a longer ttl=, or run the application in workers with"
-        " threads",
-        RuntimeWarning,
-        stacklevel=2,
-    )
+    if library is None or (library == "gevent" and real_keeper):
+        return None
+    return f"{library} has replaced this process's threads by greenlets"
 
 
 def _hubs() -> Any:

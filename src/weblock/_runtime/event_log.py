@@ -248,8 +248,16 @@ def _forced(event: Forced) -> Message:
     )
 
 
-def _not_renewed(event: NotRenewed) -> Message:
-    return "leases of %s may not be renewed: %s", event.engine, _cause(event.cause)
+def _not_renewed(event: NotRenewed) -> Message | None:
+    if event.engine in _said_of:
+        return None
+    _said_of.add(event.engine)
+    text = (
+        "leases of %s are renewed only while handlers wait for something: %s. A handler that"
+        " computes for longer than its ttl loses its lease: give it a longer ttl=, or run the"
+        " application in workers with threads"
+    )
+    return text, event.engine, _cause(event.cause)
 
 
 def _held_by(holder: str | None, before: str = ", held by ") -> str:
@@ -277,6 +285,10 @@ _HOW: Final[Mapping[type[Event], _How]] = {
     NotRenewed: _How(logging.WARNING, _not_renewed),
     Forced: _How(logging.WARNING, _forced, log=audit),
 }
+
+
+_said_of: Final[set[str]] = set()
+"""Engines for which a ``NotRenewed`` was logged."""
 
 
 class _Outage:

@@ -8,7 +8,6 @@ import warnings
 from .._core.keeping import Keeper
 from .._core.ports import Engine
 from .._platform.forks import heed_forks
-from .._platform.greenlets import warn_unless_renewed
 from .._platform.logs import logger
 from .._platform.threads import BackgroundThread
 from .blocking import BlockingRuntime, drive
@@ -18,10 +17,8 @@ class KeeperThread:
     """Runs one engine's keeper in a daemon thread, from when it is first needed."""
 
     def __init__(self, engine: Engine) -> None:
-        real = engine.real_keeper
-        warn_unless_renewed(engine.name, real_keeper=real)
         self._thread = BackgroundThread(
-            "weblock-keeper", lambda: drive(self.keeper.run()), real=real
+            "weblock-keeper", lambda: drive(self.keeper.run()), real=engine.real_keeper
         )
         self.keeper = Keeper(
             BlockingRuntime(),

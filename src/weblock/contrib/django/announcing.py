@@ -20,7 +20,7 @@ from .transactions import open_transaction
 SIGNALS: Final[dict[type[Event], Signal]] = {
     kind: getattr(signals, name)
     for name, kind in events.EVENTS.items()
-    if kind not in (events.Answered, events.NotRenewed)
+    if kind is not events.Answered
 }
 
 
