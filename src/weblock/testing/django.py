@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from asgiref.sync import sync_to_async
 
+from ..contrib.django.commits import give_back_connections
 from ..contrib.django.testing import memory_locks, refuse_transaction_of_test, watching_views
-from ..contrib.django.transactions import give_back_connections
 from . import serialized
 from .sections import Sections, Watch
 

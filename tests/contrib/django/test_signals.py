@@ -17,7 +17,7 @@ from tests.support.busy import busy
 from tests.support.waiting import eventually
 from weblock import AsyncLocks, LeaseLost, Locks, LockTimeout
 from weblock.contrib.django import async_locks, lock, locks, signals
-from weblock.contrib.django.announcing import SIGNALS
+from weblock.contrib.django.signals import SIGNALS
 from weblock.errors import ConfigurationError
 from weblock.events import Acquired, Event, Lost, Released, TimedOut
 

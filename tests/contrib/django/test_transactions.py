@@ -455,8 +455,8 @@ def test_a_commit_that_others_have_wrapped_is_checked_too(database: Any, serve: 
     """Another package that wraps the connection's commit does not keep ours from being asked."""
     connection.close()
     with mock.patch.object(connection, "commit", wraps=connection.commit) as wrapper:
-        if hasattr(connection, "weblock_guarded"):
-            del connection.weblock_guarded  # As it is where the other comes first.
+        if hasattr(connection, "weblock_checked"):
+            del connection.weblock_checked  # As it is where the other comes first.
         serve(items=lock("create_item")(in_own_transaction))
         response = Client().post("/items")
     assert response.json()["code"] == "lease_lost"

@@ -23,7 +23,7 @@ from rest_framework.viewsets import ModelViewSet, ViewSet
 
 from weblock import AsyncLease, Lease
 from weblock.contrib.django import async_locks, lock, locks
-from weblock.contrib.django.marks import locks_of
+from weblock.contrib.django.view_lock import locks_of
 
 from .naive import naive_lock
 from .requests import fetch

@@ -2,6 +2,11 @@
 
 For ``INSTALLED_APPS``, with ``middleware.LockMiddleware`` last in ``MIDDLEWARE``. Nothing here
 reads the settings before it is used.
+
+A request meets ``middleware``, which finds the locks of its view (``view_lock``, ``rules``), acquires
+them (``request``) and releases them when the transaction is over (``commits``); without it,
+``decorator`` does all that. ``settings`` reads ``WEBLOCK``, and ``registry`` has the locks that it
+describes.
 """
 
 from ..._requirements import require

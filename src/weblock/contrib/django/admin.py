@@ -27,7 +27,7 @@ LIMIT: Final = 500
 
 
 @dataclass(frozen=True)
-class Row:
+class KeyRow:
     """A key; ``shown`` is what the page says of it, without characters that turn a line around."""
 
     info: KeyInfo
@@ -38,12 +38,12 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Section:
+class AliasTable:
     """The keys of one alias, or why they cannot be seen."""
 
     alias: str
     engine: str
-    rows: list[Row]
+    rows: list[KeyRow]
     error: str = ""
 
     @property
@@ -170,18 +170,18 @@ class FenceAdmin(admin.ModelAdmin):
         return False
 
 
-def _sections(prefix: str) -> Iterator[Section]:
+def _sections(prefix: str) -> Iterator[AliasTable]:
     for alias in locks:
         engine = ""
         try:
             engine = locks[alias].engine
             rows = [_row(info) for info in locks[alias].list(prefix, limit=LIMIT)]
-            yield Section(alias, engine, rows)
+            yield AliasTable(alias, engine, rows)
         except WeblockError as error:
-            yield Section(alias, engine, [], str(error))
+            yield AliasTable(alias, engine, [], str(error))
 
 
-def _row(info: KeyInfo) -> Row:
+def _row(info: KeyInfo) -> KeyRow:
     since = timezone.now() - timedelta(seconds=info.held_for)
     shown = replace(
         info,
@@ -189,7 +189,7 @@ def _row(info: KeyInfo) -> Row:
         holder=info.holder and printable(info.holder),
         waiters=tuple(map(printable, info.waiters)),
     )
-    return Row(info, shown, since, duration(info.held_for), duration(info.remaining))
+    return KeyRow(info, shown, since, duration(info.held_for), duration(info.remaining))
 
 
 def _still(alias: str, key: str, fence: str) -> KeyInfo:

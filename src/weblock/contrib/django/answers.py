@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from http import HTTPStatus
 from typing import Any, Final
 
 from asgiref.sync import sync_to_async
@@ -16,7 +17,7 @@ from django.utils.cache import patch_vary_headers
 from ...errors import EngineUnavailable, LockTimeout, WeblockError
 from ..problems import Problem, problem_of
 from . import settings
-from .description import BusyView, Lock, acall, call
+from .view_lock import DEFAULT, BusyView, ViewLock, acall, call
 
 _FORMS: Final = (Problem.media_type, "application/json", "text/html")
 
@@ -25,7 +26,7 @@ Form = Callable[[HttpRequest, Problem, WeblockError], HttpResponse]
 
 
 def answer(
-    request: HttpRequest, error: BaseException | None, lock: Lock | None = None
+    request: HttpRequest, error: BaseException | None, lock: ViewLock | None = None
 ) -> HttpResponse | None:
     """The response to an error of weblock; ``None`` for one that is nothing to a client.
 
@@ -38,7 +39,7 @@ def answer(
 
 
 async def aanswer(
-    request: HttpRequest, error: BaseException | None, lock: Lock | None = None
+    request: HttpRequest, error: BaseException | None, lock: ViewLock | None = None
 ) -> HttpResponse | None:
     """Return the response from a task: what may use the database runs in the request's thread."""
     if not isinstance(error, WeblockError) or not (problem := _problem(error, lock)):
@@ -50,7 +51,9 @@ async def aanswer(
     return response
 
 
-def answer_for(lock: Lock | None, request: HttpRequest, error: Exception) -> HttpResponse | None:
+def answer_for(
+    lock: ViewLock | None, request: HttpRequest, error: Exception
+) -> HttpResponse | None:
     """Return the response; for a busy key, what the lock's ``busy_view`` returns."""
     view = _busy_view(lock, error)
     response: HttpResponse | None = call(view, request, error) if view else None
@@ -58,7 +61,7 @@ def answer_for(lock: Lock | None, request: HttpRequest, error: Exception) -> Htt
 
 
 async def aanswer_for(
-    lock: Lock | None, request: HttpRequest, error: Exception
+    lock: ViewLock | None, request: HttpRequest, error: Exception
 ) -> HttpResponse | None:
     """Return what ``answer_for`` returns, from a task."""
     view = _busy_view(lock, error)
@@ -66,21 +69,21 @@ async def aanswer_for(
     return await aanswer(request, error, lock) if response is None else response
 
 
-def _busy_view(lock: Lock | None, error: Exception) -> BusyView | None:
+def _busy_view(lock: ViewLock | None, error: Exception) -> BusyView | None:
     if lock is None or not isinstance(error, LockTimeout):
         return None
     found: BusyView | None = lock.busy_view or settings.of_alias(lock.alias).busy_view
     return found
 
 
-def _problem(error: WeblockError, lock: Lock | None) -> Problem | None:
+def _problem(error: WeblockError, lock: ViewLock | None) -> Problem | None:
     problem = problem_of(error)
     if problem is None:
         return None
     if django_settings.DEBUG and isinstance(error, EngineUnavailable):
         # Where the engine is, and what is wrong with it, is nothing to strangers.
         problem = replace(problem, more={**problem.more, "debug": str(error)})
-    rewrite = settings.rewrite_of(lock.alias if lock else settings.DEFAULT)
+    rewrite = settings.rewrite_of(lock.alias if lock else DEFAULT)
     return rewrite(problem, error) if rewrite else problem
 
 
@@ -125,10 +128,59 @@ def _rest_class(view: Any) -> Any:
 
 
 def _of_rest(request: HttpRequest, problem: Problem, error: WeblockError) -> HttpResponse:
-    """What the view's exception handler makes of it, by the renderer that its client accepts."""
-    from .rest import refused
+    """What the view's exception handler makes of it, by the renderer that its client accepts.
 
+    Problem details, if the handler lets it pass, or makes a success of it: no work was done.
+    """
+    view = _rest_view(request)
+    refusal = _rest_exception(problem, error)
+    try:
+        response = view.handle_exception(refusal)
+    except type(refusal) as raised:
+        if raised is not refusal:
+            raise
+        return _details(request, problem, error)
+    if response.status_code < HTTPStatus.BAD_REQUEST:
+        return _details(request, problem, error)
+    response = view.finalize_response(view.request, response)
+    for name, value in problem.headers.items():
+        response.setdefault(name, value)
+    made: HttpResponse = response.render() if hasattr(response, "render") else response
+    return made
+
+
+def _rest_exception(problem: Problem, error: WeblockError) -> Exception:
+    """The exception as any handler of REST framework's expects it, caused by the error of weblock."""
+    from rest_framework.exceptions import (  # Only projects that use it have it.
+        APIException,
+        ErrorDetail,
+    )
+
+    members = {
+        "detail": problem.detail,
+        "code": problem.code,
+        "title": problem.title,
+        **problem.more,
+    }
+    refusal = APIException(problem.detail, problem.code)
+    refusal.status_code = int(problem.status)
+    refusal.detail = {
+        name: ErrorDetail(str(value), problem.code) for name, value in members.items()
+    }
+    refusal.__cause__ = error
+    found: Exception = refusal
+    return found
+
+
+def _rest_view(request: HttpRequest) -> Any:
+    """The view as it would serve the request, without that anything of it has run."""
     match = request.resolver_match
     assert match
-    response = refused(match, request, problem, error)
-    return _details(request, problem, error) if response is None else response
+    made: Any = match.func
+    view = made.cls(**getattr(made, "initkwargs", {}))
+    if actions := getattr(made, "actions", None):
+        view.action_map = actions
+    view.setup(request, *match.args, **match.kwargs)
+    view.request = view.initialize_request(request, *match.args, **match.kwargs)
+    view.headers = view.default_response_headers
+    return view

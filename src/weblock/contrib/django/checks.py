@@ -15,7 +15,7 @@ from ...errors import ConfigurationError
 from ..guarding import TABLE
 from ..rules import Rule
 from ..rules.overlap import SEGMENT
-from .discovery import LANGUAGE, Place, marked_views, places
+from .discovery import LANGUAGE, RoutedView, marked_views, routed_views
 from .guard import guarded_databases
 from .middleware import LockMiddleware
 from .registry import locks
@@ -62,15 +62,15 @@ def check_views(**_kwargs: object) -> list[CheckMessage]:
     """What ``@lock`` wants is there: the alias in the settings, and in the URL what keys are of."""
     found: list[CheckMessage] = []
     known = _readable_aliases()
-    for place, lock, _ in marked_views():
+    for routed, lock, _ in marked_views():
         found += [
-            _missing(f"lock({template!r}) of {place.dotted}", name, place)
-            for template, name in place.missing(lock.templates)
+            _missing(f"lock({template!r}) of {routed.dotted}", name, routed)
+            for template, name in routed.missing(lock.templates)
         ]
-        found += _spellings(f"@lock on {place.dotted}", place.spelled_in(lock.templates), IN_URL)
+        found += _spellings(f"@lock on {routed.dotted}", routed.spelled_in(lock.templates), IN_URL)
         if known and lock.alias not in known:
             text = (
-                f"@lock on {place.dotted} wants the alias {lock.alias!r}, which is not in WEBLOCK."
+                f"@lock on {routed.dotted} wants the alias {lock.alias!r}, which is not in WEBLOCK."
             )
             found.append(Error(text, hint=f"There is {', '.join(known)}.", id="weblock.E005"))
     return found
@@ -79,22 +79,22 @@ def check_views(**_kwargs: object) -> list[CheckMessage]:
 def check_rules(**_kwargs: object) -> list[CheckMessage]:
     """Rules are about URLs that there are; those by view, with what their keys are made of."""
     found: list[CheckMessage] = []
-    everywhere = places()
+    everywhere = routed_views()
     for rule in (rule for rules in _readable_rules() for rule in rules.by_view):
-        covered = [place for place in everywhere if rule.covers(place.resolved)]
+        covered = [routed for routed in everywhere if rule.covers(routed.resolved)]
         if not covered:
             text = (
                 f"{rule.label} is about a view or namespace that no URL leads to: it locks nothing."
             )
             hint = "Name it as reverse() does: 'shop:item', or the namespace 'shop'."
             found.append(Caution(text, hint=hint, id="weblock.W005"))
-        for place in covered:
+        for routed in covered:
             found += [
-                _missing(f"{rule.label}, which covers {place.dotted},", name, place)
-                for _, name in place.missing(rule.templates)
+                _missing(f"{rule.label}, which covers {routed.dotted},", name, routed)
+                for _, name in routed.missing(rule.templates)
             ]
             found += _spellings(
-                f"{rule.label}, for {place.dotted},", place.spelled_in(rule.templates), IN_URL
+                f"{rule.label}, for {routed.dotted},", routed.spelled_in(rule.templates), IN_URL
             )
     by_path = [named for rules in _readable_rules() for named in rules.by_path.named]
     if everywhere:
@@ -150,11 +150,11 @@ def _of_alias(alias: str) -> Iterator[CheckMessage]:
         yield Caution(text, hint=ENGINES, id="weblock.W001")
 
 
-def _of_path(label: str, rule: Rule, everywhere: Iterable[Place]) -> Iterator[CheckMessage]:
+def _of_path(label: str, rule: Rule, everywhere: Iterable[RoutedView]) -> Iterator[CheckMessage]:
     """Whether some URL of the project is meant, in each language, and its value locked."""
     yield from _spellings(f"{label}, {rule!r},", rule.spellings(), IN_PATH)
     shape = rule.path.shape
-    met = [(place, place.meets(shape)) for place in everywhere]
+    met = [(routed, routed.meets(shape)) for routed in everywhere]
     by_view = "Or name the view instead of the path: {'view': 'shop:item', ...}."
     if not any(any(each) for _, each in met):
         text = (
@@ -162,22 +162,22 @@ def _of_path(label: str, rule: Rule, everywhere: Iterable[Place]) -> Iterator[Ch
         )
         hint = "Write the path as a client sends it, with the slash at its beginning."
         with_language = ("/", SEGMENT, *shape)
-        if any(any(place.meets(with_language)) for place, _ in met if LANGUAGE in place.shape):
+        if any(any(routed.meets(with_language)) for routed, _ in met if LANGUAGE in routed.shape):
             hint = (
                 f"Those below i18n_patterns begin with a language: '/{{language}}{rule.path.text}'."
             )
         yield Caution(text, hint=f"{hint} {by_view}", id="weblock.W008")
-    for place, each in met:
+    for routed, each in met:
         if any(each) and not all(each):
             text = (
-                f"{label}, {rule!r}, locks {place.dotted} in some languages only, for its URL is"
+                f"{label}, {rule!r}, locks {routed.dotted} in some languages only, for its URL is"
                 " below i18n_patterns."
             )
             yield Caution(text, hint=f"Have a rule for each language. {by_view}", id="weblock.W009")
 
 
-def _missing(what: str, name: str, place: Place) -> CheckMessage:
-    there = ", ".join(sorted(place.names)) or "nothing"
+def _missing(what: str, name: str, routed: RoutedView) -> CheckMessage:
+    there = ", ".join(sorted(routed.names)) or "nothing"
     return Error(
         f"{what} wants {name!r} of its URL.", hint=f"The URL gives {there}.", id="weblock.E004"
     )
@@ -203,10 +203,10 @@ def _without_middleware() -> Iterator[CheckMessage]:
         text = "WEBLOCK has RULES, which do nothing without LockMiddleware."
         yield Error(text, hint=hint, id="weblock.E002")
     marked = list(marked_views())
-    if refused := {each.place.dotted for each in marked if each.atomic}:
+    if refused := {each.routed.dotted for each in marked if each.atomic}:
         text = f"@lock on {_some(refused)} is refused at each request: with ATOMIC_REQUESTS, the"
         yield Error(f"{text} transaction begins before the lock.", hint=hint, id="weblock.E003")
-    if served := {each.place.dotted for each in marked if not each.atomic}:
+    if served := {each.routed.dotted for each in marked if not each.atomic}:
         text = f"@lock on {_some(served)} takes the lock inside the view, after other decorators."
         yield Caution(text, hint=hint, id="weblock.W003")
 

@@ -15,14 +15,12 @@ from ...aio import AsyncLease
 from ...errors import ConfigurationError, WeblockError
 from ...sync import Lease
 from .answers import aanswer_for, answer_for
-from .description import BusyView, KeyFunction, Lock, acall, call
-from .marks import mark, marks_of
-from .request import RequestLocks, TaskLocks, ThreadLocks, locks_of_request
-from .settings import DEFAULT
+from .request import TaskLeases, ThreadLeases, ViewLeases, locks_of_request
+from .view_lock import DEFAULT, BusyView, KeyFunction, ViewLock, acall, call, mark, marks_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-Together = tuple[Lock, ...]
+Together = tuple[ViewLock, ...]
 """The lock of a decorator, and those of decorators below it."""
 
 
@@ -54,7 +52,7 @@ def lock(
         ConfigurationError: A key template or an option cannot work, or, at a request, a transaction
             has begun before the lock.
     """
-    wanted = Lock.of(keys, alias, busy_view, options)
+    wanted = ViewLock.of(keys, alias, busy_view, options)
 
     def decorate(view: F) -> F:
         if isinstance(view, HttpRequest):
@@ -137,7 +135,7 @@ def _serve(together: Together, view: Callable[..., Any], args: Any, kwargs: Any)
     request = _request_of(view, args, kwargs)
     wanted = together[0]
 
-    def work(held: RequestLocks) -> Any:
+    def work(held: ViewLeases) -> Any:
         held.show(wanted, to_task=False)
         response = view(*args, **kwargs)
         if inspect.iscoroutine(response):
@@ -149,7 +147,7 @@ def _serve(together: Together, view: Callable[..., Any], args: Any, kwargs: Any)
     if outer and outer.has(wanted):
         return work(outer)
     values = _values(request, kwargs)
-    alone = ThreadLocks(request)
+    alone = ThreadLeases(request)
 
     def acquire_and_work() -> Any:
         alone.acquire(together, values)
@@ -172,7 +170,7 @@ async def _serve_async(together: Together, view: Callable[..., Any], args: Any, 
     request = _request_of(view, args, kwargs)
     wanted = together[0]
 
-    async def work(held: RequestLocks) -> Any:
+    async def work(held: ViewLeases) -> Any:
         held.show(wanted, to_task=True)
         response = view(*args, **kwargs)
         if inspect.isawaitable(response):  # A dispatch may answer by itself.
@@ -184,7 +182,7 @@ async def _serve_async(together: Together, view: Callable[..., Any], args: Any, 
     if outer and outer.has(wanted):
         return await work(outer)
     values = _values(request, kwargs)
-    alone = TaskLocks(request)
+    alone = TaskLeases(request)
 
     async def acquire_and_work() -> Any:
         await alone.acquire(together, values)

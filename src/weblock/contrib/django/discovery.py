@@ -1,4 +1,4 @@
-"""The views that the project's URLs lead to, and what they lock: for checks and commands."""
+"""The views that the project's URLs lead to, and what they lock: for the system checks."""
 
 from __future__ import annotations
 
@@ -9,38 +9,24 @@ from typing import Any, Final, NamedTuple
 
 from django.conf import settings as django_settings
 from django.db import connections
-from django.http import HttpRequest
-from django.urls import (
-    Resolver404,
-    ResolverMatch,
-    URLPattern,
-    URLResolver,
-    get_resolver,
-    resolve,
-)
+from django.urls import ResolverMatch, URLPattern, URLResolver, get_resolver
 from django.urls.converters import IntConverter, SlugConverter, StringConverter, UUIDConverter
 from django.urls.resolvers import LocalePrefixPattern, RoutePattern
-from django.utils import translation
 from django.views import View
 
-from ...errors import ConfigurationError, WeblockError
 from ...keys import KeyTemplate
-from ..rules import Explanation, Verdict
-from ..rules.explaining import path_and_query
 from ..rules.overlap import ANYTHING, SEGMENT, Shape, may_meet, shape_of_regex
-from . import settings
-from .description import Lock, name_of
-from .marks import locks_of
+from .view_lock import ViewLock, locks_of
 
 
 @dataclass(frozen=True)
-class Place:
+class RoutedView:
     """What a URL leads to: a view, or a part of the project that is included there."""
 
     names: frozenset[str] = frozenset()
-    """What its URL gives the view."""
+    """Names of the parts of its URL that the view is given."""
     spelled: frozenset[str] = frozenset()
-    """Return those that the view gets as the URL spells them, without any conversion."""
+    """Names of the parts that the view gets as the URL spells them, without any conversion."""
     namespaces: tuple[str | None, ...] = ()
     applications: tuple[str | None, ...] = ()
     """The namespaces that the applications have for themselves."""
@@ -90,65 +76,31 @@ _PARAMETER: Final = re.compile(r"<[^>]+>")
 _WITHOUT_SLASH: Final = (IntConverter, SlugConverter, StringConverter, UUIDConverter)
 
 
-class Marked(NamedTuple):
+class MarkedView(NamedTuple):
     """A view that ``@lock`` marks."""
 
-    place: Place
-    lock: Lock
+    routed: RoutedView
+    lock: ViewLock
     atomic: bool
     """Whether it runs in a transaction that Django begins."""
 
 
-def places() -> list[Place]:
+def routed_views() -> list[RoutedView]:
     """All views that the project's URLs lead to."""
     if not getattr(django_settings, "ROOT_URLCONF", None):
         return []
-    return list(_below(get_resolver(), Place()))
+    return list(_below(get_resolver(), RoutedView()))
 
 
-def marked_views() -> Iterator[Marked]:
+def marked_views() -> Iterator[MarkedView]:
     """Return the views that ``@lock`` marks, for any method."""
-    for place in places():
-        methods = (locks_of(place.view, method) for method in View.http_method_names)
+    for routed in routed_views():
+        methods = (locks_of(routed.view, method) for method in View.http_method_names)
         for lock in dict.fromkeys(lock for each in methods for lock in each):
-            yield Marked(place, lock, _is_atomic(place.view))
+            yield MarkedView(routed, lock, _is_atomic(routed.view))
 
 
-def explain(method: str, target: str) -> Explanation:
-    """Say what a request for ``target`` locks: which rules are about it, and what marks its view.
-
-    ``target`` is a URL, or a path as a client sends it. A key that a function makes stands there with
-    the function's name. Raises ``ConfigurationError`` where no URL of the project is meant.
-    """
-    path, query = path_and_query(target)
-    request = HttpRequest()
-    request.method, request.path, request.path_info = method.upper(), path, path
-    request.META["QUERY_STRING"] = query
-    try:
-        with translation.override(translation.get_language_from_path(path)):
-            found = request.resolver_match = resolve(path)
-    except Resolver404 as error:
-        raise ConfigurationError(f"no URL of the project matches {path!r:.200}") from error
-    marks = locks_of(found.func, method)
-    verdicts = [each for rules in settings.rules() for each in rules.verdicts(request)]
-    verdicts += [Verdict("@lock", repr(each), f"marks {found.view_name}") for each in marks]
-    ruled = [lock for rules in settings.rules() if (lock := rules.find(request))]
-    try:
-        keys = [key for lock in (*ruled, *marks) for key in _keys(lock, request, found.kwargs)]
-    except WeblockError as error:
-        return Explanation(request.method, path, tuple(verdicts), problem=str(error))
-    return Explanation(request.method, path, tuple(verdicts), tuple(dict.fromkeys(keys)))
-
-
-def _keys(lock: Lock, request: HttpRequest, values: dict[str, Any]) -> Iterator[str]:
-    where = "" if lock.alias == settings.DEFAULT else f" of {lock.alias}"
-    for key in replace(lock, functions=()).keys_of(request, values):
-        yield f"{key}{where}"
-    for function in lock.functions:
-        yield f"{name_of(function)}(request){where}"
-
-
-def _below(resolver: URLResolver, outer: Place) -> Iterator[Place]:
+def _below(resolver: URLResolver, outer: RoutedView) -> Iterator[RoutedView]:
     for each in resolver.url_patterns:
         names = outer.names | set(each.pattern.regex.groupindex)
         spelled = outer.spelled | _spelled(each.pattern)

@@ -16,11 +16,10 @@ from django.utils.decorators import sync_and_async_middleware
 from ...errors import ConfigurationError, WeblockError
 from . import settings
 from .answers import aanswer_for, answer, answer_for
-from .description import Lock
-from .marks import locks_of
+from .commits import current_guard
 from .registry import LocksByAlias, async_locks, locks
-from .request import TaskLocks, ThreadLocks, locks_of_request
-from .transactions import current_guard
+from .request import TaskLeases, ThreadLeases, locks_of_request
+from .view_lock import ViewLock, locks_of
 
 View = Callable[..., Any]
 
@@ -54,7 +53,7 @@ class _ThreadLayer(_Layer):
     _locks = locks
 
     def __call__(self, request: HttpRequest) -> Any:
-        return ThreadLocks(request).run(lambda: self._get_response(request))
+        return ThreadLeases(request).run(lambda: self._get_response(request))
 
     def process_view(
         self, request: HttpRequest, view: View, _args: Any, values: Mapping[str, object]
@@ -91,7 +90,7 @@ class _TaskLayer(_Layer):
         markcoroutinefunction(self)
 
     async def __call__(self, request: HttpRequest) -> Any:
-        return await TaskLocks(request).run(lambda: self._get_response(request))
+        return await TaskLeases(request).run(lambda: self._get_response(request))
 
     async def process_view(
         self, request: HttpRequest, view: View, _args: Any, values: Mapping[str, object]
@@ -111,7 +110,7 @@ class _TaskLayer(_Layer):
         return None
 
 
-def _wanted(view: View, request: HttpRequest) -> list[Lock]:
+def _wanted(view: View, request: HttpRequest) -> list[ViewLock]:
     """What the rules in settings say, and what the view is marked with."""
     ruled = [rules.find(request) for rules in settings.rules()]
     return [*(lock for lock in ruled if lock), *locks_of(view, request.method)]

@@ -6,13 +6,16 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
+from ..._face import Face
 from ..._platform.forks import heed_forks
-from ..._runtime.observing import as_observers
+from ..._runtime.observing import Observer, as_observers
 from ...aio import AsyncLocks
 from ...errors import ConfigurationError
+from ...events import Acquired
 from ...sync import Locks
 from . import settings
-from .announcing import observers_of
+from .commits import warn_of_transaction
+from .signals import announcing
 
 L = TypeVar("L", Locks, AsyncLocks)
 
@@ -61,7 +64,7 @@ class LocksByAlias(Mapping[str, L], Generic[L]):
         try:
             own: Any = given.options.get("observers", ())
             options = given.options.copy()
-            options["observers"] = (*as_observers(own), *observers_of(self._face, given.alias))
+            options["observers"] = (*as_observers(own), *_observers(self._face, given.alias))
             return self._face.from_url(given.url, **options)
         except ConfigurationError as error:
             raise ConfigurationError(f"WEBLOCK[{given.alias!r}]: {error}") from error
@@ -69,6 +72,13 @@ class LocksByAlias(Mapping[str, L], Generic[L]):
     def after_fork(self) -> None:
         """Replaces the mutex, which another thread of the parent may have held."""
         self._guard = threading.Lock()
+
+
+def _observers(face: type[Face], alias: str) -> Iterator[Observer]:
+    """What observes the locks of an alias, beside the observers in its settings."""
+    yield announcing(face, alias)
+    if issubclass(face, Locks):  # Tasks have no transactions of Django's.
+        yield Observer(warn_of_transaction, only=[Acquired], immediate=True)
 
 
 locks = LocksByAlias(Locks)

@@ -21,28 +21,28 @@ from ...errors import AlreadyHeld, LeaseLost, WeblockError
 from ...keys import CheckedKey, in_order
 from ..request import BeforeWaiting, RequestLeases, to_its_end
 from .answers import answer
-from .description import Lock
+from .commits import checked_at_commit, give_back_connections, prepare_connections
 from .guard import Guard, guarded_databases
 from .internals import close_together
 from .registry import async_locks, locks
 from .settings import of_alias
-from .transactions import checked_at_commit, give_back_connections, prepare_connections
+from .view_lock import ViewLock
 
 
-class RequestLocks(RequestLeases[BaseLease]):
+class ViewLeases(RequestLeases[BaseLease]):
     """What a request holds, and what its views are to see of it."""
 
     def __init__(self, request: HttpRequest) -> None:
         super().__init__(str(request.method), request.path)
         self.request = request
-        self.refused: Lock | None = None
+        self.refused: ViewLock | None = None
         """What could not be acquired."""
         self._waiting = False
         self._unwanted = False
-        self._proven: set[Lock] = set()
+        self._proven: set[ViewLock] = set()
         current = _current.get()
         self._outer = None if current is None or current.over else current
-        self._by_lock: dict[Lock, tuple[CheckedKey, ...]] = {}
+        self._by_lock: dict[ViewLock, tuple[CheckedKey, ...]] = {}
         self.guard: Guard | None = self._outer.guard if self._outer else None
         """What the databases are to know of the leases."""
 
@@ -54,7 +54,7 @@ class RequestLocks(RequestLeases[BaseLease]):
         self._unwanted = True
         return self._waiting or not self.has_any
 
-    def prove(self, lock: Lock) -> None:
+    def prove(self, lock: ViewLock) -> None:
         """Notes that what runs under ``lock`` has returned: its work is done, or checked at COMMIT.
 
         Raises ``LeaseLost`` if a lease was lost before.
@@ -72,11 +72,11 @@ class RequestLocks(RequestLeases[BaseLease]):
         """Whether anything has been acquired."""
         return bool(self.leases)
 
-    def has(self, lock: Lock) -> bool:
+    def has(self, lock: ViewLock) -> bool:
         """Whether this very lock has been acquired."""
         return lock in self._by_lock
 
-    def show(self, lock: Lock, *, to_task: bool) -> None:
+    def show(self, lock: ViewLock, *, to_task: bool) -> None:
         """Puts the lease of ``lock`` where the view finds it: ``request.weblock``.
 
         A view may be of the other world than the chain of middleware that acquired for it.
@@ -117,7 +117,7 @@ class RequestLocks(RequestLeases[BaseLease]):
     async def _take_all(
         self,
         faces: Mapping[str, Face],
-        wanted: Mapping[Lock, tuple[CheckedKey, ...]],
+        wanted: Mapping[ViewLock, tuple[CheckedKey, ...]],
         before_waiting: BeforeWaiting,
     ) -> None:
         for lock, missing in self._in_turn(faces, wanted):
@@ -137,14 +137,14 @@ class RequestLocks(RequestLeases[BaseLease]):
         self.check()  # Some may have been lost while we waited for others.
 
     def _in_turn(
-        self, faces: Mapping[str, Face], wanted: Mapping[Lock, Sequence[CheckedKey]]
-    ) -> Iterator[tuple[Lock, list[CheckedKey]]]:
+        self, faces: Mapping[str, Face], wanted: Mapping[ViewLock, Sequence[CheckedKey]]
+    ) -> Iterator[tuple[ViewLock, list[CheckedKey]]]:
         """What is still to be acquired: all keys in one order, whatever lock each is of.
 
         Requests that want the same keys by several locks would otherwise wait for one another.
         Raises ``AlreadyHeld`` for what would never become free.
         """
-        missing: dict[tuple[str, CheckedKey], Lock] = {}
+        missing: dict[tuple[str, CheckedKey], ViewLock] = {}
         for lock, keys in wanted.items():
             for key in keys:
                 if self.is_held_outside(faces[lock.alias], key):
@@ -161,14 +161,14 @@ class RequestLocks(RequestLeases[BaseLease]):
             return False
         return (not outer.over and outer.holds(face, key)) or outer.is_held_outside(face, key)
 
-    def _tell_databases(self, lock: Lock, lease: BaseLease) -> None:
+    def _tell_databases(self, lock: ViewLock, lease: BaseLease) -> None:
         if wanted := of_alias(lock.alias).guard:
             if self.guard is None or (self._outer and self.guard is self._outer.guard):
                 self.guard = Guard(self.guard)
             self.guard.add(lease, wanted, locks[lock.alias])
 
 
-class ThreadLocks(RequestLocks):
+class ThreadLeases(ViewLeases):
     """The locks of a request that a thread serves."""
 
     def run(self, work: Callable[[], Any]) -> Any:
@@ -188,7 +188,7 @@ class ThreadLocks(RequestLocks):
             loss = drive(self.release())
         return self.answered(response, loss)
 
-    def acquire(self, of: Sequence[Lock], values: Mapping[str, object]) -> None:
+    def acquire(self, of: Sequence[ViewLock], values: Mapping[str, object]) -> None:
         """Acquires what of these the request does not hold yet, and raises as ``Locks`` does.
 
         Raises ``ConfigurationError`` inside a transaction.
@@ -198,7 +198,7 @@ class ThreadLocks(RequestLocks):
         drive(self._take_all(locks, wanted, _give_back))
 
 
-class TaskLocks(RequestLocks):
+class TaskLeases(ViewLeases):
     """The locks of a request that a task serves."""
 
     async def run(self, work: Callable[[], Awaitable[Any]]) -> Any:
@@ -233,25 +233,25 @@ class TaskLocks(RequestLocks):
             if not ended.done():
                 ended.set_result(None)
 
-    async def acquire(self, of: Sequence[Lock], values: Mapping[str, object]) -> None:
+    async def acquire(self, of: Sequence[ViewLock], values: Mapping[str, object]) -> None:
         """Acquire the keys, in a task."""
         await sync_to_async(prepare_connections)(_guarded(of))
         wanted = {lock: in_order(await lock.akeys_of(self.request, values)) for lock in of}
         await self._take_all(async_locks, wanted, sync_to_async(give_back_connections))
 
 
-_current: Final[ContextVar[ThreadLocks | TaskLocks | None]] = ContextVar(
+_current: Final[ContextVar[ThreadLeases | TaskLeases | None]] = ContextVar(
     "weblock_request", default=None
 )
 
 
-def _guarded(of: Iterable[Lock]) -> set[str]:
+def _guarded(of: Iterable[ViewLock]) -> set[str]:
     """The databases that are to know of these locks."""
     wanted = [found for lock in of if (found := of_alias(lock.alias).guard)]
     return {alias for each in wanted for alias in guarded_databases(each.databases)}
 
 
-def locks_of_request(request: HttpRequest) -> ThreadLocks | TaskLocks | None:
+def locks_of_request(request: HttpRequest) -> ThreadLeases | TaskLeases | None:
     """Return what an outer layer holds for the request, and will release when it is over."""
     current = _current.get()
     return current if current and current.request is request and not current.over else None

@@ -1,4 +1,7 @@
-"""Rules by URL, by view and by namespace, for projects that cannot decorate their views."""
+"""Rules by URL, by view and by namespace, for projects that cannot decorate their views.
+
+``explain`` says which of them, and which decorators, a request meets.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,23 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from django.http import HttpRequest
-from django.urls import ResolverMatch
+from django.urls import Resolver404, ResolverMatch, resolve
+from django.utils import translation
 
 from ..._options import HoldOptions
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, WeblockError
 from ...keys import KeyTemplate
-from ..rules import Match, RuleSet, methods_of
-from ..rules.explaining import BESIDES, EXEMPT, LATER, MATCHES, OTHER_METHOD, Verdict, verdicts
-from .description import Lock, headers_of, query_of
+from ..rules import Explanation, Match, RuleSet, Verdict, methods_of
+from ..rules.explaining import (
+    BESIDES,
+    EXEMPT,
+    LATER,
+    MATCHES,
+    OTHER_METHOD,
+    path_and_query,
+    verdicts,
+)
+from .view_lock import DEFAULT, ViewLock, headers_of, locks_of, name_of, query_of
 
 _OPTIONS: Final = tuple(HoldOptions.__annotations__)
 _FIELDS: Final = ("view", "namespace", "key", "methods", "exempt", *_OPTIONS)
@@ -36,7 +48,7 @@ class Rules:
         self.by_view = tuple(_view_rule(f"{name}.{each}", e, alias) for each, e in by_view.items())
         self.by_path = RuleSet(by_path, name=name)
 
-    def find(self, request: HttpRequest) -> Lock | None:
+    def find(self, request: HttpRequest) -> ViewLock | None:
         """What a request locks, when its view is known; ``None`` if nothing."""
         resolved = request.resolver_match
         assert resolved
@@ -63,7 +75,7 @@ class Rules:
 
 
 @dataclass(frozen=True, repr=False)
-class RuledLock(Lock):
+class RuledLock(ViewLock):
     """What a rule by path locks: its keys are made of the path as the rule reads it."""
 
     match: Match = field(compare=False)
@@ -91,7 +103,7 @@ class ViewRule:
     about: str
     covers: Callable[[ResolverMatch], bool]
     methods: frozenset[str] | None
-    lock: Lock | None
+    lock: ViewLock | None
 
     @property
     def templates(self) -> tuple[KeyTemplate, ...]:
@@ -152,13 +164,13 @@ def _view_rule(label: str, entry: Any, alias: str) -> ViewRule:
 
 def _lock(
     key: str | Sequence[str], *, exempt: object, alias: str, given: HoldOptions
-) -> Lock | None:
+) -> ViewLock | None:
     keys = [key] if isinstance(key, str) else list(key)
     if exempt is True and not (keys or given):
         return None
     if exempt is not False or not keys:
         raise ConfigurationError("either a key is wanted, or exempt=True and nothing else")
-    return Lock.of(keys, alias, None, given)
+    return ViewLock.of(keys, alias, None, given)
 
 
 def _condition(entry: Mapping[str, object]) -> Callable[[ResolverMatch], bool]:
@@ -181,3 +193,37 @@ def _condition(entry: Mapping[str, object]) -> Callable[[ResolverMatch], bool]:
 
 def _name_in_application(resolved: ResolverMatch) -> str:
     return ":".join([*resolved.app_names, resolved.view_name.rpartition(":")[2]])
+
+
+def explain(every: Sequence[Rules], method: str, target: str) -> Explanation:
+    """Say what a request for ``target`` locks: which rules are about it, and what marks its view.
+
+    ``target`` is a URL, or a path as a client sends it. A key that a function makes stands there with
+    the function's name. Raises ``ConfigurationError`` where no URL of the project is meant.
+    """
+    path, query = path_and_query(target)
+    request = HttpRequest()
+    request.method, request.path, request.path_info = method.upper(), path, path
+    request.META["QUERY_STRING"] = query
+    try:
+        with translation.override(translation.get_language_from_path(path)):
+            found = request.resolver_match = resolve(path)
+    except Resolver404 as error:
+        raise ConfigurationError(f"no URL of the project matches {path!r:.200}") from error
+    marks = locks_of(found.func, method)
+    verdicts = [each for rules in every for each in rules.verdicts(request)]
+    verdicts += [Verdict("@lock", repr(each), f"marks {found.view_name}") for each in marks]
+    ruled = [lock for rules in every if (lock := rules.find(request))]
+    try:
+        keys = [key for lock in (*ruled, *marks) for key in _keys(lock, request, found.kwargs)]
+    except WeblockError as error:
+        return Explanation(request.method, path, tuple(verdicts), problem=str(error))
+    return Explanation(request.method, path, tuple(verdicts), tuple(dict.fromkeys(keys)))
+
+
+def _keys(lock: ViewLock, request: HttpRequest, values: dict[str, Any]) -> Iterator[str]:
+    where = "" if lock.alias == DEFAULT else f" of {lock.alias}"
+    for key in replace(lock, functions=()).keys_of(request, values):
+        yield f"{key}{where}"
+    for function in lock.functions:
+        yield f"{name_of(function)}(request){where}"

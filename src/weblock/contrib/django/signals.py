@@ -5,7 +5,16 @@ Receivers are called in a thread of their own, one after the other, so a slow on
 one that raises is logged, and changes nothing.
 """
 
+from __future__ import annotations
+
+from typing import Final
+
+from django.db import connections
 from django.dispatch.dispatcher import Signal
+
+from ..._face import Face
+from ..._runtime.observing import Observer
+from ...events import EVENTS, Answered, Event
 
 waiting = Signal()
 acquired = Signal()
@@ -22,3 +31,23 @@ recovering = Signal()
 failed_open = Signal()
 forced = Signal()
 not_renewed = Signal()
+
+SIGNALS: Final[dict[type[Event], Signal]] = {
+    kind: globals()[name] for name, kind in EVENTS.items() if kind is not Answered
+}
+
+
+def announcing(face: type[Face], alias: str) -> Observer:
+    """Return what sends a signal for each event of the locks of an alias."""
+
+    def send(event: Event) -> None:
+        try:
+            SIGNALS[type(event)].send_robust(face, alias=alias, event=event)
+        finally:
+            connections.close_all()
+
+    return Observer(send, only=SIGNALS, when=_has_receivers)
+
+
+def _has_receivers(event: Event) -> bool:
+    return bool(SIGNALS[type(event)].receivers)

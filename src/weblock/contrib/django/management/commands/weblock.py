@@ -16,8 +16,8 @@ from django.core.management.base import BaseCommand, CommandError
 from ..... import KeyInfo, WeblockError, operating
 from ....._platform.logs import printable
 from .....operating import ChangedHands, take_away
-from ... import locks
-from ...discovery import explain
+from ... import locks, settings
+from ...rules import explain
 
 
 class Command(BaseCommand):
@@ -51,7 +51,7 @@ class Command(BaseCommand):
         try:
             match action:
                 case "rules":
-                    self._say(str(explain(options["method"], options["target"])))
+                    self._say(str(explain(settings.rules(), options["method"], options["target"])))
                 case "list":
                     self._list(alias, options["prefix"], options["limit"], as_json=options["json"])
                 case "show":

@@ -1,10 +1,15 @@
-"""What to lock for a request, and how."""
+"""What a view locks, and the mark on the view by which the middleware knows it before the view runs."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import dis
+import functools
+import inspect
+import itertools
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import CodeType
+from typing import Any, Final
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.http import HttpRequest, HttpResponse
@@ -13,6 +18,9 @@ from ..._options import HoldOptions, Options
 from ...errors import ConfigurationError, LockTimeout
 from ...keys import KeyTemplate
 from ..request_values import Headers, keys_made_by, request_values
+
+DEFAULT: Final = "default"
+"""The alias of those that name none."""
 
 Keys = str | Iterable[str]
 KeyFunction = Callable[[HttpRequest], Keys | Awaitable[Keys]]
@@ -23,7 +31,7 @@ BusyView = Callable[[HttpRequest, LockTimeout], HttpResponse | Awaitable[HttpRes
 
 
 @dataclass(frozen=True, repr=False)
-class Lock:
+class ViewLock:
     """A description of what to lock: equal for equal arguments, and hashable."""
 
     templates: tuple[KeyTemplate, ...]
@@ -39,7 +47,7 @@ class Lock:
         alias: str,
         busy_view: BusyView | None,
         given: HoldOptions,
-    ) -> Lock:
+    ) -> ViewLock:
         """Raises ``ConfigurationError`` for what cannot work, at once and not at a request."""
         keys = tuple(keys)
         if not keys:
@@ -55,7 +63,7 @@ class Lock:
         keys = [repr(each.text) for each in self.templates]
         keys += [name_of(each) for each in self.functions]
         options = [f"{name}={value!r}" for name, value in self.options]
-        alias = [] if self.alias == "default" else [f"alias={self.alias!r}"]
+        alias = [] if self.alias == DEFAULT else [f"alias={self.alias!r}"]
         return f"lock({', '.join([*keys, *alias, *options])})"
 
     def keys_of(self, request: HttpRequest, values: Mapping[str, object]) -> list[str]:
@@ -112,3 +120,97 @@ def _filled(template: KeyTemplate, request: HttpRequest, values: Mapping[str, ob
                 f" {there}: {request.path!r:.100}"
             )
     return template.fill(found)
+
+
+_MARK: Final = "weblock_locks"
+
+_HANDLERS: Final = frozenset(
+    {"get", "post", "put", "patch", "delete", "head", "options", "trace"}
+    # What those of Django REST framework call.
+    | {"list", "create", "retrieve", "update", "partial_update", "destroy"}
+)
+"""Methods of views that serve a whole request, and may call one another to do it."""
+
+
+def mark(view: Callable[..., Any], lock: ViewLock) -> None:
+    """Notes that ``view`` runs under ``lock``.
+
+    ``functools.wraps`` carries the mark through other decorators, and ``as_view`` from ``dispatch``
+    to the view.
+    """
+    setattr(view, _MARK, (lock, *marks_of(view)))
+
+
+def marks_of(view: object) -> tuple[ViewLock, ...]:
+    """What ``view`` itself is marked with: the outermost decorator's lock comes first."""
+    found: tuple[ViewLock, ...] = getattr(view, _MARK, ())
+    return found
+
+
+def locks_of(view: Callable[..., Any], method: str | None) -> tuple[ViewLock, ...]:
+    """What a request to ``view`` holds: its marks, and those of what it calls to serve ``method``."""
+    found: dict[ViewLock, None] = {}
+    for each in _called(view):
+        found.update(dict.fromkeys(marks_of(each)))
+        cls = getattr(each, "view_class", None) or getattr(each, "cls", None)
+        if cls is not None:
+            name = _handler(cls, getattr(each, "actions", None), (method or "get").lower())
+            found.update(dict.fromkeys(_marks_of_handler(cls, name)))
+    return tuple(found)
+
+
+def _called(view: Any) -> Iterator[object]:
+    """The view, what a ``partial`` is of, and the method that calling an object calls."""
+    yield view
+    while isinstance(view, functools.partial):
+        view = view.func
+        yield view
+    if not inspect.isroutine(view):
+        yield type(view).__call__
+
+
+def _handler(cls: type, actions: dict[str, str] | None, method: str) -> str:
+    """The name of the method, or of the action of a viewset, that serves requests of ``method``."""
+    for each in (method, "get") if method == "head" else (method,):
+        name = actions.get(each, "") if actions else each
+        if hasattr(cls, name):
+            return name
+    return ""
+
+
+@functools.lru_cache(maxsize=1024)
+def _marks_of_handler(cls: type, name: str) -> tuple[ViewLock, ...]:
+    """The marks of a method, and of those that it passes the request on to.
+
+    Its transaction has begun when it calls them, so their locks have to be there before: those of
+    ``update``, which ``partial_update`` calls, and of the method of that name that it overrides.
+    """
+    found: dict[ViewLock, None] = {}
+    pending, seen = [(name, 0)], set()
+    while pending:
+        name, level = each = pending.pop()
+        bases = [base for base in cls.__mro__ if name in vars(base)][level:]
+        if each in seen or not bases:
+            continue
+        seen.add(each)
+        function = vars(bases[0])[name]
+        found.update(dict.fromkeys(marks_of(function)))
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        if isinstance(code, CodeType):
+            pending += [(other, 0) for other in sorted(_HANDLERS & _called_on_self(code))]
+            if {"super", name} <= {*code.co_names}:
+                pending.append((name, level + 1))
+    return tuple(found)
+
+
+def _called_on_self(code: CodeType) -> set[str]:
+    """The ``x`` of each ``self.x`` in a method's code."""
+    self = code.co_varnames[:1]
+    return {
+        after.argval
+        for before, after in itertools.pairwise(dis.get_instructions(code))
+        if before.opname.startswith(("LOAD_FAST", "LOAD_DEREF"))
+        # Python 3.13 loads two at once.
+        and self == (before.argval[-1:] if isinstance(before.argval, tuple) else (before.argval,))
+        and after.opname in ("LOAD_ATTR", "LOAD_METHOD")
+    }

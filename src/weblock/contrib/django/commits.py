@@ -1,0 +1,356 @@
+"""What locks have to do with the transactions of the database.
+
+A lock comes before its transaction, and is checked before each COMMIT. Every connection then asks
+whether what runs there still holds its leases. Where ``GUARD`` is set, it also has the fences
+written before the work begins, and asks the database itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from typing import Any, Final, Protocol
+
+from django.db import connections, transaction
+from django.db.backends.signals import connection_created
+from django.db.backends.utils import CursorWrapper
+from django.db.utils import Error
+
+from ..._platform.logs import logger
+from ...errors import ConfigurationError, LeaseLost
+from ...events import Acquired, Event
+from ..guarding import Kind, kind_of
+from .guard import Guard, guarded_databases
+from .internals import is_of_test_case
+from .settings import guards
+
+
+class Checked(Protocol):
+    """What is to be ours still when work is committed."""
+
+    guard: Guard | None
+    """What the databases are to know of it."""
+
+    def check(self) -> None:
+        """Raises ``LeaseLost`` if it is not."""
+
+
+checked_at_commit: Final[ContextVar[Checked | None]] = ContextVar("weblock_checked", default=None)
+"""What the code that runs here holds, if it is to be checked before each COMMIT."""
+
+_CHECKED: Final = "weblock_checked"
+_WATCH: Final = "weblock_watch"
+"""Attributes of a connection that is looked after."""
+
+_COMMITS: Final = re.compile(
+    r"(?:^|[;\n]|\*/)\s*(?:COMMIT|END|PREPARE\s+TRANSACTION)\b", re.IGNORECASE
+)
+"""SQL that may commit. Where it matches more, a check too many costs nothing."""
+
+
+def open_transaction() -> str | None:
+    """The database on which this thread has a transaction open; not that around a ``TestCase``."""
+    for connection in connections.all(initialized_only=True):
+        if _has_transaction(connection):
+            return str(connection.alias)
+    return None
+
+
+def _has_transaction(connection: Any) -> bool:
+    if connection.in_atomic_block:
+        return not all(map(is_of_test_case, connection.atomic_blocks))
+    # With AUTOCOMMIT off, whatever was asked first has begun one.
+    return connection.connection is not None and not connection.autocommit
+
+
+def _refuse_open_transaction() -> None:
+    """Raises ``ConfigurationError`` inside a transaction, which is too late for a lock.
+
+    What such a transaction has read may be stale already, and it commits when the lock has gone.
+    """
+    if alias := open_transaction():
+        raise ConfigurationError(
+            f"a lock is wanted inside a transaction on the database {alias!r}, which began before"
+            " the lock and would commit after it. With ATOMIC_REQUESTS, put"
+            " weblock.contrib.django.middleware.LockMiddleware last into MIDDLEWARE, and @lock"
+            " where the middleware sees it: on the view, or on a method of its class. Otherwise"
+            " put atomic() inside the lock, and leave AUTOCOMMIT on"
+        )
+
+
+def warn_of_transaction(acquired: Event) -> None:
+    """Warns of a lock that was acquired inside a transaction, as with ``hold`` in a view."""
+    assert isinstance(acquired, Acquired)
+    if alias := open_transaction():
+        logger.warning(
+            "the lock of %.200r is acquired inside a transaction on the database %r, and will"
+            " be released before its COMMIT: put atomic() inside the lock",
+            acquired.key,
+            alias,
+        )
+
+
+def prepare_connections(guarded: Iterable[str] = ()) -> None:
+    """Refuses a transaction that is open, and has this thread's connections ask before COMMIT.
+
+    Those to the ``guarded`` databases ask these, too.
+    """
+    _refuse_open_transaction()
+    for connection in connections.all(initialized_only=True):
+        _check_commits(connection)
+    for alias in guarded:
+        _watch(connections[alias])
+
+
+def current_guard() -> Guard | None:
+    """What the databases are to know of the code that runs here."""
+    checked = checked_at_commit.get()
+    return checked.guard if checked else None
+
+
+def _opened(connection: Any, **_facts: object) -> None:
+    """Looks after a connection that has just been opened, in whatever thread."""
+    _check_commits(connection)
+    if any(connection.alias in guarded_databases(each.databases) for each in guards()):
+        _watch(connection).opened()
+
+
+def give_back_connections() -> None:
+    """Returns this thread's connections to their pool or server, but for those of a ``TestCase``."""
+    for connection in connections.all(initialized_only=True):
+        if not connection.in_atomic_block:
+            connection.close()
+
+
+def _check_commits(connection: Any) -> None:
+    """Check the leases before every commit on ``connection``."""
+    if not getattr(connection, _CHECKED, False):
+        _CommitCheck(connection)
+        setattr(connection, _CHECKED, True)
+
+
+class _CommitCheck:
+    """Asks before each COMMIT on one connection whether what we hold is still ours.
+
+    Django has no hook before COMMIT. What it has are the methods of the connection that each
+    transaction ends with, which others may have wrapped, too; and wrappers of each statement, which
+    notice a COMMIT that is sent as SQL.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._commit, connection.commit = connection.commit, self.commit
+        self._rollback, connection.rollback = connection.rollback, self.rollback
+        self._set_autocommit = connection.set_autocommit
+        connection.set_autocommit = self.set_autocommit
+        connection.execute_wrappers.append(self.execute)
+        self._is_open = False
+
+    def commit(self) -> None:
+        self._check()
+        self._commit()
+        self._is_open = False
+
+    def rollback(self) -> None:
+        self._rollback()
+        self._is_open = False
+
+    def set_autocommit(self, autocommit: bool, **more: bool) -> None:  # noqa: FBT001 - Django's
+        # It commits on SQLite and MySQL. Atomic calls it too, when it has committed or rolled back.
+        if autocommit and self._is_open and not self._connection.autocommit:
+            self._check()
+        self._set_autocommit(autocommit, **more)
+        self._is_open = False
+
+    def execute(self, execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:  # noqa: FBT001
+        if checked_at_commit.get():
+            text = sql if isinstance(sql, str) else sql.as_string(self._connection.connection)
+            if _COMMITS.search(text):
+                self._check()
+        self._is_open = True
+        return execute(sql, params, many, context)
+
+    def _check(self) -> None:
+        try:
+            if checked := checked_at_commit.get():
+                checked.check()
+            if watch := getattr(self._connection, _WATCH, None):
+                watch.check()
+        except LeaseLost:
+            # Atomic rolls back by itself, but at the commit only for errors of the database.
+            if not self._connection.in_atomic_block:
+                self._undo()
+            raise
+
+    def _undo(self) -> None:
+        try:
+            self._connection.rollback()
+        except Error:
+            self._connection.close()
+
+
+class _GuardWatch:
+    """Lets the guard of a request act at the right moments on one connection.
+
+    These are before the first statement, before each transaction, and before each COMMIT.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._set_autocommit = connection.set_autocommit
+        self._make_cursor = connection.make_cursor
+        self._make_debug_cursor = connection.make_debug_cursor
+        self._busy = False
+        self._wrote = False
+        self._of_transaction: Guard | None = None
+        connection.set_autocommit = self.set_autocommit
+        connection.make_cursor = lambda cursor: self._watched(self._make_cursor(cursor))
+        connection.make_debug_cursor = lambda cursor: self._watched(self._make_debug_cursor(cursor))
+        connection.execute_wrappers.insert(0, self.execute)  # It sees a write before others do.
+
+    def opened(self) -> None:
+        """Hears of a connection that has just been opened, maybe because a transaction begins."""
+        if guard := self.guard:
+            self._of_transaction, self._wrote = guard, True
+            self.raise_with(guard)
+
+    @property
+    def guard(self) -> Guard | None:
+        """The guard of what runs now, if it has anything to do with this database."""
+        if self._busy:
+            return None
+        guard = current_guard()
+        return guard if guard and guard.covers(self._connection.alias) else None
+
+    def set_autocommit(self, autocommit: bool, *args: Any, **options: Any) -> None:  # noqa: FBT001
+        """Every outermost transaction begins with it: the fence is in the database before."""
+        if not autocommit and not self._busy:
+            self._wrote = False
+            self._of_transaction = self.guard
+            if self._of_transaction:
+                self.raise_with(self._of_transaction)
+        self._set_autocommit(autocommit, *args, **options)
+        if autocommit and not self._busy:
+            self._of_transaction = None
+
+    def execute(self, execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:  # noqa: FBT001
+        """Runs a statement that came through Django's cursors."""
+        kind = kind_of(sql) if isinstance(sql, str) else Kind.WRITES
+        with self.about_to(kind):
+            return execute(sql, params, many, context)
+
+    @contextmanager
+    def about_to(self, kind: Kind) -> Iterator[None]:
+        """Runs what does ``kind``: in a transaction of its own, which is checked, if it commits itself."""
+        if self._busy or kind in (Kind.CONTROLS, Kind.COMMITS):  # Those are checked as COMMITs are.
+            yield
+            return
+        connection = self._connection
+        in_transaction = connection.in_atomic_block or not connection.get_autocommit()
+        self._wrote = self._wrote or kind is Kind.WRITES
+        guard = self.guard
+        if guard and (not in_transaction or _is_of_tests(connection)):
+            self.raise_with(guard)
+        if guard is None or in_transaction or kind is Kind.READS:
+            yield
+            return
+        with transaction.atomic(using=connection.alias):
+            self._wrote = True
+            yield
+
+    def went_behind(self) -> None:
+        """Notes that the driver's own cursor was used, which may do anything."""
+        self._wrote = True
+        if (
+            not self._connection.in_atomic_block
+            and self._connection.get_autocommit()
+            and self.guard
+        ):
+            raise ConfigurationError(
+                "under a guard, what a cursor of the database's driver does by itself (COPY, say)"
+                " cannot be checked while it commits by itself: put it inside transaction.atomic()"
+            )
+
+    def check(self) -> None:
+        """Asks before COMMIT, if anything may have been written."""
+        guard = self._of_transaction
+        if guard and self._wrote and not self._busy:
+            with self._own_statements():
+                guard.check_on(self._connection)
+
+    def raise_with(self, guard: Guard) -> None:
+        """Puts the fences into the database, which do not stand there yet."""
+        if not self._connection.settings_dict["AUTOCOMMIT"]:
+            raise ConfigurationError(
+                f"the database {self._connection.alias!r} has AUTOCOMMIT off: GUARD commits by"
+                " itself before the work begins, and needs it on"
+            )
+        with self._own_statements():
+            guard.raise_on(self._connection)
+
+    @contextmanager
+    def _own_statements(self) -> Iterator[None]:
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
+
+    def _watched(self, cursor: Any) -> Any:
+        if type(cursor).__init__ is CursorWrapper.__init__:
+            kind: Any = type(cursor)
+            return _watched(kind)(cursor.cursor, cursor.db)
+        self._wrote = True  # It is a custom kind, whose statements are unknown.
+        return cursor
+
+
+def _watch(connection: Any) -> _GuardWatch:
+    """The watch on a connection; it is put there once, and stays."""
+    found: _GuardWatch | None = getattr(connection, _WATCH, None)
+    if found is None:
+        found = _GuardWatch(connection)
+        setattr(connection, _WATCH, found)
+    return found
+
+
+class _WatchedCursor:
+    """A cursor that tells when it is used in ways that execute wrappers do not see."""
+
+    db: Any
+
+    def callproc(self, *args: Any, **kwargs: Any) -> Any:
+        with self._watch.about_to(Kind.WRITES):
+            return super().callproc(*args, **kwargs)  # type: ignore[misc] # CursorWrapper has it
+
+    @property
+    def _watch(self) -> _GuardWatch:
+        found: _GuardWatch = getattr(self.db, _WATCH)
+        return found
+
+
+def _goes_behind(name: str) -> property:
+    def get(self: Any) -> Any:
+        self._watch.went_behind()
+        return getattr(super(_WatchedCursor, self), name, None) or getattr(self.cursor, name)
+
+    return property(get)
+
+
+for _name in ("connection", "copy", "copy_expert", "copy_from", "copy_to", "stream"):
+    setattr(_WatchedCursor, _name, _goes_behind(_name))
+
+
+@cache
+def _watched(kind: Any) -> Any:
+    return type(f"Watched{kind.__name__}", (_WatchedCursor, kind), {})
+
+
+def _is_of_tests(connection: Any) -> bool:
+    """Whether the open transaction is that of a ``TestCase``, which stands for none."""
+    return bool(connection.atomic_blocks) and all(map(is_of_test_case, connection.atomic_blocks))
+
+
+connection_created.connect(_opened, dispatch_uid="weblock")
