@@ -30,18 +30,6 @@ def test_blocking_locks_are_refused(add: Callable[..., object]) -> None:
         add(FastAPI(), locks)
 
 
-def test_a_router_is_no_application() -> None:
-    """The layer stands around the whole application, so a router is refused with what to give."""
-    with pytest.raises(TypeError, match=r"wants the FastAPI application.* given a APIRouter"):
-        install(APIRouter(), "memory://")
-
-
-def test_a_lock_without_depends_is_refused_where_it_stands() -> None:
-    """FastAPI would say that an attribute is missing; the message says what to write."""
-    with pytest.raises(TypeError, match=r"write Depends\(lock\('a:\{b\}'\)\)"):
-        FastAPI().post("/items", dependencies=[lock("a:{b}")])(nothing)
-
-
 Held = Annotated[AsyncLease, Depends(lock("x"))]
 
 

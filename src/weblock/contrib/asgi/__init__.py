@@ -8,12 +8,13 @@ from ..rules import Rule, RuleSet
 from .layer import RequestLayer
 from .middleware import LockMiddleware
 from .problems import Problem, Rewrite, problem_of
-from .request import RequestLocks, request_locks
+from .request import RequestLease, RequestLocks, request_locks
 
 __all__ = [
     "LockMiddleware",
     "Problem",
     "RequestLayer",
+    "RequestLease",
     "RequestLocks",
     "Rewrite",
     "Rule",

@@ -212,6 +212,11 @@ def opened(
             "a Locks blocks the thread that waits, and an ASGI application awaits its locks: give"
             " AsyncLocks.from_url(...), or the engine's URL"
         )
+    if not isinstance(locks, str | Sequence | None):
+        raise TypeError(
+            f"a {type(locks).__module__}.{type(locks).__qualname__} is neither an AsyncLocks nor the"
+            ' URL of an engine: give "redis://...", or AsyncLocks.from_client(client) for a ready client'
+        )
     return AsyncLocks.from_url(locks, **options), True
 
 

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from ..._face import BaseLease
 from ..._platform.logs import logger
+from ...errors import LeaseLost
 from .protocol import Message, Send
 
 LIMIT: Final = 1024 * 1024
@@ -36,6 +37,15 @@ class Policy(NamedTuple):
     """Tells, by what is true, whether tasks follow the response that it must not wait for."""
     leases: Sequence[BaseLease]
     """What the request holds: when one of them is lost, the response must not promise anything."""
+
+    def check(self) -> None:
+        """Raises ``LeaseLost``, but not for a lease that the application itself released early."""
+        for lease in self.leases:
+            try:
+                lease.check()
+            except LeaseLost as loss:
+                if loss.reason != "released":
+                    raise
 
 
 class Outbox:
@@ -97,8 +107,8 @@ class Outbox:
                 message = {**message, "headers": headers}
         policy = self.policy
         if policy is None or self._is_open or self.sent:
-            for lease in policy.leases if policy and self.promises else ():
-                lease.check()
+            if policy and self.promises:
+                policy.check()
             if self._letting_go:
                 await asyncio.wait({self._letting_go})
             await self._pass_on(message)
@@ -106,8 +116,7 @@ class Outbox:
             self._begin_to_hold(message, policy)
         else:
             if self.promises:
-                for lease in policy.leases:
-                    lease.check()
+                policy.check()
             await self._hold(message, policy)
 
     async def finish(self) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Final, Unpack
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, Self, Unpack
 
-from ..._options import HoldOptions
+from ..._options import Duration, HoldOptions
 from ...aio import AsyncLease, AsyncLocks
 from ...errors import ConfigurationError
 from ...keys import CheckedKey, in_order
+from ...sync import Lease
 from ..request import RequestLeases
 from .inbox import Inbox
 from .outbox import Outbox, Policy, never
@@ -23,6 +24,53 @@ LOOK_AFTER: Final = 0.05
 
 class ClientGone(Exception):
     """The client left while its request was waiting for a lock."""
+
+
+class RequestLease(AsyncLease, Lease):
+    """The lease of a request: an ``AsyncLease`` on the event loop, a ``Lease`` in a thread.
+
+    A request is served on both: by dependencies and endpoints that are ``async def``, by others in
+    threads. ``await lease.extend(5)`` extends it for the former, ``lease.extend(5)`` for the latter.
+    """
+
+    __slots__ = ("_loop",)
+
+    def __init__(self, lease: AsyncLease, loop: asyncio.AbstractEventLoop) -> None:
+        self._locker, self._holdings = lease._locker, lease._holdings  # noqa: SLF001 - it is theirs
+        self._loop = loop
+
+    def extend(self, by: Duration) -> Any:
+        """Move the deadline into the future. See ``AsyncLease.extend`` and ``Lease.extend``."""
+        return self._here(AsyncLease.extend(self, by))
+
+    def release(self) -> Any:
+        """Give the keys back before the request ends. See ``AsyncLease`` and ``Lease.release``."""
+        return self._here(AsyncLease.release(self))
+
+    def on_lost(self, callback: Callable[[], None]) -> None:
+        """Call a function once when the lease is lost: in the event loop, or in another thread."""
+        face = AsyncLease if _on_a_loop() else Lease
+        face.on_lost(self, callback)
+
+    def __enter__(self) -> Self:
+        """Return the lease, which is released when the block ends."""
+        if _on_a_loop():
+            raise TypeError(f"{self!r} blocks in threads alone: write async with")
+        return self
+
+    def _here(self, work: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None] | None:
+        """Return the work for an event loop to await; in a thread, wait until it is done."""
+        if _on_a_loop():
+            return work
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def _on_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 class RequestLocks(RequestLeases[AsyncLease]):
@@ -77,7 +125,7 @@ class RequestLocks(RequestLeases[AsyncLease]):
         """Whether a part of the response has been sent, and there is more to come."""
         return self._outbox is not None and self._outbox.streams
 
-    async def acquire(self, *keys: str, **options: Unpack[HoldOptions]) -> AsyncLease:
+    async def acquire(self, *keys: str, **options: Unpack[HoldOptions]) -> RequestLease:
         """Return the lease of the keys; those that this request holds are not acquired again.
 
         Waits as ``AsyncLocks.acquire`` does, and raises what it raises; gives up when the client
@@ -95,7 +143,7 @@ class RequestLocks(RequestLeases[AsyncLease]):
         if self._outbox:
             self._outbox.policy = Policy(self._seconds, background, self.leases)
 
-    async def hold(self, keys: Sequence[CheckedKey], options: HoldOptions) -> AsyncLease:
+    async def hold(self, keys: Sequence[CheckedKey], options: HoldOptions) -> RequestLease:
         """Acquire keys that ``in_order`` returned; for adapters. See ``acquire``."""
         outbox = self._outbox
         if outbox and outbox.policy is None and not self.over:
@@ -107,7 +155,7 @@ class RequestLocks(RequestLeases[AsyncLease]):
             if outbox and self.waited is not None:
                 outbox.timing = b"lock;dur=%.1f" % (1000 * self.waited)
         self._inbox.withholds = True
-        return lease
+        return RequestLease(lease, self.loop)
 
     def leave(self) -> bool:
         """Notes that nobody wants the answer any more. Return whether the work may be cancelled.

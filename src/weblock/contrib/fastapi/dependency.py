@@ -9,7 +9,7 @@ import functools
 import inspect
 import operator
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType
 from typing import Annotated, Any, Final, Literal, NoReturn, Unpack, get_args
@@ -19,16 +19,30 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.requests import HTTPConnection
 
 from ..._options import HoldOptions, Options
-from ...aio import AsyncLease
 from ...errors import ConfigurationError
 from ...keys import CheckedKey, KeyTemplate, Source, in_order
-from ..asgi import RequestLocks, request_locks
+from ..asgi import RequestLease, RequestLocks, request_locks
 from ..request_values import keys_made_by, sent_value
 
 OnLost = Literal["cancel", "continue"]
 
 KeyFunction = Callable[..., Any]
 """A dependency that returns a key, or several: with parameters of its own, ``def`` or async."""
+
+
+class NotOfRequest:
+    """Marks a parameter of ``lock``: FastAPI takes it for one of requests, given ``Depends(lock)``."""
+
+    def __repr__(self) -> str:
+        return "not of a request"
+
+    def __get_pydantic_core_schema__(self, *_: object) -> NoReturn:
+        """Raise ``TypeError``: Pydantic asks how the parameter is read from a request."""
+        raise TypeError(
+            'Depends(lock) names no key: write Depends(lock("create_item")), or'
+            ' Depends(lock("item:{item_id}")) with a parameter of the path'
+        )
+
 
 LOOK_AGAIN: Final = 0.05
 """Seconds after which it is looked again whether a request can be interrupted."""
@@ -39,7 +53,7 @@ class LockDependency:
     """A description of what to lock: equal for equal arguments, and hashable.
 
     As a dependency it acquires, waiting on the event loop also for ``def`` endpoints, and gives
-    the ``AsyncLease``. The layer that ``install`` adds releases, when the request's work is done.
+    the ``RequestLease``. The layer that ``install`` adds releases, when the request's work is done.
     """
 
     keys: tuple[KeyTemplate | KeyFunction, ...]
@@ -49,7 +63,7 @@ class LockDependency:
     def __post_init__(self) -> None:
         # FastAPI sees key functions as what this depends on, and solves them before.
         functions = [key for key in self.keys if not isinstance(key, KeyTemplate)]
-        signature = inspect.signature(self.__call__)
+        signature = inspect.signature(self._acquire)
         parameters = list(signature.parameters.values())[:-1] + [
             inspect.Parameter(
                 f"key_{number}",
@@ -59,6 +73,8 @@ class LockDependency:
             for number, function in enumerate(functions)
         ]
         object.__setattr__(self, "__signature__", signature.replace(parameters=parameters))
+        # Where FastAPI looks to see whether to await what it gets, and not to call it in a thread.
+        object.__setattr__(self, "__call__", LockDependency._acquire)
 
     def __repr__(self) -> str:
         keys = [
@@ -71,13 +87,26 @@ class LockDependency:
     @property
     def dependency(self) -> NoReturn:
         """Raise ``TypeError``: FastAPI asks for it if ``Depends`` was left out."""
-        keys = ", ".join(getattr(key, "text", getattr(key, "__name__", "...")) for key in self.keys)
-        raise TypeError(f"lock({keys!r}) is no dependency by itself: write Depends(lock({keys!r}))")
+        raise TypeError(f"{self!r} is no dependency by itself: write Depends({self!r})")
 
-    async def __call__(
+    def __get_pydantic_core_schema__(self, *_: object) -> NoReturn:
+        """Raise ``TypeError``: Pydantic asks for it if ``Depends`` was left out of ``Annotated``."""
+        raise TypeError(
+            f"{self!r} is no dependency by itself: write Annotated[AsyncLease, Depends({self!r})]"
+        )
+
+    def __call__(self, *function: object, **values: Any) -> Coroutine[Any, Any, RequestLease]:
+        """Return the lease, when it is this request's turn. Raises ``TypeError`` as a decorator."""
+        if function:
+            raise TypeError(
+                f"{self!r} is a dependency, not a decorator: write @app.post(...,"
+                f" dependencies=[Depends({self!r})])"
+            )
+        return self._acquire(**values)
+
+    async def _acquire(
         self, connection: HTTPConnection, background: BackgroundTasks, **made: object
-    ) -> AsyncLease:
-        """The lease, when it is this request's turn."""
+    ) -> RequestLease:
         scope, of_functions = connection.scope, iter(made.values())
         request = request_locks(scope)
         request.hold_back(functools.partial(operator.attrgetter("tasks"), background))
@@ -96,7 +125,9 @@ class LockDependency:
 
 
 def lock(
-    *keys: str | KeyFunction, on_lost: OnLost = "cancel", **options: Unpack[HoldOptions]
+    *keys: Annotated[str | KeyFunction, NotOfRequest()],
+    on_lost: OnLost = "cancel",
+    **options: Unpack[HoldOptions],
 ) -> LockDependency:
     """The dependency that holds ``keys`` while a request is served: ``Depends(lock("cart"))``.
 
@@ -202,7 +233,7 @@ def _declarations(template: KeyTemplate, route: Any) -> list[Declaration]:
 
 def _field_of(source: Source, dependant: Any) -> Any | None:
     fields = declared_fields(dependant, f"{source.kind}_params")
-    return next((field for field in fields if _is_named(field, source)), None)
+    return next((field for field in fields if is_named(field, source)), None)
 
 
 def declared_fields(dependant: Any, kind: str) -> Iterator[Any]:
@@ -212,7 +243,8 @@ def declared_fields(dependant: Any, kind: str) -> Iterator[Any]:
         yield from declared_fields(each, kind)
 
 
-def _is_named(field: Any, source: Source) -> bool:
+def is_named(field: Any, source: Source) -> bool:
+    """Return whether an endpoint's parameter is what a template names."""
     if source.kind == "header":
         return str(field.alias).lower().replace("_", "-") == source.name.replace("_", "-")
     return bool(field.alias == source.name)

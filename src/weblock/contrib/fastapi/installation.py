@@ -57,8 +57,8 @@ def install(
     """
     if not isinstance(app, FastAPI):
         raise TypeError(
-            f"install(app) wants the FastAPI application, once, and was given a {type(app).__name__}:"
-            " its routers and mounted applications are served by the same layer"
+            f"install(app) wants the FastAPI application, and was given {app!r:.200}: call it once,"
+            " with the application; its routers and mounted applications are served by the same layer"
         )
     if app.middleware_stack is not None:
         raise ConfigurationError(

@@ -28,7 +28,12 @@ from ...errors import (
 )
 from ...keys import KeyTemplate
 from ..asgi import Problem
-from .dependency import LockDependency, declared_fields, refuse_unknown_path_parameters
+from .dependency import (
+    LockDependency,
+    declared_fields,
+    is_named,
+    refuse_unknown_path_parameters,
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,24 @@ def check_keys(routes: Sequence[Any]) -> None:
                 refuse_unknown_path_parameters(template, found.parameters)
             except ConfigurationError as error:
                 raise ConfigurationError(f"{found}: {error}") from None
+            _refuse_names_without_alias(template, found)
             _warn_of_spellings(template, found)
+
+
+def _refuse_names_without_alias(template: KeyTemplate, found: LockingRoute) -> None:
+    """Raises for the name that only the endpoint has for what requests send under an alias."""
+    for source in template.in_request().values():
+        if source.kind == "path":
+            continue
+        fields = [*declared_fields(found.route.dependant, f"{source.kind}_params")]
+        if any(is_named(field, source) for field in fields):
+            continue
+        for field in fields:
+            if field.name.lower() == source.name.lower():
+                raise ConfigurationError(
+                    f"{found}: lock({template.text!r}) wants {{{source.kind}.{source.name}}}, which"
+                    f" requests send under its alias: write {{{source.kind}.{field.alias}}}"
+                )
 
 
 def _warn_of_spellings(template: KeyTemplate, found: LockingRoute) -> None:
