@@ -52,6 +52,34 @@ def test_what_a_request_lacks_is_the_requesters_fault(text, problem):
         key(text, path={"id": None}, query="blank=&twice=1&twice=1")
 
 
+@pytest.mark.parametrize(
+    ("sent", "name"),
+    [
+        ("shop.example", "shop.example"),
+        ("Shop.Example:80", "shop.example"),
+        ("shop.example:8443", "shop.example"),
+        ("shop.example.", "shop.example"),
+        ("shop.example.:443", "shop.example"),
+        ("192.0.2.1:8000", "192.0.2.1"),
+        ("[2001:DB8::1]:8000", "%5B2001%3Adb8%3A%3A1%5D"),
+        ("[2001:db8::1]", "%5B2001%3Adb8%3A%3A1%5D"),
+    ],
+)
+def test_a_host_is_its_name_alone(sent, name):
+    """One site is one key, with its port or without, and however its name is written."""
+    template = KeyTemplate.parse("{header.Host}")
+    values = request_values(template, path={}, query="", headers=lambda _: [sent])
+    assert template.fill(values) == name
+
+
+@pytest.mark.parametrize("sent", [[], [""], [":80"], ["a", "b"]])
+def test_a_host_without_a_name_makes_no_key(sent):
+    """As with every header that is missing, empty or repeated."""
+    template = KeyTemplate.parse("{header.host}")
+    with pytest.raises(InvalidKey):
+        template.fill(request_values(template, path={}, query="", headers=lambda _: sent))
+
+
 def test_another_prefix_is_refused():
     """A prefix that no request has is said when the template is looked at."""
     with pytest.raises(ConfigurationError, match="one of path, query, header"):

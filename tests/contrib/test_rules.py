@@ -239,7 +239,7 @@ class TestRefusals:
             ({"key": "{path.shop}"}, "wants the path parameter 'shop'"),
             ({"key": "{cookie.shop}"}, "one of path, query, header"),
             ({"key": "{item"}, "unmatched brace"),
-            ({"key": 7}, "a lock key is a string"),
+            ({"key": 7}, "key=7 must be a template"),
             ({"key": "x", "methods": "POST"}, "must be a list"),
             ({"key": "x", "methods": 7}, "must be a list"),
             ({"key": "x", "methods": []}, "has none"),

@@ -50,8 +50,18 @@ class Problem:
         return json.dumps(content).encode()
 
 
-def problem_of(error: BaseException | None) -> Problem | None:
-    """The problem that an error of weblock is to a client; ``None`` for one that is no such."""
+def problem_of(error: BaseException | None, *, debug: bool = False) -> Problem | None:
+    """The problem that an error of weblock is to a client; ``None`` for one that is no such.
+
+    With ``debug``, an outage says where the engine is, and what is wrong with it: nothing to strangers.
+    """
+    problem = _problem_of(error)
+    if problem and debug and isinstance(error, EngineUnavailable):
+        problem.more["debug"] = str(error)
+    return problem
+
+
+def _problem_of(error: BaseException | None) -> Problem | None:
     match error:
         case LockTimeout():
             return Problem(

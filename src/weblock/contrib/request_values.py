@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 from urllib.parse import parse_qsl
 
 from ..errors import ConfigurationError, InvalidKey
 from ..keys import CheckedKey, KeyTemplate, Source, check_key
+
+_HOST: Final = Source("header", "host")
 
 Headers = Callable[[str], Sequence[str]]
 """From the name of a header, in lower case, to its values: several, if it was sent several times."""
@@ -33,7 +36,10 @@ def request_values(
 
 
 def sent_value(source: Source, *, query: str, headers: Headers) -> str | None:
-    """The query parameter or the header; ``None`` if it was not sent. Raises as ``request_values``."""
+    """The query parameter or the header; ``None`` if it was not sent. Raises as ``request_values``.
+
+    The header ``Host`` is the host's name alone: see ``_host_name``.
+    """
     if source.kind == "header":
         found = headers(source.name)
     else:
@@ -43,7 +49,19 @@ def sent_value(source: Source, *, query: str, headers: Headers) -> str | None:
         raise InvalidKey(
             f"a lock wants one {source.kind} value of {source.name!r}, and the request has {len(found)}"
         )
-    return found[0] if found else None
+    if not found:
+        return None
+    return _host_name(found[0]) if source == _HOST else found[0]
+
+
+def _host_name(header: str) -> str:
+    """Return the name in a ``Host`` header: in lower case, without the port and a dot at the end.
+
+    Routers that choose by host, Starlette's and Django's, mind none of these; and a client may write
+    the default port, or leave it out.
+    """
+    name, bracket, _ = header.strip().lower().partition("]")
+    return name + bracket if bracket else name.partition(":")[0].removesuffix(".")
 
 
 def keys_made_by(function: Callable[..., object], made: object) -> list[CheckedKey]:

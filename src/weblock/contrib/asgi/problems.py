@@ -45,9 +45,14 @@ Rewrite = Callable[[Problem, WeblockError], Problem]
 """From a problem, and the error that it comes of, to the problem that is answered."""
 
 
-def problem_of(error: BaseException | None, rewrite: Rewrite | None = None) -> Problem | None:
-    """The problem that an error of weblock is to a client; ``None`` for one that is no such."""
-    found = problems.problem_of(error)
+def problem_of(
+    error: BaseException | None, rewrite: Rewrite | None = None, *, debug: bool = False
+) -> Problem | None:
+    """The problem that an error of weblock is to a client; ``None`` for one that is no such.
+
+    With ``debug``, that of an outage names the engine.
+    """
+    found = problems.problem_of(error, debug=debug)
     if found is None:
         return None
     problem = Problem(**vars(found))

@@ -131,8 +131,14 @@ class RequestLocks(RequestLeases[AsyncLease]):
         Waits as ``AsyncLocks.acquire`` does, and raises what it raises; gives up when the client
         has gone. Two requests that acquire the same keys one by one, in different orders, wait for
         one another until one of them times out: acquire keys that belong together in one call.
-        Raises ``ConfigurationError`` when the request has ended, for nobody would release.
+        Raises ``ConfigurationError`` when the request has ended, for nobody would release, and for
+        what is no string.
         """
+        if not keys or not all(isinstance(key, str) for key in keys):
+            raise ConfigurationError(
+                f"acquire{keys!r:.80} names no key: give one string or several, as in"
+                ' acquire("cart:7", "stock:3")'
+            )
         return await self.hold(in_order(keys), options)
 
     def hold_back(self, background: Callable[[], object] = never) -> None:

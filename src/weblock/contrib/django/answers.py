@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -14,7 +13,7 @@ from django.template.exceptions import TemplateDoesNotExist
 from django.template.loader import select_template
 from django.utils.cache import patch_vary_headers
 
-from ...errors import EngineUnavailable, LockTimeout, WeblockError
+from ...errors import LockTimeout, WeblockError
 from ..problems import Problem, problem_of
 from . import settings
 from .view_lock import DEFAULT, BusyView, ViewLock, acall, call
@@ -77,12 +76,9 @@ def _busy_view(lock: ViewLock | None, error: Exception) -> BusyView | None:
 
 
 def _problem(error: WeblockError, lock: ViewLock | None) -> Problem | None:
-    problem = problem_of(error)
+    problem = problem_of(error, debug=django_settings.DEBUG)
     if problem is None:
         return None
-    if django_settings.DEBUG and isinstance(error, EngineUnavailable):
-        # Where the engine is, and what is wrong with it, is nothing to strangers.
-        problem = replace(problem, more={**problem.more, "debug": str(error)})
     rewrite = settings.rewrite_of(lock.alias if lock else DEFAULT)
     return rewrite(problem, error) if rewrite else problem
 

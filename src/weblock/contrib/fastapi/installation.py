@@ -93,6 +93,7 @@ class _Answers:
 
     def __init__(self, app: FastAPI, rewrite: Rewrite | None) -> None:
         handlers: MutableMapping[Any, Any] = app.exception_handlers
+        self._app = app
         self._handlers = handlers
         self._rewrite = rewrite
         for error in ANSWERED:
@@ -100,7 +101,8 @@ class _Answers:
 
     def problem_of(self, error: WeblockError) -> Problem | None:
         """The problem that ``error`` is here; ``None`` where a handler of the user's answers it."""
-        return self._problem(error) if self._handler_of(error) == self._handle else None
+        handled = self._handler_of(error) == self._handle
+        return problem_of(error, self._rewrite) if handled else None
 
     def of(self, error: BaseException) -> App | None:
         """Return the response to an error that left the application, as it would answer itself.
@@ -135,6 +137,6 @@ class _Answers:
         return self._problem(error)
 
     def _problem(self, error: WeblockError) -> Problem:
-        problem = problem_of(error, self._rewrite)
+        problem = problem_of(error, self._rewrite, debug=self._app.debug)
         assert problem is not None
         return problem

@@ -134,6 +134,12 @@ class Match:
 
 def _keys(given: object) -> tuple[KeyTemplate, ...]:
     texts = given if isinstance(given, list | tuple) else [given]
+    if not all(isinstance(text, str) for text in texts):
+        raise ConfigurationError(
+            f"key={given!r:.80} must be a template such as 'shop:{{shop}}', or a list of them. A key"
+            " that only a function can make is acquired in the application:"
+            " await request_locks(scope).acquire(key)"
+        )
     return tuple(map(KeyTemplate.parse, texts))
 
 

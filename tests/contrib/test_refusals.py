@@ -1,0 +1,140 @@
+"""What a request that was refused its lock is told, by rules and under FastAPI alike."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fastapi import Depends, FastAPI
+from fastapi.requests import HTTPConnection
+
+from weblock import AsyncLocks, ConfigurationError, EngineUnavailable
+from weblock.contrib.asgi import LockMiddleware, Rule, request_locks
+from weblock.contrib.fastapi import install, lock
+
+from .wire import Exchange
+
+
+async def answer(scope, receive, send):
+    """The smallest application."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"done"})
+
+
+def ruled(locks: AsyncLocks, work: Callable[[], Any]) -> LockMiddleware:
+    """An application behind rules."""
+
+    async def app(scope, receive, send):
+        await work()
+        await answer(scope, receive, send)
+
+    return LockMiddleware(app, locks, [Rule("/items", key="x", wait=0.01)])
+
+
+def depending(locks: AsyncLocks, work: Callable[[], Any]) -> FastAPI:
+    """An application of FastAPI."""
+    app = FastAPI()
+    install(app, locks)
+
+    @app.post("/items", dependencies=[Depends(lock("x", wait=0.01, on_lost="continue"))])
+    async def create() -> None:
+        await work()
+
+    return app
+
+
+async def nothing() -> None:
+    """Work that is none."""
+
+
+@pytest.mark.parametrize("make", [ruled, depending])
+class TestServerTiming:
+    """``Server-Timing`` says how long the request has waited, whatever the answer is."""
+
+    async def test_of_a_busy_key(self, locks, make):
+        """A 409."""
+        exchange = Exchange()
+        async with locks.hold("x"):
+            await exchange.served_by(make(locks, nothing))
+        assert exchange.status == 409
+        assert exchange.headers["server-timing"].startswith("lock;dur=")
+
+    async def test_of_an_engine_that_is_down(self, locks, make, monkeypatch):
+        """A 503."""
+
+        async def fail(*call):
+            raise EngineUnavailable("redis://inner-host:6379", "connection refused")
+
+        monkeypatch.setattr(locks, "_acquire", fail)
+        exchange = Exchange()
+        await exchange.served_by(make(locks, nothing))
+        assert (exchange.status, exchange.problem["code"]) == (503, "engine_unavailable")
+        assert exchange.headers["server-timing"].startswith("lock;dur=")
+
+    async def test_of_a_lost_lease(self, locks, make):
+        """A 503, too: the request had waited for what it lost."""
+
+        async def lose():
+            await locks.force_release("x")
+
+        exchange = Exchange()
+        await exchange.served_by(make(locks, lose))
+        assert (exchange.status, exchange.problem["code"]) == (503, "lease_lost")
+        assert exchange.headers["server-timing"].startswith("lock;dur=")
+
+
+@pytest.mark.parametrize("debug", [False, True])
+async def test_an_outage_is_explained_to_its_developer(locks, monkeypatch, debug):
+    """With ``FastAPI(debug=True)``, a 503 names the engine and what is wrong with it; else it does not."""
+
+    async def fail(*call):
+        raise EngineUnavailable("redis://inner-host:6379", "connection refused")
+
+    monkeypatch.setattr(locks, "_acquire", fail)
+    app = depending(locks, nothing)
+    app.debug = debug
+    exchange = Exchange()
+    await exchange.served_by(app)
+    assert exchange.status == 503
+    assert ("inner-host" in exchange.body.decode()) == debug
+    assert "debug" not in str(app.openapi())
+
+
+WRONG = pytest.mark.parametrize("keys", [(), (None,), (7,), ([],), ("a", None), (b"a",)], ids=repr)
+
+
+class TestWrongKeys:
+    """What is no key is an error of the application, and no 400 that blames its client."""
+
+    @WRONG
+    async def test_acquired_behind_rules(self, locks, keys):
+        """It says what was given, and what to give."""
+
+        async def app(scope, receive, send):
+            await request_locks(scope).acquire(*keys)
+
+        layer = LockMiddleware(app, locks, [Rule("/items", key="x")])
+        with pytest.raises(
+            ConfigurationError, match=r"acquire\(.*\) names no key: give one string"
+        ):
+            await Exchange().served_by(layer)
+
+    @WRONG
+    async def test_acquired_under_fastapi(self, locks, keys):
+        """So it is in an endpoint."""
+        app = FastAPI()
+        install(app, locks)
+
+        @app.post("/items")
+        async def create(connection: HTTPConnection) -> None:
+            await request_locks(connection.scope).acquire(*keys)
+
+        with pytest.raises(
+            ConfigurationError, match=r"acquire\(.*\) names no key: give one string"
+        ):
+            await Exchange().served_by(app)
+
+    @pytest.mark.parametrize("key", [None, 7, ["a", None], [7], lambda scope: "a"])
+    def test_of_a_rule(self, key):
+        """A rule has templates; a function's key is acquired in the application, and it says how."""
+        with pytest.raises(ConfigurationError, match=r"template such as .*acquire\(key\)"):
+            Rule("/items", key=key)
