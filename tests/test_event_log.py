@@ -192,18 +192,27 @@ def test_a_dead_server_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     assert lines[1].__dict__["requests"] >= 4
 
 
-def test_levels_may_change_at_any_time(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("logger", ["weblock", None])
+def test_levels_may_change_at_any_time(
+    logger: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
     """Locks made before logging was set up log what it asks for from the next acquisition on."""
-    caplog.set_level(logging.WARNING, "weblock")
-    with Locks.from_url(f"memory://{uuid.uuid4().hex}") as locks:
+    engine = f"memory://{uuid.uuid4().hex}"
+
+    def logged() -> list[str]:
+        facts = [each.__dict__ for each in caplog.records]
+        return [each["event"] for each in facts if each.get("engine") == engine]
+
+    caplog.set_level(logging.NOTSET, "weblock")
+    caplog.set_level(logging.WARNING, logger)
+    with Locks.from_url(engine) as locks:
         locks.acquire("a").release()
-        assert not caplog.records
-        caplog.set_level(logging.DEBUG, "weblock")
+        assert not logged()
+        caplog.set_level(logging.DEBUG, logger)
         with locks.hold("a"), pytest.raises(LockTimeout):
             locks.acquire("a", wait=0)
-        names = [each.__dict__["event"] for each in caplog.records]
-        assert names == ["acquired", "timed_out", "released"]
-        caplog.set_level(logging.WARNING, "weblock")
+        assert logged() == ["acquired", "timed_out", "released"]
+        caplog.set_level(logging.WARNING, logger)
         caplog.clear()
         locks.acquire("a").release()
-        assert not caplog.records
+        assert not logged()

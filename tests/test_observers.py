@@ -13,6 +13,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,9 +22,19 @@ import pytest
 from tests.support.events import Heard
 from tests.support.forks import needs_fork
 from tests.support.waiting import PATIENCE, eventually
-from weblock import AsyncLocks, ConfigurationError, Key, Locks, Observer, observe
-from weblock._runtime import observing
-from weblock.events import EVENTS, Acquired, Answered, Event, Lost, NotRenewed, Released
+from weblock import (
+    AsyncLocks,
+    ConfigurationError,
+    EngineUnavailable,
+    Key,
+    Locks,
+    Observer,
+    events,
+    observe,
+)
+from weblock._core import observers, telling
+from weblock._runtime import event_log, observing
+from weblock.events import EVENTS, Acquired, Answered, Available, Event, Lost, NotRenewed, Released
 
 
 @pytest.fixture
@@ -290,21 +301,63 @@ def test_many_threads_tell_without_losing_any(url: str) -> None:
     assert len(set(fences[Acquired])) == 200
 
 
-def test_what_nobody_wants_costs_no_call(url: str) -> None:
-    """With no observer but the log, acquiring and releasing builds no event and calls nothing for one."""
+@pytest.mark.parametrize("face", [Locks, AsyncLocks])
+def test_what_nobody_wants_costs_no_call(face: type[Locks | AsyncLocks], url: str) -> None:
+    """With no observer but the log, acquiring and releasing builds no event, and calls nothing for one."""
     called: list[str] = []
+    of_events = {"logging", events.__name__, observers.__name__, telling.__name__}
+    of_events |= {observing.__name__, event_log.__name__}
 
     def note(frame: Any, event: str, _arg: object) -> None:
-        name = frame.f_code.co_filename
-        if event == "call" and ("events.py" in name or "observ" in name or "telling" in name):
+        if event == "call" and frame.f_globals["__name__"] in of_events:
             called.append(frame.f_code.co_name)
 
     assert not logging.getLogger("weblock").isEnabledFor(logging.DEBUG)
-    with Locks.from_url(url) as locks:
-        locks.acquire("a").release()
+    with once_at_a_time(face, url) as acquire_and_release:
+        acquire_and_release()
         sys.setprofile(note)
         try:
-            locks.acquire("a").release()
+            acquire_and_release()
         finally:
             sys.setprofile(None)
     assert called == []
+
+
+@contextmanager
+def once_at_a_time(face: type[Locks | AsyncLocks], url: str) -> Iterator[Callable[[], None]]:
+    """A function that acquires and releases a key by one of the two faces."""
+    if issubclass(face, Locks):
+        with face.from_url(url) as locks:
+            yield lambda: locks.acquire("a").release()
+        return
+
+    async def acquire_and_release() -> None:
+        await (await in_loop.acquire("a")).release()
+
+    with asyncio.Runner() as runner:
+        in_loop = face.from_url(url)
+        yield lambda: runner.run(acquire_and_release())
+        runner.run(in_loop.close())
+
+
+def test_an_outage_that_no_acquisition_met_ends_too(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that failed while it was only pinged is told to answer again with the next acquisition."""
+    heard = Heard()
+
+    async def look(_name: str) -> None:
+        raise EngineUnavailable(url, "it is down")
+
+    with Locks.from_url(url, observers=[heard.observer]) as locks:
+        with monkeypatch.context() as down:
+            down.setattr(locks._locker.store, "look", look)
+            for _ in range(2):
+                with pytest.raises(EngineUnavailable):
+                    locks.ping()
+        locks.acquire("a").release()
+        locks.acquire("a").release()
+    lease = ["acquired", "released"]
+    assert heard.names == ["unavailable", "unavailable", "available", *lease, *lease]
+    (back,) = heard.of(Available)
+    assert back.requests == 2

@@ -6,7 +6,6 @@ import re
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from logging import DEBUG
 from typing import Final, Generic, Self, TypeVar, Unpack
 
 from ._core.acquiring import Caller, Locker
@@ -19,7 +18,7 @@ from ._platform.greenlets import renewed_by_greenlet
 from ._platform.logs import logger
 from ._runtime.clock import control
 from ._runtime.keeper import keeper_of, leave_keeper
-from ._runtime.observing import Audience, Observer, as_observer, debugging
+from ._runtime.observing import LOGGER, ROOT, Audience, Observer, as_observer
 from .errors import ConfigurationError, EngineUnavailable
 from .events import Event, FailedOpen, Forced, NotRenewed
 from .inspection import KeyInfo, KeyInfos, info_of
@@ -191,8 +190,10 @@ class Face:
             _warn_of_templates(keys)
         locker = self._locker
         observers = self._observers
-        if debugging(DEBUG) is not observers.debugs or (
-            observers.sleepers and observers.some_wake()
+        if (
+            LOGGER.level != observers.level
+            or ROOT.level != observers.root_level
+            or (observers.sleepers and observers.some_wake())
         ):
             observers.refresh()
         try:
@@ -237,8 +238,7 @@ class Face:
             health = self._locker.health
             health.refused(failure, operation, name, self.label, since=since)
             raise
-        if self._locker.health.outage.last is not None:
-            self._locker.health.answers_again()
+        self._locker.health.answers()
         return answer
 
     async def _ping(self) -> float:

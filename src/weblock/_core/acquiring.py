@@ -18,7 +18,7 @@ from ..keys import unqualified
 from .attempts import Attempts
 from .holding import Anchor, Hands, Holding, Status, Terms, Unprotected
 from .keeping import LATEST, Debt, Keeper
-from .observers import NOBODY, Observers
+from .observers import Observers
 from .outage import LONGEST as OUTAGE
 from .pace import Pace
 from .ports import Ask, Grasp, Pulse, Reply, Runtime, Store, Switchboard, Unfinished
@@ -62,7 +62,7 @@ class Attempt(NamedTuple):
     """One of several attempts of a caller to acquire keys."""
 
     since: float
-    """The time of the first attempt."""
+    """The time of the first attempt, or when the caller got the key before this one."""
     last: bool
 
 
@@ -77,15 +77,15 @@ class Locker:
         keeper: Keeper,
         switchboard: Switchboard,
         engine: str,
-        observers: Observers = NOBODY,
+        observers: Observers | None = None,
     ) -> None:
         self.engine = engine
-        self.observers = observers
+        self.observers = observers or Observers(engine, runtime.now)
         self.store = store
         self.runtime = runtime
         self.keeper = keeper
         self.switchboard = switchboard
-        self.health = Health(observers)
+        self.health = Health(self.observers)
 
     async def acquire(
         self,
@@ -104,10 +104,12 @@ class Locker:
             self._refuse_to_wait_for_oneself(keys)
         asked = self.runtime.now()
         give_up_at = None if wait is None else asked + wait
-        since = asked if attempt is None else attempt.since
         got: Hands[Holding] = Hands()
         try:
             for key in keys:  # Those got so far are given back if the next one fails.
+                if got:
+                    asked = got[-1].since
+                    attempt = attempt and attempt._replace(since=asked)
                 one = Acquisition(
                     self,
                     key,
@@ -115,12 +117,10 @@ class Locker:
                     wait,
                     give_up_at=give_up_at,
                     caller=caller,
-                    since=since,
-                    final=attempt is None or attempt.last,
+                    asked=asked,
+                    attempt=attempt,
                 )
-                held = await one.run(got)
-                got.append(held)
-                since = held.since
+                got.append(await one.run(got))
             if len(got) > 1:  # The first may have been lost while we waited for the last.
                 for holding in got:
                     holding.check(self.runtime.now())
@@ -289,8 +289,8 @@ class Acquisition:
         *,
         give_up_at: float | None,
         caller: Caller | None,
-        since: float,
-        final: bool,
+        asked: float,
+        attempt: Attempt | None,
     ) -> None:
         self._runtime = runtime = locker.runtime
         self.owner = owner = runtime.new_owner()
@@ -302,8 +302,8 @@ class Acquisition:
         self._room = 0 if wait == 0 else terms.max_waiters
         self._give_up_at = give_up_at
         self._caller = caller
-        self._since = since
-        self._final = final
+        self._asked = asked
+        self._attempt = attempt
         label = caller.label if caller and caller.label else terms.label
         ttl = terms.ttl if terms.max_hold is None else terms.first_ttl
         self._claim = Claim(owner, locker.store.process, ttl, label)
@@ -394,10 +394,8 @@ class Acquisition:
                 raise
             else:
                 self._anchor = Anchor(reply.now, sent)
-                if self._locker.health.outage.last is not None:
-                    self._locker.health.answers_again()
-                if self._observers.wants_answers:
-                    tell_answer(self._observers, "acquire", sent, failed=False)
+                if self._observers.heeds_answers:
+                    self._locker.health.answered("acquire", sent)
                 return reply
             await self._prepare_to_wait()
             # Whatever the bell has to say, the engine says it again to the next question.
@@ -410,9 +408,9 @@ class Acquisition:
         A section that runs in any case (``fail_open``) does not wait again for an engine that
         others have found to be down.
         """
-        now = self._runtime.now()
-        known = self._locker.health.outage.failed(sent, now)
-        return max(known, now - since) if self._terms.fail_open else now - since
+        known = self._locker.health.failed(sent)
+        own = self._runtime.now() - since
+        return max(known, own) if self._terms.fail_open else own
 
     async def _queue(self, answer: Waiting, now: float) -> Grasp | Ask:
         """Wait in the queue until there is something to do."""
@@ -477,14 +475,19 @@ class Acquisition:
         )
         keeper.keep_holding(holding)
         if self._observers.wants_leases:
-            tell_acquired(holding, self._since, handed_over=self._pace is not None)
+            tell_acquired(holding, self._since(), handed_over=self._pace is not None)
         return holding
+
+    def _since(self) -> float:
+        """Return when the caller first asked for the key, or got the one before it."""
+        return self._attempt.since if self._attempt else self._asked
 
     def _tell_end(self, failure: BaseException) -> None:
         """Report that the caller did not get the key, and why."""
-        observers, key, label, since = self._observers, self.key, self._claim.label, self._since
-        if not self._final and isinstance(failure, LockTimeout | EngineRecovering):
+        attempt = self._attempt
+        if attempt and not attempt.last and isinstance(failure, LockTimeout | EngineRecovering):
             return
+        observers, key, label, since = self._observers, self.key, self._claim.label, self._since()
         place = self._pace.place if self._pace else None
         if isinstance(failure, EngineUnavailable) and not self._locker.keeper.over:
             health = self._locker.health

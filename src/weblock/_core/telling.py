@@ -31,17 +31,32 @@ AGAIN: Final = 1.0
 class Health:
     """How an engine has answered the callers of one ``Locks``."""
 
-    __slots__ = ("_observers", "_recovering_until", "outage")
+    __slots__ = ("_observers", "_outage", "_recovering_until")
 
     def __init__(self, observers: Observers) -> None:
         self._observers = observers
         self._recovering_until = float("-inf")
-        self.outage = Outage()
+        self._outage = Outage()
 
-    def answers_again(self) -> None:
-        """Record the first answer after a failure."""
+    def answered(self, operation: str, sent: float) -> None:
+        """Record an answer of the engine to a request of ``sent``."""
+        self.answers()
+        tell_answer(self._observers, operation, sent, failed=False)
+
+    def failed(self, sent: float) -> float:
+        """Record that the engine has not answered a request of ``sent``.
+
+        Return the seconds for which it has not answered any caller.
+        """
+        failing_for = self._outage.failed(sent, self._observers.now())
+        self._observers.engine_fails(fails=True)
+        return failing_for
+
+    def answers(self) -> None:
+        """Record that the engine answers: if it had failed, that is over."""
         observers = self._observers
-        lasted, requests = self.outage.end(observers.now())
+        observers.engine_fails(fails=False)
+        lasted, requests = self._outage.end(observers.now())
         if requests and Available in observers.wanted:
             engine = observers.engine
             observers.tell(Available(engine=engine, lasted=lasted, requests=requests))
@@ -72,7 +87,8 @@ class Health:
         """
         observers, recovering = self._observers, isinstance(failure, EngineRecovering)
         if not recovering:
-            self.outage.requests += 1
+            self.failed(since)
+            self._outage.requests += 1
         if Unavailable not in observers.wanted:
             return
         about = observers.about(name, label)

@@ -27,8 +27,12 @@ FLUSH: Final = 1.0
 
 _EVERY: Final = frozenset(EVENTS.values()) - {Answered}
 
-debugging: Final = logging.getLogger("weblock").isEnabledFor
-"""Whether the log wants all that happens, given the level DEBUG."""
+LOGGER: Final = logging.getLogger("weblock")
+ROOT: Final = logging.getLogger()
+"""The two loggers whose levels say whether the log wants all that happens.
+
+Comparing them for each request costs no call, which ``isEnabledFor`` would.
+"""
 
 
 def _always(_event: Event) -> bool:
@@ -120,15 +124,15 @@ _too_slow = Seldom(60.0)
 class Audience(Observers):
     """The observers of one ``Locks``: its own, those of the whole process, and the log."""
 
-    __slots__ = ("_looks", "_own", "debugs", "sleepers")
+    __slots__ = ("_looks", "_own", "level", "root_level", "sleepers")
 
     def __init__(
         self, engine: str, now: Callable[[], float], observers: Iterable[Observer]
     ) -> None:
         super().__init__(engine, now)
         self._own = tuple(observers)
-        self.debugs = False
-        """Whether the log wants all that happens."""
+        self.level = self.root_level = logging.NOTSET
+        """The levels of ``LOGGER`` and ``ROOT`` at the last look."""
         self.sleepers: Sequence[Callable[[], bool]] = ()
         """Observers that want nothing yet."""
         self._looks = Seldom(0.1)
@@ -149,9 +153,10 @@ class Audience(Observers):
 
     def refresh(self) -> None:
         """Finds out anew who wants what."""
-        self.debugs = debugging(DEBUG)
+        self.level, self.root_level = LOGGER.level, ROOT.level
+        debugs = (self.level or self.root_level) <= DEBUG
         wanted: dict[type[Event], list[Listener]] = {}
-        logged = event_log.KINDS if self.debugs else event_log.RARE
+        logged = event_log.KINDS if debugs else event_log.RARE
         listeners: list[tuple[Collection[type[Event]], Listener]] = [(logged, event_log.write)]
         observers = (*_everywhere.observers, *self._own)
         self.sleepers = [each.asleep for each in observers if each.asleep and each.asleep()]
