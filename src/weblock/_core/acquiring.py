@@ -40,6 +40,9 @@ BEAT: Final = 1.0
 GRACE: Final = 0.01
 """Seconds after a lease's end at which the first waiter asks whether it has ended."""
 
+LOOK: Final = 0.5
+"""Seconds between two calls of ``Caller.while_waiting``."""
+
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 1.0
 """Seconds between attempts to reach an engine that does not answer."""
@@ -56,6 +59,11 @@ class Caller(NamedTuple):
     """The flow of control that the lease belongs to."""
     before_waiting: Callable[[], Awaitable[object]] | None = None
     """Called once if a key is not free, before the caller waits for it."""
+    while_waiting: Callable[[], object] | None = None
+    """Called every ``LOOK`` seconds while the caller waits. An exception that it raises ends the wait.
+
+    It is for callers in threads, which cannot be cancelled from outside.
+    """
 
 
 class Attempt(NamedTuple):
@@ -144,6 +152,8 @@ class Locker:
             except (LockTimeout, EngineRecovering):
                 if caller and caller.before_waiting:
                     await caller.before_waiting()
+                if caller and caller.while_waiting:
+                    caller.while_waiting()
                 await self.runtime.sleep(pause * (0.5 + self.runtime.jitter() / 2))
         try:
             return await self.acquire(keys, terms, 0, caller, Attempt(since, last=True))
@@ -423,10 +433,16 @@ class Acquisition:
         return await self._turn()
 
     async def _turn(self) -> Grasp | Ask:
-        patience = self._patience()
-        message = await self._bell.heard(None if patience == INFINITE else max(0.0, patience))
-        if message is None:
-            raise self._timeout()
+        while_waiting = self._caller.while_waiting if self._caller else None
+        message = None
+        while message is None:
+            patience = self._patience()
+            timeout = patience if while_waiting is None else min(LOOK, patience)
+            message = await self._bell.heard(None if timeout == INFINITE else max(0.0, timeout))
+            if message is None and timeout == patience:
+                raise self._timeout()
+            if message is None and while_waiting:
+                while_waiting()
         while isinstance(message, Ask) and message.after:
             pause = max(0.0, min(message.after, self._patience()))
             message = await self._bell.heard(pause) or Ask()

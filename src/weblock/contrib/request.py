@@ -37,7 +37,16 @@ LONGEST_LABEL: Final = 200
 class RequestLeases(Generic[L]):
     """What one request holds, from its first key until everything is released."""
 
-    __slots__ = ("_by_key", "_method", "_path", "flow", "leases", "over", "waited")
+    __slots__ = (
+        "_by_key",
+        "_method",
+        "_path",
+        "flow",
+        "leases",
+        "over",
+        "waited",
+        "while_waiting",
+    )
 
     def __init__(self, method: str, path: str) -> None:
         self.leases: list[L] = []
@@ -46,6 +55,8 @@ class RequestLeases(Generic[L]):
         """Whether the request has ended: it acquires nothing any more."""
         self.waited: float | None = None
         """Seconds that it has waited for keys; ``None`` if it has asked for none."""
+        self.while_waiting: Callable[[], object] | None = None
+        """Called now and then while the request waits in a thread; what it raises ends the wait."""
         self._by_key: dict[tuple[object, str], L] = {}
         self._method = method
         self._path = path
@@ -129,7 +140,7 @@ class RequestLeases(Generic[L]):
         if "label" not in options:
             path = quote(self._path, errors="replace")
             label = f"{locks._options.label} {self._method} {path}"[:LONGEST_LABEL]  # noqa: SLF001
-        caller = Caller(label, self.flow, before_waiting)
+        caller = Caller(label, self.flow, before_waiting, self.while_waiting)
         began = time.perf_counter()
         try:
             locker, holdings = await locks._acquire(keys, options, caller)  # noqa: SLF001

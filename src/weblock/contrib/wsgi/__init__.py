@@ -1,0 +1,25 @@
+"""The request layer of WSGI: it owns the leases of an HTTP request, whatever the framework.
+
+Frameworks' adapters acquire through it, from inside (``request_locks``); it releases, from outside.
+``LockMiddleware`` acquires by itself, what its rules say. Needs nothing but Python.
+"""
+
+from ..problems import Problem
+from ..rules import Rule, RuleSet
+from .clients import ClientGone
+from .layer import RequestLayer
+from .middleware import LockMiddleware
+from .problems import Rewrite
+from .request import RequestLocks, request_locks
+
+__all__ = [
+    "ClientGone",
+    "LockMiddleware",
+    "Problem",
+    "RequestLayer",
+    "RequestLocks",
+    "Rewrite",
+    "Rule",
+    "RuleSet",
+    "request_locks",
+]

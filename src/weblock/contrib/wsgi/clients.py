@@ -1,0 +1,71 @@
+"""Whether the client of a waiting request is still there, where its server lets an application see it.
+
+WSGI has no message for it. But some servers put more into ``environ`` than it asks for: gunicorn and
+Werkzeug the connection itself, waitress a function; and uWSGI has a module.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+from wsgiref.types import WSGIEnvironment
+
+from ..._platform.greenlets import original
+
+SOCKETS: Final = ("gunicorn.socket", "werkzeug.socket")
+"""Where servers put the connection."""
+
+_HUNG_UP: Final = getattr(select, "POLLRDHUP", 0)
+"""Linux tells that the other side has closed, also when it has sent more than was read."""
+
+
+class ClientGone(Exception):
+    """The client left while its request was waiting for a lock."""
+
+
+def watch(environ: WSGIEnvironment) -> Callable[[], None] | None:
+    """Return a function that raises ``ClientGone`` when the client has gone.
+
+    ``None`` where the server does not let us see it.
+    """
+    is_gone = _look_of(environ)
+    if is_gone is None:
+        return None
+
+    def look() -> None:
+        if is_gone():
+            raise ClientGone
+
+    return look
+
+
+def _look_of(environ: WSGIEnvironment) -> Callable[[], bool] | None:
+    told: Callable[[], bool] | None = environ.get("waitress.client_disconnected")
+    if told is not None:
+        return told
+    for name in SOCKETS:
+        connection = environ.get(name)
+        if isinstance(connection, socket.socket) and _HUNG_UP:
+            return lambda: _has_hung_up(connection)
+    uwsgi = sys.modules.get("uwsgi")
+    if uwsgi is not None and hasattr(uwsgi, "is_connected"):
+        return _look_of_uwsgi(uwsgi)
+    return None
+
+
+def _has_hung_up(connection: socket.socket) -> bool:
+    """Asks the kernel, and reads nothing: what the client has sent is for the application."""
+    descriptor = connection.fileno()
+    if descriptor < 0:
+        return True
+    poll = original("select", "poll")()  # gevent's own knows nothing of this event.
+    poll.register(descriptor, _HUNG_UP)
+    return bool(poll.poll(0))
+
+
+def _look_of_uwsgi(uwsgi: Any) -> Callable[[], bool]:
+    descriptor = uwsgi.connection_fd()
+    return lambda: not uwsgi.is_connected(descriptor)

@@ -1,0 +1,197 @@
+"""The outer layer: it runs the application, then releases, and only then answers.
+
+The application commits its work before it has returned and its response is closed, whatever the
+order of its parts; so a lock that is released after that is released after the commit. And since the
+response is held back until then, a slow client cannot keep the lock, and a commit that fails cannot
+have been reported as done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Final, Self
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+from ..._options import LocksOptions
+from ..._platform.logs import logger
+from ..._runtime.blocking import drive
+from ..._runtime.clock import part_of
+from ...aio import AsyncLocks
+from ...errors import LeaseLost
+from ...sync import Locks
+from .outbox import Outbox
+from .problems import answer_of
+from .request import ENVIRON_KEY, RequestLocks
+
+Answer = Callable[[BaseException], WSGIApplication | None]
+"""From an error to the application that responds to it; ``None`` where it is not weblock's."""
+
+
+SENT_TOO_EARLY: Final = "a response was sent before it was known that the %s"
+
+
+class RequestLayer:
+    """WSGI middleware that owns the leases of each request.
+
+    The response to a request that locks is kept until it is complete and the locks are released. One
+    that is larger than 1 MiB, goes on for longer than a second, or is a stream of events is sent as it
+    is made; its locks are released when the server closes it.
+
+    ``answer`` gives the response to an error of weblock where the application has not given one.
+    """
+
+    def __init__(self, app: WSGIApplication, locks: Locks, *, answer: Answer = answer_of) -> None:
+        self._app = app
+        self._locks = locks
+        self._answer = answer
+
+    def __call__(
+        self, environ: WSGIEnvironment, start_response: StartResponse, /
+    ) -> Iterable[bytes]:
+        """Serve one request."""
+        return self.serve(self._app, environ, start_response)
+
+    def serve(
+        self, app: WSGIApplication, environ: WSGIEnvironment, start_response: StartResponse
+    ) -> Iterable[bytes]:
+        """Let ``app`` serve one request, and release what it has acquired."""
+        outer = environ.get(ENVIRON_KEY)
+        if isinstance(outer, RequestLocks) and outer.locks is self._locks and not outer.over:
+            return app(environ, start_response)  # A layer farther out, on the same locks, releases.
+        request = environ[ENVIRON_KEY] = RequestLocks(self._locks, environ)
+        outbox = Outbox(start_response, request)
+        work = Work(request, outbox)
+        try:
+            body = work.run(app, environ)
+        except Exception as error:
+            answer = None if outbox.sent else self._answer(error)
+            if answer is None:
+                raise
+        else:
+            answer = self._instead(work.loss, outbox)
+            if answer is None:
+                return outbox.finish() if body is None else body
+        outbox.discard()
+        body = answer(environ, outbox.start_response)
+        outbox.open()
+        return body
+
+    def _instead(self, loss: LeaseLost | None, outbox: Outbox) -> WSGIApplication | None:
+        """Return what responds instead of a response that would promise too much."""
+        if loss and outbox.sent:
+            logger.error(SENT_TOO_EARLY, loss)
+        elif loss and outbox.promises:
+            return self._answer(loss)
+        return None
+
+
+class Work:
+    """What an application does for one request, from its call until its response is closed.
+
+    To the server it is the body of a response that is sent as it is made.
+    """
+
+    __slots__ = ("_body", "_outbox", "_parts", "_request", "loss")
+
+    def __init__(self, request: RequestLocks, outbox: Outbox) -> None:
+        self._body: Iterable[bytes] | None = None
+        self._parts: Iterator[bytes] = iter(())
+        self._request = request
+        self._outbox = outbox
+        self.loss: LeaseLost | None = None
+        """The loss of a lease, if it was noticed before the response was sent."""
+
+    def run(self, app: WSGIApplication, environ: WSGIEnvironment) -> Iterable[bytes] | None:
+        """Return what the server is to send; ``None`` if the outbox has it, complete.
+
+        In that case, and if the application raises, everything is released.
+        """
+        goes_on = False
+        with _Part(self._request):
+            try:
+                body = self._body = app(environ, self._outbox.start_response)
+                if not self._request.leases:
+                    self._request.over = True  # Later, nobody would release.
+                elif self._is_complete(body):
+                    return None
+                self._outbox.open()
+                goes_on = True
+            finally:
+                if not goes_on:
+                    self.loss = self._end()
+        return self if self._request.leases else body
+
+    def _is_complete(self, body: Iterable[bytes]) -> bool:
+        """Collect the body; return whether that was all of it, or the rest must not wait."""
+        outbox, self._parts = self._outbox, iter(body)
+        if outbox.streams():
+            return False
+        for part in self._parts:
+            goes_on = outbox.streams()
+            outbox.keep(part)
+            if goes_on:
+                return False
+        return True
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> bytes:
+        if held := self._outbox.take():
+            return b"".join(held)
+        with _Part(self._request):
+            part = next(self._parts)
+        if self._outbox.promises:
+            self._request.check()
+        return part
+
+    def close(self) -> None:
+        """Release what the request holds, when the server has sent the response or given up."""
+        with _Part(self._request):
+            if loss := self._end():
+                logger.error(SENT_TOO_EARLY, loss)
+
+    def _end(self) -> LeaseLost | None:
+        """Close the application's response, which may commit, and release. Return a loss."""
+        body, self._body = self._body, None
+        try:
+            if close := getattr(body, "close", None):
+                close()
+        finally:
+            loss = drive(self._request.release())
+        return loss
+
+
+class _Part:
+    """What runs in the block is a part of the request: it cannot wait for what that holds."""
+
+    __slots__ = ("_flow", "_token")
+
+    def __init__(self, request: RequestLocks) -> None:
+        self._flow = request.flow
+
+    def __enter__(self) -> None:
+        self._token = part_of.set(self._flow)
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        part_of.reset(self._token)
+
+
+def opened(locks: Locks | str | Sequence[str] | None, options: LocksOptions) -> Locks:
+    """Return the locks of an application, which are made here if only their engine is named."""
+    if isinstance(locks, Locks):
+        if options:
+            raise TypeError(f"give {', '.join(options)} to the Locks instead")
+        return locks
+    if isinstance(locks, AsyncLocks):
+        raise TypeError(
+            "an AsyncLocks is awaited, and a WSGI application waits in its thread: give"
+            " Locks.from_url(...), or the engine's URL"
+        )
+    return Locks.from_url(locks, **options)

@@ -1,0 +1,96 @@
+"""``LockMiddleware``: locks by URL, for any WSGI application."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Unpack
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+from ..._options import LocksOptions
+from ...errors import ConfigurationError
+from ...keys import in_order
+from ...sync import Locks
+from ..rules import Match, Rule, RuleSet
+from .layer import RequestLayer, opened
+from .problems import Rewrite, answer_of
+from .request import request_locks
+from .target import find, headers_of, query_of
+
+
+class LockMiddleware:
+    """Locks requests by rules: each holds the key of the first rule that matches it.
+
+    ``app`` runs only while the request holds its lease, which is released when ``app`` has
+    returned and its response is complete and closed. A response of up to 1 MiB is sent after that. Requests
+    that no rule matches reach ``app`` untouched.
+
+    A request that does not get its lock in time is answered with 409, one whose key cannot be made
+    with 400, and one whose engine is down or whose lease was lost with 503, as problem details.
+
+    Args:
+        app: The application.
+        locks: A ``Locks``, or an engine's URL; ``file://`` by default.
+        rules: ``Rule`` objects or mappings, in a list or by their names; see ``RuleSet``.
+        rewrite: ``rewrite(problem, error)`` returns the problem with another status, body or
+            headers.
+        root_path: Rules match the path below it: the server's SCRIPT_NAME, unless it is given, as
+            for a middleware around a dispatcher that mounts ``app``.
+        **options: The options of the locks, if ``locks`` is a URL.
+
+    Raises:
+        ConfigurationError: A rule or an option cannot work.
+    """
+
+    def __init__(
+        self,
+        app: WSGIApplication,
+        locks: Locks | str | Sequence[str] | None = None,
+        rules: RuleSet | Iterable[Rule | Mapping[str, Any]] | Mapping[str, Any] | str = (),
+        *,
+        root_path: str = "",
+        rewrite: Rewrite | None = None,
+        **options: Unpack[LocksOptions],
+    ) -> None:
+        self._app = app
+        self._rules = rules if isinstance(rules, RuleSet) else RuleSet(rules)
+        self._root_path = root_path
+        if not len(self._rules):
+            raise ConfigurationError(
+                "LockMiddleware has no rules, so it would lock nothing: say what to lock, as in"
+                ' rules=[Rule("/shops/{shop}/items", methods=["POST"], key="shop:{shop}")]'
+            )
+        answer = functools.partial(answer_of, rewrite=rewrite)
+        self._layer = RequestLayer(app, opened(locks, options), answer=answer)
+
+    @property
+    def app(self) -> WSGIApplication:
+        """The application that it wraps."""
+        return self._app
+
+    @property
+    def rules(self) -> RuleSet:
+        """Its rules."""
+        return self._rules
+
+    @property
+    def root_path(self) -> str:
+        """What it takes off a path before its rules see it; empty where only the server knows that."""
+        return self._root_path
+
+    def __call__(
+        self, environ: WSGIEnvironment, start_response: StartResponse, /
+    ) -> Iterable[bytes]:
+        """Serve one request."""
+        found = find(self._rules, environ, self._root_path)
+        if found is None:
+            return self._app(environ, start_response)
+        inside = functools.partial(self._inside, found)
+        return self._layer.serve(inside, environ, start_response)
+
+    def _inside(
+        self, found: Match, environ: WSGIEnvironment, start_response: StartResponse
+    ) -> Iterable[bytes]:
+        keys = found.keys(query=query_of(environ), headers=headers_of(environ))
+        request_locks(environ).hold(in_order(keys), found.rule.options)
+        return self._app(environ, start_response)
