@@ -68,7 +68,7 @@ def _problem_of(error: BaseException | None) -> Problem | None:
                 HTTPStatus.CONFLICT,
                 "lock_timeout",
                 "The resource is busy",
-                "Another request is at work that this one must not overlap. Try again shortly.",
+                "Another request that must not overlap with this one is running. Try again shortly.",
                 {"Retry-After": _retry_after(error.retry_after)},
             )
         case EngineRecovering():
@@ -76,8 +76,8 @@ def _problem_of(error: BaseException | None) -> Problem | None:
                 HTTPStatus.SERVICE_UNAVAILABLE,
                 "engine_recovering",
                 "The lock service is recovering",
-                "It was started just now, and must wait for what may still be running. Try again"
-                " shortly.",
+                "It was started just now, and grants nothing while earlier requests may still be running."
+                " Try again shortly.",
                 {"Retry-After": _retry_after(error.retry_after)},
             )
         case EngineUnavailable():
@@ -93,15 +93,15 @@ def _problem_of(error: BaseException | None) -> Problem | None:
                 HTTPStatus.SERVICE_UNAVAILABLE,
                 "lease_lost",
                 "The lock was lost while the request was served",
-                "It is not certain what was done. Look before you try again.",
+                "It is not certain what was done. Check before you try again.",
             )
         case InvalidKey():
             return Problem(
                 HTTPStatus.BAD_REQUEST,
                 "invalid_key",
                 "The request names something that cannot be locked",
-                "A part of the URL or a header that names it is missing, empty, too long, there twice,"
-                " or has characters that are not allowed.",
+                "The part of the URL, the header or the body that names it is missing, empty, repeated,"
+                " too long, or has characters that are not allowed.",
             )
         case _:
             return None
