@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import select
+import socket
+import struct
+import sys
 from collections.abc import Callable
 from typing import Final, Protocol
+
+from .greenlets import patched_by
 
 
 class HasFileno(Protocol):
@@ -56,3 +61,26 @@ def _descriptor(fd: int | HasFileno) -> int:
 new_poll: Final[Callable[[], Poll]] = getattr(select, "poll", SelectPoll)
 
 READABLE: Final[int] = getattr(select, "POLLIN", 1)
+
+
+def time_out_in_kernel(sock: socket.socket) -> None:
+    """Let the kernel watch over a socket's timeout, where it can.
+
+    A socket with a timeout of Python's own is polled before it is written to or read: a system call
+    more for each, and one more turn at the interpreter. One that timed out in the kernel raises
+    ``BlockingIOError``.
+    """
+    seconds = sock.gettimeout()
+    plain = (
+        type(sock) is socket.socket and patched_by() is None
+    )  # TLS and greenlets have their own.
+    if not plain or not seconds or not sys.platform.startswith("linux"):
+        return
+    whole = int(seconds)
+    limit = struct.pack("@ll", whole, max(1, int((seconds - whole) * 1e6)))
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    except OSError:
+        return
+    sock.settimeout(None)

@@ -37,12 +37,17 @@ class ClusterLinks(SimulatedLinks):
 
     engine: ClusterServers  # type: ignore[assignment]
 
-    async def take(self, address: Address, introduce: Introduce) -> SimulatedLink:
+    def at_once(self, address: Address) -> SimulatedLink | None:
         for link in tuple(self._idle):
             if link.address == address:
                 self._idle.remove(link)
                 if link.alive:
                     return link
+        return None
+
+    async def take(self, address: Address, introduce: Introduce) -> SimulatedLink:
+        if link := self.at_once(address):
+            return link
         link = ClusterLink(self, address)
         try:
             await introduce(link)

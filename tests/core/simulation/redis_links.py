@@ -42,6 +42,7 @@ class SimulatedLink:
     """One connection to one life of the server."""
 
     server: Server
+    incarnation: str
 
     def __init__(self, links: SimulatedLinks) -> None:
         self.address = ADDRESS
@@ -50,6 +51,10 @@ class SimulatedLink:
         self._links = links
         self._connection = Connection()
         self._under_way: list[Exchange] = []
+
+    async def ask(self, command: bytes) -> Any:
+        (reply,) = await self.exchange([command])
+        return reply
 
     async def exchange(self, commands: Sequence[bytes]) -> list[Any]:
         links = self._links
@@ -152,13 +157,18 @@ class SimulatedLinks:
     def process(self) -> str:
         return self.at.name
 
-    async def take(self, _address: Address, introduce: Introduce) -> SimulatedLink:
+    def at_once(self, _address: Address) -> SimulatedLink | None:
         for link in tuple(self._idle):
             if self._usable(link):
                 if not self.multiplexed:
                     self._idle.remove(link)
                 return link
             self._idle.remove(link)
+        return None
+
+    async def take(self, address: Address, introduce: Introduce) -> SimulatedLink:
+        if link := self.at_once(address):
+            return link
         link = SimulatedLink(self)
         try:
             await introduce(link)

@@ -41,37 +41,11 @@ _inherited: list[Any] = []
 """Transports of the parent process. Collected, they would close what has their number by then."""
 
 
-class _Exchange:
-    """Replies that one caller waits for."""
-
-    __slots__ = ("_wanted", "due", "replies", "waiter")
-
-    def __init__(self, wanted: int, waiter: asyncio.Future[list[Any]], due: float) -> None:
-        self.waiter = waiter
-        self.due = due
-        self.replies: list[Any] = []
-        self._wanted = wanted
-
-    def take(self, reply: Any) -> bool:
-        """Takes a reply. Whether it was the last."""
-        self.replies.append(reply)
-        return len(self.replies) == self._wanted
-
-
-class _Subscription(_Exchange):
-    """A subscription is answered by a push, or by an error; the command sent after it tells."""
-
-    __slots__ = ()
-
-    def take(self, reply: Any) -> bool:
-        self.replies.append(reply)
-        return not isinstance(reply, Exception)
-
-
 class AsyncioLink(asyncio.Protocol):
     """One connection, from its handshake on."""
 
     server: Server
+    incarnation: str
 
     def __init__(
         self,
@@ -91,8 +65,12 @@ class AsyncioLink(asyncio.Protocol):
             replyError=DefaultParser.parse_error, notEnoughData=_INCOMPLETE
         )
         self._heard_at = self._loop.time()
-        self._pending: deque[_Exchange] = deque()
+        self._pending: deque[tuple[asyncio.Future[Any], float]] = deque()
+        """Replies that callers wait for, in the order of their commands, and until when."""
         self._outgoing: list[bytes] = []
+        self._crowded = False
+        """Whether the last replies came for several callers, which will ask again in the same turn."""
+        self._subscribing: asyncio.Future[Any] | None = None
         self._transport: asyncio.Transport | None = None
         self._watch: asyncio.TimerHandle | None = None
 
@@ -103,30 +81,43 @@ class AsyncioLink(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", self._writer.transport)
         self._transport.set_protocol(self)
 
-    async def exchange(self, commands: Sequence[bytes]) -> list[Any]:
+    def ask(self, command: bytes) -> asyncio.Future[Any]:
+        """Send a command, and return the future of its reply.
+
+        A caller that is alone does not wait for the end of the turn. Where several ask in one turn,
+        one write for all of them is faster than one for each.
+        """
         if self.failure:
             raise self.failure
-        due = self._loop.time() + self._timeout
-        exchange = _Exchange(len(commands), self._loop.create_future(), due)
-        self._send(exchange, commands)
-        return await exchange.waiter
+        loop = self._loop
+        reply: asyncio.Future[Any] = loop.create_future()
+        due = loop.time() + self._timeout
+        if self._pending or self._crowded:
+            self._put_off(command)
+        elif self._transport:
+            self._transport.write(command)
+        self._pending.append((reply, due))
+        if self._watch is None:
+            self._watch = loop.call_at(due, self._look)
+        return reply
+
+    async def exchange(self, commands: Sequence[bytes]) -> list[Any]:
+        replies = [self.ask(command) for command in commands]
+        return [await reply for reply in replies]
 
     def subscribe(self, channel: str) -> None:
-        """Receive what is published on ``channel`` here. A refusal is logged."""
-        due = self._loop.time() + self._timeout
-        exchange = _Subscription(1, self._loop.create_future(), due)
-        exchange.waiter.add_done_callback(_report_refusal)
-        self._send(exchange, [packed("SUBSCRIBE", channel), packed("TIME")])
+        """Receive what is published on ``channel`` here. A refusal is logged.
 
-    def _send(self, exchange: _Exchange, commands: Sequence[bytes]) -> None:
-        self._pending.append(exchange)
+        A subscription is answered by a push, or by an error; the command sent after it tells.
+        """
+        self._subscribing = self.ask(packed("SUBSCRIBE", channel) + packed("TIME"))
+
+    def _put_off(self, command: bytes) -> None:
         if not self._outgoing:
             self._loop.call_soon(self._flush)
-        self._outgoing += commands
+        self._outgoing.append(command)
         if len(self._outgoing) >= BATCH:
             self._flush()
-        if self._watch is None:
-            self._watch = self._loop.call_at(exchange.due, self._look)
 
     def discard(self) -> None:
         self._end(exceptions.ConnectionError("the connection was given up"))
@@ -139,26 +130,28 @@ class AsyncioLink(asyncio.Protocol):
             _inherited.append(self._transport)
 
     def data_received(self, data: bytes) -> None:
+        replies = 0
         try:
             self._reader.feed(data)
             while (reply := self._reader.gets()) is not _INCOMPLETE:
-                self._heard_at = self._loop.time()
                 if isinstance(reply, hiredis.PushNotification):
                     self._on_push(reply)
-                else:
-                    self._take(reply)
+                    continue
+                replies += 1
+                waiter, _ = self._pending[0]
+                if waiter is self._subscribing and isinstance(reply, Exception):
+                    logger.warning(NOT_RUNG, explained(reply))
+                    continue
+                self._pending.popleft()
+                if not waiter.done():
+                    waiter.set_result(reply)
         except (hiredis.ProtocolError, IndexError) as error:
             self._end(exceptions.InvalidResponse(f"the server does not talk as it should: {error}"))
+        self._crowded = replies > 1
+        self._heard_at = self._loop.time()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(exceptions.ConnectionError(f"the connection was lost: {exc or 'closed'}"))
-
-    def _take(self, reply: Any) -> None:
-        exchange = self._pending[0]
-        if exchange.take(reply):
-            self._pending.popleft()
-            if not exchange.waiter.done():
-                exchange.waiter.set_result(exchange.replies)
 
     def _flush(self) -> None:
         outgoing, self._outgoing = self._outgoing, []
@@ -174,16 +167,18 @@ class AsyncioLink(asyncio.Protocol):
         if not self._pending:
             return
         now = self._loop.time()
-        silent_at = max(self._pending[0].due, self._heard_at + self._timeout)
+        _, first_due = self._pending[0]
+        silent_at = max(first_due, self._heard_at + self._timeout)
         if now >= silent_at:
             self._end(self._no_answer())
             return
-        waiting = (exchange for exchange in self._pending if not exchange.waiter.done())
-        for exchange in waiting:
-            if now < exchange.due:
-                silent_at = min(silent_at, exchange.due)
+        for waiter, due in self._pending:
+            if waiter.done():
+                continue
+            if now < due:
+                silent_at = min(silent_at, due)
                 break
-            exchange.waiter.set_exception(self._no_answer())
+            _fail(waiter, self._no_answer())
         self._watch = self._loop.call_at(silent_at, self._look)
 
     def _no_answer(self) -> Exception:
@@ -198,9 +193,9 @@ class AsyncioLink(asyncio.Protocol):
         if self._transport:
             self._transport.abort()
         while self._pending:
-            waiter = self._pending.popleft().waiter
+            waiter, _ = self._pending.popleft()
             if not waiter.done():
-                waiter.set_exception(failure)
+                _fail(waiter, failure)
         self._on_end(self)
 
 
@@ -226,6 +221,8 @@ class LoopLinks:
         self._trusted = trusted
         self._aside: asyncio.Future[BaseException | None] | None = None
         self._links: dict[Address, asyncio.Future[AsyncioLink]] = {}
+        self.up: dict[Address, AsyncioLink] = {}
+        """Those that are ready for use."""
         self._listener: AsyncioLink | None = None
         self._end = _until_loop_ends(self._discard)
         _start(self._end)
@@ -301,6 +298,8 @@ class LoopLinks:
         except BaseException:
             link.discard()
             raise
+        if not link.failure:
+            self.up[address] = link
         return link
 
     def _forget_failed(self, address: Address, made: asyncio.Future[AsyncioLink]) -> None:
@@ -308,6 +307,8 @@ class LoopLinks:
             del self._links[address]
 
     def _ended(self, link: AsyncioLink) -> None:
+        if self.up.get(link.address) is link:
+            del self.up[link.address]
         made = self._links.get(link.address)
         if made and _result(made) is link:
             del self._links[link.address]
@@ -349,6 +350,12 @@ class AsyncioLinks:
         for links in tuple(self._by_loop.values()):
             with contextlib.suppress(RuntimeError):  # The loop has been closed.
                 links.loop.call_soon_threadsafe(links.move)
+
+    def at_once(self, address: Address) -> AsyncioLink | None:
+        latest = self._latest
+        if latest and latest.loop is asyncio.get_running_loop():
+            return latest.up.get(address)
+        return None
 
     def take(self, address: Address, introduce: Introduce) -> Awaitable[AsyncioLink]:
         return self._here().take(address, introduce)
@@ -417,11 +424,9 @@ def _settle(outcome: asyncio.Future[BaseException | None], failure: BaseExceptio
         outcome.set_result(failure)
 
 
-def _report_refusal(waiter: asyncio.Future[list[Any]]) -> None:
-    if not waiter.cancelled() and not waiter.exception():
-        for reply in waiter.result():
-            if isinstance(reply, Exception):
-                logger.warning(NOT_RUNG, explained(reply))
+def _fail(waiter: asyncio.Future[Any], failure: Exception) -> None:
+    waiter.set_exception(failure)
+    waiter.exception()  # Looked at, lest the loop logs it where the caller was cancelled.
 
 
 def _result(made: asyncio.Future[AsyncioLink]) -> AsyncioLink | None:

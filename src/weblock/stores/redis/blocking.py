@@ -17,7 +17,7 @@ from redis.connection import DefaultParser
 
 from ..._core.ports import Readable
 from ..._platform.greenlets import do_before_this_thread_ends, real_thread_here
-from ..._platform.polling import READABLE, new_poll
+from ..._platform.polling import READABLE, new_poll, time_out_in_kernel
 from ..._platform.turns import Empty, Turn, Turns
 from .asking import Connect
 from .internals import socket_of
@@ -33,6 +33,9 @@ _INCOMPLETE: Final = object()
 
 _CHUNK: Final = 16384
 
+FRESH: Final = 0.05
+"""Seconds after its last reply for which a connection counts as open."""
+
 SPARE: Final = 2.0
 """Seconds for which a connection stays open that nobody needs, if it is not the only one."""
 
@@ -41,6 +44,7 @@ class BlockingLink:
     """One connection, from its handshake on, without the layers that redis-py has above its socket."""
 
     server: Server
+    incarnation: str
 
     def __init__(
         self, address: Address, connection: redis.Connection, *, takes_turns: bool = False
@@ -54,20 +58,36 @@ class BlockingLink:
         """The turn of the caller that uses it."""
         self._connection = connection
         self._socket = socket_of(connection)
-        self._reader = hiredis.Reader(
-            replyError=DefaultParser.parse_error, notEnoughData=_INCOMPLETE
-        )
+        self._timeout = self._socket.gettimeout()
+        time_out_in_kernel(self._socket)
+        self._send = self._socket.sendall
+        self._receive_into = self._socket.recv_into
+        self._buffer = bytearray(_CHUNK)
+        reader = hiredis.Reader(replyError=DefaultParser.parse_error, notEnoughData=_INCOMPLETE)
+        self._feed = reader.feed
+        self._next_reply = reader.gets
         self._poll = new_poll()
         self._poll.register(self._socket, READABLE)
 
+    async def ask(self, command: bytes) -> Any:
+        (reply,) = await self._replies(command, 1)
+        return reply
+
     async def exchange(self, commands: Sequence[bytes]) -> list[Any]:
+        return await self._replies(b"".join(commands), len(commands))
+
+    async def _replies(self, data: bytes, count: int) -> list[Any]:
+        replies: list[Any] = []
         self.alive = False  # A reply that is left here would be taken for another's.
         try:
-            self._socket.sendall(b"".join(commands))
-            if self._takes_turns:
-                replies = [await self._reply_in_turn() for _ in commands]
-            else:
-                replies = [self._reply() for _ in commands]
+            self._send(data)
+            while len(replies) < count:
+                if (reply := self._next_reply()) is not _INCOMPLETE:
+                    replies.append(reply)
+                    continue
+                if self._takes_turns:
+                    await self._turn()
+                self._receive()
         except Exception as error:
             self.discard()
             raise self._explained(error) from error
@@ -80,7 +100,7 @@ class BlockingLink:
     def send(self, command: bytes) -> None:
         """Sends what is answered sooner or later, if at all: see ``heard``."""
         try:
-            self._socket.sendall(command)
+            self._send(command)
         except OSError as error:
             self.discard()
             raise self._explained(error) from error
@@ -90,9 +110,11 @@ class BlockingLink:
         try:
             if not self._poll.poll(1000 * timeout):
                 return []
-            heard = [self._reply()]
-            while (reply := self._reader.gets()) is not _INCOMPLETE:
-                heard.append(reply)
+            heard: list[Any] = []
+            while not heard:
+                self._receive()
+                while (reply := self._next_reply()) is not _INCOMPLETE:
+                    heard.append(reply)
         except (OSError, hiredis.ProtocolError) as error:
             self.discard()
             raise self._explained(error) from error
@@ -103,36 +125,33 @@ class BlockingLink:
         self._connection.disconnect()
 
     def usable(self) -> bool:
-        """Whether the server has left it open since, so that what is sent there can arrive."""
+        """Whether the server has left it open since, so that what is sent there can arrive.
+
+        One that a reply has come from just now is not asked: that would cost each request a system call.
+        """
+        if time.monotonic() - self.used_at < FRESH:
+            return self.alive
         if self.alive and self._poll.poll(0):  # The end: we have not asked for anything.
             self.discard()
         return self.alive
 
     def _explained(self, error: BaseException) -> BaseException:
         match error:
-            case TimeoutError():
-                return exceptions.TimeoutError(f"no answer for {self._socket.gettimeout():g} s")
+            case TimeoutError() | BlockingIOError():
+                return exceptions.TimeoutError(f"no answer for {self._timeout:g} s")
             case OSError() | hiredis.ProtocolError():
                 return exceptions.ConnectionError(f"the connection was lost: {error}")
         return error
 
-    def _reply(self) -> Any:
-        while (reply := self._reader.gets()) is _INCOMPLETE:
-            self._receive()
-        return reply
-
-    async def _reply_in_turn(self) -> Any:
-        while (reply := self._reader.gets()) is _INCOMPLETE:
-            if not await Readable(self._socket.fileno(), self._socket.gettimeout()):
-                raise TimeoutError
-            self._receive()
-        return reply
+    async def _turn(self) -> None:
+        if not await Readable(self._socket.fileno(), self._timeout):
+            raise TimeoutError
 
     def _receive(self) -> None:
-        data = self._socket.recv(_CHUNK)
-        if not data:
+        size = self._receive_into(self._buffer)
+        if not size:
             raise ConnectionResetError("closed")
-        self._reader.feed(data)
+        self._feed(self._buffer, 0, size)  # type: ignore[arg-type]  # It takes any buffer.
 
 
 def connected(
@@ -196,6 +215,17 @@ class BlockingLinks:
 
     def move(self) -> None:
         """The receiver listens for all of these, and moves by itself."""
+
+    def at_once(self, address: Address) -> BlockingLink | None:
+        try:
+            turn = self._room.take(block=False)
+            link = self._idle[address].pop()
+        except (Empty, LookupError):
+            return None
+        if link.usable():
+            link.turn = turn
+            return link
+        return None
 
     async def take(self, address: Address, introduce: Introduce) -> BlockingLink:
         try:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import hiredis
 
@@ -113,9 +113,8 @@ class Call(NamedTuple):
 
     def by_name(self, run: str, longest: str, peers: str) -> bytes:
         """Return the command that runs the script by its name."""
-        return packed(
-            "EVALSHA", self.script.sha, len(self.keys), *self.keys, run, longest, peers, *self.args
-        )
+        keys, sha = self.keys, self.script.sha
+        return _pack(("EVALSHA", sha, len(keys), *keys, run, longest, peers, *self.args))
 
     def whole(self, run: str, longest: str, peers: str) -> bytes:
         """Return the call with the script's text, for a server that does not know it."""
@@ -126,10 +125,13 @@ class Call(NamedTuple):
 
 def packed(*parts: str | int) -> bytes:
     """A command as it goes over the wire."""
-    data: bytes = hiredis.pack_command(parts)  # type: ignore[arg-type]  # It takes more than it says.
-    return data
+    return _pack(parts)
 
 
+_pack = cast("Callable[[tuple[str | int, ...]], bytes]", hiredis.pack_command)
+
+
+@lru_cache(256)
 def micros(seconds: float) -> str:
     """Seconds as the scripts take them."""
     return f"{seconds * MICRO:.0f}"
@@ -137,23 +139,22 @@ def micros(seconds: float) -> str:
 
 def reply_of(raw: Sequence[Any]) -> Reply:
     """A script's answer. Raises ``ValueError`` if it is not one."""
-    return Reply(_answer(raw), raw[1] / MICRO)
-
-
-def _answer(raw: Sequence[Any]) -> Answer:
+    answer: Answer
     match raw:
-        case [b"held", _, fence, until, confirmed]:
-            return Held(int(fence), until / MICRO, bool(confirmed))
-        case [b"waiting", _, position, until, recovering, holder]:
-            return Waiting(position, until / MICRO, (), _text(recovering), _text(holder))
-        case [b"busy", _, until, waiters, recovering, holder]:
+        case [b"held", now, fence, until, confirmed]:
+            answer = Held(int(fence), until / MICRO, bool(confirmed))
+        case [b"released", now]:
+            answer = Released()
+        case [b"waiting", now, position, until, recovering, holder]:
+            answer = Waiting(position, until / MICRO, (), _text(recovering), _text(holder))
+        case [b"busy", now, until, waiters, recovering, holder]:
             reason, label = _text(recovering), _text(holder)
-            return Busy(until / MICRO, waiters, recovering=reason, holder=label)
-        case [b"gone", _]:
-            return Gone()
-        case [b"released", _]:
-            return Released()
-    raise ValueError(f"the server gave an answer that is none of ours: {raw!r:.200}")
+            answer = Busy(until / MICRO, waiters, recovering=reason, holder=label)
+        case [b"gone", now]:
+            answer = Gone()
+        case _:
+            raise ValueError(f"the server gave an answer that is none of ours: {raw!r:.200}")
+    return Reply(answer, now / MICRO)
 
 
 def look_of(raw: Sequence[Any]) -> Look:

@@ -40,6 +40,11 @@ class Link(Protocol):
 
     address: Address
     server: Server
+    incarnation: str
+    """What the scripts know its server's run by."""
+
+    def ask(self, command: bytes) -> Awaitable[Outcome]:
+        """Send one command, and return its reply, as ``exchange`` does."""
 
     async def exchange(self, commands: Sequence[bytes]) -> list[Any]:
         """Sends commands in one go, and returns their replies; an error reply is an exception.
@@ -58,7 +63,11 @@ class Links(Protocol):
     def process(self) -> str:
         """The channel on which the waiters here are rung."""
 
-    def take(self, address: Address, introduce: Introduce) -> Awaitable[Link]: ...
+    def at_once(self, address: Address) -> Link | None:
+        """Return a connection that is ready and that nobody has to wait for, if there is one."""
+
+    def take(self, address: Address, introduce: Introduce) -> Awaitable[Link]:
+        """Return a connection, which may have to be made or waited for."""
 
     def give_back(self, link: Link) -> None: ...
 
@@ -109,16 +118,42 @@ class Wire:
         self._layout = layout
         self._nodes = nodes
         self._longest = micros(settings.recovery)
+        self._replicated = bool(settings.min_replicas)
         self._known: set[str] = set()
 
     async def run(self, call: Call) -> Outcome:
-        """Runs one script. Raises ``EngineUnavailable``."""
-        if self._settings.min_replicas or not self._nodes.ready():
-            (outcome,) = await self.run_all([call])
+        """Run one script. Raises ``EngineUnavailable``."""
+        nodes, links = self._nodes, self.links
+        if self._replicated or not nodes.ready():
+            return await self._run_thoroughly(call)
+        used, address = None, None
+        try:
+            address = nodes.address_of(call.bucket)
+            used = links.at_once(address)
+            link = used or await links.take(address, self._introduced)
+            try:
+                command = call.by_name(link.incarnation, self._longest, nodes.peers)
+                reply = await link.ask(command)
+            finally:
+                links.give_back(link)
+        except (exceptions.RedisError, Unfit, OSError) as error:
+            if address:
+                nodes.doubt(address, error)
+            if not (used and _repeatable(call, error)):
+                failure = self._judged(error)
+                raise failure from failure.__cause__
         else:
-            outcome = await self._run_plainly(call)
+            if not isinstance(reply, Exception):
+                return reply
+            if not isinstance(reply, exceptions.ResponseError):
+                raise self._judged(reply)
+        return await self._run_thoroughly(call)
+
+    async def _run_thoroughly(self, call: Call) -> Outcome:
+        """Run a script that may have to be loaded, sent elsewhere or copied to replicas."""
+        (outcome,) = await self.run_all([call])
         if isinstance(outcome, Exception):
-            raise self._judged(outcome)
+            raise outcome
         return outcome
 
     async def run_all(self, calls: Sequence[Call]) -> list[Outcome]:
@@ -142,25 +177,6 @@ class Wire:
             if not pending:
                 break
         return [self._judged(outcome) for outcome in outcomes]
-
-    async def _run_plainly(self, call: Call) -> Outcome:
-        """What nearly every call needs. One that the server refuses is asked again, with all else."""
-        nodes, address = self._nodes, None
-        try:
-            address = nodes.address_of(call.bucket)
-            link = await self.links.take(address, self._introduced)
-            try:
-                command = call.by_name(link.server.incarnation, self._longest, nodes.peers)
-                (reply,) = await link.exchange([command])
-            finally:
-                self.links.give_back(link)
-        except (exceptions.RedisError, Unfit, OSError) as error:
-            if address:
-                nodes.doubt(address, error)
-            return error
-        if isinstance(reply, exceptions.ResponseError):
-            (reply,) = await self.run_all([call])
-        return reply
 
     async def scan(self, pattern: str) -> AsyncIterator[list[str]]:
         """The names of the keys that match, in parts, from all servers."""
@@ -235,7 +251,7 @@ class Wire:
             self.links.give_back(link)
 
     async def _replies(self, link: Link, calls: Sequence[Call], *, asking: bool) -> list[Outcome]:
-        run, longest, peers = link.server.incarnation, self._longest, self._nodes.peers
+        run, longest, peers = link.incarnation, self._longest, self._nodes.peers
         sent = partial(self._sent, link, asking=asking, binding=any(map(_binds, calls)))
         outcomes = await sent([call.by_name(run, longest, peers) for call in calls])
         unknown = [
@@ -328,6 +344,7 @@ class Wire:
         if isinstance(info, Exception):
             raise info
         link.server = examine(info, self._settings)
+        link.incarnation = link.server.incarnation
         self._admit(link.server)
         if link.server.run in self._known:
             return
@@ -374,6 +391,14 @@ class Wire:
 def _binds(call: Call) -> bool:
     """Whether its answer may be a lease, or that something is done for good."""
     return call.script in (ACQUIRE, REFRESH, MARK, ALONE)
+
+
+def _repeatable(call: Call, error: Exception) -> bool:
+    """Whether to ask again: the server may have closed the connection before we used it again.
+
+    Not a release, for the answer to a second one would be that there was nothing to release.
+    """
+    return call.script in (ACQUIRE, LOOK) and type(error) is exceptions.ConnectionError
 
 
 def _torn(outcome: Outcome) -> bool:
