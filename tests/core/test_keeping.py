@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import types
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from weblock._core.holding import Holding, Terms
-from weblock._core.keeping import PORTION, Keeper
+from weblock._core.keeping import LINGER, NAP, PORTION, Keeper
 from weblock._core.ports import Pulse, Reply
 from weblock._core.table import Gone, Held, Waiting
 from weblock._runtime.blocking import BlockingRuntime, drive
@@ -91,3 +92,95 @@ def test_leases_come_before_places() -> None:
 def test_a_lease_that_becomes_due_meanwhile_comes_next() -> None:
     """A lease waits for one portion of its neighbours' heartbeats at most, not for all."""
     assert "holder" in asked_of_an_engine(lease_due=0.5)[1]
+
+
+class Sleeper:
+    """A runtime with a clock of its own, whose only bell is the keeper's: it says how it sleeps."""
+
+    suspends = True
+
+    def __init__(self) -> None:
+        self.clock = 0.0
+        self.rung = 0
+
+    def now(self) -> float:
+        return self.clock
+
+    def bell(self) -> Sleeper:
+        return self
+
+    def ring(self, _message: object) -> None:
+        self.rung += 1
+
+    @types.coroutine
+    def heard(self, timeout: float | None) -> Generator[float | None, None, None]:
+        """Give the test the timeout, until it lets the keeper go on."""
+        yield timeout
+
+
+class Naps:
+    """A keeper that a test wakes when its sleep is over, and the requests that it sends."""
+
+    def __init__(self) -> None:
+        self.runtime = Sleeper()
+        self.asked: list[float] = []
+        self.keeper = Keeper(self.runtime, lambda _runtime: self, lambda: True)  # type: ignore[arg-type,return-value]
+        self._run = self.keeper.run()
+        self._wakes_at: float | None = None
+
+    async def refresh(self, pulses: Sequence[Pulse]) -> Sequence[Reply]:
+        self.asked.append(self.runtime.clock)
+        return [Reply(Held(7, self.runtime.clock + 10), self.runtime.clock) for _ in pulses]
+
+    def until(self, time: float) -> None:
+        """Let time pass; the keeper wakes up whenever its sleep is over."""
+        while self._wakes_at is not None and self._wakes_at <= time:
+            self.runtime.clock = max(self.runtime.clock, self._wakes_at)
+            self._step()
+        self.runtime.clock = time
+
+    def hold(self) -> Holding:
+        """Acquire a lease, with which a keeper begins."""
+        now = self.runtime.clock
+        arguments = ("shop:l", "holder", 7, TERMS)
+        lease = Holding(*arguments, deadline=now + 10, confirmed=True, now=now, control=1, void=0.0)
+        self.keeper.keep_holding(lease)
+        if self._wakes_at is None:
+            self._step()
+        return lease
+
+    def _step(self) -> None:
+        timeout = self._run.send(None)
+        self._wakes_at = None if timeout is None else self.runtime.clock + timeout
+
+
+def test_a_section_that_ends_before_its_first_renewal_wakes_no_keeper() -> None:
+    """Sections come and go, with pauses longer than any nap, and none of them wakes the thread."""
+    naps = Naps()
+    for number in range(20):
+        naps.until(number * 2.7 * NAP)
+        lease = naps.hold()
+        naps.until(naps.runtime.clock + 0.9 * NAP)
+        naps.keeper.drop_holding(lease)
+    assert (naps.runtime.rung, naps.asked) == (0, [])
+
+
+def test_a_lease_that_woke_nobody_is_renewed_in_time() -> None:
+    """A keeper that naps while a lease is acquired renews it when it is due."""
+    naps = Naps()
+    naps.keeper.drop_holding(naps.hold())
+    naps.until(5.5)
+    due = naps.hold().due
+    naps.until(20)
+    assert naps.runtime.rung == 0
+    assert due <= naps.asked[0] < due + 0.01
+
+
+def test_a_keeper_that_has_nothing_to_keep_falls_asleep() -> None:
+    """A process that locks nothing any more is woken by nothing, until the next lease wakes its keeper."""
+    naps = Naps()
+    naps.keeper.drop_holding(naps.hold())
+    naps.until(2 * LINGER)
+    assert naps._wakes_at is None
+    naps.hold()
+    assert naps.runtime.rung == 1

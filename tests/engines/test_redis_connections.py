@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import redis
@@ -155,6 +156,17 @@ async def test_a_connection_that_was_closed_is_not_used_again(server: Server) ->
                 await asyncio.sleep(0.01)
 
 
+def test_a_release_on_a_connection_that_was_closed_is_made_up_for(server: Server) -> None:
+    """Whether it arrived is not known, so nothing says that the lease was lost, and the key becomes free."""
+    url = server.url(recovery="off")
+    with Locks.from_url(url, wait=0) as locks:
+        for _ in range(5):
+            lease = locks.acquire("a")
+            server.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            lease.release()
+            eventually(lambda: locks.inspect("a") is None, despite=EngineUnavailable)
+
+
 def test_who_waits_is_served_although_its_subscription_was_killed(server: Server) -> None:
     """A ring that was lost with its connection costs a bounded delay, and no more."""
     with Locks.from_url(server.url(recovery="off"), wait=60) as locks:
@@ -283,6 +295,48 @@ async def test_a_silent_server_fails_all(server: Server) -> None:
     with pytest.raises(redis.TimeoutError):
         await behind
     assert link.failure
+
+
+async def test_a_caller_that_is_alone_writes_at_once(server: Server) -> None:
+    """Nothing is put off that would not share its write with another command."""
+    link = await _link(server)
+    written = _written(link)
+    for number in range(3):
+        reply = link.ask(packed("ECHO", number))
+        assert len(written) == number + 1
+        assert await reply == str(number).encode()
+    link.discard()
+
+
+async def test_callers_of_one_turn_share_their_writes(server: Server) -> None:
+    """What many ask in one turn goes out in few writes, and each gets its own reply."""
+    link = await _link(server)
+    written = _written(link)
+
+    async def one(number: int) -> None:
+        for _ in range(10):
+            assert await link.ask(packed("ECHO", number)) == str(number).encode()
+
+    await asyncio.gather(*map(one, range(32)))
+    assert len(written) < 320
+    link.discard()
+
+
+def _written(link: AsyncioLink) -> list[bytes]:
+    """What a connection writes from now on."""
+    written: list[bytes] = []
+    write = link._transport.write
+
+    class Noting:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(link_transport, name)
+
+        def write(self, data: bytes) -> None:
+            written.append(data)
+            write(data)
+
+    link_transport, link._transport = link._transport, Noting()
+    return written
 
 
 async def _link(server: Server) -> AsyncioLink:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import select
 import socket
+import sys
 from collections.abc import Iterator
 
 import pytest
 
-from weblock._platform.polling import READABLE, SelectPoll
+from weblock._platform.polling import READABLE, SelectPoll, time_out_in_kernel
 
 
 @pytest.fixture(params=[select.poll, SelectPoll])
@@ -52,3 +53,38 @@ def test_a_closed_descriptor_is_returned(poll, pair) -> None:
     poll.register(fd, READABLE)
     ours.close()
     assert [each for each, _events in poll.poll(0)] == [fd]
+
+
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="the kernel has it in another form"
+)
+def test_the_kernel_times_out_instead_of_python(pair) -> None:
+    """A read of a silent socket fails after its timeout, and Python polls it no more."""
+    ours, _ = pair
+    ours.settimeout(0.01)
+    time_out_in_kernel(ours)
+    assert ours.gettimeout() is None
+    with pytest.raises(BlockingIOError):
+        ours.recv(1)
+
+
+def test_a_socket_without_a_timeout_stays_as_it_is(pair) -> None:
+    """One that waits without end, or not at all, goes on doing so."""
+    ours, theirs = pair
+    for timeout, sock in ((None, ours), (0.0, theirs)):
+        sock.settimeout(timeout)
+        time_out_in_kernel(sock)
+        assert sock.gettimeout() == timeout
+
+
+def test_a_socket_of_another_kind_keeps_pythons_timeout(pair) -> None:
+    """TLS and greenlets read sockets in their own way, which knows no timeout of the kernel."""
+
+    class OfAnotherKind(socket.socket):
+        pass
+
+    ours, _ = pair
+    with OfAnotherKind(fileno=ours.detach()) as sock:
+        sock.settimeout(5)
+        time_out_in_kernel(sock)
+        assert sock.gettimeout() == 5

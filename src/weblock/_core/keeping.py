@@ -19,8 +19,15 @@ from .holding import Hands, Holding
 from .ports import Ask, Pulse, Reply, Runtime, Store
 from .table import PLACE
 
-LINGER: Final = 1.0
-"""Seconds that an idle keeper stays half awake, because that makes the next hand-over cheaper."""
+NAP: Final = 1.0
+"""Seconds after which an idle keeper checks again what it has to keep.
+
+A lease that is renewed later than that need not wake it: a section that ends before costs no switch
+of threads.
+"""
+
+LINGER: Final = 60.0
+"""Seconds without anything to keep after which a keeper sleeps until it is woken."""
 
 PORTION: Final = 200
 """Heartbeats in one request, at most: an engine that is busy with them serves nobody else."""
@@ -121,6 +128,9 @@ class Keeper:
         self._bell = runtime.bell()
         self._wakes_at = float("inf")
         self._attended = False
+        """Whether something was to be kept since the last nap."""
+        self._naps = 0
+        """How many naps in a row there was nothing to keep."""
         self.over = False
         """Whether it was closed: what is kept here from now on would not live."""
         self._ends = False
@@ -247,8 +257,9 @@ class Keeper:
         dues += [debt.due for debt in tuple(self._debts.values())]
         if dues:
             return min(dues)
-        lingers, self._attended = self._attended, False
-        return self._runtime.now() + LINGER if lingers else float("inf")
+        self._naps = 0 if self._attended else self._naps + 1
+        self._attended = False
+        return self._runtime.now() + NAP if self._naps * NAP < LINGER else float("inf")
 
     async def _pay_a_debt(self, store: Store) -> None:
         """Pay one debt at a time: while an engine is slow to take them, leases need renewal."""

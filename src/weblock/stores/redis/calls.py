@@ -66,7 +66,7 @@ class Layout:
         return f"{self.prefix}:process:{name}"
 
     def voided(self, bucket: int, owner: str) -> str:
-        return f"{self.tag(bucket)}:voided:{owner}"
+        return f"{self.prefix}:{{{bucket}}}:voided:{owner}"  # As ``tag``, which each request would call.
 
     def mark(self, bucket: int, key: str) -> str:
         """The key that says that something has been done."""

@@ -1,0 +1,50 @@
+"""How long the way of an acquire and a release is: calls, which no noise moves."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+
+import pytest
+
+from tests.servers import fresh_url
+from tests.support.way import Way
+from weblock import AsyncLocks, Locks
+
+pytestmark = pytest.mark.skipif(
+    sys.gettrace() is not None, reason="coverage or a debugger follows each call"
+)
+
+BOUNDS = {"memory": (45, 42), "redis": (63, 70)}
+"""Calls on the blocking and on the asyncio face."""
+
+
+def url_of(engine: str) -> str:
+    """An engine that nobody has used."""
+    return fresh_url() if engine == "redis" else f"memory://{uuid.uuid4().hex}"
+
+
+@pytest.mark.parametrize("engine", BOUNDS)
+def test_the_way_of_a_blocking_lock_stays_short(engine: str) -> None:
+    """No detour: an acquire and a release of a free key make only so many calls."""
+    ways: list[int] = []
+    with Locks.from_url(url_of(engine)) as locks:
+        for _ in range(5):  # What is done once, or now and then, is not counted each time.
+            way = Way()
+            with way.noted():
+                locks.acquire("a").release()
+            ways.append(way.calls)
+    assert min(ways) <= BOUNDS[engine][0]
+
+
+@pytest.mark.parametrize("engine", BOUNDS)
+async def test_the_way_of_a_lock_on_asyncio_stays_short(engine: str) -> None:
+    """No detour: an acquire and a release of a free key make only so many calls."""
+    ways: list[int] = []
+    async with AsyncLocks.from_url(url_of(engine)) as locks:
+        for _ in range(5):
+            way = Way()
+            with way.noted():
+                await (await locks.acquire("a")).release()
+            ways.append(way.calls)
+    assert min(ways) <= BOUNDS[engine][1]
