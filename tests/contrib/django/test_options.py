@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.test import AsyncClient, Client, RequestFactory
-from ninja import NinjaAPI
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
@@ -143,13 +142,6 @@ def test_a_class_is_refused() -> None:
     """A class is decorated by method_decorator, which the error names."""
     with pytest.raises(TypeError, match="method_decorator"):
         lock("item")(APIView)
-
-
-def test_a_place_above_django_ninja_is_refused() -> None:
-    """What stands above the decorator that registers an operation would never run."""
-    operation = NinjaAPI(urls_namespace="weblock-above").post("/items")(lambda request: None)
-    with pytest.raises(TypeError, match="put @lock below it"):
-        lock("item")(operation)
 
 
 def test_a_function_that_is_no_view_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""The private names of Django that weblock uses still mean what they did."""
+"""The private names of Django and django-ninja that weblock uses still mean what they did."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ import pytest
 from django.db import connection, transaction
 from django.http import HttpResponse, StreamingHttpResponse
 from django.test import TestCase
+from ninja import NinjaAPI
 
-from weblock.contrib.django.internals import close_together, is_of_test_case
+from weblock.contrib.django.internals import (
+    close_together,
+    has_ninja_handler,
+    is_ninja_operation,
+    is_of_test_case,
+)
 
 
 class BlockOfTestCase(TestCase):
@@ -39,3 +45,23 @@ def test_a_response_closes_what_it_replaces() -> None:
     assert not closed
     response.close()
     assert closed
+
+
+def test_operations_of_django_ninja_are_known() -> None:
+    """A function that django-ninja has registered is known from one that it has not."""
+
+    def operation(request: object) -> None:
+        pass
+
+    assert not is_ninja_operation(operation)
+    NinjaAPI(urls_namespace="weblock-private-names").get("/")(operation)
+    assert is_ninja_operation(operation)
+
+
+def test_handlers_of_django_ninja_are_known() -> None:
+    """A handler for an error or one of its bases is found; one for errors of other kinds does not count."""
+    api = NinjaAPI(urls_namespace="weblock-private-handlers")
+    api.add_exception_handler(OSError, lambda *_: HttpResponse())
+    assert has_ninja_handler(api, ConnectionError(), OSError)
+    assert not has_ninja_handler(api, ConnectionError(), ConnectionError)
+    assert not has_ninja_handler(api, KeyError(), LookupError)

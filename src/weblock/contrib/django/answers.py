@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from django.utils.cache import patch_vary_headers
 from ...errors import LockTimeout, WeblockError
 from ..problems import Problem, problem_of
 from . import settings
+from .ninja import api_with_handler
 from .view_lock import DEFAULT, BusyView, ViewLock, acall, call
 
 _FORMS: Final = (Problem.media_type, "application/json", "text/html")
@@ -29,12 +31,13 @@ def answer(
 ) -> HttpResponse | None:
     """The response to an error of weblock; ``None`` for one that is nothing to a client.
 
-    A locked view of Django REST framework answers in the way of its other errors; a browser gets a
-    page; and others get problem details. ``lock`` is what could not be acquired, if that was it.
+    A locked view of Django REST framework answers in the way of its other errors, and so does an
+    operation of django-ninja whose API has a handler for errors of weblock; a browser gets a page; and
+    others get problem details. ``lock`` is what could not be acquired, if that was it.
     """
     if not isinstance(error, WeblockError) or not (problem := _problem(error, lock)):
         return None
-    return _form_for(request)(request, problem, error)
+    return _form_for(request, error)(request, problem, error)
 
 
 async def aanswer(
@@ -43,7 +46,7 @@ async def aanswer(
     """Return the response from a task: what may use the database runs in the request's thread."""
     if not isinstance(error, WeblockError) or not (problem := _problem(error, lock)):
         return None
-    form = _form_for(request)
+    form = _form_for(request, error)
     if form is _details:
         return form(request, problem, error)
     response: HttpResponse = await sync_to_async(form)(request, problem, error)
@@ -83,10 +86,12 @@ def _problem(error: WeblockError, lock: ViewLock | None) -> Problem | None:
     return rewrite(problem, error) if rewrite else problem
 
 
-def _form_for(request: HttpRequest) -> Form:
+def _form_for(request: HttpRequest, error: WeblockError) -> Form:
     match = request.resolver_match
     if match and _rest_class(match.func):
         return _of_rest
+    if api := api_with_handler(error):
+        return partial(_of_ninja, api)
     return _page if request.get_preferred_type(_FORMS) == "text/html" else _details
 
 
@@ -117,6 +122,22 @@ def _page(request: HttpRequest, problem: Problem, error: WeblockError) -> HttpRe
     return response
 
 
+def _with_headers(response: HttpResponse, problem: Problem) -> HttpResponse:
+    for name, value in problem.headers.items():
+        response.setdefault(name, value)
+    return response
+
+
+def _of_ninja(
+    api: Any, request: HttpRequest, problem: Problem, error: WeblockError
+) -> HttpResponse:
+    """What the API's handler makes of the error; problem details, if it makes a success of it."""
+    response: HttpResponse = api.on_exception(request, error)
+    if response.status_code < HTTPStatus.BAD_REQUEST:
+        return _details(request, problem, error)
+    return _with_headers(response, problem)
+
+
 def _rest_class(view: Any) -> Any:
     """The class of a view of Django REST framework."""
     cls = getattr(view, "cls", None)
@@ -138,9 +159,7 @@ def _of_rest(request: HttpRequest, problem: Problem, error: WeblockError) -> Htt
         return _details(request, problem, error)
     if response.status_code < HTTPStatus.BAD_REQUEST:
         return _details(request, problem, error)
-    response = view.finalize_response(view.request, response)
-    for name, value in problem.headers.items():
-        response.setdefault(name, value)
+    response = _with_headers(view.finalize_response(view.request, response), problem)
     made: HttpResponse = response.render() if hasattr(response, "render") else response
     return made
 

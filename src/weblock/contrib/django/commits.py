@@ -18,6 +18,7 @@ from django.db import connections, transaction
 from django.db.backends.signals import connection_created
 from django.db.backends.utils import CursorWrapper
 from django.db.utils import Error
+from django.http import HttpRequest
 
 from ..._platform.logs import logger
 from ...errors import ConfigurationError, LeaseLost
@@ -66,18 +67,21 @@ def _has_transaction(connection: Any) -> bool:
     return connection.connection is not None and not connection.autocommit
 
 
-def _refuse_open_transaction() -> None:
+def _refuse_open_transaction(request: HttpRequest) -> None:
     """Raises ``ConfigurationError`` inside a transaction, which is too late for a lock.
 
     What such a transaction has read may be stale already, and it commits when the lock has gone.
     """
     if alias := open_transaction():
+        view = request.resolver_match.view_name if request.resolver_match else "shop:item"
         raise ConfigurationError(
             f"a lock is wanted inside a transaction on the database {alias!r}, which began before"
             " the lock and would commit after it. With ATOMIC_REQUESTS, put"
             " weblock.contrib.django.middleware.LockMiddleware last into MIDDLEWARE, and @lock"
-            " where the middleware sees it: on the view, or on a method of its class. Otherwise"
-            " put atomic() inside the lock, and leave AUTOCOMMIT on"
+            " where the middleware sees it: on the view, or on a method of its class. For an"
+            " operation of django-ninja, or a function below @api_view, write a rule instead:"
+            f" {{'view': {view!r}, 'methods': [{request.method!r}], 'key': ...}} in RULES. Without"
+            " ATOMIC_REQUESTS, put atomic() inside the lock, and leave AUTOCOMMIT on"
         )
 
 
@@ -93,12 +97,12 @@ def warn_of_transaction(acquired: Event) -> None:
         )
 
 
-def prepare_connections(guarded: Iterable[str] = ()) -> None:
+def prepare_connections(request: HttpRequest, guarded: Iterable[str]) -> None:
     """Refuses a transaction that is open, and has this thread's connections ask before COMMIT.
 
     Those to the ``guarded`` databases ask these, too.
     """
-    _refuse_open_transaction()
+    _refuse_open_transaction(request)
     for connection in connections.all(initialized_only=True):
         _check_commits(connection)
     for alias in guarded:

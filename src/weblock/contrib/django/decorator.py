@@ -15,6 +15,8 @@ from ...aio import AsyncLease
 from ...errors import ConfigurationError, WeblockError
 from ...sync import Lease
 from .answers import aanswer_for, answer_for
+from .internals import is_ninja_operation
+from .ninja import known_to_its_api
 from .request import TaskLeases, ThreadLeases, ViewLeases, locks_of_request
 from .view_lock import DEFAULT, BusyView, KeyFunction, ViewLock, acall, call, mark, marks_of
 
@@ -65,7 +67,7 @@ def lock(
                 f"@lock decorates functions: on the class {view.__qualname__}, use"
                 ' @method_decorator(lock(...), name="dispatch")'
             )
-        if hasattr(view, "_ninja_operation"):
+        if is_ninja_operation(view):
             raise TypeError(
                 f"@lock stands above django-ninja's decorator of {view.__qualname__}, which has"
                 " registered what is below: put @lock below it"
@@ -75,7 +77,7 @@ def lock(
         held = (_aheld if iscoroutinefunction(view) else _held)(together, view)
         functools.update_wrapper(held, view)
         mark(held, wanted)
-        return held  # type: ignore[return-value]
+        return known_to_its_api(held)  # type: ignore[return-value]
 
     return decorate
 

@@ -1,4 +1,7 @@
-"""All private names of Django that weblock uses; ``tests/test_private_names.py`` notices when one goes away."""
+"""All private names of Django and django-ninja that weblock uses.
+
+``tests/contrib/django/test_private_names.py`` notices when one goes away.
+"""
 
 from __future__ import annotations
 
@@ -16,3 +19,14 @@ def close_together(response: Any, former: Any) -> None:
     ``former.close()`` would do it too early, and tell all receivers of ``request_finished`` once more.
     """
     response._resource_closers.extend(former._resource_closers)  # noqa: SLF001
+
+
+def is_ninja_operation(view: Any) -> bool:
+    """Whether django-ninja has registered a function as an operation."""
+    return hasattr(view, "_ninja_operation")
+
+
+def has_ninja_handler(api: Any, error: Exception, kind: type[Exception]) -> bool:
+    """Whether an API of django-ninja has a handler for ``error`` by its class, or a base that is a ``kind``."""
+    classes = type(error).__mro__
+    return any(issubclass(each, kind) and each in api._exception_handlers for each in classes)  # noqa: SLF001

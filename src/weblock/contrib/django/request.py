@@ -193,7 +193,7 @@ class ThreadLeases(ViewLeases):
 
         Raises ``ConfigurationError`` inside a transaction.
         """
-        prepare_connections(_guarded(of))
+        prepare_connections(self.request, _guarded(of))
         wanted = {lock: in_order(lock.keys_of(self.request, values)) for lock in of}
         drive(self._take_all(locks, wanted, _give_back))
 
@@ -235,7 +235,7 @@ class TaskLeases(ViewLeases):
 
     async def acquire(self, of: Sequence[ViewLock], values: Mapping[str, object]) -> None:
         """Acquire the keys, in a task."""
-        await sync_to_async(prepare_connections)(_guarded(of))
+        await sync_to_async(prepare_connections)(self.request, _guarded(of))
         wanted = {lock: in_order(await lock.akeys_of(self.request, values)) for lock in of}
         await self._take_all(async_locks, wanted, sync_to_async(give_back_connections))
 
