@@ -524,13 +524,15 @@ def fastapi_inside(locks, root_path=""):
 def litestar(locks):
     """The middleware inside, behind the router."""
     return Litestar(
-        [create], middleware=[DefineMiddleware(LockMiddleware, locks=locks, rules=ITEMS)]
+        [create],
+        middleware=[DefineMiddleware(LockMiddleware, locks=locks, rules=ITEMS)],
+        logging_config=None,  # By default, it configures the logging of the whole process.
     )
 
 
 def litestar_inside(locks):
     """The middleware outside of the whole application."""
-    return LockMiddleware(Litestar([create]), locks, ITEMS)
+    return LockMiddleware(Litestar([create], logging_config=None), locks, ITEMS)
 
 
 def mounted(locks):
