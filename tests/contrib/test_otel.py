@@ -109,11 +109,11 @@ def test_a_hold_is_measured(locks: Locks, sdk: Telemetry, url: str) -> None:
     with locks.hold("given whole"):
         pass
     about = {"weblock.engine": url, "weblock.namespace": "shop"}
-    template = {"weblock.template": "item:{item_id}"}
+    template, whole = {"weblock.template": "item:{item_id}"}, {"weblock.template": ""}
     for name, outcome in (("wait", "acquired"), ("hold", "released")):
         points = sdk.points(f"weblock.lock.{name}.duration")
         expected = {**about, "weblock.outcome": outcome}
-        assert points == [({**expected, **template}, 1), (expected, 1)]
+        assert points == [({**expected, **template}, 1), ({**expected, **whole}, 1)]
     assert sdk.value("weblock.lock.acquisitions", outcome="acquired") == 2
     assert sdk.value("weblock.lock.held") == 0
     assert sdk.points("weblock.engine.up") == [({"weblock.engine": url}, 1)]

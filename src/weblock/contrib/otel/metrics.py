@@ -236,11 +236,16 @@ class _Present:
 
 
 def attributes_of(event: KeyEvent | Unavailable) -> Attributes:
-    """Return what metrics may be split by; a key that was given whole has no template."""
-    attributes = {"weblock.engine": event.engine, "weblock.namespace": event.namespace}
-    if event.template is not None:
-        attributes["weblock.template"] = event.template
-    return attributes
+    """Return what metrics may be split by.
+
+    A key that was given whole has an empty template: some exporters for Prometheus expect the same
+    attributes of all points of a metric.
+    """
+    return {
+        "weblock.engine": event.engine,
+        "weblock.namespace": event.namespace,
+        "weblock.template": event.template or "",
+    }
 
 
 def _lease(event: LeaseEvent) -> tuple[object, ...]:
