@@ -12,6 +12,12 @@ WIDTH: Final = 860
 ROW: Final = 20
 LABEL: Final = 270
 FIGURE: Final = 80
+DARK: Final = (
+    "<style>@media (prefers-color-scheme: dark) {"
+    " rect[fill=white] { fill: #14181d } text { fill: #e6eaee } }</style>"
+)
+"""What changes in dark mode: the paper and the ink."""
+
 COLOURS: Final = {"weblock": "#2563eb", "floor": "#6b7280", "": "#d1a054"}
 
 
@@ -26,7 +32,7 @@ def plotted(findings: Sequence[Findings]) -> str:
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top}"'
     font = ' font-family="sans-serif" font-size="12">'
     ground = f'<rect width="{WIDTH}" height="{top}" fill="white"/>'
-    return "\n".join([head + font, ground, *parts, "</svg>\n"])
+    return "\n".join([head + font, DARK, ground, *parts, "</svg>\n"])
 
 
 def _group(findings: Findings, top: int) -> list[str]:

@@ -60,7 +60,7 @@ def create_item(work: float) -> dict[str, int]:
     """Takes the lock, with patience. How long it is valid is known, and then forgotten."""
     token = secrets.token_hex(16)
     if not lock(token):
-        raise HTTPException(409, "somebody else is creating an item")
+        raise HTTPException(409, "another request is creating an item")
     try:
         return add_item(work)
     finally:

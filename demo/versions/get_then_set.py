@@ -12,9 +12,9 @@ redis = Redis.from_url(SERVERS[0])
 
 @router.post("/items", status_code=201)
 def create_item(work: float) -> dict[str, int]:
-    """Looks whether somebody has the lock, and then takes it; whoever has it, it deletes it."""
+    """Check for the lock, then take it. At the end, delete it, even if it belongs to another request."""
     if redis.get("get-then-set"):
-        raise HTTPException(409, "somebody else is creating an item")
+        raise HTTPException(409, "another request is creating an item")
     redis.set("get-then-set", "locked", px=int(TTL * 1000))
     try:
         return add_item(work)

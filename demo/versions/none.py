@@ -9,5 +9,5 @@ router = APIRouter()
 
 @router.post("/items", status_code=201)
 def create_item(work: float) -> dict[str, int]:
-    """Counts, works, adds; and so do all others meanwhile."""
+    """Count, work, add. Other requests do the same at the same time."""
     return add_item(work)

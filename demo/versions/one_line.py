@@ -10,5 +10,5 @@ router = APIRouter()
 
 @router.post("/items", status_code=201, dependencies=[Depends(lock("create_item"))])
 def create_item(work: float) -> dict[str, int]:
-    """Counts, works, adds; nobody else does so meanwhile."""
+    """Count, work, add. No other request does so at the same time."""
     return add_item(work)

@@ -42,7 +42,7 @@ class Outcome:
 
     @property
     def lost(self) -> bool:
-        """Whether somebody was told that its lease was lost."""
+        """Whether any holder learned that its lease was lost."""
         return any(answer.code == "lease_lost" for answer in self.answers)
 
     @property

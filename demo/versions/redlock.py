@@ -42,7 +42,7 @@ def create_item(work: float) -> dict[str, int]:
     token = secrets.token_hex(16)
     try:
         if sum(lock_one(server, token) for server in servers) < QUORUM:
-            raise HTTPException(409, "somebody else is creating an item")
+            raise HTTPException(409, "another request is creating an item")
         return add_item(work)
     finally:
         unlock_all(token)

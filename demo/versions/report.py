@@ -44,7 +44,7 @@ def compare(console: Console, outcomes: Sequence[Outcome]) -> None:
         )
     console.print(table)
     console.print(
-        f"  201 made, 400 there are {BOUND}, 409 somebody has the lock; overlaps: pairs of handlers"
+        f"  201 made, 400 there are {BOUND}, 409 the lock is held; overlaps: pairs of handlers"
         " at work at the same time\n"
     )
     marks = marks_of(console)

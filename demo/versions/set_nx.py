@@ -20,10 +20,10 @@ return 0
 
 @router.post("/items", status_code=201)
 def create_item(work: float) -> dict[str, int]:
-    """Takes the lock if it is free. Whether it is still there at the end, it does not ask."""
+    """Take the lock if it is free. Nothing checks at the end that it is still held."""
     token = secrets.token_hex(16)
     if not redis.set("set-nx", token, nx=True, px=int(TTL * 1000)):
-        raise HTTPException(409, "somebody else is creating an item")
+        raise HTTPException(409, "another request is creating an item")
     try:
         return add_item(work)
     finally:
