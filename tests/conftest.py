@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import signal
+import threading
+import weakref
 
 import pytest
 
@@ -21,3 +24,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Orders the tests for the processes of a run, unless the order is to be random."""
     if config.getoption("order", None) is None:
         longest_first.arrange(items)
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """What the test logs, and not what the thread of an engine that an earlier test left behind says."""
+    running = (each for each in threading.enumerate() if each.name.startswith("weblock-"))
+    earlier = weakref.WeakSet(running)
+
+    def of_this_test(_record: logging.LogRecord) -> bool:
+        return threading.current_thread() not in earlier
+
+    caplog.handler.addFilter(of_this_test)
+    return caplog

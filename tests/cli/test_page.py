@@ -41,6 +41,7 @@ def normal(text: str) -> str:
     text = re.sub(r"127\.0\.0\.1|localhost", "HOST", text)
     text = re.sub(r"weblock:[0-9a-f]{32}", "weblock", text)
     text = re.sub(r"It is \w+ [\d.]+", "It is SERVER", text)
+    text = re.sub(r"up for \d+ (s|min)\b", "up for N s", text)
     text = re.sub(r"(ahead of|behind) ours", "from ours", text)
     text = re.sub(r"\[[\d, ]+\]", "[N]", re.sub(r"\d+([.:e-]+\d+)*", "N", text))
     return re.sub(r" +", " ", text)

@@ -8,6 +8,7 @@ import itertools
 import json
 import logging
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -108,14 +109,16 @@ async def test_browsers_get_a_page_that_runs_nothing_else(url: str) -> None:
 
 async def test_a_stream_tells_each_look(url: str, locks: Locks, monkeypatch) -> None:
     """A stream begins with what there is, goes on with what follows, and ends by itself."""
-    monkeypatch.setattr(page_module, "STREAM", 0.05)
+    seconds = itertools.count()
+    monkeypatch.setattr(page_module, "time", SimpleNamespace(monotonic=seconds.__next__))
+    monkeypatch.setattr(page_module, "STREAM", 3)
     monkeypatch.setattr("weblock.contrib.status.looking.EVERY", 0.02)
     async with client_of(StatusPage(url, insecure=True)) as client:
         with busy(locks, "a", "web-1"):
             response = await client.get("/", headers=STREAM)
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     messages = [json.loads(line[6:]) for line in response.text.splitlines() if line[:5] == "data:"]
-    assert len(messages) > 1
+    assert len(messages) == 3
     assert {message["keys"][0]["key"] for message in messages} == {"a"}
 
 

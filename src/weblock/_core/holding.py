@@ -107,6 +107,7 @@ class Holding:
         "__weakref__",
         "_asked",
         "_callbacks",
+        "_capped",
         "_claim",
         "at_risk",
         "control",
@@ -149,6 +150,7 @@ class Holding:
         self.observers = observers
         self.since = now
         self._asked = terms.ttl
+        self._capped = terms.max_hold is not None and terms.first_ttl < terms.ttl
         self.hold_until = None if terms.max_hold is None else now + terms.max_hold
         self.deadline = deadline if terms.max_hold is None else self._within_max_hold(deadline)
         self.status = Status.HELD
@@ -243,6 +245,8 @@ class Holding:
         """
         deadline = anchor.deadline(answer.until, at_most=ttl, drift=self.terms.drift)
         self.deadline = max(self.deadline, self._within_max_hold(deadline))
+        if self.hold_until is not None:
+            self._capped = ttl >= covering(self.hold_until - anchor.local, self.terms.drift)
         self.at_risk = False
         self.due = self._next_renewal(anchor.local)
 
@@ -294,7 +298,9 @@ class Holding:
         return self.status is Status.HELD and self.terms.renew
 
     def _why_it_ends(self) -> str:
-        return "max_hold" if self.deadline == self.hold_until else "expired"
+        # An answer that took long leaves a deadline just before what ``max_hold`` allows.
+        ended = self._capped or self.deadline == self.hold_until
+        return "max_hold" if ended else "expired"
 
     def _next_renewal(self, since: float) -> float:
         """Return when to ask the engine next: a third of a ttl after ``since`` at most.

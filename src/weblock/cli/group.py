@@ -35,6 +35,7 @@ class Group:
         """A pipe that gets the number of each signal. Python's own handlers run in the main thread
         alone, which might not wake up when another thread gets a signal."""
         self._command = 0
+        self._lives_until = float("inf")
 
     def start(
         self, command: Sequence[str], env: Mapping[str, str], ended: Callable[[int], None]
@@ -103,9 +104,15 @@ class Group:
     def lives_until(self, seconds: float) -> None:
         """Let the watchdog kill the group in so many seconds, unless it gets a later time."""
         assert self._watchdog.stdin
+        self._lives_until = time.monotonic() + seconds
         with contextlib.suppress(BrokenPipeError):  # The group has been killed.
-            self._watchdog.stdin.write(b"%f\n" % (time.monotonic() + seconds))
+            self._watchdog.stdin.write(b"%f\n" % self._lives_until)
             self._watchdog.stdin.flush()
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether the time has passed that the watchdog was told: we hung, and it has killed the group."""
+        return time.monotonic() >= self._lives_until
 
     def close(self) -> None:
         """End the watchdog. What the command has left running in the group goes on."""

@@ -86,7 +86,7 @@ def run_command(
     127 if the command cannot be run. Signals are passed on to all processes of the command.
 
     When the lease is ending and cannot be renewed, the command gets SIGTERM --kill-after seconds
-    before, and SIGKILL when it ends, so that it has ended before another gets the key. When the lease
+    before, and SIGKILL just before it ends, so that it has ended before another gets the key. When the lease
     is taken away, it gets both then.
     """
     _check(ttl, kill_after)
@@ -251,6 +251,8 @@ class Run:
             lost = self._release()
         if lost or self._kill_at is not None:
             return self._report.lost(lost)
+        if code == Code.SIGNALLED + signal.SIGKILL and self._group.is_overdue:
+            return self._report.hung()
         return code
 
     def _attend(self) -> int:
@@ -284,10 +286,12 @@ class Run:
         return (left - self._kill_after) * 0.9 + 0.01
 
     def _end(self) -> None:
-        """Tell the command to end, once; it is killed when another may have the key, or soon."""
+        """Tell the command to end, once; it is killed before another may have the key, or soon."""
         if self._kill_at is None:
             left = self._lease.remaining()
-            self._kill_at = time.monotonic() + (min(left, self._kill_after) or self._kill_after)
+            # A little before the end, for what is killed needs a moment to be gone.
+            in_time = 0.9 * min(left, self._kill_after) or self._kill_after
+            self._kill_at = time.monotonic() + in_time
             self._report.ending(self._lease)
             self._group.signal(signal.SIGTERM)
             self._group.signal(signal.SIGCONT)  # One that is stopped could not end.
@@ -341,6 +345,11 @@ class Report:
         self._facts["outcome"] = "lost"
         if lost:
             self._say("lost", str(lost))
+        return Code.LOST
+
+    def hung(self) -> int:
+        """The watchdog has killed the command because this process had not told it of a renewal."""
+        self._say("lost", "weblock itself stood still, and the command was killed in time")
         return Code.LOST
 
     def ended(self, code: int) -> int:

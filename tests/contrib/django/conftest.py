@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import django
@@ -16,6 +16,7 @@ import pytest
 from django.db import connections
 
 from tests.servers import Postgres
+from weblock.contrib.django import async_locks, locks
 
 from .requests import urls
 
@@ -32,6 +33,14 @@ def django_db_modify_db_settings() -> None:
     atexit.register(server.close)
     for alias in ("default", "other"):
         connections.databases[alias]["PORT"] = server.port
+
+
+@pytest.fixture(autouse=True)
+def _locks_end_with_their_test() -> Iterator[None]:
+    """Closes the locks that a test's settings made: an engine's thread would outlive its server."""
+    yield
+    for each in (locks, async_locks):
+        each.close_where(lambda _engine: True)
 
 
 @pytest.fixture

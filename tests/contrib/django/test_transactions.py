@@ -453,12 +453,15 @@ def test_what_is_not_committed_under_the_lease_is_rolled_back(
 
 def test_a_commit_that_others_have_wrapped_is_checked_too(database: Any, serve: Any) -> None:
     """Another package that wraps the connection's commit does not keep ours from being asked."""
-    connection.close()
-    with mock.patch.object(connection, "commit", wraps=connection.commit) as wrapper:
-        if hasattr(connection, "weblock_checked"):
-            del connection.weblock_checked  # As it is where the other comes first.
-        serve(items=lock("create_item")(in_own_transaction))
-        response = Client().post("/items")
+    ours = connections["default"]
+    connections["default"] = new = connections.create_connection("default")
+    try:
+        with mock.patch.object(new, "commit", wraps=new.commit) as wrapper:
+            serve(items=lock("create_item")(in_own_transaction))
+            response = Client().post("/items")
+        new.close()
+    finally:
+        connections["default"] = ours
     assert response.json()["code"] == "lease_lost"
     assert not wrapper.called
     assert items() == 0
