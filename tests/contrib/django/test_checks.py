@@ -55,6 +55,21 @@ def test_nothing_is_wrong(project: Any, tmp_path: Path) -> None:
     assert found() == {}
 
 
+class WithoutKey(View):
+    """``@lock`` without its parentheses, on a method."""
+
+    post = lock(items)
+
+
+@pytest.mark.parametrize("view", [lock(items), WithoutKey.as_view()], ids=["function", "method"])
+def test_a_lock_without_a_key_is_found(view: Any, project: Any) -> None:
+    """``@lock`` without its parentheses is an error before the first request, which names its URL."""
+    project.ROOT_URLCONF = urls(item__pk=view)
+    message = found()["weblock.E008"]
+    assert "lock(items) serves the URL 'item/<pk>'" in message
+    assert '@lock("create_item")' in message
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [

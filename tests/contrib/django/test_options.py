@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.test import AsyncClient, Client, RequestFactory
+from django.views import View
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
@@ -131,11 +132,18 @@ def test_what_cannot_work_is_refused_where_it_stands(keys: Any, options: Any, er
         lock(*keys, **options)
 
 
-def test_a_lock_without_a_key_is_refused(serve: Any) -> None:
+class WithoutKey(View):
+    """``@lock`` without its parentheses, on a method."""
+
+    post = lock(keys_of)
+
+
+@pytest.mark.parametrize("target", ["/items", "/item/7", "/method/7"])
+def test_a_lock_without_a_key_is_refused(target: str, serve: Any) -> None:
     """``@lock`` without its parentheses would take the view for a function that makes keys."""
-    serve(items=lock(keys_of))
+    serve(items=lock(keys_of), item__pk=lock(keys_of), method__pk=WithoutKey.as_view())
     with pytest.raises(ConfigurationError, match=r'without a key.*@lock\("create_item"\)'):
-        Client().post("/items")
+        Client().post(target)
 
 
 def test_a_class_is_refused() -> None:

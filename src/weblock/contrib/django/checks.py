@@ -15,7 +15,7 @@ from ...errors import ConfigurationError
 from ..guarding import TABLE
 from ..rules import Rule
 from ..rules.overlap import SEGMENT
-from .discovery import LANGUAGE, RoutedView, marked_views, routed_views
+from .discovery import LANGUAGE, RoutedView, marked_views, routed_views, undecorated
 from .guard import guarded_databases
 from .middleware import LockMiddleware
 from .registry import locks
@@ -60,14 +60,22 @@ def check_middleware(**_kwargs: object) -> list[CheckMessage]:
 
 def check_views(**_kwargs: object) -> list[CheckMessage]:
     """What ``@lock`` wants is there: the alias in the settings, and in the URL what keys are of."""
-    found: list[CheckMessage] = []
+    found: list[CheckMessage] = [
+        Error(
+            f"@lock is used without a key: {lock!r} serves the URL {routed.route!r}.",
+            hint='Write @lock("create_item").',
+            id="weblock.E008",
+        )
+        for routed, lock in undecorated()
+    ]
     known = _readable_aliases()
     for routed, lock, _ in marked_views():
         found += [
             _missing(f"lock({template!r}) of {routed.dotted}", name, routed)
             for template, name in routed.missing(lock.templates)
         ]
-        found += _spellings(f"@lock on {routed.dotted}", routed.spelled_in(lock.templates), IN_URL)
+        what = f"@lock on {routed.dotted}, for {routed.route!r},"
+        found += _spellings(what, routed.spelled_in(lock.templates), IN_URL)
         if known and lock.alias not in known:
             text = (
                 f"@lock on {routed.dotted} wants the alias {lock.alias!r}, which is not in WEBLOCK."

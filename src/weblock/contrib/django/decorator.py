@@ -18,7 +18,17 @@ from .answers import aanswer_for, answer_for
 from .internals import is_ninja_operation
 from .ninja import known_to_its_api
 from .request import TaskLeases, ThreadLeases, ViewLeases, locks_of_request
-from .view_lock import DEFAULT, BusyView, KeyFunction, ViewLock, acall, call, mark, marks_of
+from .view_lock import (
+    DEFAULT,
+    BusyView,
+    KeyFunction,
+    ViewLock,
+    acall,
+    call,
+    mark,
+    mark_decorator,
+    marks_of,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -56,11 +66,11 @@ def lock(
     """
     wanted = ViewLock.of(keys, alias, busy_view, options)
 
-    def decorate(view: F) -> F:
-        if isinstance(view, HttpRequest):
+    def decorate(view: F, *more: object, **url: object) -> F:
+        if more or url or not callable(view):  # A request is served.
             raise ConfigurationError(
-                "@lock was put on a view without a key, and took the view for a key function: write"
-                ' @lock("create_item")'
+                f"{wanted!r} is asked to serve a request. Put on a view without a key, @lock takes the"
+                ' view for a function that makes one: write @lock("create_item")'
             )
         if isinstance(view, type):
             raise TypeError(
@@ -79,6 +89,7 @@ def lock(
         mark(held, wanted)
         return known_to_its_api(held)  # type: ignore[return-value]
 
+    mark_decorator(decorate, wanted)
     return decorate
 
 

@@ -16,7 +16,7 @@ from django.views import View
 
 from ...keys import KeyTemplate
 from ..rules.overlap import ANYTHING, SEGMENT, Shape, may_meet, shape_of_regex
-from .view_lock import ViewLock, locks_of
+from .view_lock import ViewLock, locks_of, undecorated_lock
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class RoutedView:
     view: Any = None
     dotted: str = ""
     name: str | None = None
+    route: str = ""
+    """Its URL, as the project has written it."""
     shape: Shape = ("/",)
     """What its paths look like, with ``LANGUAGE`` where they begin with one."""
 
@@ -100,6 +102,15 @@ def marked_views() -> Iterator[MarkedView]:
             yield MarkedView(routed, lock, _is_atomic(routed.view))
 
 
+def undecorated() -> Iterator[tuple[RoutedView, ViewLock]]:
+    """Return the views, and methods of views, in whose place ``@lock`` without a key has put itself."""
+    for routed in routed_views():
+        cls = getattr(routed.view, "view_class", None) or getattr(routed.view, "cls", None)
+        methods = (getattr(cls, name, None) for name in View.http_method_names)
+        for lock in filter(None, map(undecorated_lock, (routed.view, *methods))):
+            yield routed, lock
+
+
 def _below(resolver: URLResolver, outer: RoutedView) -> Iterator[RoutedView]:
     for each in resolver.url_patterns:
         names = outer.names | set(each.pattern.regex.groupindex)
@@ -108,6 +119,7 @@ def _below(resolver: URLResolver, outer: RoutedView) -> Iterator[RoutedView]:
         if isinstance(each, URLResolver):
             inner = replace(
                 outer,
+                route=f"{outer.route}{each.pattern}",
                 shape=shape,
                 names=names | set(each.default_kwargs),
                 spelled=spelled - set(each.default_kwargs),
@@ -118,6 +130,7 @@ def _below(resolver: URLResolver, outer: RoutedView) -> Iterator[RoutedView]:
         elif isinstance(each, URLPattern):
             yield replace(
                 outer,
+                route=f"{outer.route}{each.pattern}",
                 shape=shape,
                 names=names | set(each.default_args),
                 spelled=spelled - set(each.default_args),

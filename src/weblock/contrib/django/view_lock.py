@@ -123,6 +123,7 @@ def _filled(template: KeyTemplate, request: HttpRequest, values: Mapping[str, ob
 
 
 _MARK: Final = "weblock_locks"
+_MARK_OF_DECORATOR: Final = "weblock_decorator"
 
 _HANDLERS: Final = frozenset(
     {"get", "post", "put", "patch", "delete", "head", "options", "trace"}
@@ -139,6 +140,17 @@ def mark(view: Callable[..., Any], lock: ViewLock) -> None:
     to the view.
     """
     setattr(view, _MARK, (lock, *marks_of(view)))
+
+
+def mark_decorator(decorate: Callable[..., Any], lock: ViewLock) -> None:
+    """Notes that ``decorate`` is a decorator, which serves no requests."""
+    setattr(decorate, _MARK_OF_DECORATOR, lock)
+
+
+def undecorated_lock(view: object) -> ViewLock | None:
+    """The lock of a decorator that stands where a view should, as ``@lock`` without a key makes it."""
+    found: ViewLock | None = getattr(view, _MARK_OF_DECORATOR, None)
+    return found
 
 
 def marks_of(view: object) -> tuple[ViewLock, ...]:
