@@ -1,6 +1,6 @@
-"""What the errors of weblock are over HTTP: problem details, as RFC 9457 has them.
+"""The errors of weblock over HTTP: problem details (RFC 9457).
 
-They tell a client what to do, and nothing of owners, engines or hosts.
+They say what the client can do, and do not name owners, engines or hosts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from ..errors import EngineRecovering, EngineUnavailable, InvalidKey, LeaseLost, LockTimeout
 
 ENGINE_RETRY_AFTER: Final = 5
-"""Seconds after which to ask again when the engine is down."""
+"""``Retry-After`` in seconds when the engine is down."""
 
 LONGEST_RETRY_AFTER: Final = 60
 
@@ -51,9 +51,10 @@ class Problem:
 
 
 def problem_of(error: BaseException | None, *, debug: bool = False) -> Problem | None:
-    """The problem that an error of weblock is to a client; ``None`` for one that is no such.
+    """Return the problem that a client gets for an error; ``None`` if it is not weblock's.
 
-    With ``debug``, an outage says where the engine is, and what is wrong with it: nothing to strangers.
+    With ``debug``, an outage names the engine and its error, which clients of a production server
+    must not see.
     """
     problem = _problem_of(error)
     if problem and debug and isinstance(error, EngineUnavailable):

@@ -15,7 +15,7 @@ class Rules(NamedTuple):
 
     rules: RuleSet
     root_path: str
-    """What the middleware takes off a path; empty where only the server knows that."""
+    """The prefix that the middleware removes from a path; empty if only the server knows it."""
 
 
 def rules_of(app: object) -> Iterator[Rules]:

@@ -9,10 +9,10 @@ from typing import Final
 from .protocol import Message, Receive
 
 LIMIT: Final = 64 * 1024
-"""Bytes that are read ahead, about and at most, to see whether the client is still there."""
+"""About how many bytes are read ahead at most, to see whether the client is still connected."""
 
 MESSAGE_SIZE: Final = 64
-"""Bytes that a message counts beside its payload: there may be many that are empty."""
+"""Bytes that each message counts in addition to its payload: many may be empty."""
 
 
 class Inbox:
@@ -54,7 +54,7 @@ class Inbox:
         """
 
     async def receive(self) -> Message:
-        """The next message, for the application."""
+        """Return the next message, for the application."""
         while not self._ahead:
             if self._pending is None:
                 self._ahead.append(await self._directly())
@@ -72,14 +72,14 @@ class Inbox:
         return message
 
     def tell_disconnect(self) -> None:
-        """Lets the application know again."""
+        """Pass a disconnect on to the application again."""
         self.withholds = False
         if self._withheld:
             self._withheld.set()
             self._withheld = None
 
     async def until_gone(self) -> None:
-        """Returns when the client has gone; never, if it sends more than ``LIMIT`` before."""
+        """Return when the client has disconnected, unless it first sends more than ``LIMIT``."""
         while not self._gone and self._room > 0:
             if self._reading:
                 self._direct = self._direct or asyncio.get_running_loop().create_future()
@@ -90,7 +90,7 @@ class Inbox:
             await asyncio.get_running_loop().create_future()
 
     def close(self) -> None:
-        """Ends the call that is under way, and what is left of the application: all has been said."""
+        """End the call that is under way: the response is complete."""
         if self.withholds:
             self.tell_disconnect()
         if self._pending:

@@ -27,7 +27,7 @@ from .protocol import App, Message, Receive, Scope, Send
 from .request import SCOPE_KEY, ClientGone, RequestLocks
 
 Answer = Callable[[BaseException], App | None]
-"""From an error to the application that responds to it; ``None`` where it is not weblock's."""
+"""Returns the application that responds to an error; ``None`` if the error is not weblock's."""
 
 
 class RequestLayer:
@@ -61,7 +61,7 @@ class RequestLayer:
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request, or passes on what is none."""
+        """Serve a request or websocket; pass anything else on."""
         if self._before_start:
             await self._start(self._before_start, scope, receive, send)
         if scope["type"] in ("http", "websocket"):
@@ -139,7 +139,7 @@ class _Exchange:
         self._answer_to = answer_to
 
     async def work(self, ended: asyncio.Future[None]) -> LeaseLost | None:
-        """Runs the application, and releases when it has ended in whatever way."""
+        """Run the application, and release when it has ended, however it ended."""
         request, loss = self.request, None
         part_of.set(request.flow)
         try:
@@ -182,7 +182,7 @@ class _Exchange:
             await self.outbox.close()
 
     async def _close_websocket(self, error: BaseException) -> bool:
-        """Tells the client of a websocket that was accepted; whether this is one."""
+        """Close a websocket that was accepted; return whether the request is one."""
         problem = problem_of(error)
         is_open = self._scope["type"] == "websocket" and not self.outbox.closed
         if is_open and problem:

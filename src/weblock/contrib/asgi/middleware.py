@@ -80,11 +80,11 @@ class LockMiddleware:
 
     @property
     def root_path(self) -> str:
-        """What it takes off a path before its rules see it; empty where only the server knows that."""
+        """The prefix that it removes from a path; empty if only the server knows it."""
         return self._root_path or ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request, or passes on what is none."""
+        """Serve a request or websocket; pass anything else on."""
         match scope["type"]:
             case "http":
                 found = self._find(scope["method"], scope)

@@ -19,7 +19,7 @@ STREAMS_AFTER: Final = 1.0
 
 
 def never() -> bool:
-    """Says that nothing follows a response."""
+    """Return that no task follows a response."""
     return False
 
 
@@ -34,9 +34,9 @@ class Policy(NamedTuple):
     hold_back: float | None
     """Seconds to which the waiting of a response is limited, complete or not."""
     background: Callable[[], object]
-    """Tells, by what is true, whether tasks follow the response that it must not wait for."""
+    """Returns whether background tasks follow the response, for which it must not wait."""
     leases: Sequence[BaseLease]
-    """What the request holds: when one of them is lost, the response must not promise anything."""
+    """The leases of the request: when one of them is lost, the response must not report success."""
 
     def check(self) -> None:
         """Raises ``LeaseLost``, but not for a lease that the application itself released early."""
@@ -120,7 +120,7 @@ class Outbox:
             await self._hold(message, policy)
 
     async def finish(self) -> None:
-        """Sends what was held back: the application has ended."""
+        """Send what was held back: the application has ended."""
         if self._timer:
             self._timer.cancel()
         self._is_open = True
@@ -131,18 +131,18 @@ class Outbox:
             await self._send_all(held)
 
     def discard(self) -> None:
-        """Forgets what was held back: another answer takes its place."""
+        """Drop what was held back: another response takes its place."""
         self._stop_holding()
         self._held = []
 
     async def close(self) -> None:
-        """Forgets what was held back, and waits for what is being sent."""
+        """Drop what was held back, and wait for what is being sent."""
         self.discard()
         if self._letting_go:
             await asyncio.wait({self._letting_go})
 
     async def abort(self) -> None:
-        """Sends nothing more: the server does not want it."""
+        """Send nothing more: the server has cancelled the request."""
         if self._letting_go:
             self._letting_go.cancel()
         await self.close()
@@ -153,7 +153,7 @@ class Outbox:
         self._timer = self.loop.call_soon(self._expect_the_rest, policy)
 
     def _expect_the_rest(self, policy: Policy) -> None:
-        """Limits the waiting. Most responses are complete before this is called, and need no timer."""
+        """Limit the wait. Most responses are complete before this is called, and need no timer."""
         after = STREAMS_AFTER if policy.hold_back is None else policy.hold_back
         self._timer = self.loop.call_later(after, self._let_go_in_time, policy)
 

@@ -17,7 +17,7 @@ class Problem(problems.Problem):
     """A problem response, which as an ASGI application sends itself."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        """Answers a request, or refuses a websocket that was not accepted yet."""
+        """Respond to a request, or reject a websocket that was not accepted yet."""
         if scope["type"] == "http":
             await self._respond(send, "http.response")
         elif "websocket.http.response" in (scope.get("extensions") or {}):
@@ -26,7 +26,7 @@ class Problem(problems.Problem):
             await send(self.as_close())
 
     def as_close(self) -> Message:
-        """The message that closes a websocket."""
+        """Return the message that closes a websocket."""
         return {"type": "websocket.close", "code": TRY_AGAIN_LATER, "reason": self.code}
 
     async def _respond(self, send: Send, kind: str) -> None:
@@ -42,13 +42,13 @@ class Problem(problems.Problem):
 
 
 Rewrite = Callable[[Problem, WeblockError], Problem]
-"""From a problem, and the error that it comes of, to the problem that is answered."""
+"""Returns the problem to respond with, from weblock's problem and the error that caused it."""
 
 
 def problem_of(
     error: BaseException | None, rewrite: Rewrite | None = None, *, debug: bool = False
 ) -> Problem | None:
-    """The problem that an error of weblock is to a client; ``None`` for one that is no such.
+    """Return the problem that a client gets for an error; ``None`` if it is not weblock's.
 
     With ``debug``, that of an outage names the engine.
     """

@@ -19,7 +19,7 @@ from .protocol import Scope
 SCOPE_KEY: Final = "weblock"
 
 LOOK_AFTER: Final = 0.05
-"""Seconds of waiting after which it is looked whether the client is still there."""
+"""Seconds of waiting after which to check whether the client is still connected."""
 
 
 class ClientGone(Exception):
@@ -164,7 +164,7 @@ class RequestLocks(RequestLeases[AsyncLease]):
         return RequestLease(lease, self.loop)
 
     def leave(self) -> bool:
-        """Notes that nobody wants the answer any more. Return whether the work may be cancelled.
+        """Record that the client has disconnected, and return whether the work may be cancelled.
 
         Work inside a lock may not, unless it is a stream; but it waits for no other lock then.
         """
@@ -197,7 +197,7 @@ class RequestLocks(RequestLeases[AsyncLease]):
                 task.uncancel()
 
     def _begin_to_wait(self) -> None:
-        """Plan a look at the client. Most requests have their lock before this is called.
+        """Schedule a check of the client. Most requests have their lock before this is called.
 
         They need no timer, which would cost them more than the lock.
         """

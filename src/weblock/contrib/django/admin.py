@@ -23,12 +23,12 @@ from .models import Fence, Lock
 from .registry import locks
 
 LIMIT: Final = 500
-"""Keys of one alias on the page."""
+"""How many keys of one alias the page shows at most."""
 
 
 @dataclass(frozen=True)
 class KeyRow:
-    """A key; ``shown`` is what the page says of it, without characters that turn a line around."""
+    """A key; ``shown`` is its text on the page, without characters that reverse a line."""
 
     info: KeyInfo
     shown: KeyInfo
@@ -48,7 +48,7 @@ class AliasTable:
 
     @property
     def full(self) -> bool:
-        """Whether there may be more."""
+        """Return whether there may be more keys than the page shows."""
         return len(self.rows) == LIMIT
 
 
@@ -60,7 +60,7 @@ class LockAdmin(admin.ModelAdmin):
     """
 
     def get_urls(self) -> list[URLPattern]:
-        """The list, and the page that asks before it releases."""
+        """Return the URLs of the list, and of the page that asks before it releases."""
         view = self.admin_site.admin_view
         return [
             path("", view(self.changelist_view), name="weblock_lock_changelist"),
@@ -80,14 +80,14 @@ class LockAdmin(admin.ModelAdmin):
         return False
 
     def has_release_permission(self, request: HttpRequest) -> bool:
-        """Whether the user may take a lease away."""
+        """Return whether the user may release a lease by force."""
         user: Any = request.user  # type: ignore[attr-defined] # AuthenticationMiddleware puts it there
         return bool(user.has_perm("weblock.release_lock"))
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """The holders and the queues of all aliases; ``q`` is how their keys begin."""
+        """Show the holders and queues of all aliases, for keys that begin with ``q``."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         prefix = request.GET.get("q", "")
@@ -101,7 +101,7 @@ class LockAdmin(admin.ModelAdmin):
         return self._page(request, "locks", context)
 
     def release_view(self, request: HttpRequest) -> HttpResponse:
-        """Asks, and takes the lease away that was shown, if it is still that one."""
+        """Ask, and release the lease by force, if it is still the one that was shown."""
         if not self.has_view_permission(request) or not self.has_release_permission(request):
             raise PermissionDenied
         named = request.POST if request.method == "POST" else request.GET
@@ -193,7 +193,7 @@ def _row(info: KeyInfo) -> KeyRow:
 
 
 def _still(alias: str, key: str, fence: str) -> KeyInfo:
-    """The key, if its holder is still the one with that fence."""
+    """Return the key, if its holder is still the one with that fence."""
     info = locks[alias].inspect(key)
     if info is None or info.fence is None or str(info.fence) != fence:
         raise ChangedHands(key, info)

@@ -23,17 +23,18 @@ from .view_lock import DEFAULT, BusyView, ViewLock, acall, call
 _FORMS: Final = (Problem.media_type, "application/json", "text/html")
 
 Form = Callable[[HttpRequest, Problem, WeblockError], HttpResponse]
-"""What makes a response of a problem."""
+"""Makes a response from a problem."""
 
 
 def answer(
     request: HttpRequest, error: BaseException | None, lock: ViewLock | None = None
 ) -> HttpResponse | None:
-    """The response to an error of weblock; ``None`` for one that is nothing to a client.
+    """Return the response to an error of weblock; ``None`` for an error that no client should see.
 
     A locked view of Django REST framework answers in the way of its other errors, and so does an
     operation of django-ninja whose API has a handler for errors of weblock; a browser gets a page; and
-    others get problem details. ``lock`` is what could not be acquired, if that was it.
+    others get problem details. ``lock`` is the lock that could not be acquired, if that was the
+    error.
     """
     if not isinstance(error, WeblockError) or not (problem := _problem(error, lock)):
         return None
@@ -96,7 +97,7 @@ def _form_for(request: HttpRequest, error: WeblockError) -> Form:
 
 
 def _details(_request: HttpRequest, problem: Problem, _error: WeblockError) -> HttpResponse:
-    """Problem details, as RFC 9457 has them."""
+    """Return problem details (RFC 9457)."""
     response = HttpResponse(
         problem.body,
         status=problem.status,
@@ -108,7 +109,7 @@ def _details(_request: HttpRequest, problem: Problem, _error: WeblockError) -> H
 
 
 def _page(request: HttpRequest, problem: Problem, error: WeblockError) -> HttpResponse:
-    """``weblock/409.html``, for the status, if the project has it, and else a page of ours."""
+    """Return the project's template for the status, such as ``weblock/409.html``, or our page."""
     try:
         template = select_template([f"weblock/{problem.status:d}.html", "weblock/problem.html"])
     except TemplateDoesNotExist:
@@ -131,7 +132,7 @@ def _with_headers(response: HttpResponse, problem: Problem) -> HttpResponse:
 def _of_ninja(
     api: Any, request: HttpRequest, problem: Problem, error: WeblockError
 ) -> HttpResponse:
-    """What the API's handler makes of the error; problem details, if it makes a success of it."""
+    """Return what the API's handler returns; problem details, if it would report success."""
     response: HttpResponse = api.on_exception(request, error)
     if response.status_code < HTTPStatus.BAD_REQUEST:
         return _details(request, problem, error)
@@ -139,15 +140,16 @@ def _of_ninja(
 
 
 def _rest_class(view: Any) -> Any:
-    """The class of a view of Django REST framework."""
+    """Return the class of a view of Django REST framework."""
     cls = getattr(view, "cls", None)
     return cls if hasattr(cls, "handle_exception") and hasattr(cls, "finalize_response") else None
 
 
 def _of_rest(request: HttpRequest, problem: Problem, error: WeblockError) -> HttpResponse:
-    """What the view's exception handler makes of it, by the renderer that its client accepts.
+    """Return the response of the view's exception handler, in the format that the client accepts.
 
-    Problem details, if the handler lets it pass, or makes a success of it: no work was done.
+    Return problem details if the handler does not handle the error, or would report success: no
+    work was done.
     """
     view = _rest_view(request)
     refusal = _rest_exception(problem, error)
@@ -165,7 +167,7 @@ def _of_rest(request: HttpRequest, problem: Problem, error: WeblockError) -> Htt
 
 
 def _rest_exception(problem: Problem, error: WeblockError) -> Exception:
-    """The exception as any handler of REST framework's expects it, caused by the error of weblock."""
+    """Return an exception for handlers of REST framework, caused by the error of weblock."""
     from rest_framework.exceptions import (  # Only projects that use it have it.
         APIException,
         ErrorDetail,
@@ -188,7 +190,7 @@ def _rest_exception(problem: Problem, error: WeblockError) -> Exception:
 
 
 def _rest_view(request: HttpRequest) -> Any:
-    """The view as it would serve the request, without that anything of it has run."""
+    """Return the view, prepared to render a response, without running it."""
     match = request.resolver_match
     assert match
     made: Any = match.func

@@ -1,4 +1,4 @@
-"""What ``manage.py check`` says of locks, before the first request finds it out."""
+"""What ``manage.py check`` reports about locks, before the first request would fail."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ENGINES: Final = "Set URL: file:// serializes the processes of one machine, redi
 
 
 def check_settings(**_kwargs: object) -> list[CheckMessage]:
-    """``WEBLOCK`` makes locks, which reach beyond one process where that counts."""
+    """Check that ``WEBLOCK`` is valid, and locks more than one process in production."""
     try:
         found = [message for alias in aliases() for message in _of_alias(alias)]
         return [*found, *_mixed_guards()]
@@ -40,7 +40,7 @@ def check_settings(**_kwargs: object) -> list[CheckMessage]:
 
 
 def check_middleware(**_kwargs: object) -> list[CheckMessage]:
-    """The middleware is there, and last, for what needs it."""
+    """Check that the middleware is installed, and last, if something needs it."""
     found = [number for number, path in enumerate(settings.MIDDLEWARE) if _is_ours(path)]
     if not found:
         return list(_without_middleware())
@@ -59,7 +59,7 @@ def check_middleware(**_kwargs: object) -> list[CheckMessage]:
 
 
 def check_views(**_kwargs: object) -> list[CheckMessage]:
-    """What ``@lock`` wants is there: the alias in the settings, and in the URL what keys are of."""
+    """Check that each ``@lock`` has a key, its alias in the settings and its values in the URL."""
     found: list[CheckMessage] = [
         Error(
             f"@lock is used without a key: {lock!r} serves the URL {routed.route!r}.",
@@ -85,7 +85,7 @@ def check_views(**_kwargs: object) -> list[CheckMessage]:
 
 
 def check_rules(**_kwargs: object) -> list[CheckMessage]:
-    """Rules are about URLs that there are; those by view, with what their keys are made of."""
+    """Check that rules name URLs that exist, and rules by view only parts that their URL has."""
     found: list[CheckMessage] = []
     everywhere = routed_views()
     for rule in (rule for rules in _readable_rules() for rule in rules.by_view):
@@ -113,7 +113,7 @@ def check_rules(**_kwargs: object) -> list[CheckMessage]:
 
 
 def check_guard(databases: Sequence[str] | None = None, **_kwargs: object) -> list[CheckMessage]:
-    """The databases that are to refuse stale holders have the table for it."""
+    """Check that the guarded databases have the table of fences."""
     guarded = {alias for each in guards() for alias in guarded_databases(each.databases)}
     return [
         Caution(
@@ -159,7 +159,7 @@ def _of_alias(alias: str) -> Iterator[CheckMessage]:
 
 
 def _of_path(label: str, rule: Rule, everywhere: Iterable[RoutedView]) -> Iterator[CheckMessage]:
-    """Whether some URL of the project is meant, in each language, and its value locked."""
+    """Check that a path matches a URL of the project, and locks its converted value."""
     yield from _spellings(f"{label}, {rule!r},", rule.spellings(), IN_PATH)
     shape = rule.path.shape
     met = [(routed, routed.meets(shape)) for routed in everywhere]
@@ -194,7 +194,7 @@ def _missing(what: str, name: str, routed: RoutedView) -> CheckMessage:
 def _spellings(
     what: str, spellings: Iterable[tuple[str, str]], where: str
 ) -> Iterator[CheckMessage]:
-    """``where`` is what else a user may write, with the name of the part for ``{}``."""
+    """Return a warning. ``where`` is the remedy, with ``{}`` for the name of the part."""
     for template, name in spellings:
         yield Caution(
             f"{what} has the key {template!r}, which is made of {name!r} as the URL spells it: '7',"
@@ -225,7 +225,7 @@ def _some(names: set[str]) -> str:
 
 
 def _readable_aliases() -> tuple[str, ...]:
-    """The aliases; none if ``check_settings`` has an error to tell."""
+    """Return the aliases; none if ``check_settings`` reports an error."""
     try:
         return tuple(of_alias(alias).alias for alias in aliases())
     except ConfigurationError:

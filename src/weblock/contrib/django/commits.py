@@ -1,4 +1,4 @@
-"""What locks have to do with the transactions of the database.
+"""How locks and the transactions of the database work together.
 
 A lock comes before its transaction, and is checked before each COMMIT. Every connection then asks
 whether what runs there still holds its leases. Where ``GUARD`` is set, it also has the fences
@@ -30,30 +30,30 @@ from .settings import guards
 
 
 class Checked(Protocol):
-    """What is to be ours still when work is committed."""
+    """What must still be held when work is committed."""
 
     guard: Guard | None
-    """What the databases are to know of it."""
+    """The guard that writes the fences into the databases."""
 
     def check(self) -> None:
-        """Raises ``LeaseLost`` if it is not."""
+        """Raise ``LeaseLost`` if a lease is lost."""
 
 
 checked_at_commit: Final[ContextVar[Checked | None]] = ContextVar("weblock_checked", default=None)
-"""What the code that runs here holds, if it is to be checked before each COMMIT."""
+"""The leases of the code that runs here, if they are checked before each COMMIT."""
 
 _CHECKED: Final = "weblock_checked"
 _WATCH: Final = "weblock_watch"
-"""Attributes of a connection that is looked after."""
+"""Attributes of a connection that is watched."""
 
 _COMMITS: Final = re.compile(
     r"(?:^|[;\n]|\*/)\s*(?:COMMIT|END|PREPARE\s+TRANSACTION)\b", re.IGNORECASE
 )
-"""SQL that may commit. Where it matches more, a check too many costs nothing."""
+"""SQL that may commit. If it matches more, the only cost is an unnecessary check."""
 
 
 def open_transaction() -> str | None:
-    """The database on which this thread has a transaction open; not that around a ``TestCase``."""
+    """Return the database on which this thread has a transaction, other than a ``TestCase``'s."""
     for connection in connections.all(initialized_only=True):
         if _has_transaction(connection):
             return str(connection.alias)
@@ -86,7 +86,7 @@ def _refuse_open_transaction(request: HttpRequest) -> None:
 
 
 def warn_of_transaction(acquired: Event) -> None:
-    """Warns of a lock that was acquired inside a transaction, as with ``hold`` in a view."""
+    """Warn that a lock was acquired inside a transaction, such as by ``hold`` in a view."""
     assert isinstance(acquired, Acquired)
     if alias := open_transaction():
         logger.warning(
@@ -98,9 +98,9 @@ def warn_of_transaction(acquired: Event) -> None:
 
 
 def prepare_connections(request: HttpRequest, guarded: Iterable[str]) -> None:
-    """Refuses a transaction that is open, and has this thread's connections ask before COMMIT.
+    """Reject an open transaction, and make this thread's connections check before COMMIT.
 
-    Those to the ``guarded`` databases ask these, too.
+    Connections to the ``guarded`` databases check the fences, too.
     """
     _refuse_open_transaction(request)
     for connection in connections.all(initialized_only=True):
@@ -110,20 +110,20 @@ def prepare_connections(request: HttpRequest, guarded: Iterable[str]) -> None:
 
 
 def current_guard() -> Guard | None:
-    """What the databases are to know of the code that runs here."""
+    """Return the guard of the code that runs here."""
     checked = checked_at_commit.get()
     return checked.guard if checked else None
 
 
 def _opened(connection: Any, **_facts: object) -> None:
-    """Looks after a connection that has just been opened, in whatever thread."""
+    """Watch a connection that has just been opened, in any thread."""
     _check_commits(connection)
     if any(connection.alias in guarded_databases(each.databases) for each in guards()):
         _watch(connection).opened()
 
 
 def give_back_connections() -> None:
-    """Returns this thread's connections to their pool or server, but for those of a ``TestCase``."""
+    """Close this thread's connections, or return them to their pool, except in a ``TestCase``."""
     for connection in connections.all(initialized_only=True):
         if not connection.in_atomic_block:
             connection.close()
@@ -137,11 +137,11 @@ def _check_commits(connection: Any) -> None:
 
 
 class _CommitCheck:
-    """Asks before each COMMIT on one connection whether what we hold is still ours.
+    """Checks before each COMMIT on one connection that the leases are still held.
 
-    Django has no hook before COMMIT. What it has are the methods of the connection that each
-    transaction ends with, which others may have wrapped, too; and wrappers of each statement, which
-    notice a COMMIT that is sent as SQL.
+    Django has no hook before COMMIT. So this wraps the methods of the connection that end a
+    transaction, which others may have wrapped, too, and each statement, to notice a COMMIT that is
+    sent as SQL.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -197,7 +197,7 @@ class _CommitCheck:
 
 
 class _GuardWatch:
-    """Lets the guard of a request act at the right moments on one connection.
+    """Calls the guard of a request at the right moments on one connection.
 
     These are before the first statement, before each transaction, and before each COMMIT.
     """
@@ -216,21 +216,21 @@ class _GuardWatch:
         connection.execute_wrappers.insert(0, self.execute)  # It sees a write before others do.
 
     def opened(self) -> None:
-        """Hears of a connection that has just been opened, maybe because a transaction begins."""
+        """Handle a connection that has just been opened, perhaps because a transaction begins."""
         if guard := self.guard:
             self._of_transaction, self._wrote = guard, True
             self.raise_with(guard)
 
     @property
     def guard(self) -> Guard | None:
-        """The guard of what runs now, if it has anything to do with this database."""
+        """Return the guard of the code that runs now, if it guards this database."""
         if self._busy:
             return None
         guard = current_guard()
         return guard if guard and guard.covers(self._connection.alias) else None
 
     def set_autocommit(self, autocommit: bool, *args: Any, **options: Any) -> None:  # noqa: FBT001
-        """Every outermost transaction begins with it: the fence is in the database before."""
+        """Write the fences first: every outermost transaction begins with this call."""
         if not autocommit and not self._busy:
             self._wrote = False
             self._of_transaction = self.guard
@@ -241,14 +241,14 @@ class _GuardWatch:
             self._of_transaction = None
 
     def execute(self, execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:  # noqa: FBT001
-        """Runs a statement that came through Django's cursors."""
+        """Run a statement of one of Django's cursors."""
         kind = kind_of(sql) if isinstance(sql, str) else Kind.WRITES
         with self.about_to(kind):
             return execute(sql, params, many, context)
 
     @contextmanager
     def about_to(self, kind: Kind) -> Iterator[None]:
-        """Runs what does ``kind``: in a transaction of its own, which is checked, if it commits itself."""
+        """Run a statement; one that would commit by itself gets a transaction that is checked."""
         if self._busy or kind in (Kind.CONTROLS, Kind.COMMITS):  # Those are checked as COMMITs are.
             yield
             return
@@ -266,7 +266,7 @@ class _GuardWatch:
             yield
 
     def went_behind(self) -> None:
-        """Notes that the driver's own cursor was used, which may do anything."""
+        """Record that the driver's own cursor was used, which may have written."""
         self._wrote = True
         if (
             not self._connection.in_atomic_block
@@ -279,14 +279,14 @@ class _GuardWatch:
             )
 
     def check(self) -> None:
-        """Asks before COMMIT, if anything may have been written."""
+        """Check before COMMIT, if anything may have been written."""
         guard = self._of_transaction
         if guard and self._wrote and not self._busy:
             with self._own_statements():
                 guard.check_on(self._connection)
 
     def raise_with(self, guard: Guard) -> None:
-        """Puts the fences into the database, which do not stand there yet."""
+        """Write the fences that the database does not have yet."""
         if not self._connection.settings_dict["AUTOCOMMIT"]:
             raise ConfigurationError(
                 f"the database {self._connection.alias!r} has AUTOCOMMIT off: GUARD commits by"
@@ -312,7 +312,7 @@ class _GuardWatch:
 
 
 def _watch(connection: Any) -> _GuardWatch:
-    """The watch on a connection; it is put there once, and stays."""
+    """Return the watch of a connection, which is created once and stays."""
     found: _GuardWatch | None = getattr(connection, _WATCH, None)
     if found is None:
         found = _GuardWatch(connection)
@@ -321,7 +321,7 @@ def _watch(connection: Any) -> _GuardWatch:
 
 
 class _WatchedCursor:
-    """A cursor that tells when it is used in ways that execute wrappers do not see."""
+    """A cursor that reports uses that execute wrappers do not see."""
 
     db: Any
 
@@ -353,7 +353,7 @@ def _watched(kind: Any) -> Any:
 
 
 def _is_of_tests(connection: Any) -> bool:
-    """Whether the open transaction is that of a ``TestCase``, which stands for none."""
+    """Return whether the open transaction is that of a ``TestCase``, which does not count."""
     return bool(connection.atomic_blocks) and all(map(is_of_test_case, connection.atomic_blocks))
 
 

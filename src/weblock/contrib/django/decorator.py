@@ -144,7 +144,7 @@ def _aheld(together: Together, view: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _serve(together: Together, view: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Runs a view under its lock, in a thread."""
+    """Run a view under its lock, in a thread."""
     request = _request_of(view, args, kwargs)
     wanted = together[0]
 
@@ -214,14 +214,14 @@ async def _serve_async(together: Together, view: Callable[..., Any], args: Any, 
 
 
 def _is_of_async_class(view: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-    """Whether this is a method, ``dispatch`` say, that returns what another, async, returns."""
+    """Return whether this method, such as ``dispatch``, returns an async method's coroutine."""
     bound = getattr(view, "func", view)  # method_decorator hands over a partial of it.
     instance = getattr(bound, "__self__", args[0] if args else None)
     return bool(getattr(type(instance), "view_is_async", False))
 
 
 def _request_of(view: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> HttpRequest:
-    """The request: the first argument, or the second of a method."""
+    """Return the request: the first argument, or the second of a method."""
     for each in (*args[:2], kwargs.get("request")):
         request = getattr(each, "_request", each)  # Django REST framework wraps it.
         if isinstance(request, HttpRequest):
@@ -233,7 +233,7 @@ def _request_of(view: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) 
 
 
 def _values(request: HttpRequest, kwargs: Mapping[str, object]) -> dict[str, object]:
-    """What the URL gives, as the view is given it: a framework may have converted it."""
+    """Return the parts of the URL as the view gets them: a framework may have converted them."""
     match = request.resolver_match
     return {**(match.kwargs if match else {}), **kwargs}
 

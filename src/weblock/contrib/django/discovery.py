@@ -36,17 +36,17 @@ class RoutedView:
     route: str = ""
     """Its URL, as the project has written it."""
     shape: Shape = ("/",)
-    """What its paths look like, with ``LANGUAGE`` where they begin with one."""
+    """The shape of its paths, with ``LANGUAGE`` where they begin with a language."""
 
     @property
     def resolved(self) -> ResolverMatch:
-        """What a request would be resolved to."""
+        """Return what a request would be resolved to."""
         return ResolverMatch(
             *(self.view, (), {}, self.name), list(self.applications), list(self.namespaces)
         )
 
     def meets(self, shape: Shape) -> list[bool]:
-        """Whether a pattern of paths may be about it: one answer for each language, if it has any."""
+        """Return whether a pattern may match its paths, once for each language."""
         if LANGUAGE not in self.shape:
             return [may_meet(shape, self.shape)]
         rough = [_with(self.shape, SEGMENT, "/"), _with(self.shape)]
@@ -55,13 +55,13 @@ class RoutedView:
         return [may_meet(shape, _with(self.shape, *each)) for each in _language_prefixes()]
 
     def missing(self, templates: Iterable[KeyTemplate]) -> Iterator[tuple[str, str]]:
-        """The key templates that want something which the URL does not give, and what they want."""
+        """Return the key templates whose values the URL does not have, and these values."""
         for template in templates:
             wanted = {each.name for each in template.in_request().values() if each.kind == "path"}
             yield from ((template.text, each) for each in sorted(wanted - self.names))
 
     def spelled_in(self, templates: Iterable[KeyTemplate]) -> Iterator[tuple[str, str]]:
-        """The key templates that lock a spelling instead of a value, and of which part of the URL."""
+        """Return the key templates that lock a spelling instead of a value, and where."""
         for template in templates:
             sources = template.in_request()
             for name, converter in zip(template.names, template.converters, strict=True):
@@ -71,7 +71,7 @@ class RoutedView:
 
 
 LANGUAGE: Final = "<language>"
-"""Stands for what ``i18n_patterns`` puts before a path."""
+"""Stands for the prefix that ``i18n_patterns`` adds to a path."""
 
 _PARAMETER: Final = re.compile(r"<[^>]+>")
 
@@ -88,7 +88,7 @@ class MarkedView(NamedTuple):
 
 
 def routed_views() -> list[RoutedView]:
-    """All views that the project's URLs lead to."""
+    """Return all views that the project's URLs lead to."""
     if not getattr(django_settings, "ROOT_URLCONF", None):
         return []
     return list(_below(get_resolver(), RoutedView()))
@@ -141,7 +141,7 @@ def _below(resolver: URLResolver, outer: RoutedView) -> Iterator[RoutedView]:
 
 
 def _shape(pattern: Any) -> Shape:
-    """What a part of a path looks like that a pattern matches."""
+    """Return the shape of the part of a path that a pattern matches."""
     if isinstance(pattern, LocalePrefixPattern):
         return (LANGUAGE,)
     if not isinstance(pattern, RoutePattern):
@@ -154,7 +154,7 @@ def _shape(pattern: Any) -> Shape:
 
 
 def _language_prefixes() -> list[str]:
-    """What the paths below ``i18n_patterns`` begin with."""
+    """Return the prefixes of paths below ``i18n_patterns``."""
     languages = [f"{language}/" for language, _ in django_settings.LANGUAGES]
     if any(
         isinstance(each.pattern, LocalePrefixPattern) and not each.pattern.prefix_default_language
@@ -171,9 +171,9 @@ def _with(shape: Shape, *prefix: str) -> Shape:
 
 
 def _spelled(pattern: Any) -> set[str]:
-    """What a pattern hands over as text that may spell one value in many ways.
+    """Return the parts that a pattern passes on as text that may spell one value in many ways.
 
-    That is what a regular expression has found, and ``<str:name>``, which is the default. A slug or a
+    These are the groups of a regular expression, and ``<str:name>``, the default. A slug or a
     path is text on purpose.
     """
     converters = getattr(pattern, "converters", {})

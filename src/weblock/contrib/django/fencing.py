@@ -41,7 +41,7 @@ class FenceField(models.BigIntegerField):
         super().__init__(*args, **{"default": 0, "editable": False, **options})
 
     def pre_save(self, model_instance: models.Model, add: bool) -> Any:  # noqa: FBT001 - Django's
-        """The value for a new row; for another, what it has."""
+        """Return 0 for a new row, else the value that the row has."""
         return super().pre_save(model_instance, add) if add else F(self.attname)
 
 
@@ -49,7 +49,7 @@ class FencedQuerySet(models.QuerySet):
     """Rows of a model that has a ``fence``."""
 
     def fenced_update(self, fence: BaseLease | int, **values: Any) -> int:
-        """Updates the rows, and returns how many there were; refuses if a newer holder was there.
+        """Update the rows, unless a newer holder has written one, and return how many there were.
 
         ``fence`` is a lease, or the fence of one: of several keys, ``lease.fences[key]``. Without
         values it only puts the fence into the rows, which is how a transaction that will insert
@@ -94,7 +94,7 @@ class FencedQuerySet(models.QuerySet):
         return all_rows.filter(pk__in=allowed.values("pk"), fence__lte=fence)
 
     def _refuse_other_tables(self, values: dict[str, Any]) -> None:
-        """Columns that a model inherits from the table of another need a statement of their own."""
+        """Reject columns that are inherited from another table: they need another statement."""
         for name in (FENCE, *values):
             home = self._meta.get_field(name).model._meta  # noqa: SLF001 - as above
             if home.concrete_model is not self._meta.concrete_model:
