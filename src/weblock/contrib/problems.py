@@ -38,7 +38,7 @@ class Problem:
 
     @property
     def body(self) -> bytes:
-        """The problem as JSON."""
+        """Return the problem as JSON."""
         content = {
             "type": f"urn:weblock:{self.code}",
             "title": self.title,

@@ -31,7 +31,7 @@ T = TypeVar("T")
 BeforeWaiting = Callable[[], Awaitable[object]]
 
 LONGEST_LABEL: Final = 200
-"""Characters of what others see of a holder: an engine keeps it for each waiter."""
+"""The longest label in characters: an engine keeps it for each waiter."""
 
 
 class RequestLeases(Generic[L]):
@@ -110,12 +110,12 @@ class RequestLeases(Generic[L]):
         return locks._joined(leases, keys)  # type: ignore[return-value]  # noqa: SLF001 - a lease of its kind
 
     def check(self) -> None:
-        """Raises ``LeaseLost`` if something that the request holds is not its own any more."""
+        """Raise ``LeaseLost`` if any lease of the request is lost."""
         for lease in self.leases:
             lease.check()
 
     async def release(self) -> LeaseLost | None:
-        """Gives back everything, the last first. Return the loss, if a lease was lost before."""
+        """Release everything, the last first. Return the loss, if a lease was lost before."""
         self.over = True
         loss: LeaseLost | None = None
         for lease in reversed(self.leases):

@@ -12,7 +12,7 @@ from ..keys import CheckedKey, KeyTemplate, Source, check_key
 _HOST: Final = Source("header", "host")
 
 Headers = Callable[[str], Sequence[str]]
-"""From the name of a header, in lower case, to its values: several, if it was sent several times."""
+"""Returns the values of a header by its lower-case name: several, if sent several times."""
 
 
 def request_values(

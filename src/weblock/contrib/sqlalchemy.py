@@ -141,11 +141,11 @@ _REMEMBERED: Final = 10_000
 _told: Final[weakref.WeakKeyDictionary[Engine, OrderedDict[str, None]]] = (
     weakref.WeakKeyDictionary()
 )
-"""The last sections that each engine knows: each is written once, before anything is read."""
+"""The last sections that each engine has been told of: each is written once."""
 
 
 class _Fenced:
-    """A session whose database is to refuse a holder that another has followed."""
+    """A session whose database rejects a holder that another has followed."""
 
     def __init__(self, session: Session, lease: BaseLease, wait: float) -> None:
         if session.in_transaction():
@@ -185,7 +185,7 @@ class _Fenced:
         return bind
 
     def begun(self, _session: Session, _transaction: object, connection: Connection) -> None:
-        """Watches a connection that the session has just taken."""
+        """Watch a connection that the session has just taken."""
         if connection in self._wrote:
             return  # A savepoint begins.
         if _commits_by_itself(connection):
@@ -197,12 +197,12 @@ class _Fenced:
         event.listen(connection, "before_cursor_execute", self.seen)
 
     def seen(self, connection: Connection, _cursor: object, statement: str, *_more: object) -> None:
-        """Notes what may write."""
+        """Record a statement that may write."""
         if kind_of(statement) is Kind.WRITES and connection in self._wrote:
             self._wrote[connection] = True
 
     def check(self, session: Session) -> None:
-        """Asks each database that was written to, right before the COMMIT."""
+        """Check with each database that was written to, just before the COMMIT."""
         if session.in_nested_transaction():
             return  # A savepoint: what it keeps is checked at the end.
         for connection, wrote in self._wrote.items():
@@ -211,7 +211,7 @@ class _Fenced:
                     self._check(connection, mark)
 
     def ended(self, _session: Session, transaction: SessionTransaction) -> None:
-        """Forgets the connections, which the session has given back."""
+        """Forget the connections that the session has returned."""
         if transaction.parent is None:
             self._wrote.clear()
 
@@ -235,7 +235,7 @@ class _Fenced:
                 by_itself.execute(text(_dialect(by_itself, self._wait).sweeping))
 
     def _is_held(self, connection: Connection) -> bool:
-        """Whether the engine says that the lease is still ours; not, where it cannot be asked here."""
+        """Return whether the engine confirms that the lease is held; false if it cannot be asked."""
         try:
             asking = self._lease.extend(0)  # type: ignore[attr-defined] # both faces have it
             if inspect.isawaitable(asking):
@@ -257,7 +257,7 @@ class _Fenced:
             raise
 
     def explain(self, error: Exception) -> None:
-        """Raises ``StaleFence``, if a flush failed because another section has begun."""
+        """Raise ``StaleFence`` if a flush failed because another section has begun."""
         if trouble_of(error) is Trouble.CONFLICT:
             for connection in self._wrote:  # The session has given up its transaction on it.
                 with connection.engine.connect() as other:
@@ -306,7 +306,7 @@ def _dialect(connection: Connection, wait: float) -> Dialect:
 
 
 def _asked(connection: Connection, wait: float) -> Callable[[Statement], Any]:
-    """What answers the statements of a step."""
+    """Return a function that runs the statements of a step."""
     dialect = _dialect(connection, wait)
 
     def ask(statement: Statement) -> Any:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _GuardedLease:
-    """One lease: who is to know of it, how long a database may keep us waiting, and who granted it."""
+    """One lease: its databases, how long each may keep us waiting, and the locks it is from."""
 
     mark: Mark
     databases: frozenset[str]
@@ -58,13 +58,13 @@ class _GuardedLease:
     known_to: set[str] = field(default_factory=set)
 
     def holds(self) -> bool:
-        """Whether the engine says that the key is still ours."""
+        """Return whether the engine says that the key is still ours."""
         found = self.locks.inspect(unqualified(self.mark.key))
         return found is not None and found.fence == self.mark.fence
 
 
 class Guard:
-    """The leases of one request, as its databases are to know them."""
+    """The leases of one request, and their fences in its databases."""
 
     def __init__(self, outer: Guard | None = None) -> None:
         self._outer = outer
@@ -78,7 +78,7 @@ class Guard:
         ]
 
     def covers(self, database: str) -> bool:
-        """Whether there is anything that ``database`` is to know."""
+        """Return whether ``database`` is guarded."""
         return any(database in each.databases for each in self.leases())
 
     def raise_on(self, connection: Any) -> None:
@@ -154,7 +154,7 @@ def _raise(connection: Any, guarded: _GuardedLease) -> None:
 
 
 def _refuse_or_tell(connection: Any, mark: Mark, asked: Callable[[Statement], Any]) -> None:
-    """Raises ``StaleFence`` if a conflict was about us, after a rollback."""
+    """After a rollback, raise ``StaleFence`` if another section of the key was the reason."""
     connection.rollback()
     try:
         run(still_ours(mark), asked)
@@ -163,7 +163,7 @@ def _refuse_or_tell(connection: Any, mark: Mark, asked: Callable[[Statement], An
 
 
 def guarded_databases(only: frozenset[str] | None) -> frozenset[str]:
-    """The databases that are to know of leases: those that migrations make the table in."""
+    """Return the guarded databases: those in which migrations create the table."""
     if only is not None:
         return only
     return frozenset(
@@ -176,7 +176,7 @@ def guarded_databases(only: frozenset[str] | None) -> frozenset[str]:
 
 @cache
 def _dialect(vendor: str, wait: float) -> Dialect:
-    """The statements, with placeholders as Django's cursors have them."""
+    """Return the statements, with placeholders of Django's cursors."""
     dialect = dialect_of(vendor, wait=wait)
 
     def placed(sql: str) -> str:
@@ -201,7 +201,7 @@ def _vendor(connection: Any) -> str:
 
 
 def _asked(connection: Any, wait: float) -> Callable[[Statement], Any]:
-    """What answers the statements of a step."""
+    """Return a function that runs the statements of a step."""
 
     def ask(statement: Statement) -> Any:
         try:

@@ -41,7 +41,7 @@ class _Layer:
             self._locks[alias]
 
     def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
-        """Answers what gets out of a view: a lost lease, or a lock of the view's own."""
+        """Respond to an error of a view: a lost lease, or a lock that the view acquired itself."""
         if guard := current_guard():
             error = guard.reason_of(error)
         return answer(request, error)
@@ -58,7 +58,7 @@ class _ThreadLayer(_Layer):
     def process_view(
         self, request: HttpRequest, view: View, _args: Any, values: Mapping[str, object]
     ) -> HttpResponse | None:
-        """Acquires what the view is to hold."""
+        """Acquire what the view locks."""
         wanted = _wanted(view, request)
         if not wanted:
             return None
@@ -111,7 +111,7 @@ class _TaskLayer(_Layer):
 
 
 def _wanted(view: View, request: HttpRequest) -> list[ViewLock]:
-    """What the rules in settings say, and what the view is marked with."""
+    """Return the locks of the rules in the settings, and of the view's decorators."""
     ruled = [rules.find(request) for rules in settings.rules()]
     return [*(lock for lock in ruled if lock), *locks_of(view, request.method)]
 

@@ -34,7 +34,7 @@ class LocksByAlias(Mapping[str, L], Generic[L]):
         heed_forks(self)
 
     def __getitem__(self, alias: str) -> L:
-        """Raises ``ConfigurationError`` for an alias that there is not, or that cannot work."""
+        """Return the locks of an alias; raise ``ConfigurationError`` if it is unknown or invalid."""
         given = settings.of_alias(alias)
         found = self._made.get(given.identity)
         return self._make_once(given) if found is None else found
@@ -46,7 +46,7 @@ class LocksByAlias(Mapping[str, L], Generic[L]):
         return len(settings.aliases())
 
     def close_where(self, is_over: Callable[[str], bool]) -> None:
-        """Closes the locks on engines that nobody needs any more, as those of a test."""
+        """Close the locks on engines that are no longer needed, such as those of a test."""
         with self._guard:
             gone = {key: made for key, made in self._made.items() if is_over(made.engine)}
             for key in gone:
@@ -75,7 +75,7 @@ class LocksByAlias(Mapping[str, L], Generic[L]):
 
 
 def _observers(face: type[Face], alias: str) -> Iterator[Observer]:
-    """What observes the locks of an alias, beside the observers in its settings."""
+    """Return the observers of an alias's locks, besides those in its settings."""
     yield announcing(face, alias)
     if issubclass(face, Locks):  # Tasks have no transactions of Django's.
         yield Observer(warn_of_transaction, only=[Acquired], immediate=True)

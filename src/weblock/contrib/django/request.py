@@ -30,7 +30,7 @@ from .view_lock import ViewLock
 
 
 class ViewLeases(RequestLeases[BaseLease]):
-    """What a request holds, and what its views are to see of it."""
+    """The leases of a request, and what its views see of them."""
 
     def __init__(self, request: HttpRequest) -> None:
         super().__init__(str(request.method), request.path)
@@ -64,16 +64,16 @@ class ViewLeases(RequestLeases[BaseLease]):
 
     @property
     def _is_proven(self) -> bool:
-        """Whether all that the request has held for is done; what a rule locks never says so."""
+        """Return whether all work under the request's locks is done; a rule's never is."""
         return self._by_lock.keys() <= self._proven
 
     @property
     def has_any(self) -> bool:
-        """Whether anything has been acquired."""
+        """Return whether anything has been acquired."""
         return bool(self.leases)
 
     def has(self, lock: ViewLock) -> bool:
-        """Whether this very lock has been acquired."""
+        """Return whether this lock has been acquired."""
         return lock in self._by_lock
 
     def show(self, lock: ViewLock, *, to_task: bool) -> None:
@@ -85,7 +85,7 @@ class ViewLeases(RequestLeases[BaseLease]):
         self.request.weblock = self.lease_of(face, self._by_lock[lock])  # type: ignore[attr-defined]
 
     def answered(self, response: Any, loss: LeaseLost | None) -> Any:
-        """The response, or what is to be said instead if the lock was lost before it was made."""
+        """Return the response, or another one if the lock was lost before it was made."""
         if not isinstance(response, HttpResponseBase):  # It is an inner function's own affair.
             return answer(self.request, loss) if loss and not self._is_proven else response
         if loss and response.status_code < 500:  # Otherwise it promises nothing.
@@ -93,7 +93,7 @@ class ViewLeases(RequestLeases[BaseLease]):
         return self.timed(response)
 
     def timed(self, response: HttpResponseBase) -> HttpResponseBase:
-        """The response, which tells how long the request has waited, if it has asked for a lock."""
+        """Return the response with a header that tells how long the request waited for its lock."""
         if self.waited is not None:
             others = response.headers.get("Server-Timing")
             own = f"lock;dur={1000 * self.waited:.1f}"
@@ -101,7 +101,7 @@ class ViewLeases(RequestLeases[BaseLease]):
         return response
 
     async def release(self) -> LeaseLost | None:
-        """Gives back everything. Return the loss, if a lease was lost before."""
+        """Release everything. Return the loss, if a lease was lost before."""
         self.guard = None
         return await super().release()
 
@@ -155,7 +155,7 @@ class ViewLeases(RequestLeases[BaseLease]):
             yield lock, [key for _, key in group]
 
     def is_held_outside(self, face: Face, key: str) -> bool:
-        """Whether a request holds a key that waits for this one's answer, as its view does."""
+        """Return whether a request that waits for this one's response holds the key."""
         outer = self._outer
         if outer is None:
             return False
@@ -246,7 +246,7 @@ _current: Final[ContextVar[ThreadLeases | TaskLeases | None]] = ContextVar(
 
 
 def _guarded(of: Iterable[ViewLock]) -> set[str]:
-    """The databases that are to know of these locks."""
+    """Return the databases that these locks guard."""
     wanted = [found for lock in of if (found := of_alias(lock.alias).guard)]
     return {alias for each in wanted for alias in guarded_databases(each.databases)}
 

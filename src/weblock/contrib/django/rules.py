@@ -39,7 +39,7 @@ class Rules:
     """
 
     def __init__(self, given: object, *, alias: str) -> None:
-        """Raises ``ConfigurationError``, which names the rule that cannot work."""
+        """Read the rules. Raises ``ConfigurationError``, which names a rule that cannot work."""
         name = f"WEBLOCK[{alias!r}]['RULES']"
         entries = dict(_entries(given, name))
         by_view = {label: entry for label, entry in entries.items() if _is_by_view(entry)}
@@ -49,7 +49,7 @@ class Rules:
         self.by_path = RuleSet(by_path, name=name)
 
     def find(self, request: HttpRequest) -> ViewLock | None:
-        """What a request locks, when its view is known; ``None`` if nothing."""
+        """Return what a request locks, given its view; ``None`` if nothing."""
         resolved = request.resolver_match
         assert resolved
         method = (request.method or "GET").upper()
@@ -60,7 +60,7 @@ class Rules:
         return RuledLock.by(match, self._alias) if match else None
 
     def verdicts(self, request: HttpRequest) -> Iterator[Verdict]:
-        """What each rule has to do with a request, when its view is known."""
+        """Return whether each rule matches a request, given its view."""
         resolved = request.resolver_match
         assert resolved
         method = (request.method or "GET").upper()
@@ -82,12 +82,12 @@ class RuledLock(ViewLock):
 
     @classmethod
     def by(cls, match: Match, alias: str) -> RuledLock:
-        """The lock of the rule that has matched."""
+        """The lock of the rule that matches."""
         rule = match.rule
         return cls(rule.keys, (), alias, None, tuple(sorted(rule.options.items())), match)
 
     def keys_of(self, request: HttpRequest, _values: Mapping[str, object]) -> list[str]:
-        """The keys for the request that has matched."""
+        """Return the keys of the request that the rule matches."""
         return self.match.keys(query=query_of(request), headers=headers_of(request))
 
     async def akeys_of(self, request: HttpRequest, values: Mapping[str, object]) -> list[str]:
@@ -107,15 +107,15 @@ class ViewRule:
 
     @property
     def templates(self) -> tuple[KeyTemplate, ...]:
-        """What its keys are made of."""
+        """The templates of its keys."""
         return self.lock.templates if self.lock else ()
 
     def takes(self, method: str, resolved: ResolverMatch) -> bool:
-        """Whether it is about requests of this method to the view that they are resolved to."""
+        """Return whether it matches requests of this method to the view."""
         return (self.methods is None or method in self.methods) and self.covers(resolved)
 
     def verdict(self, method: str, resolved: ResolverMatch, *, decided: bool) -> str:
-        """What it has to do with a request; ``decided`` if a rule before it has matched."""
+        """Return whether it matches a request; ``decided`` if an earlier rule has matched."""
         if self.methods is not None and method not in self.methods:
             return OTHER_METHOD
         if not self.covers(resolved):

@@ -23,7 +23,7 @@ from .rules import Rules
 from .view_lock import DEFAULT
 
 OPTIONS: Final = tuple(name.upper() for name in LocksOptions.__annotations__)
-"""What ``LocksOptions`` lists, in the upper case of settings."""
+"""The options in ``LocksOptions``, in upper case."""
 
 OTHERS: Final = (
     "URL",
@@ -69,22 +69,22 @@ class AliasSettings:
 
     @cached_property
     def identity(self) -> str:
-        """Equal for settings that make the same locks."""
+        """Return a value that is equal for settings that make the same locks."""
         return repr((self.alias, self.url, sorted(self.options.items())))
 
 
 def aliases() -> tuple[str, ...]:
-    """The aliases that there are: ``default``, where nothing is set."""
+    """Return the names of the aliases; only ``default`` if nothing is set."""
     return tuple(_setting()) or (DEFAULT,)
 
 
 def of_alias(alias: str) -> AliasSettings:
-    """The settings of an alias. Raises ``ConfigurationError`` if there are none, or wrong ones."""
+    """Return the settings of an alias. Raises ``ConfigurationError`` if missing or invalid."""
     return _current().of_alias(alias)
 
 
 def guards() -> tuple[GuardSettings, ...]:
-    """What guards there are; none where the settings are wrong, which others say."""
+    """Return the guards; none if the settings are invalid, which other checks report."""
     try:
         return tuple(found.guard for alias in aliases() if (found := of_alias(alias)).guard)
     except ConfigurationError:
@@ -92,12 +92,12 @@ def guards() -> tuple[GuardSettings, ...]:
 
 
 def rewrite_of(alias: str) -> Any:
-    """What rewrites the answers to errors of an alias; ``None`` if nothing does, or there is none."""
+    """Return the alias's function that rewrites problems; ``None`` if it has none."""
     return of_alias(alias).rewrite if alias in aliases() else None
 
 
 def rules() -> tuple[Rules, ...]:
-    """The rules of all aliases. Raises ``ConfigurationError`` where they are wrong."""
+    """Return the rules of all aliases. Raises ``ConfigurationError`` if they are invalid."""
     return _current().rules
 
 
@@ -123,7 +123,7 @@ _last_read = _Read((None, None))
 
 
 def _current() -> _Read:
-    """What was read last, if it still holds: each override brings an object of its own."""
+    """Return what was read last, if it still holds: each override has an object of its own."""
     global _last_read  # noqa: PLW0603 - settings are global, and so is what was read of them
     source = getattr(django_settings, "WEBLOCK", None), django_settings.CACHES
     read = _last_read
@@ -210,7 +210,7 @@ def _url_of_cache(name: object) -> str:
 
 
 def _with_password(url: SplitResult, options: Mapping[str, Any]) -> SplitResult:
-    """The URL with the password that stands among the options instead."""
+    """Return the URL with the password of the cache's options."""
     password = options.get("password")
     if not password or url.password:
         return url
@@ -242,7 +242,7 @@ def _through_sentinels(url: SplitResult, options: Mapping[str, Any]) -> SplitRes
 
 
 def _observers(alias: str, given: object) -> Sequence[object]:
-    """The observers, of which each may be named by its path."""
+    """Return the observers, each of which may be named by its path."""
     if not isinstance(given, list | tuple):
         raise ConfigurationError(
             f"WEBLOCK[{alias!r}]['OBSERVERS'] is {given!r:.80}: a list of functions is wanted, or of"
@@ -255,7 +255,7 @@ def _observers(alias: str, given: object) -> Sequence[object]:
 
 
 def _function(alias: str, settings: Mapping[str, Any], setting: str) -> object:
-    """A function of the project's, which may be named by its path."""
+    """Return a function of the project, which may be named by its path."""
     name, given = f"WEBLOCK[{alias!r}][{setting!r}]", settings.get(setting)
     try:
         found = import_string(given) if isinstance(given, str) else given

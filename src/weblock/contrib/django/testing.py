@@ -48,7 +48,7 @@ def memory_locks() -> override_settings:
 
 
 def _close_engines(*, setting: str, value: Any, enter: bool, **_facts: object) -> None:
-    """Each has a thread once it was used, of which a long run of tests would have thousands."""
+    """Close engines: each has a thread, and a long test run would have thousands."""
     if setting != "WEBLOCK" or enter:
         return
 
@@ -72,13 +72,13 @@ def refuse_transaction_of_test() -> None:
 
 
 class Sections(Protocol):
-    """Receives which views are entered and left."""
+    """Receives an event when a view is entered or left."""
 
     def noted(self, function: View, *, asynchronous: bool) -> View:
-        """The function, each call of which is noted."""
+        """Return the function with each call recorded."""
 
     def lingering(self, function: View, *, asynchronous: bool) -> View:
-        """The function, which takes a while longer."""
+        """Return the function, slowed down."""
 
 
 @contextmanager

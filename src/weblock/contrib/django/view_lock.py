@@ -20,14 +20,14 @@ from ...keys import KeyTemplate
 from ..request_values import Headers, keys_made_by, request_values
 
 DEFAULT: Final = "default"
-"""The alias of those that name none."""
+"""The alias of locks that name none."""
 
 Keys = str | Iterable[str]
 KeyFunction = Callable[[HttpRequest], Keys | Awaitable[Keys]]
-"""Makes a key, or several, of a request. It may be a coroutine function."""
+"""Makes a key, or several, from a request. It may be a coroutine function."""
 
 BusyView = Callable[[HttpRequest, LockTimeout], HttpResponse | Awaitable[HttpResponse]]
-"""Answers a request that did not get its lock. It may be a coroutine function."""
+"""Responds to a request that did not get its lock. It may be a coroutine function."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,7 +48,7 @@ class ViewLock:
         busy_view: BusyView | None,
         given: HoldOptions,
     ) -> ViewLock:
-        """Raises ``ConfigurationError`` for what cannot work, at once and not at a request."""
+        """Make a lock. Raises ``ConfigurationError`` at once if it cannot work."""
         keys = tuple(keys)
         if not keys:
             raise TypeError("name at least one key: lock('create_item')")
@@ -67,7 +67,7 @@ class ViewLock:
         return f"lock({', '.join([*keys, *alias, *options])})"
 
     def keys_of(self, request: HttpRequest, values: Mapping[str, object]) -> list[str]:
-        """The keys for a request. ``values`` has what of its URL the view is given."""
+        """Return the keys of a request. ``values`` are the view's arguments from the URL."""
         keys = [_filled(template, request, values) for template in self.templates]
         for function in self.functions:
             keys += keys_made_by(function, call(function, request))
@@ -82,12 +82,12 @@ class ViewLock:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """How messages call a function of the project's."""
+    """Return the name of a function of the project, for messages."""
     return str(getattr(function, "__qualname__", None) or repr(function))
 
 
 def call(function: Callable[..., Any], *args: object) -> Any:
-    """Calls a function or a coroutine function."""
+    """Call a function or a coroutine function."""
     return (async_to_sync(function) if iscoroutinefunction(function) else function)(*args)
 
 
@@ -97,13 +97,13 @@ async def acall(function: Callable[..., Any], *args: object) -> Any:
 
 
 def query_of(request: HttpRequest) -> str:
-    """The query string as it was sent."""
+    """Return the query string as it was sent."""
     query: str = request.META.get("QUERY_STRING", "")
     return query
 
 
 def headers_of(request: HttpRequest) -> Headers:
-    """The values of a header by its name, of which servers make one."""
+    """Return a function from the name of a header to its values, which servers join into one."""
     headers = request.headers
     return lambda name: [headers[name]] if name in headers else []
 
@@ -154,13 +154,13 @@ def undecorated_lock(view: object) -> ViewLock | None:
 
 
 def marks_of(view: object) -> tuple[ViewLock, ...]:
-    """What ``view`` itself is marked with: the outermost decorator's lock comes first."""
+    """Return the locks that ``view`` itself is marked with, the outermost decorator's first."""
     found: tuple[ViewLock, ...] = getattr(view, _MARK, ())
     return found
 
 
 def locks_of(view: Callable[..., Any], method: str | None) -> tuple[ViewLock, ...]:
-    """What a request to ``view`` holds: its marks, and those of what it calls to serve ``method``."""
+    """Return the locks of ``view``, and of the methods it calls to serve ``method``."""
     found: dict[ViewLock, None] = {}
     for each in _called(view):
         found.update(dict.fromkeys(marks_of(each)))
@@ -172,7 +172,7 @@ def locks_of(view: Callable[..., Any], method: str | None) -> tuple[ViewLock, ..
 
 
 def _called(view: Any) -> Iterator[object]:
-    """The view, what a ``partial`` is of, and the method that calling an object calls."""
+    """Return the view, the function of a ``partial``, and the ``__call__`` of an object."""
     yield view
     while isinstance(view, functools.partial):
         view = view.func
@@ -182,7 +182,7 @@ def _called(view: Any) -> Iterator[object]:
 
 
 def _handler(cls: type, actions: dict[str, str] | None, method: str) -> str:
-    """The name of the method, or of the action of a viewset, that serves requests of ``method``."""
+    """Return the name of the method or viewset action that serves ``method``."""
     for each in (method, "get") if method == "head" else (method,):
         name = actions.get(each, "") if actions else each
         if hasattr(cls, name):
@@ -216,7 +216,7 @@ def _marks_of_handler(cls: type, name: str) -> tuple[ViewLock, ...]:
 
 
 def _called_on_self(code: CodeType) -> set[str]:
-    """The ``x`` of each ``self.x`` in a method's code."""
+    """Return the ``x`` of each ``self.x`` in a method's code."""
     self = code.co_varnames[:1]
     return {
         after.argval

@@ -45,7 +45,7 @@ class NotOfRequest:
 
 
 LOOK_AGAIN: Final = 0.05
-"""Seconds after which it is looked again whether a request can be interrupted."""
+"""Seconds after which to check again whether a request can be interrupted."""
 
 
 @dataclass(frozen=True)
@@ -207,10 +207,10 @@ def refuse_unknown_path_parameters(template: KeyTemplate, known: Mapping[str, ob
 
 
 Declaration = tuple[str, Source, Any]
-"""A name in a template, where its value is, and how the endpoint declares it, or ``None``."""
+"""A name in a template, where its value is, and its declared field, or ``None``."""
 
 _of_routes: Final[dict[int, tuple[weakref.ref[Any], dict[str, list[Declaration]]]]] = {}
-"""By the identity of a route, which has no hash, for as long as it lives: by the template's text."""
+"""By template text, by the ``id`` of a route, which has no hash, while it lives."""
 
 
 def _declarations(template: KeyTemplate, route: Any) -> list[Declaration]:
@@ -237,7 +237,7 @@ def _field_of(source: Source, dependant: Any) -> Any | None:
 
 
 def declared_fields(dependant: Any, kind: str) -> Iterator[Any]:
-    """The parameters of a kind, ``path_params`` say, of an endpoint and of all that it depends on."""
+    """Return the fields of a kind, such as ``path_params``, of an endpoint and its dependencies."""
     yield from getattr(dependant, kind)
     for each in dependant.dependencies:
         yield from declared_fields(each, kind)
@@ -292,7 +292,7 @@ def _code_of(endpoint: Any) -> CodeType | None:
 
 
 def _codes_of(task: asyncio.Task[Any]) -> Iterator[CodeType]:
-    """What a suspended task is in, from the outside to the inside."""
+    """Return the code objects of a suspended task, from the outside to the inside."""
     awaited: Any = task.get_coro()
     while awaited is not None:
         if code := getattr(awaited, "cr_code", None):

@@ -1,4 +1,4 @@
-"""``install``: what an application needs for its locks, once."""
+"""``install``: prepares an application for locks, once."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _before_start(app: FastAPI, answers: _Answers) -> None:
 
 
 class _Answers:
-    """What errors of weblock are answered with: the application's own handlers, or else problems."""
+    """The responses to errors of weblock: from the application's handlers, or problems."""
 
     def __init__(self, app: FastAPI, rewrite: Rewrite | None) -> None:
         handlers: MutableMapping[Any, Any] = app.exception_handlers
@@ -100,7 +100,7 @@ class _Answers:
             handlers.setdefault(error, self._handle)
 
     def problem_of(self, error: WeblockError) -> Problem | None:
-        """The problem that ``error`` is here; ``None`` where a handler of the user's answers it."""
+        """Return the problem of ``error``; ``None`` if a handler of the user responds to it."""
         handled = self._handler_of(error) == self._handle
         return problem_of(error, self._rewrite) if handled else None
 
@@ -131,7 +131,7 @@ class _Answers:
         return next((self._handlers[each] for each in ours if each in self._handlers), None)
 
     async def _handle(self, connection: HTTPConnection, error: WeblockError) -> Problem:
-        """Inside the application's middleware, so that CORS headers and logs are as for others."""
+        """Respond inside the application's middleware, which adds CORS headers and logs."""
         if connection.scope["type"] == "websocket":
             raise error  # The layer knows whether it was accepted.
         return self._problem(error)

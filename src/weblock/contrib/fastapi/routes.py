@@ -38,7 +38,7 @@ from .dependency import (
 
 @dataclass(frozen=True)
 class LockingRoute:
-    """A route that locks, where it is mounted, and what its path has parameters for."""
+    """A route that locks, the path it is mounted at, and the names of its path parameters."""
 
     route: Any
     prefix: str
@@ -66,7 +66,7 @@ def check_keys(routes: Sequence[Any]) -> None:
 
 
 def _refuse_names_without_alias(template: KeyTemplate, found: LockingRoute) -> None:
-    """Raises for the name that only the endpoint has for what requests send under an alias."""
+    """Raise for a name that only the endpoint has, where requests send an alias."""
     for source in template.in_request().values():
         if source.kind == "path":
             continue
@@ -127,7 +127,7 @@ def locking_route(routes: Sequence[Any], method: str, path: str) -> LockingRoute
 
 
 def each_route(routes: Iterable[Any]) -> Iterator[Any]:
-    """Every route of a list, also of routers that it includes, but not of what it mounts."""
+    """Return every route of a list and of the routers it includes, but not of its mounts."""
     # FastAPI 0.137 made a tree of them, and a function that walks it.
     walk = getattr(routing, "iter_route_contexts", None)
     return walk(routes) if walk else iter(routes)
@@ -147,7 +147,7 @@ def _templates(locks: Iterable[LockDependency]) -> Iterator[KeyTemplate]:
 # What OpenAPI says of them.
 
 ProblemOf = Callable[[WeblockError], Problem | None]
-"""The problem that an error is answered with; ``None`` where the application answers by itself."""
+"""Returns the problem of an error; ``None`` if the application responds by itself."""
 
 SCHEMA: Final = "LockProblem"
 

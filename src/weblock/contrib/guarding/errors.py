@@ -1,4 +1,4 @@
-"""What a database refuses, in the words of locks."""
+"""The errors of a guarded section."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Mark:
 
 
 class Row(NamedTuple):
-    """What the row of a key says."""
+    """The row of a key."""
 
     fence: int
     token: str
@@ -80,7 +80,7 @@ class Conflict(Exception):
 
 
 def marks_of(lease: BaseLease) -> list[Mark]:
-    """The marks of a lease's keys, in one order for all; none of a key that runs without a lease."""
+    """Return the marks of a lease's keys in a fixed order; none for a key without a lease."""
     marks = [_mark(each.key, each.fence, each.owner) for each in lease._leased]  # noqa: SLF001
     return sorted(marks, key=lambda mark: mark.digest)
 
@@ -134,7 +134,7 @@ def _stale(mark: Mark, row: Row | None) -> StaleFence:
 
 
 def run(steps: Generator[Statement, Any, None], answer: Callable[[Statement], Any]) -> None:
-    """Runs a step on a database that ``answer`` asks; it may raise ``Conflict``."""
+    """Run a step. ``answer`` executes a statement, and may raise ``Conflict``."""
     try:
         statement = next(steps)
         while True:

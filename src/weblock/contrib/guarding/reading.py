@@ -13,11 +13,11 @@ class Kind(Enum):
 
     READS = "reads"
     WRITES = "writes"
-    """Or may: a function that is not known may do anything."""
+    """It writes, or may write: an unknown function may do anything."""
     CONTROLS = "controls"
     """It begins or undoes a transaction, is about a savepoint, or changes a setting of the session."""
     COMMITS = "commits"
-    """It ends a transaction by itself, where nobody could check it."""
+    """It ends a transaction by itself, so that nothing can check it."""
 
 
 _FIRST: Final = re.compile(r"[\s(]*(?:(?:--[^\n]*\n|/\*(?s:.*?)\*/)[\s(]*)*([A-Za-z]+)")
@@ -47,7 +47,7 @@ _PURE: Final = frozenset((_BEFORE_PARENTHESES + _FUNCTIONS).split())
 
 @functools.lru_cache(maxsize=1024)
 def kind_of(sql: str) -> Kind:
-    """What a statement does. In doubt, it writes: then it is checked, which costs one statement."""
+    """Return what a statement does; in doubt, that it writes, which costs one check."""
     first = _FIRST.match(sql)
     word = first[1].upper() if first else ""
     rest = sql[first.end() :] if first else ";"

@@ -13,10 +13,10 @@ from ...errors import ConfigurationError
 TABLE: Final = "weblock_fence"
 
 LENGTHS: Final = {"digest": 64, "lock_key": 600, "token": 32}
-"""The columns of text, and how many characters they have; a key with its namespace has 577."""
+"""The lengths of the text columns; a key with its namespace has up to 577 characters."""
 
 LOCK_WAIT: Final = 5.0
-"""Seconds for which a section waits for a former one that has checked, and not committed yet."""
+"""Seconds to wait for a former holder that was checked and has not committed yet."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ _DIALECTS: Final = {
 
 
 def dialect_of(name: str, *, wait: float = LOCK_WAIT) -> Dialect:
-    """The statements for a database. Raises ``ConfigurationError`` for one that is not known."""
+    """Return the statements for a database. Raises ``ConfigurationError`` if unknown."""
     if name not in _DIALECTS:
         raise ConfigurationError(
             f"the guard in the database knows {', '.join(_DIALECTS)}, not {name!r:.40}: leave it"
@@ -160,7 +160,7 @@ _BY_SQLITE: Final = {5: Trouble.LOCKED, 6: Trouble.LOCKED, 517: Trouble.CONFLICT
 
 
 def trouble_of(error: BaseException) -> Trouble | None:
-    """What an error of a database says; ``None`` for all others, as for one that is down."""
+    """Return what a database's error means; ``None`` for all others, such as an outage."""
     for each in _with_causes(error):
         state = getattr(each, "sqlstate", None) or getattr(each, "pgcode", None)
         if state in _BY_STATE:
@@ -174,7 +174,7 @@ def trouble_of(error: BaseException) -> Trouble | None:
 
 
 def _with_causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, and those that a framework has put into it."""
+    """Return the error, and those that a framework has chained to it."""
     found: BaseException | None = error
     while found is not None:
         yield found
@@ -182,9 +182,9 @@ def _with_causes(error: BaseException) -> Iterator[BaseException]:
 
 
 SWEEPS: Final = 1 / 500
-"""How often a section that begins also deletes rows that nobody has used for a day."""
+"""The share of sections that also delete rows that were not used for a day."""
 
 
 def sweep_is_due() -> bool:
-    """Whether this section is to do it: each makes a row at most, and such a one deletes 1000."""
+    """Return whether to delete old rows now: at most 1000, and a section makes one at most."""
     return random.random() < SWEEPS

@@ -1,4 +1,4 @@
-"""What has OpenTelemetry told of events."""
+"""Passes events to OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAME: Final = "weblock"
 """The instrumentation scope."""
 
 _OF_THE_API: Final = ("opentelemetry.metrics", "opentelemetry.trace")
-"""Where providers come from that do nothing, as long as there is no other."""
+"""The modules of providers that record nothing."""
 
 
 def observer(
@@ -77,24 +77,24 @@ class WeblockInstrumentor:
 
     @property
     def is_instrumented_by_opentelemetry(self) -> bool:
-        """Whether it has."""
+        """Return whether this instrumentor is active."""
         return WeblockInstrumentor._stop is not None
 
     def instrument(self, **given: Any) -> None:
-        """Instruments all locks of the process, unless that has been done."""
+        """Instrument all locks of the process, unless that has been done."""
         if WeblockInstrumentor._stop is None:
             providers = {name: given.get(name) for name in ("meter_provider", "tracer_provider")}
             WeblockInstrumentor._stop = instrument(**providers)
 
     def uninstrument(self, **_given: Any) -> None:
-        """Ends it."""
+        """Stop recording."""
         if WeblockInstrumentor._stop is not None:
             WeblockInstrumentor._stop()
             WeblockInstrumentor._stop = None
 
 
 def _nothing_is_recorded() -> bool:
-    """Whether there are no providers yet but those of the API, which record nothing."""
+    """Return whether no SDK is set up: the API's own providers record nothing."""
     providers = metrics.get_meter_provider(), trace.get_tracer_provider()
     return all(type(each).__module__.startswith(_OF_THE_API) for each in providers)
 

@@ -139,7 +139,7 @@ class Metrics:
         }
 
     def __call__(self, event: Event) -> None:
-        """Takes an event."""
+        """Record an event."""
         if note := self._on.get(type(event)):
             note(event)
 
@@ -213,7 +213,7 @@ class Metrics:
 
 
 class _Present:
-    """Callers that have come and not gone; one whose coming was missed is not counted as gone."""
+    """Callers that have begun and not ended; an end without a beginning is not counted."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -224,7 +224,7 @@ class _Present:
             self._counts[who] += 1
 
     def go(self, *who: object) -> bool:
-        """Whether it was there."""
+        """Remove a caller, and return whether it was counted."""
         with self._guard:
             if not self._counts[who]:
                 del self._counts[who]

@@ -55,7 +55,7 @@ class Traces:
         self._spans: dict[tuple[object, ...], Span] = {}
 
     def __call__(self, event: Event) -> None:
-        """Takes an event, in the context in which it happens."""
+        """Record an event, in the context in which it happens."""
         match event:
             case Acquired():
                 self._acquired(event)
@@ -87,7 +87,7 @@ class Traces:
     def _wait(
         self, event: KeyEvent | Unavailable, waited: float, holder: str | None, failure: str | None
     ) -> None:
-        """Makes the span of a wait that has just ended."""
+        """Make the span of a wait that has just ended."""
         ended = time.time_ns()
         span = self._tracer.start_span(
             "weblock wait",
@@ -115,7 +115,7 @@ def _attributes(event: Event) -> dict[str, str | int | float | bool]:
 
 
 def _links(holder: str | None) -> list[Link]:
-    """The span that a label names, if it does."""
+    """Return a link to the span that a label names, if it names one."""
     found = _TRACE.search(holder or "")
     if not found:
         return []

@@ -26,7 +26,7 @@ class Converter:
     _characters: Callable[[str], bool]
 
     def may_have(self, character: str) -> bool:
-        """Whether a value may contain the character."""
+        """Return whether a value may contain the character."""
         return self._characters(character)
 
 

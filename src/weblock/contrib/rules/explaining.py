@@ -49,7 +49,7 @@ class Explanation:
 
     @property
     def outcome(self) -> str:
-        """What is locked, in a sentence."""
+        """Return what is locked, as a sentence."""
         if self.problem:
             return f"is refused with 400: {self.problem}"
         if self.keys:
@@ -89,7 +89,7 @@ def explain(
 
 
 def path_and_query(target: str) -> tuple[str, str]:
-    """The decoded path of a URL, and its query as it stands there."""
+    """Return the decoded path of a URL, and its query as it was sent."""
     if "://" in target:
         target = urlsplit(target)._replace(scheme="", netloc="").geturl() or "/"
     if not target.startswith("/"):
@@ -99,7 +99,7 @@ def path_and_query(target: str) -> tuple[str, str]:
 
 
 def verdicts(rules: RuleSet, method: str, path: str, root_path: str = "") -> Iterator[Verdict]:
-    """What each rule has to do with a request; ``path`` is decoded."""
+    """Return whether each rule matches a request; ``path`` is decoded."""
     ways = tuple(readings(path, root_path))
     about = [rule for rule in rules if rule.takes(method)]
     match, besides = decided(about, path, ways)

@@ -17,7 +17,7 @@ _FIELDS: Final = ("path", "regex", "key", "methods", "exempt", *_OPTIONS)
 
 
 def named_rules(rules: object, name: str) -> Iterator[tuple[str, Rule]]:
-    """The rules, each with what errors call it. Raises ``ConfigurationError``."""
+    """Return the rules, each with its name for errors. Raises ``ConfigurationError``."""
     if isinstance(rules, str):
         rules = _of_json(rules, name)
     for label, entry in _entries(rules, name):
@@ -59,7 +59,7 @@ def _rule(label: str, entry: object) -> Rule:
 
 
 def _path(fields: dict[str, Any]) -> str | re.Pattern[str]:
-    """Takes the path, or the regular expression, out of the fields."""
+    """Remove the path, or the regular expression, from the fields and return it."""
     if ("path" in fields) == ("regex" in fields):
         raise ConfigurationError("either path or regex is wanted")
     if "path" in fields:
@@ -72,5 +72,5 @@ def _path(fields: dict[str, Any]) -> str | re.Pattern[str]:
 
 
 def _without_end(field: str, value: object) -> object:
-    """TOML has no null, but infinity."""
+    """Replace infinity by ``None``: TOML has no null."""
     return None if field in ("wait", "max_hold") and value == math.inf else value

@@ -19,7 +19,7 @@ _LITERAL: Final = re.compile(r"\\([^a-zA-Z0-9])|([^\\.^$*+?{}\[\]()|])")
 
 
 def shape_of_regex(pattern: str) -> Shape:
-    """The text that a regular expression begins with, and then anything."""
+    """Return the literal beginning of a regular expression, and then anything."""
     text = pattern.removeprefix("^")
     if "|" in text:
         return (ANYTHING,)

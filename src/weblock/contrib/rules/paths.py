@@ -32,14 +32,14 @@ class Path(Protocol):
 
     @property
     def text(self) -> str:
-        """How messages call it."""
+        """Its text, for messages."""
 
     @property
     def names(self) -> frozenset[str]:
         """The names of its parameters."""
 
     def match(self, path: str) -> Mapping[str, str | None] | None:
-        """The parameters as they stand in ``path``; ``None`` if it does not match."""
+        """Return the parameters as they are spelled in ``path``; ``None`` if it does not match."""
 
     def match_doubtful(self, path: str) -> Mapping[str, str | None] | None:
         r"""The parameters in a ``path`` that does not match, but that another router may take for one.
@@ -48,21 +48,21 @@ class Path(Protocol):
         """
 
     def convert(self, name: str, value: str) -> object:
-        """The value that the endpoint sees. Raises ``InvalidKey`` where it can see none."""
+        """Return the value that the endpoint sees. Raises ``InvalidKey`` if it sees none."""
 
     def is_spelled(self, name: str) -> bool:
-        """Whether a parameter is text that may spell one value in many ways."""
+        """Return whether a parameter is text that may spell one value in many ways."""
 
     @property
     def below_mounts(self) -> Iterable[Path]:
-        """What a router that is mounted somewhere on the way may have of it."""
+        """Return the paths that a router mounted along the way may see."""
 
     def covers(self, other: Path) -> bool:
-        """Whether it certainly matches all that ``other`` does."""
+        """Return whether it certainly matches all paths that ``other`` matches."""
 
     @property
     def shape(self) -> Shape:
-        """Its literal text, and where there is other text, for ``may_meet``."""
+        """Return its literal text, with markers for other text, for ``may_meet``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class PathTemplate:
 
     @classmethod
     def parse(cls, text: str) -> PathTemplate:
-        """Reads a template. Raises ``ConfigurationError`` where it cannot be matched quickly."""
+        """Parse a template. Raises ``ConfigurationError`` if it cannot be matched quickly."""
         if not text.startswith("/"):
             raise ConfigurationError(f'path {text!r} must start with "/"')
         if "//" in text:
@@ -155,7 +155,7 @@ class PathTemplate:
         return tuple(shape)
 
     def samples(self) -> Iterator[str]:
-        """Paths that it matches, with every kind of value."""
+        """Return paths that it matches, with every kind of value."""
         literals = _PLACEHOLDER.split(self.text)[::3]
         samples = (converter.samples for converter in self.converters.values())
         for values in itertools.islice(itertools.product(*samples), _SAMPLES):
@@ -210,7 +210,7 @@ class PathRegex:
 
 
 def path_of(path: str | re.Pattern[str]) -> Path:
-    """What a rule was given as its path. Raises ``ConfigurationError``."""
+    """Return the path of a rule. Raises ``ConfigurationError``."""
     if isinstance(path, str):
         return PathTemplate.parse(path)
     if isinstance(getattr(path, "pattern", None), str):

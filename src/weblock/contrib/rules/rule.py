@@ -14,14 +14,14 @@ from ..request_values import Headers, request_values
 from .paths import Path, path_of
 
 WEBSOCKET: Final = "WEBSOCKET"
-"""What stands for websockets among the methods of a rule."""
+"""The name for websockets among the methods of a rule."""
 
 METHODS: Final = frozenset(
     {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "QUERY"}
     | {"COPY", "LOCK", "MKCOL", "MOVE", "PROPFIND", "PROPPATCH", "PURGE", "REPORT", "SEARCH"}
     | {"UNLOCK", WEBSOCKET}
 )
-"""Those that a rule may name."""
+"""The methods that a rule may name."""
 
 
 class Rule:
@@ -77,11 +77,11 @@ class Rule:
                     )
 
     def takes(self, method: str) -> bool:
-        """Whether it is about requests of this method, which is in capitals."""
+        """Return whether it matches requests of this method, given in capitals."""
         return method != WEBSOCKET if self.methods is None else method in self.methods
 
     def spellings(self) -> Iterator[tuple[str, str]]:
-        """The keys that are made of a spelling instead of a value, and of which part of the path."""
+        """Return the keys that contain a spelling instead of a value, and the part of the path."""
         for template in self.keys:
             sources = template.in_request()
             for name, converter in zip(template.names, template.converters, strict=True):
@@ -90,7 +90,7 @@ class Rule:
                     yield template.text, source.name
 
     def hides(self, other: Rule) -> bool:
-        """Whether it certainly matches all that ``other`` does."""
+        """Return whether it certainly matches all requests that ``other`` matches."""
         if self.methods is None:
             methods = other.methods is None or WEBSOCKET not in other.methods
         else:
@@ -114,7 +114,7 @@ class Match:
     others: tuple[Match, ...] = ()
 
     def keys(self, *, query: str, headers: Headers) -> list[str]:
-        """What the request locks; ``InvalidKey`` where it lacks what a key is made of."""
+        """Return what the request locks. Raises ``InvalidKey`` if a value is missing."""
         found: list[str] = [
             template.fill(
                 request_values(template, path=self._path(template), query=query, headers=headers)
@@ -144,7 +144,7 @@ def _keys(given: object) -> tuple[KeyTemplate, ...]:
 
 
 def methods_of(given: Iterable[str]) -> frozenset[str]:
-    """The methods that a rule names. Raises ``ConfigurationError`` for what is no method."""
+    """Return the methods of a rule. Raises ``ConfigurationError`` for an unknown method."""
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise ConfigurationError(f"methods={given!r:.80} must be a list, such as [{'POST'!r}]")
     methods = frozenset(map(_method, given))

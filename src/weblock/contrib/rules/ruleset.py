@@ -64,7 +64,7 @@ class RuleSet:
 def decided(
     rules: Sequence[Rule], path: str, ways: Sequence[str]
 ) -> tuple[Match | None, tuple[Match, ...]]:
-    """The rule that matches a path read in these ways, and those before it that may be meant, too."""
+    """Return the rule that matches a path read in these ways, and earlier ones that may."""
     certain = _certain(rules, ways)
     before = rules if certain is None else rules[: rules.index(certain.rule)]
     doubtful = [*_doubtful(before, ways)]
@@ -77,7 +77,7 @@ def decided(
 
 
 def _certain(rules: Iterable[Rule], ways: Iterable[str]) -> Match | None:
-    """The first rule that matches, of the first reading that any rule matches."""
+    """Return the first rule that matches the first reading that any rule matches."""
     for way in ways:
         for rule in rules:
             if (parameters := rule.path.match(way)) is not None:
@@ -86,7 +86,7 @@ def _certain(rules: Iterable[Rule], ways: Iterable[str]) -> Match | None:
 
 
 def _doubtful(rules: Iterable[Rule], ways: Iterable[str]) -> Iterator[Match]:
-    """What requests lock besides, since the router behind the rules may read the path otherwise."""
+    """Return the rules that may also match, if the router behind reads the path otherwise."""
     for rule in rules:
         for way in () if rule.exempt else ways:
             if (parameters := rule.path.match_doubtful(way)) is not None:
@@ -124,7 +124,7 @@ def readings(path: str, root_path: str) -> Iterator[str]:
 
 
 def _routed(path: str, root_path: str) -> str:
-    """The path below ``root_path``, as Starlette has it."""
+    """Return the path below ``root_path``, as Starlette computes it."""
     if not root_path or not path.startswith(root_path):
         return path
     rest = path[len(root_path) :]

@@ -15,10 +15,10 @@ KEPT: Final = 15 * 60.0
 """Seconds for which things are remembered."""
 
 MOST: Final = 100
-"""Incidents that are remembered; a flood pushes the oldest ones out."""
+"""How many incidents are remembered; a flood pushes the oldest ones out."""
 
 SLICE: Final = 10.0
-"""Seconds whose waits are summed up."""
+"""Seconds of each slice in which waits are summed up."""
 
 INCIDENTS: Final = {
     events.Lost: "problem",
@@ -31,14 +31,14 @@ INCIDENTS: Final = {
     events.Refused: "warning",
     events.Available: "ok",
 }
-"""What is worth a line of its own, and how bad it is."""
+"""The events that are incidents, and their severity."""
 
 KINDS: Final = frozenset({*INCIDENTS, events.Acquired, events.GaveUp})
-"""What is listened to."""
+"""The events that are observed."""
 
 
 class History:
-    """Hears events from any thread, and tells what it remembers."""
+    """Receives events from any thread, and returns what it remembers."""
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
@@ -77,7 +77,7 @@ class History:
         last[2] = max(last[2], round(waited, 3))
 
     def _remember(self, now: float, level: str, event: Event) -> None:
-        """Count what repeats itself, rather than have it push all else out."""
+        """Count a repeated incident, so that it does not push out all others."""
         facts = dict(event.facts())
         text = _TEXTS[type(event)].format(**facts)
         what = {"name": event.name, "key": facts.get("key"), "level": level}
@@ -99,10 +99,10 @@ _TEXTS: Final[Mapping[type[Event], str]] = {
     events.Available: "the engine answers again, after {lasted:.1f} s and {requests} requests",
     events.Recovering: "the engine grants nothing for {retry_after:.0f} s more: {cause}",
 }
-"""What happened, in a plain sentence without the key."""
+"""The sentence about each event, without the key."""
 
 
 def is_about(event: Event, engine: str, namespace: str) -> bool:
-    """Whether an event is about these locks: their engine, or a key of their namespace there."""
+    """Return whether an event concerns these locks: their engine, or a key of their namespace."""
     in_namespace = not isinstance(event, KeyEvent) or event.namespace == namespace
     return event.engine == engine and in_namespace

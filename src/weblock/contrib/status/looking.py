@@ -18,7 +18,7 @@ EVERY: Final = 1.0
 """Seconds between two reads, while a client watches."""
 
 SELDOM: Final = 5.0
-"""Seconds between two looks, after the last one has gone: so the next one sees what was."""
+"""Seconds between two reads after the last client has gone, to fill the next one's charts."""
 
 LIMIT: Final = 500
 """Keys on a page."""
@@ -65,7 +65,7 @@ class Looks:
         self._watchers += 1
 
     def leave(self) -> None:
-        """Note that one of those has gone."""
+        """Record that a client has stopped watching."""
         self._watchers -= 1
         self._idle_since = time.monotonic()
 

@@ -27,13 +27,13 @@ from .history import KINDS, History, is_about
 from .looking import Looks, Snapshot
 
 Authorize = Callable[[Scope], "bool | str | Awaitable[bool | str]"]
-"""Says of a request's ASGI scope whether it may; a string is the name of the user."""
+"""Returns whether a request, by its ASGI scope, is allowed; a string is the user's name."""
 
 STREAM: Final = 10.0
 """Seconds after which a stream ends, for a server that shuts down waits for it. Browsers ask again."""
 
 LARGEST: Final = 10_000
-"""Bytes of a request to release."""
+"""The largest request to release, in bytes."""
 
 _HTML: Final = Path(__file__).with_name("status.html")
 
@@ -198,7 +198,7 @@ class StatusPage:
 
 
 def _hearing(history: History, locks: AsyncLocks | Locks) -> Callable[[Any], None]:
-    """Return a function that hears what is about these locks; it keeps nothing of the page alive."""
+    """Return an observer of these locks; it keeps nothing of the page alive."""
     engine, namespace = locks.engine, locks.namespace
 
     def hear(event: Any) -> None:
@@ -214,7 +214,7 @@ async def _answer(function: Authorize, scope: Scope) -> bool | str:
 
 
 def _page() -> tuple[bytes, str]:
-    """The page, and a policy that lets it run its own script and style, and nothing else."""
+    """Return the page, and a policy that allows only its own script and style."""
     text = _HTML.read_text("utf-8")
     script, style = (
         base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()
@@ -235,7 +235,7 @@ def _inside(text: str, tag: str) -> str:
 
 
 def _wanted(body: bytes) -> tuple[str, int]:
-    """The key and the fence that a request to release names. Raises ``ValueError``."""
+    """Return the key and the fence that a request to release names. Raises ``ValueError``."""
     wanted: Any = json.loads(body)
     key: Any = wanted.get("key") if isinstance(wanted, dict) else None
     fence: Any = wanted.get("fence") if isinstance(wanted, dict) else None

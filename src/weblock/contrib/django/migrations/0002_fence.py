@@ -6,7 +6,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):  # type: ignore[misc,name-defined] # they are lazy there
-    """One small row for each key that is in use, or was within a day."""
+    """One small row for each key that was used within the last day."""
 
     dependencies: ClassVar[list[Any]] = [("weblock", "0001_initial")]
 

@@ -26,7 +26,7 @@ class Command(BaseCommand):
     help = "Shows who holds keys and who waits, releases keys by force, and explains rules."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """One subcommand for each thing to do."""
+        """Add a subcommand for each operation."""
         actions = parser.add_subparsers(dest="action", required=True)
         listing = actions.add_parser("list", help="the keys that are held or waited for")
         listing.add_argument("prefix", nargs="?", default="", help="only those that begin so")
@@ -47,7 +47,7 @@ class Command(BaseCommand):
             )
 
     def handle(self, *, action: str, alias: str = "", **options: Any) -> None:
-        """Runs the subcommand."""
+        """Run the subcommand."""
         try:
             match action:
                 case "rules":
@@ -62,7 +62,7 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
 
     def _say(self, text: str) -> None:
-        """Writes a line; what the terminal does not know is escaped."""
+        """Write a line; characters that the terminal does not have are escaped."""
         encoding = getattr(self.stdout, "encoding", None) or "utf-8"
         self.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
