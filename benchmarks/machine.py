@@ -40,6 +40,44 @@ def awake() -> Iterator[None]:
         yield
 
 
+class Calm:
+    """Whether the machine has done much else since this was made: then no figure of it is to be kept."""
+
+    MOST_LOAD = 0.5
+    """Processes that wanted a processor before we began, on average over a minute."""
+    MOST_STOLEN = 0.01
+    """Share of the time in which another virtual machine had our processors."""
+
+    def __init__(self) -> None:
+        self._load = os.getloadavg()[0]
+        self._before = _processor_time()
+
+    def disturbances(self) -> list[str]:
+        """Return what speaks against the figures; nothing on a quiet machine."""
+        found = []
+        if self._load > self.MOST_LOAD:
+            found.append(
+                f"the load was {self._load:.1f} before it began (at most {self.MOST_LOAD})"
+            )
+        spent, stolen = (
+            now - was for now, was in zip(_processor_time(), self._before, strict=True)
+        )
+        if stolen > self.MOST_STOLEN * spent:
+            share = stolen / max(1, spent)
+            found.append(f"{share:.1%} of the time was stolen (at most {self.MOST_STOLEN:.0%})")
+        return found
+
+
+def _processor_time() -> tuple[int, int]:
+    """Return the ticks of all processors since the machine started, and the stolen ones of them."""
+    try:
+        first = Path("/proc/stat").read_text().splitlines()[0]
+    except OSError:
+        return 0, 0
+    ticks = [int(each) for each in first.split()[1:9]]
+    return sum(ticks), ticks[7]
+
+
 @contextlib.contextmanager
 def ended(started: Sequence[BaseProcess]) -> Iterator[None]:
     """Has none of the processes live on, whatever happens."""

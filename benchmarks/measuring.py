@@ -23,6 +23,12 @@ class Effort:
     """Seconds in which each contender has the machine for itself."""
     idle: float
     """Seconds for which waiters are watched waiting."""
+    fastest: bool = False
+    """Whether the fastest slices count, which other work has disturbed least, and not the median."""
+
+    def typical_time(self, times: Sequence[float]) -> float:
+        """Return the time that stands for those of all slices."""
+        return min(times) if self.fastest else median(times)
 
 
 Case = Callable[[Effort], Iterator[Findings]]
@@ -117,12 +123,14 @@ def _waits(visits: list[Visit], start: float) -> Iterator[float]:
         start = visit.left
 
 
-def compete(crew: Crew, waiters: int, work: float, seconds: float) -> Slice:
-    """One slice of a crew whose waiters all want the same key."""
+def compete(
+    crew: Crew, waiters: int, work: float, seconds: float, *, one_key: bool = True
+) -> Slice:
+    """One slice of a crew whose waiters all want the same key, or each a key of its own."""
     start = time.monotonic() + 0.1
     end = start + seconds
     jobs = [Job(share, start, end, work) for share in shares(waiters, crew.size)]
-    return Slice.of(crew.run(jobs), start, end)
+    return Slice.of(crew.run(jobs, one_key=one_key), start, end)
 
 
 def shares(waiters: int, processes: int) -> list[int]:

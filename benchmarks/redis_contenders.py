@@ -7,11 +7,12 @@ wants. A peer that is not installed is left out.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import importlib.util
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -22,6 +23,7 @@ import redis.asyncio
 
 from weblock import AsyncLocks, Locks
 
+from . import apart
 from .contenders import Asyncio, AsyncSection, Blocking, Section
 from .redis_floor import AsyncioRoundTrips, Push, RoundTrips
 
@@ -49,6 +51,8 @@ class Peer:
     module: str
     kind: type[Blocking | Asyncio]
     open: Callable[..., Any]
+    apart: str = ""
+    """The requirement to install in a folder of its own, if its module's name is another's too."""
 
     def at(self, target: Target) -> Blocking | Asyncio:
         """It, on that key."""
@@ -57,6 +61,8 @@ class Peer:
     @property
     def installed(self) -> bool:
         """Whether it can be measured here."""
+        if self.apart:
+            return apart.install(self.apart)
         return importlib.util.find_spec(self.module) is not None
 
 
@@ -176,6 +182,63 @@ def _sherlock(target: Target, _directory: Path) -> Section:
     return lambda: made
 
 
+def _redis_lock_py(target: Target, _directory: Path) -> AsyncSection:
+    apart.imported("redis-lock-py", "redis_lock")
+    lock: Any = importlib.import_module("redis_lock.asyncio").RedisLock
+    client, ttl = _asyncio_client(target.port), int(target.ttl)
+    name = f"redis-lock-py:{target.key}"
+    return lambda: lock(client, name, blocking_timeout=FOREVER, expire_timeout=ttl)
+
+
+def _aioredlock(target: Target, _directory: Path) -> AsyncSection:
+    manager: Any = None
+    made: Any = importlib.import_module("aioredlock").Aioredlock
+
+    @contextlib.asynccontextmanager
+    async def section() -> AsyncIterator[None]:
+        nonlocal manager
+        if (
+            manager is None
+        ):  # A caller that has to get the lock does not give up after some attempts.
+            server = {"host": "127.0.0.1", "port": target.port}
+            manager = made([server], retry_count=1_000_000)
+        async with await manager.lock(f"aioredlock:{target.key}", lock_timeout=target.ttl):
+            yield
+
+    return section
+
+
+def _coredis(target: Target, _directory: Path) -> AsyncSection:
+    lock: Any = importlib.import_module("coredis.patterns.lock").Lock
+
+    @contextlib.asynccontextmanager
+    async def section() -> AsyncIterator[None]:
+        client = await _coredis_client(target.port)
+        async with lock(client, f"coredis:{target.key}", timeout=target.ttl):
+            yield
+
+    return section
+
+
+_coredis_clients: dict[int, asyncio.Future[Any]] = {}
+_coredis_keepers: set[asyncio.Task[None]] = set()
+
+
+async def _coredis_client(port: int) -> Any:
+    """A client of this process, which a task of its own keeps open: it belongs to who opens it."""
+    if port not in _coredis_clients:
+        ready = _coredis_clients[port] = asyncio.get_running_loop().create_future()
+
+        async def keep() -> None:
+            module: Any = importlib.import_module("coredis")
+            async with module.Redis(port=port) as client:
+                ready.set_result(client)
+                await asyncio.Event().wait()
+
+        _coredis_keepers.add(asyncio.create_task(keep()))
+    return await asyncio.shield(_coredis_clients[port])
+
+
 WEBLOCK = Peer("weblock", "weblock", Blocking, _weblock)
 WEBLOCK_ASYNCIO = Peer("weblock, asyncio", "weblock", Asyncio, _weblock_asyncio)
 RAW = Peer("floor: redis-py, two round trips", "redis", Blocking, _raw)
@@ -185,6 +248,11 @@ REDIS_PY = Peer("redis-py Lock", "redis", Blocking, _redis_py)
 REDIS_PY_ASYNCIO = Peer("redis-py Lock, asyncio", "redis", Asyncio, _redis_py_asyncio)
 PYTHON_REDIS_LOCK = Peer("python-redis-lock", "redis_lock", Blocking, _python_redis_lock)
 REDIS_FIFO_LOCK = Peer("redis-fifo-lock, asyncio", "redis_fifo_lock", Asyncio, _redis_fifo_lock)
+REDIS_LOCK_PY = Peer(
+    "redis-lock-py, asyncio", "redis_lock", Asyncio, _redis_lock_py, "redis-lock-py"
+)
+AIOREDLOCK = Peer("aioredlock, asyncio", "aioredlock", Asyncio, _aioredlock)
+COREDIS = Peer("coredis, asyncio", "coredis", Asyncio, _coredis)
 POTTERY = Peer("pottery", "pottery", Blocking, _pottery)
 POTTERY_ASYNCIO = Peer("pottery, asyncio", "pottery", Asyncio, _pottery_asyncio)
 SHERLOCK = Peer("sherlock", "sherlock", Blocking, _sherlock)

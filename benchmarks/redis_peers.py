@@ -258,6 +258,13 @@ def _hot(waiters: int, effort: Effort) -> Iterator[Findings]:
             yield _hot_findings(waiters, work, contests)
 
 
+def script_time(server: Server) -> float:
+    """Return the microseconds that a server has spent in scripts."""
+    with server.client() as client:
+        stats: dict[str, Any] = client.info("commandstats")
+    return float(stats.get("cmdstat_evalsha", {}).get("usec", 0))
+
+
 def _commands(client: redis.Redis) -> int:
     return sum(each["calls"] for each in client.info("commandstats").values())
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import itertools
+import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -37,7 +39,18 @@ class Peer:
 
     def on(self, ports: Sequence[int]) -> Blocking | Asyncio:
         """It, on these servers of loopback."""
-        return self.kind(self.name, partial(self.open, tuple(ports)))
+        return self.kind(self.name, partial(self.open, tuple(ports), KEY))
+
+    def on_own_keys(self, ports: Sequence[int]) -> Blocking | Asyncio:
+        """It, on these servers, with a key of its own for each waiter."""
+        return self.kind(self.name, partial(_open_own, self.open, tuple(ports)))
+
+
+_numbers = itertools.count()
+
+
+def _open_own(open_: Callable[..., Any], ports: tuple[int, ...], directory: Path) -> Any:
+    return open_(ports, f"{os.getpid()}-{next(_numbers)}", directory)
 
 
 def _urls(ports: Sequence[int]) -> list[str]:
@@ -59,24 +72,24 @@ def _asyncio_locks(ports: tuple[int, ...]) -> AsyncLocks:
     return AsyncLocks.from_url(_engine(ports), wait=None, ttl=TTL)
 
 
-def _weblock(ports: tuple[int, ...], _directory: Path) -> Section:
-    return partial(_locks(ports).hold, KEY)
+def _weblock(ports: tuple[int, ...], key: str, _directory: Path) -> Section:
+    return partial(_locks(ports).hold, key)
 
 
-def _weblock_asyncio(ports: tuple[int, ...], _directory: Path) -> AsyncSection:
-    return partial(_asyncio_locks(ports).hold, KEY)
+def _weblock_asyncio(ports: tuple[int, ...], key: str, _directory: Path) -> AsyncSection:
+    return partial(_asyncio_locks(ports).hold, key)
 
 
-def _single(ports: tuple[int, ...], directory: Path) -> Section:
-    return _weblock(ports[:1], directory)
+def _single(ports: tuple[int, ...], key: str, directory: Path) -> Section:
+    return _weblock(ports[:1], key, directory)
 
 
-def _single_asyncio(ports: tuple[int, ...], directory: Path) -> AsyncSection:
-    return _weblock_asyncio(ports[:1], directory)
+def _single_asyncio(ports: tuple[int, ...], key: str, directory: Path) -> AsyncSection:
+    return _weblock_asyncio(ports[:1], key, directory)
 
 
-def _floor_asyncio(ports: tuple[int, ...], _directory: Path) -> AsyncSection:
-    section = Majority(ports, KEY)
+def _floor_asyncio(ports: tuple[int, ...], key: str, _directory: Path) -> AsyncSection:
+    section = Majority(ports, key)
     return lambda: section
 
 
@@ -85,26 +98,26 @@ def _masters(ports: tuple[int, ...]) -> set[redis.Redis]:
     return {redis.Redis.from_url(url) for url in _urls(ports)}
 
 
-def _pottery(ports: tuple[int, ...], _directory: Path) -> Section:
+def _pottery(ports: tuple[int, ...], key: str, _directory: Path) -> Section:
     lock: Any = importlib.import_module("pottery").Redlock
-    made = lock(key=KEY, masters=_masters(ports), auto_release_time=TTL)
+    made = lock(key=key, masters=_masters(ports), auto_release_time=TTL)
     return lambda: made
 
 
-def _pottery_asyncio(ports: tuple[int, ...], _directory: Path) -> AsyncSection:
+def _pottery_asyncio(ports: tuple[int, ...], key: str, _directory: Path) -> AsyncSection:
     lock: Any = importlib.import_module("pottery").AIORedlock
 
     masters = {redis.asyncio.Redis.from_url(url) for url in _urls(ports)}
-    made = lock(key=KEY, masters=masters, auto_release_time=TTL)
+    made = lock(key=key, masters=masters, auto_release_time=TTL)
     return lambda: made
 
 
-def _redlock_py(ports: tuple[int, ...], _directory: Path) -> Section:
+def _redlock_py(ports: tuple[int, ...], key: str, _directory: Path) -> Section:
     manager = apart.imported(PY, "redlock").Redlock(_urls(ports))
 
     @contextlib.contextmanager
     def section() -> Iterator[None]:
-        while not (lock := manager.lock(KEY, int(1000 * TTL))):
+        while not (lock := manager.lock(key, int(1000 * TTL))):
             """It gives up after three attempts; a caller that has to get the lock goes on."""
         try:
             yield
@@ -114,17 +127,17 @@ def _redlock_py(ports: tuple[int, ...], _directory: Path) -> Section:
     return section
 
 
-def _redlock_ng(ports: tuple[int, ...], _directory: Path) -> Section:
+def _redlock_ng(ports: tuple[int, ...], key: str, _directory: Path) -> Section:
     manager = apart.imported(NG, "redlock").Redlock(_urls(ports))
-    return lambda: manager.lock(KEY, ttl=int(1000 * TTL), blocking=True)
+    return lambda: manager.lock(key, ttl=int(1000 * TTL), blocking=True)
 
 
-def _redlock_ng_asyncio(ports: tuple[int, ...], _directory: Path) -> AsyncSection:
+def _redlock_ng_asyncio(ports: tuple[int, ...], key: str, _directory: Path) -> AsyncSection:
     manager = apart.imported(NG, "redlock").AsyncRedlock(_urls(ports))
 
     @contextlib.asynccontextmanager
     async def section() -> AsyncIterator[None]:
-        async with manager.lock(KEY, ttl=int(1000 * TTL), blocking=True):
+        async with manager.lock(key, ttl=int(1000 * TTL), blocking=True):
             yield
 
     return section

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -49,15 +50,17 @@ class Findings:
     lines: Sequence[Line]
     rates: Mapping[str, float] = field(default_factory=dict)
     """Sections per second by contender, for a plot."""
+    compares: bool = True
+    """Whether there is a column of ratios."""
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """The heads of the columns, and the cells below them, row by row."""
-        heads = ["", *self.figures, "weblock ÷ this", "goal"]
+        heads = ["", *self.figures, *["weblock ÷ this"][: self.compares], "goal"]
         rows = [
             [
                 line.contender,
                 *line.figures,
-                "" if line.ratio is None else f"{line.ratio:.2f} x",
+                *["" if line.ratio is None else f"{line.ratio:.2f} x"][: self.compares],
                 "; ".join(map(str, line.goals)),
             ]
             for line in self.lines
@@ -73,6 +76,17 @@ def show(findings: Findings, *, markdown: bool) -> None:
         console = Console()
         console = console if console.is_terminal else Console(width=132)
         console.print(_rich(findings))
+
+
+def write_between_marks(page: Path, name: str, findings: Findings) -> None:
+    """Put a table into a page, between two comments that name it. Raises ``ValueError`` without these."""
+    first, last = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    text = page.read_text()
+    before, found, rest = text.partition(first)
+    _old, found_last, after = rest.partition(last)
+    if not (found and found_last):
+        raise ValueError(f"{page} has no place for the table: write {first} and {last} into it")
+    page.write_text(f"{before}{first}\n\n{_markdown(findings)}\n{last}{after}")
 
 
 def _markdown(findings: Findings) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
+from statistics import median, median_low
 
-__all__ = ["jain", "median", "percentile"]
+__all__ = ["jain", "median", "median_low", "percentile"]
 
 
 def jain(counts: Sequence[int]) -> float:

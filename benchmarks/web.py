@@ -26,7 +26,7 @@ def web(effort: Effort) -> Iterator[Findings]:
     """Requests of a trivial endpoint on uvicorn: bare, with the adapters, and with a lock."""
     with ExitStack() as stack:
         stack.enter_context(machine.awake())
-        servers = {app.name: stack.enter_context(_Server(app)) for app in APPS}
+        servers = {app.name: stack.enter_context(UvicornServer(app)) for app in APPS}
         for server in servers.values():
             server.measure(0.2)  # imports and opens everything
             server.slices.clear()
@@ -48,7 +48,9 @@ class _Slice:
 
 
 @dataclass
-class _Server:
+class UvicornServer:
+    """A process that serves one application, and connections to it that are kept busy."""
+
     app: WebApp
     slices: list[_Slice] = field(default_factory=list)
 
@@ -89,6 +91,10 @@ class _Server:
         elapsed = time.monotonic() - start
         return _Slice(requests, elapsed, time.clock_gettime(self._clock) - on_cpu)
 
+    def rates_on_cpu(self) -> list[float]:
+        """Requests for each second that the server spent on a CPU, slice by slice."""
+        return [each.requests / each.on_cpu for each in self.slices]
+
     def _send(self, key: selectors.SelectorKey) -> None:
         assert isinstance(key.fileobj, socket.socket)
         key.fileobj.sendall(key.data)
@@ -105,7 +111,7 @@ class _Server:
             raise RuntimeError(f"{self.app.name} has answered {answer[:200]!r}")
 
 
-def _findings(servers: dict[str, _Server]) -> Findings:
+def _findings(servers: dict[str, UvicornServer]) -> Findings:
     lines = []
     for server in servers.values():
         rates = [each.requests / each.seconds for each in server.slices]

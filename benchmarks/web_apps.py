@@ -100,12 +100,12 @@ def _starlette_locked() -> Starlette:
 
 APPS = (
     WebApp("FastAPI, bare", _fastapi),
-    WebApp("install(app), no lock on the route", _fastapi_installed, "FastAPI, bare", 0.97),
+    WebApp("install(app), no lock on the route", _fastapi_installed, "FastAPI, bare", 0.95),
     WebApp("a dependency that does nothing", _fastapi_depending, "FastAPI, bare"),
-    WebApp("Depends(lock(...)), uncontended", _fastapi_locked, "FastAPI, bare", 0.85),
+    WebApp("Depends(lock(...)), uncontended", _fastapi_locked, "FastAPI, bare", 0.78),
     WebApp("Starlette, bare", _starlette),
-    WebApp("LockMiddleware, no rule for the route", _starlette_installed, "Starlette, bare", 0.97),
-    WebApp("LockMiddleware, uncontended", _starlette_locked, "Starlette, bare", 0.85),
+    WebApp("LockMiddleware, no rule for the route", _starlette_installed, "Starlette, bare", 0.95),
+    WebApp("LockMiddleware, uncontended", _starlette_locked, "Starlette, bare", 0.78),
 )
 
 
@@ -118,5 +118,7 @@ def serve(app: WebApp, told: Connection) -> None:
         listener.bind(("127.0.0.1", 0))
         listener.listen(128)
         told.send(listener.getsockname()[1])
-        config = uvicorn.Config(app.make(), log_level="error", access_log=False, ws="none")
+        config = uvicorn.Config(
+            app.make(), log_level="error", access_log=False, ws="none", timeout_keep_alive=600
+        )
         uvicorn.Server(config).run([listener])

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks import machine
+from benchmarks.__main__ import main
+from benchmarks.goals import Race, Racer
+from benchmarks.growth import exponent
+from benchmarks.measuring import Effort
+from benchmarks.report import Findings, Line, write_between_marks
 
 
 def test_the_quick_mode_of_a_case_prints_its_table() -> None:
@@ -39,3 +50,79 @@ def test_the_adapters_are_measured_beside_the_bare_application() -> None:
     assert run.returncode == 0, run.stderr
     assert "| FastAPI, bare |" in run.stdout
     assert "| LockMiddleware, uncontended |" in run.stdout
+
+
+def test_no_figures_of_a_busy_machine_get_into_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where much else has run before, nothing is measured for a page, and it is said why."""
+    page = tmp_path / "page.md"
+    page.write_text("as it was")
+    monkeypatch.setattr(machine.os, "getloadavg", lambda: (9.0, 9.0, 9.0))
+
+    assert main(["--goals", "--write", str(page)]) == 1
+    assert page.read_text() == "as it was"
+    assert "the load was 9.0" in capsys.readouterr().err
+
+
+def test_time_that_was_stolen_speaks_against_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose processors another one had is not quiet, however low its load."""
+    times = iter([(1000, 0), (2000, 5), (1000, 0), (2000, 50)])
+    monkeypatch.setattr(machine.os, "getloadavg", lambda: (0.1, 0.1, 0.1))
+    monkeypatch.setattr(machine, "_processor_time", lambda: next(times))
+
+    assert machine.Calm().disturbances() == []
+    (found,) = machine.Calm().disturbances()
+    assert found.startswith("5.0% of the time was stolen")
+
+
+def test_a_table_replaces_the_one_between_its_marks(tmp_path: Path) -> None:
+    """What stands around the marks in a page stays, and a page without them is refused."""
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- goals -->\nold\n<!-- end of goals -->\nafter\n")
+    table = Findings("Goals", ["weblock"], [Line("a case", ["1.5"])], compares=False)
+
+    write_between_marks(page, "goals", table)
+    text = page.read_text()
+    assert "| a case | 1.5 |  |" in text
+    assert "old" not in text
+    assert text.startswith("before\n<!-- goals -->\n")
+    assert text.endswith("<!-- end of goals -->\nafter\n")
+    with pytest.raises(ValueError, match="has no place for the table"):
+        write_between_marks(page, "growth", table)
+
+
+def test_a_goal_is_judged_by_the_ratio_to_its_floor() -> None:
+    """By medians of paired slices, or, on a busy machine, by the fastest slice of each."""
+    rates = {"weblock": [90.0, 10.0, 30.0], "floor: raw": [100.0, 20.0, 50.0], "peer": [1.0] * 3}
+    racers = [
+        Racer(SimpleNamespace(contender=SimpleNamespace(name=name)), list(each))  # type: ignore[arg-type]
+        for name, each in rates.items()
+    ]
+    race = Race("a case", racers, goal=0.8)
+    paired, fastest = (
+        race.line(Effort(3, 0.1, 0, fastest=fastest), "63") for fastest in (False, True)
+    )
+
+    assert paired.contender == "a case ÷ raw"
+    assert paired.figures == ["", "0.02 peer", "0.60", "", "63"]
+    assert [goal.met for goal in paired.goals] == [False]
+    assert fastest.figures[2] == "0.90"
+    assert [goal.met for goal in fastest.goals] == [True]
+
+
+def test_growth_is_told_by_an_exponent() -> None:
+    """A cost that is the same at all sizes has 0, one that doubles with the size has 1."""
+    assert exponent({1: 7.0, 10: 7.0, 100: 7.0}) == pytest.approx(0)
+    assert exponent({1: 7.0, 10: 70.0, 100: 700.0}) == pytest.approx(1)
+
+
+@pytest.mark.skipif(not os.environ.get("WEBLOCK_LONG"), reason="two minutes; WEBLOCK_LONG=1")
+@pytest.mark.parametrize("arguments", [["--goals"], ["--only=growth"]])
+def test_goals_and_growth_are_measured(arguments: list[str]) -> None:
+    """One round of each case gives the table of goals, and the tables of growth."""
+    command = [sys.executable, "-m", "benchmarks", "--quick", "--rounds=1", *arguments]
+    run = subprocess.run([*command, "--markdown"], capture_output=True, text=True, check=False)
+
+    assert run.returncode == 0, run.stderr
+    assert "met |" in run.stdout
