@@ -319,7 +319,7 @@ class AsyncLocks(Face):
 
         Args:
             key: The key to release.
-            by: Who takes the lease, for the log; the label by default.
+            by: The user or program that takes the lease, for the log; the label by default.
 
         Raises:
             InvalidKey: The key cannot exist.

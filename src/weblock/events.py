@@ -192,7 +192,7 @@ class Forced(KeyEvent):
     """A lease was taken away by force. ``label`` is that of the ``Locks`` by which it was done."""
 
     by: str
-    """Who did it, as ``force_release(key, by=...)`` said; without that, the label."""
+    """The user or program that took it, from ``force_release(key, by=...)``; by default the label."""
     holder: str | None
     """The label of the holder that lost it, as seen just before."""
     fence: int | None

@@ -315,7 +315,7 @@ class Locks(Face):
 
         Args:
             key: The key to release.
-            by: Who takes the lease, for the log; the label by default.
+            by: The user or program that takes the lease, for the log; the label by default.
 
         Raises:
             InvalidKey: The key cannot exist.

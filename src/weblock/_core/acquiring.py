@@ -54,7 +54,7 @@ class Caller(NamedTuple):
     """The caller that acquires, if that is not just the task or thread that runs."""
 
     label: str
-    """What others see of it, if it is not what the terms say."""
+    """The label that others see, if it is not that of the terms."""
     control: object
     """The flow of control that the lease belongs to."""
     before_waiting: Callable[[], Awaitable[object]] | None = None
@@ -468,7 +468,7 @@ class Acquisition:
     def _hold(
         self, fence: int, anchor: Anchor, until: float, at_most: float, *, confirmed: bool
     ) -> Holding | None:
-        """The lease in the hands of its holder; ``None`` if it has ended meanwhile."""
+        """Return the lease for its holder; ``None`` if it has ended meanwhile."""
         deadline = anchor.deadline(until, at_most=at_most, drift=self._terms.drift)
         if self._runtime.now() >= deadline:
             return None

@@ -199,7 +199,7 @@ class Holding:
 
     @property
     def label(self) -> str:
-        """What others see of its holder."""
+        """The label of its holder, which others see."""
         return self._claim.label if self._claim else self.terms.label
 
     def held_for(self) -> float:
@@ -221,7 +221,7 @@ class Holding:
 
     @property
     def left_to_others(self) -> bool:
-        """Whether the parent process, or a keeper that was closed, releases it."""
+        """Whether the parent process, or the keeper that is closing, releases it."""
         return self.reason in {"forked", "closed"}
 
     def on_lost(self, callback: LostCallback) -> None:

@@ -9,7 +9,7 @@ from ..events import Acquired, Answered, Event, Released
 from ..keys import template_of
 
 Listener = Callable[[Event], object]
-"""Is called with an event. It neither raises nor waits."""
+"""Called with an event. It neither raises nor waits."""
 
 
 class Observers:
@@ -40,7 +40,7 @@ class Observers:
         self.want({})
 
     def want(self, wanted: Mapping[type[Event], Sequence[Listener]]) -> None:
-        """Replaces the listeners."""
+        """Replace the listeners."""
         self.wanted = wanted
         self.wants_leases = Acquired in wanted or Released in wanted
         self.wants_answers = Answered in wanted

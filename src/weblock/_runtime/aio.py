@@ -48,7 +48,7 @@ class AsyncioBell:
         return self._messages.popleft()
 
     async def _woken(self, timeout: float | None, loop: asyncio.AbstractEventLoop) -> None:
-        """Waits to be woken, which may also be for a message that was heard already."""
+        """Wait to be woken, perhaps for a message that was heard already."""
         self._listener = listener = loop.create_future()
         timer = None if timeout is None else loop.call_later(timeout, self._wake)
         try:

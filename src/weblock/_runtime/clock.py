@@ -1,4 +1,4 @@
-"""The clocks, and what else both runtimes draw from the machine."""
+"""The clock, and what else both runtimes take from the machine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ new_owner: Final[Callable[[], str]] = partial(secrets.token_hex, 16)
 
 
 def control() -> object:
-    """The task that runs in this thread, or else the thread."""
+    """Return the task that runs in this thread, or else the thread."""
     loop = running_loop()
     task = asyncio.current_task(loop) if loop else None
     # Not the task itself, which would keep its result alive, perhaps a lease.
@@ -44,7 +44,7 @@ def control() -> object:
 
 
 def is_part_of(flow: object) -> bool:
-    """Whether what runs here is that flow of control, or one of the tasks and threads of it."""
+    """Return whether the running code is that flow of control, or one of its tasks and threads."""
     return flow is part_of.get() or flow is control()
 
 

@@ -18,7 +18,7 @@ class _Parked(NamedTuple):
 
 
 class Crowd:
-    """Several works, begun in their order; each goes on when its socket has something for it."""
+    """Several coroutines, started in order; each continues when its socket is ready."""
 
     def __init__(self, works: Sequence[Coroutine[Any, Any, None]]) -> None:
         self._parked: dict[int, _Parked] = {}
@@ -28,7 +28,7 @@ class Crowd:
 
     @property
     def over(self) -> bool:
-        """Whether all have come to their end."""
+        """Whether all have ended."""
         return not self._parked
 
     def run(self, enough: Callable[[], bool], *, until: float = float("inf")) -> None:

@@ -41,21 +41,21 @@ from ..events import (
 )
 
 FREQUENT: Final = frozenset({Waiting, Acquired, Released, GaveUp})
-"""What happens to each request: it is logged for debugging."""
+"""Events of every request: they are logged at DEBUG."""
 
 KINDS: Final = frozenset(EVENTS.values()) - {Answered}
-"""What is ever logged."""
+"""All events that are logged."""
 
 RARE: Final = KINDS - FREQUENT
 
 WINDOW: Final = 1.0
-"""Seconds in which only so many lines of a sort are logged."""
+"""Seconds in which only a limited number of lines of one kind are logged."""
 
 REMINDER: Final = 60.0
-"""Seconds after which it is said again that an engine does not answer."""
+"""Seconds between two lines about one outage of an engine."""
 
 LENGTH: Final = 200
-"""Characters of a key, a label or a cause in a message."""
+"""The longest key, label or cause in a message, in characters."""
 
 REMEDY: Final = (
     "Callers with a longer wait get their locks then; others are refused. recovery= in the engine's"
@@ -71,11 +71,11 @@ LOSSES: Final = {
 }
 
 Message = tuple[Any, ...]
-"""A format, and what stands in it."""
+"""A format, and its arguments."""
 
 
 def write(event: Any) -> None:
-    """Logs an event, unless it is one of a flood. An immediate observer."""
+    """Log an event, unless too many are logged. An immediate observer."""
     how = _HOW[type(event)]
     if how.log.isEnabledFor(how.level) and (how.most is None or _floods.admit(event, how.most)):
         how.write(event)
@@ -104,7 +104,7 @@ _ALWAYS: Final = dict.fromkeys(("namespace", "key", "template", "label", "fence"
 
 
 def fields(event: Event) -> Mapping[str, object]:
-    """The fields of a log record, of which some are there for every event."""
+    """Return the fields of a log record, some of which every event has."""
     facts = {
         name: printable(value) if isinstance(value, str) else value
         for name, value in event.facts().items()
@@ -292,7 +292,7 @@ _said_of: Final[set[str]] = set()
 
 
 class _Outage:
-    """What was said of an engine that does not answer."""
+    """What was logged about an engine that does not answer."""
 
     __slots__ = ("next", "requests", "since")
 
@@ -314,7 +314,7 @@ class _Outages:
         self._engines: dict[str, _Outage] = {}
 
     def goes_on(self, event: Unavailable) -> tuple[float, int] | None:
-        """Seconds and requests of the outage so far, if it is time to say so."""
+        """Return the seconds and requests of the outage so far, if it is time to log them."""
         if event.recovering:
             return None
         now = time.monotonic()
@@ -335,7 +335,7 @@ _outages = _Outages()
 
 
 class _Flood:
-    """The lines of one sort in a second, and what was not said."""
+    """The lines of one kind in a second, and how many were left out."""
 
     __slots__ = ("last", "lines", "more", "until")
 
@@ -347,7 +347,7 @@ class _Flood:
 
 
 class _Floods:
-    """Counts lines, and says at the end of a second how many there would have been."""
+    """Counts lines, and logs at the end of a second how many were left out."""
 
     def __init__(self) -> None:
         self.after_fork()
@@ -363,7 +363,7 @@ class _Floods:
         return any(flood.more for flood in tuple(self._floods.values()))
 
     def admit(self, event: Event, most: int) -> bool:
-        """Whether to log an event now. If not, it is counted."""
+        """Return whether to log an event now. If not, it is counted."""
         sort = (type(event), event.engine, event.template if isinstance(event, KeyEvent) else None)
         now = time.monotonic()
         with self._guard:
@@ -390,7 +390,7 @@ class _Floods:
                 say()
 
     def _ended(self, now: float) -> list[Callable[[], None]]:
-        """What is to be said of the seconds that have ended."""
+        """Return the summaries of the seconds that have ended."""
         says: list[Callable[[], None]] = []
         with self._guard:
             for flood in self._floods.values():

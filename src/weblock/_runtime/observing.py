@@ -23,7 +23,7 @@ MOST_UNTOLD: Final = 10_000
 """Events that wait for a slow observer; further ones are dropped."""
 
 FLUSH: Final = 1.0
-"""Seconds that closing a ``Locks`` waits for its observers to hear what is still to be told."""
+"""Seconds that closing a ``Locks`` waits for its observers to receive their events."""
 
 _EVERY: Final = frozenset(EVENTS.values()) - {Answered}
 
@@ -113,7 +113,7 @@ class Observer:
             )
 
     def flush(self, timeout: float) -> None:
-        """Waits until it has heard what was told so far, at most ``timeout`` seconds."""
+        """Wait until it has received all events so far, at most ``timeout`` seconds."""
         if self._queue:
             self._queue.join(timeout)
 
@@ -141,7 +141,7 @@ class Audience(Observers):
             self.refresh()
 
     def add(self, observer: Observer) -> Callable[[], None]:
-        """Adds an observer. Returns a function that removes it."""
+        """Add an observer, and return a function that removes it."""
         self._own = (*self._own, observer)
         self.refresh()
 
@@ -152,7 +152,7 @@ class Audience(Observers):
         return remove
 
     def refresh(self) -> None:
-        """Finds out anew who wants what."""
+        """Recompute which observer wants which events."""
         self.level, self.root_level = LOGGER.level, ROOT.level
         debugs = (self.level or self.root_level) <= DEBUG
         wanted: dict[type[Event], list[Listener]] = {}
@@ -169,17 +169,17 @@ class Audience(Observers):
         self.want(wanted)
 
     def some_wake(self) -> bool:
-        """Whether one of the sleepers sleeps no longer."""
+        """Return whether an observer that was asleep has woken."""
         return self._looks.due() and not all(asleep() for asleep in self.sleepers)
 
     def flush(self) -> None:
-        """Waits for a moment until what has happened was told."""
+        """Wait briefly until the events so far have been passed on."""
         for each in (*_everywhere.observers, *self._own):
             each.flush(FLUSH)
 
 
 class _Everywhere:
-    """The observers of the whole process, and all who have something to tell them."""
+    """The observers of the whole process, and all objects that have events for them."""
 
     def __init__(self) -> None:
         self.guard = threading.Lock()
@@ -217,12 +217,12 @@ def observe(observer: Callable[[Event], object] | Observer) -> Callable[[], None
 
 
 def as_observer(given: Any) -> Observer:
-    """An observer as it is, or one of a function."""
+    """Return an observer, made from a function if it is one."""
     return given if isinstance(given, Observer) else Observer(given)
 
 
 def as_observers(given: Any) -> tuple[Observer, ...]:
-    """The observers that ``observers=`` names."""
+    """Return the observers that ``observers=`` names."""
     if not isinstance(given, Iterable) or isinstance(given, str):
         raise ConfigurationError(
             f"observers={given!r:.80} must be a list of functions, as in observers=[print]"

@@ -1,4 +1,4 @@
-"""What an engine says of itself to its operators: how it is, what is wrong, and what to do."""
+"""What an engine reports to its operators: its state, what is wrong, and what to do."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from .options import options_in
 from .url import without_secrets
 
 PRUNED_FROM: Final = 128
-"""Keys up to which nobody looks for leases that have ended without having been released."""
+"""How many keys there may be before ended leases are searched and dropped."""
 
 
 class MemoryEngine:
@@ -39,7 +39,7 @@ class MemoryEngine:
         """Nothing is open."""
 
     def after_fork(self) -> None:
-        """The child begins with nothing: no lease, and nothing that was done."""
+        """Start empty in a forked child: no leases, no marks."""
         self.states: dict[str, KeyState] = {}
         self.marks = MarksInProcess()
         self.last_fence = 0
@@ -47,7 +47,7 @@ class MemoryEngine:
         self.mutex = original("threading", "Lock")()
 
     def prune(self, moment: Moment) -> None:
-        """Forgets keys that nobody holds or waits for any more, though nobody has released them.
+        """Drop keys without holder or waiters that were not released.
 
         Done whenever their number has doubled, so that it costs each acquisition next to nothing.
         """
@@ -101,6 +101,6 @@ class _MemoryCells:
 
 
 def open_engine(url: str) -> MemoryEngine:
-    """An engine of its own for each URL: ``memory://``, ``memory://tests``."""
+    """Return the engine of a URL, one for each: ``memory://``, ``memory://tests``."""
     options_in(url.partition("?")[2], {}, engine="memory://")
     return MemoryEngine(without_secrets(url))

@@ -14,11 +14,11 @@ from .options import options_in
 from .url import without_secrets
 
 PRUNED_FROM: Final = 128
-"""Leases up to which nobody looks for those that have ended without having been released."""
+"""How many leases there may be before ended ones are searched and dropped."""
 
 
 class NoopEngine:
-    """Grants every key to everybody, at once. Fences still increase."""
+    """Grants every key to every caller at once. Fences still increase."""
 
     scope = "none"
     real_keeper = True
@@ -38,7 +38,7 @@ class NoopEngine:
         """Nothing is open."""
 
     def prune(self, now: float) -> None:
-        """Forgets leases that have ended, whenever their number has doubled."""
+        """Drop leases that have ended, whenever their number has doubled."""
         for owner, lease in tuple(self.held.items()):
             if lease.grant.until <= now:
                 self.held.pop(owner, None)
@@ -118,6 +118,6 @@ class _NoopStore:
 
 
 def open_engine(url: str) -> NoopEngine:
-    """The engine that grants everything."""
+    """Return the engine that grants everything."""
     options_in(url.partition("?")[2], {}, engine="noop://")
     return NoopEngine(without_secrets(url))

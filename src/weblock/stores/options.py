@@ -1,4 +1,4 @@
-"""Options of an engine, which stand behind the ``?`` of its URL, and what is said of unknown ones."""
+"""The options of an engine in the query of its URL, and the error for unknown ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 from ..errors import ConfigurationError
 
 Reader = Callable[[str, Any], Any]
-"""Makes a value of an option's name and text. Raises ``ConfigurationError``."""
+"""Converts an option's name and text to its value. Raises ``ConfigurationError``."""
 
 
 def options_in(query: str, readers: Mapping[str, Reader], *, engine: str) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
 
 
 def seconds(name: str, value: Any) -> float:
-    """A time of more than 0 and less than a day, as a number or its text."""
+    """Return a time of more than 0 and less than a day, from a number or its text."""
     try:
         seconds = float(value)
     except (TypeError, ValueError):

@@ -152,5 +152,5 @@ def without_secrets(url: str) -> str:
 
 
 def shown(url: object) -> str:
-    """A value that should have been a URL, as it may stand in a message."""
+    """Return a value that should have been a URL, for a message."""
     return repr(str(url).rpartition("@")[2][:80])

@@ -45,10 +45,10 @@ BEAT_PATIENCE: Final = 0.2
 """Patience of heartbeats, so that one stuck file does not delay those in others."""
 
 CHECK_EVERY: Final = 1.0
-"""Seconds after which a process that locks looks whether another machine has moved in."""
+"""Seconds between checks whether another machine uses the directory."""
 
 FRESHEN_EVERY: Final = 600.0
-"""Seconds after which it touches its files, which cleaners of temporary files then spare."""
+"""Seconds between touches of its files, so that cleaners of temporary files spare them."""
 
 FIRST_PAUSE: Final = 0.00002
 LONGEST_PAUSE: Final = 0.25
@@ -59,7 +59,7 @@ crowd the process inside the file is waiting for: too many attempts, and it neve
 """
 
 PAUSE_SHARE: Final = 0.25
-"""Pause of one that waits alone, as a share of the time that it has waited."""
+"""The pause of a lone waiter, as a share of the time that it has waited."""
 
 
 def open_engine(url: str) -> FileEngine:
@@ -83,7 +83,7 @@ def open_engine(url: str) -> FileEngine:
 
 
 def _parsed(url: str) -> tuple[str, dict[str, bool]]:
-    """The directory that a URL names, empty for the default, and its options."""
+    """Return the directory that a URL names, empty for the default, and its options."""
     path, _, query = url.partition("://")[2].partition("?")
     # Without its last slash: one would have a symbolic link followed.
     directory = unquote(path).rstrip("/")
@@ -150,7 +150,7 @@ class FileEngine:
         return home
 
     def fail(self, error: Exception) -> NoReturn:
-        """Raises ``EngineUnavailable`` for an error of the files here, with the remedy."""
+        """Raise ``EngineUnavailable`` for an error of the files here, with the remedy."""
         if isinstance(error, EngineUnavailable):
             raise error
         reason = str(error)
@@ -167,7 +167,7 @@ class FileEngine:
         raise EngineUnavailable(self.name, reason) from error
 
     def serves(self, url: str) -> bool:
-        """Whether ``url`` names our directory by another path, which has to go on doing so."""
+        """Return whether ``url`` names our directory by another path, which must keep doing so."""
         if not url.lower().startswith("file://"):
             return False
         path, home = _parsed(url)[0] or default_directory(), self.home
@@ -193,9 +193,9 @@ class FileEngine:
         self.switchboard.ring_all(Ask())
 
     def leave(self, home: Home) -> None:
-        """Gives up a directory that has gone.
+        """Leave a directory that was deleted.
 
-        Its leases went with it: the keeper will find out. Who waits asks again, in the new one.
+        Its leases are gone: the keeper will find out. Waiters ask again, in the new directory.
         """
         with self._guard:
             if self.home is not home:
@@ -240,7 +240,7 @@ class Home:
         self._freshen_at = 0.0
 
     def tend(self, now: float) -> None:
-        """Sees to what is due from time to time. A held lease does not depend on it."""
+        """Do what is due from time to time. A held lease does not depend on it."""
         self.check_at = now + CHECK_EVERY
         self.put_away(only_if_idle=True)
         try:
@@ -255,7 +255,7 @@ class Home:
                 raise
 
     def put_away(self, *, only_if_idle: bool) -> bool:
-        """Closes record files that nothing of ours is in; whether there was one."""
+        """Close record files without leases of ours, and return whether there was one."""
         process = self.processes.process
         closed = [each.put_away(process, only_if_idle=only_if_idle) for each in self.records]
         return any(closed)
@@ -268,7 +268,7 @@ class Home:
         self.directory.close()
 
     def abandon(self) -> None:
-        """Closes what is open in a forked child, and touches nothing else."""
+        """Close what is open in a forked child, and touch nothing else."""
         for record in self.records:
             record.abandon()
         self.processes.abandon()
@@ -294,7 +294,7 @@ class _RecordCells:
     async def update_many(
         self, changes: Mapping[str, Transition], *, patience: float
     ) -> dict[str, Done | EngineUnavailable]:
-        """Goes once into each file: where threads compete, that is what takes its time."""
+        """Lock each file once: where threads compete, locking takes most of the time."""
         by_file: dict[int, list[tuple[str, Transition]]] = {}
         for change in changes.items():
             by_file.setdefault(file_of(change[0]), []).append(change)
@@ -325,7 +325,7 @@ class _RecordCells:
         return self._in_directory(lambda directory: marks.has(directory, key))
 
     def _in_directory(self, work: Callable[[Directory], T]) -> T:
-        """Does something with a directory that is still there."""
+        """Run a function on a directory that still exists."""
         while True:
             home = self._engine.home_at(self._runtime.now())
             try:
@@ -340,7 +340,7 @@ class _RecordCells:
     async def _inside(
         self, file: int, work: Callable[[RecordFile, Moment], T], patience: float
     ) -> tuple[T, float]:
-        """Does something with a record file while nobody else is in it; also, at which time."""
+        """Run a function on a locked record file, with the time."""
         clock = self._runtime.now
         while True:
             home = self._engine.home_at(clock())
@@ -360,7 +360,7 @@ class _RecordCells:
                     self._engine.fail(error)
 
     async def _wait_for(self, record: RecordFile, patience: float) -> Turn:
-        """Locks a file that is busy. Of many who would wait for one that is stuck, one does."""
+        """Lock a file that is busy. Of many callers that wait for a stuck file, one does so."""
         started = self._runtime.now()
         # A caller that has just waited for a stuck file has done so for all.
         known = record.given_up(started) >= patience

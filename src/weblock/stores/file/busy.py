@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Final
 
 CROWDED: Final = 6
-"""By how many times its patience a caller waits for a file that is busy, but not stuck."""
+"""How many times its patience a caller waits for a file that is busy, but not stuck."""
 
 _LOOK_EVERY: Final = 0.1
-"""Seconds between two looks at the date of a file that is busy."""
+"""Seconds between two checks of the date of a busy file."""
 
 _ASK_AFTER: Final = 0.5
 """The share of its patience after which a caller asks which process is inside, and asks again.
@@ -41,7 +41,7 @@ class Busy:
         self._holder: int | None = None
 
     def stuck(self, now: float) -> str | None:
-        """Say who is in the way, if the same process has been inside for the caller's patience."""
+        """Return an error if one process has been inside for the caller's patience."""
         self._look(now)
         if now - self._moved < self._patience:
             return None
@@ -53,7 +53,7 @@ class Busy:
         )
 
     def crowded(self, now: float) -> str | None:
-        """Say that the file was busy for too long, with others who went in and out."""
+        """Return an error that says that the file was busy for too long, with many processes."""
         if now - self._began < CROWDED * self._patience:
             return None
         return (
@@ -63,7 +63,7 @@ class Busy:
         )
 
     def _look(self, now: float) -> None:
-        """Takes note of the last time at which the file was seen to change hands."""
+        """Record the last time at which the file changed hands."""
         if now - self._looked < _LOOK_EVERY:
             return
         self._looked = now
@@ -88,7 +88,7 @@ def _what_it_does(process: int | None) -> str:
 
 
 def _state_of(process: int | None) -> str:
-    """The letter of a process's state, where Linux tells: ``R`` runs or would, ``T`` is stopped."""
+    """Return the letter of a process's state, on Linux: ``R`` runs or would, ``T`` is stopped."""
     try:
         return Path(f"/proc/{process}/stat").read_text("utf-8", "replace").rpartition(")")[2][1:2]
     except OSError:
@@ -103,7 +103,7 @@ def _written_at(path: str) -> int:
 
 
 def _flock_holder(path: str) -> int | None:
-    """The process that has locked a file, where Linux tells."""
+    """Return the process that has locked a file, on Linux."""
     try:
         inode = os.stat(path).st_ino
         with open("/proc/locks", encoding="ascii") as locks:

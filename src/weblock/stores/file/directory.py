@@ -23,7 +23,7 @@ MARKER: Final = "weblock"
 """The file that says the version, and the boot that the leases are of."""
 
 CONTESTED: Final = "several machines"
-"""What the marker says instead of a boot when two machines have been running here."""
+"""The marker's text instead of a boot when two machines have used the directory."""
 
 _SHARED_FILESYSTEMS: Final = (
     " 9p afs beegfs ceph cifs fuse gfs2 glusterfs lustre ncpfs nfs nfs4 ocfs2 prl_fs smb3 smbfs"
@@ -48,7 +48,7 @@ class Directory:
             raise
 
     def open_file(self, name: str) -> int:
-        """Opens a file of ours in it, making it if it is not there.
+        """Open one of our files in it, and create it if it does not exist.
 
         Raises ``OSError`` where no descriptor is left, or else what is to be said of the file.
         """
@@ -72,7 +72,7 @@ class Directory:
         return fd
 
     def replace(self, name: str, data: bytes, *, durably: bool) -> None:
-        """Writes a file of ours, so that nobody ever reads half of it.
+        """Write one of our files, so that nobody ever reads half of it.
 
         ``durably``: not even after a crash of the machine. Raises ``EngineUnavailable``.
         """
@@ -93,7 +93,7 @@ class Directory:
             raise self.unavailable(f"{self.path}/{name}: {error.strerror}") from error
 
     def read(self, name: str) -> bytes | None:
-        """A file of ours as it was last written by ``replace``; ``None`` if there is none."""
+        """Return one of our files as ``replace`` wrote it last; ``None`` if it does not exist."""
         try:
             fd = self._open(name, os.O_RDONLY)
         except FileNotFoundError:
@@ -102,7 +102,7 @@ class Directory:
             return file.read()
 
     def remove(self, name: str) -> None:
-        """Removes a file of ours, if it is there, for good."""
+        """Remove one of our files durably, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.fd)
             os.fsync(self.fd)
@@ -137,11 +137,11 @@ class Directory:
 
     @property
     def deleted(self) -> bool:
-        """Whether the directory that ``path`` names is not this one any more."""
+        """Return whether the directory that ``path`` names is no longer this one."""
         return not self.is_at(self.path)
 
     def is_at(self, path: str) -> bool:
-        """Whether ``path``, which may lead through symbolic links, names this directory now."""
+        """Return whether ``path``, perhaps through symbolic links, names this directory now."""
         try:
             there = os.lstat(path)
         except OSError:
@@ -150,7 +150,7 @@ class Directory:
         return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
 
     def check_names(self, paths: Iterable[str]) -> None:
-        """Raises ``ConfigurationError`` if another path that is in use names another directory."""
+        """Raise ``ConfigurationError`` if another path in use names another directory."""
         for path in paths:
             if not self.is_at(path):
                 raise ConfigurationError(
@@ -159,7 +159,7 @@ class Directory:
                 )
 
     def short_path(self, name: str) -> str:
-        """A path of a file in it that fits into the address of a Unix socket."""
+        """Return a path of a file in it that fits into the address of a Unix socket."""
         path = f"{self.path}/{name}"
         if len(os.fsencode(path)) <= _LONGEST_SOCKET_PATH:
             return path
@@ -198,7 +198,7 @@ class Directory:
         return marker.st_ino, marker.st_mtime_ns
 
     def _boot_of_marker(self) -> str:
-        """The boot that the marker names; empty if there is no marker."""
+        """Return the boot that the marker names; empty if there is no marker."""
         try:
             fd = self._open(MARKER, os.O_RDONLY)
         except FileNotFoundError:
@@ -232,7 +232,7 @@ class Directory:
 
 
 def lacks_descriptors(error: BaseException) -> bool:
-    """Whether something could not be opened since this process, or the machine, has too much open."""
+    """Return whether an error means that the process or machine has too many open files."""
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
@@ -276,7 +276,7 @@ def _open_private(path: str) -> int:
 
 
 def _make(path: str, mode: int) -> None:
-    """Makes a directory, and those above it, where they are missing."""
+    """Create a directory, and the missing ones above it."""
     try:
         os.mkdir(path, mode)
     except FileExistsError:
@@ -294,12 +294,12 @@ def _is_odd(path: str) -> bool:
 
 
 def is_shared(kind: str) -> bool:
-    """Whether a file system of this type may be that of another machine, or lock as it likes."""
+    """Return whether this type of file system may be shared, or lock in its own way."""
     return f" {kind} " in _SHARED_FILESYSTEMS or kind.startswith(("fuse.", "fuse_"))
 
 
 def filesystem_of(path: str) -> str:
-    """The type of the file system that ``path`` is on; empty where it cannot be told."""
+    """Return the type of the file system of ``path``; empty if unknown."""
     path = os.path.realpath(path)
     if sys.platform == "darwin":
         command = ["/sbin/mount"]
@@ -314,7 +314,7 @@ def filesystem_of(path: str) -> str:
 
 
 def filesystem_in_mountinfo(mounts: str, device: str, path: str) -> str:
-    """The type of the file system of a device, by Linux's ``/proc/self/mountinfo``.
+    """Return the type of a device's file system, from Linux's ``/proc/self/mountinfo``.
 
     Some (btrfs) show a device there that no file of theirs has: then the place must tell.
     """
@@ -331,7 +331,7 @@ def filesystem_in_mountinfo(mounts: str, device: str, path: str) -> str:
 
 
 def filesystem_in_mount(mounts: str, path: str) -> str:
-    """The type of the file system that has ``path``, by what macOS's ``mount`` prints."""
+    """Return the type of the file system of ``path``, from the output of macOS's ``mount``."""
     best, kind = "", ""
     for line in mounts.splitlines():
         place, _, options = line.partition(" on ")[2].rpartition(" (")
@@ -341,7 +341,7 @@ def filesystem_in_mount(mounts: str, path: str) -> str:
 
 
 def _boot_digest() -> str:
-    """Names this boot of this machine, and the namespace in which its clock is read."""
+    """Return a name of this boot of this machine, and of its clock's namespace."""
     if sys.platform == "darwin":
         command = ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"]
         boot = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -38,7 +38,7 @@ _CGROUPS: Final = re.compile(
 _MEMORY: Final = ("tmpfs", "ramfs")
 
 told: list[str] = []
-"""What this process has been warned of."""
+"""The warnings that this process has logged."""
 
 
 def warn_if_not_alone(path: str, *, named: bool) -> None:
@@ -64,14 +64,14 @@ def warn_if_not_alone(path: str, *, named: bool) -> None:
 
 
 def platform_here() -> str:
-    """What this looks like; empty for an ordinary machine."""
+    """Return the platform that this looks like; empty for an ordinary machine."""
     platform = next((name for mark, name in _MANY_MACHINES.items() if mark in os.environ), "")
     container = next((name for mark, name in _CONTAINERS.items() if os.path.exists(mark)), "")
     return platform or container or ("a container" if _CGROUPS.search(_cgroups()) else "")
 
 
 def is_on_volume(path: str) -> bool:
-    """Whether ``path`` is on a volume, rather than in the container's own files or its memory."""
+    """Return whether ``path`` is on a volume, not in the container's own files or memory."""
     try:
         mounts = Path("/proc/self/mountinfo").read_text("utf-8", "replace")
     except OSError:

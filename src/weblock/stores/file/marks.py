@@ -9,7 +9,7 @@ from .directory import Directory
 
 
 def put(directory: Directory, key: str, keep: float | None) -> None:
-    """Notes a mark. It is on the disk when this returns."""
+    """Record a mark. It is on the disk when this returns."""
     if keep == 0:
         directory.remove(_file_of(key))
         return
@@ -18,7 +18,7 @@ def put(directory: Directory, key: str, keep: float | None) -> None:
 
 
 def has(directory: Directory, key: str) -> bool:
-    """Whether there is a mark that has not ended. It is by the wall clock, to outlive a reboot."""
+    """Return whether a mark exists and has not ended, by the wall clock, to outlive a reboot."""
     name = _file_of(key)
     written = directory.read(name)
     if written is None:

@@ -33,7 +33,7 @@ from .waiters import Waiters
 
 _MESSAGE: Final = struct.Struct("<32sQd")
 _ASK: Final = 0
-"""Stands in a message instead of a fence, to have a waiter ask: no lease has that fence."""
+"""Stands in a message for a fence, to make a waiter ask: no lease has that fence."""
 
 _MANY: Final = 4096
 _BACKLOG: Final = 4096
@@ -41,17 +41,17 @@ _AGAIN_AFTER: Final = 0.001
 _ATTEMPTS: Final = 500
 
 _LINGER: Final = 3600.0
-"""Seconds for which the sockets of the dead stay; those of a process that locks are touched often."""
+"""Seconds that the sockets of dead processes stay; those in use are touched often."""
 
 _SPARE: Final = 16
-"""Connections that stay although no waiter watches by them: queues often form anew in one order."""
+"""Connections that are kept without a waiter: queues often form again in one order."""
 
 _DEAD: Final = 4096
 """How many deaths a process remembers."""
 
 
 def new_process() -> str:
-    """A name that no process had before."""
+    """Return a name that no process had before."""
     return secrets.token_hex(8)
 
 
@@ -87,7 +87,7 @@ class Processes:
             ) from error
 
     def ring(self, process: str, owner: str, grasp: Grasp) -> None:
-        """Tells a waiter that it has the lease. If that cannot be said, its heartbeat finds out."""
+        """Notify a waiter that it has the lease. If that fails, its heartbeat finds out."""
         if process == self.process:
             self._waiters.ring(owner, grasp)
         else:
@@ -104,7 +104,7 @@ class Processes:
             self._send(process, _MESSAGE.pack(owner.encode(), _ASK, 0.0))
 
     def alive(self, process: str) -> bool:
-        """Whether a process lives; where that cannot be told, it does until its lease ends."""
+        """Return whether a process lives; if unknown, yes until its lease ends."""
         if process == self.process:
             return True
         if process in self._dead:
@@ -161,7 +161,7 @@ class Processes:
             self._wake_thread()
 
     def close(self) -> None:
-        """Leaves. To others we are dead from now on, and our leases void."""
+        """Leave. To other processes we are dead from now on, and our leases void."""
         self._closed = True
         self._wake_thread()
         self._thread.join()
@@ -169,12 +169,12 @@ class Processes:
         self._unlink(self.process)
 
     def abandon(self) -> None:
-        """Closes what is open and touches nothing else: after a fork it is the parent's."""
+        """Close what is open and touch nothing else: after a fork it is the parent's."""
         for each in (*self._open, *self._callers, *self._lifelines.values()):
             each.close()
 
     def _connect(self, process: str) -> bool:
-        """Whether it could; if not, and that proves no death, our waiter's next heartbeat tries again."""
+        """Return whether it connected; if not, and no death is proven, a heartbeat retries."""
         try:
             line = _unix_socket(socket.SOCK_STREAM)
         except OSError:
@@ -194,13 +194,13 @@ class Processes:
         return True
 
     def _bury(self, process: str) -> None:
-        """Remembers a death: its proof, the socket, may be removed."""
+        """Remember a death: its proof, the socket, may be removed."""
         self._dead[process] = None
         while len(self._dead) > _DEAD:
             self._dead.pop(next(iter(self._dead)), None)
 
     def _send(self, process: str, message: bytes) -> bool:
-        """Whether there is nothing more to do. Only a full queue is worth another attempt."""
+        """Return whether nothing is left to do. Only a full queue is worth another attempt."""
         try:
             self._sender.sendto(message, self._directory.short_path(_bell_name(process)))
         except BlockingIOError:
@@ -219,7 +219,7 @@ class Processes:
             self._waker.send(b"!")
 
     def _listen(self) -> None:
-        """The thread: it passes grants on, and notices deaths."""
+        """Run the thread: it passes grants on, and notices deaths."""
         attempts = 0
         while not self._closed:
             self._hang_up_spare()
@@ -260,7 +260,7 @@ class Processes:
             line.close()
 
     def _receive(self, bell: socket.socket) -> None:
-        """Takes one message; for another, the bell is ready again. Waiters come in between."""
+        """Receive one message; the bell is then ready for another, and waiters come in between."""
         with contextlib.suppress(OSError):
             # One byte more than a message has, so that a longer datagram is not cut to its length.
             rung = _rung(bell.recv(_MESSAGE.size + 1))
@@ -268,7 +268,7 @@ class Processes:
                 self._waiters.ring(*rung)
 
     def _wake_up(self) -> None:
-        """Takes note of all calls to wake up that there have been."""
+        """Consume all wake-up calls so far."""
         with contextlib.suppress(BlockingIOError):
             while self._wakened.recv(_MANY):
                 pass
@@ -284,7 +284,7 @@ class Processes:
         self._lives.append(self._bound(socket.SOCK_STREAM, _life_name(self.process)))
 
     def _bound(self, kind: socket.SocketKind, name: str) -> socket.socket:
-        """A socket that has its name only when it is ready: nobody ever finds it refusing."""
+        """Return a socket that gets its name only when it is ready to accept."""
         made = self._keep(_unix_socket(kind))
         fd = self._directory.fd
         made.bind(self._directory.short_path(f"new.{name}"))
@@ -300,7 +300,7 @@ class Processes:
         return made
 
     def _drop_callers_that_left(self) -> None:
-        """Makes room for others: a connection that was closed waits here until it is accepted."""
+        """Accept closed connections, which take the room of others until then."""
         for life in self._lives:
             with contextlib.suppress(OSError):
                 while True:
@@ -336,7 +336,7 @@ class Processes:
 
 
 def _rung(message: bytes) -> tuple[str, Message] | None:
-    """The owner that a datagram wakes, and its message; ``None`` for a datagram that is not ours."""
+    """Return the owner that a datagram wakes, and its message; ``None`` if it is not ours."""
     try:
         packed, fence, until = _MESSAGE.unpack(message)
         owner = packed.decode()

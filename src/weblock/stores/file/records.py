@@ -39,7 +39,7 @@ _HEADER: Final = struct.Struct("<4sQII8s")
 _FIRST_SLOT: Final = 16 * 1024
 _LARGEST_SLOT: Final = 16 * 1024 * 1024
 _HEADROOM: Final = 512
-"""Bytes that a state may grow by without anybody joining a queue."""
+"""Bytes by which a state may grow while no caller joins its queue."""
 
 _no_fork: Final = original("threading", "RLock")()
 """Held while a file is opened: a child that knew nothing of it would keep it locked."""
@@ -47,7 +47,7 @@ _no_fork: Final = original("threading", "RLock")()
 forbid_forks_within(_no_fork)
 
 _TURN_PATIENCE: Final = 0.1
-"""Seconds to wait for another thread of this process to come out of a file."""
+"""Seconds to wait for another thread of this process to leave a file."""
 
 _LATELY: Final = 0.1
 """Seconds in which a caller does not wait again for a file that another caller could not get."""
@@ -59,7 +59,7 @@ class _Slot(NamedTuple):
 
 
 class _Header(NamedTuple):
-    """What stands at the start of a slot."""
+    """The start of a slot."""
 
     magic: bytes
     sequence: int
@@ -69,7 +69,7 @@ class _Header(NamedTuple):
 
 
 class _Record(NamedTuple):
-    """What a file says: the highest fence given, and the lines of keys.
+    """The contents of a file: the highest fence given, and the lines of keys.
 
     It stands in the slot of that number.
     """
@@ -82,13 +82,13 @@ class _Record(NamedTuple):
 
 
 Changes = Sequence[tuple[str, Transition]]
-"""Keys, each with what is to be made of its state."""
+"""Keys, each with a function that changes its state."""
 
 _EMPTY: Final = _Record(0, None, 0, {}, 0)
 
 
 def file_of(key: str) -> int:
-    """The record file of a key. Not Python's ``hash``, which every process salts anew."""
+    """Return the record file of a key. Python's ``hash`` would differ in each process."""
     return zlib.crc32(key.encode()) % FILES
 
 
@@ -120,7 +120,7 @@ class RecordFile:
         self._given_up_after = 0.0
 
     def try_lock(self) -> Turn | None:
-        """Locks the file, and returns what unlocks it; ``None`` if others are inside.
+        """Lock the file, and return what unlocks it; ``None`` if others are inside.
 
         Threads exclude one another by turns, for they share one open file. A turn is waited for, also
         by an event loop: the one inside goes on only when it is given the interpreter. Raises
@@ -149,7 +149,7 @@ class RecordFile:
         self._turns.give_back(turn)
 
     def apply(self, changes: Changes, moment: Moment) -> list[Step]:
-        """Replaces the states of keys; what stays the same is not written again."""
+        """Replace the states of keys; an unchanged one is not written again."""
         record = self._read()
         self._known = _EMPTY  # After a failure on the way, everything is read anew.
         fence, lines, changed, steps = record.fence, record.lines, False, []
@@ -175,16 +175,16 @@ class RecordFile:
 
     @property
     def exists(self) -> bool:
-        """Whether anybody has made it yet."""
+        """Return whether any process has created it."""
         return os.path.exists(self.path)
 
     def names(self, prefix: str) -> list[str]:
-        """The keys in it that begin with ``prefix``."""
+        """Return the keys in it that begin with ``prefix``."""
         start = prefix.encode()
         return [name.decode() for name in self._read().lines if name.startswith(start)]
 
     def _state_in(self, line: bytes) -> KeyState:
-        """A state; that which was written last comes back without being read."""
+        """Return a state; the one written last is not read again."""
         last, state = self._last
         return state if line is last else state_in(line)
 
@@ -202,7 +202,7 @@ class RecordFile:
         self._turns.give_back(turn)
 
     def put_away(self, process: str, *, only_if_idle: bool) -> bool:
-        """Closes the file until it is needed again; whether it was open, and could be closed.
+        """Close the file until it is needed again; return whether it was open, and could be closed.
 
         One with leases or places of this process stays open: to renew them must need no descriptor.
         ``only_if_idle``: so does one that was used since this was called last.
@@ -235,7 +235,7 @@ class RecordFile:
             os.close(fd)
 
     def _lock_what_is_there(self) -> bool:
-        """Locks the file, and looks whether it is still the one that others would open."""
+        """Lock the file, and check that other processes would open the same one."""
         if self._fd < 0:
             return False
         fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -262,7 +262,7 @@ class RecordFile:
         return self._known
 
     def _is_written_since(self) -> bool:
-        """Whether anybody has written since we last looked.
+        """Return whether another process has written since the last read.
 
         The first to do so has written to any slot but the one that was the newest.
         """
@@ -289,7 +289,7 @@ class RecordFile:
         return _EMPTY._replace(sequence=highest, lines={})
 
     def _read_slot(self, header: _Header, number: int, highest: int) -> _Record | None:
-        """The record in a slot, or ``None`` if its writer was killed while it wrote."""
+        """Return the record in a slot; ``None`` if its writer was killed while it wrote."""
         magic, sequence, length, checksum, boot = header
         slot = self._slots[number]
         if magic != _MAGIC or not 0 < length <= slot.size - _HEADER.size:
@@ -305,7 +305,7 @@ class RecordFile:
         return _Record(highest, number, int(fence), lines, length)
 
     def _refuse_to_start_anew(self, headers: list[_Header]) -> None:
-        """Raises unless there is a reason why no slot can be read.
+        """Raise unless there is a reason why no slot can be read.
 
         A file may be new, its first writer may have been killed, or the machine may have crashed.
         """
@@ -322,7 +322,7 @@ class RecordFile:
             )
 
     def _written(self, record: _Record, fence: int, now: float) -> _Record:
-        """Writes the lines of a record, and returns it as it is now."""
+        """Write the lines of a record, and return it as it is now."""
         lines = record.lines
         payload = _payload(fence, lines)
         number = self._slot_for(len(payload), record)
@@ -374,7 +374,7 @@ class RecordFile:
         self._resized(offset + size)
 
     def _resized(self, size: int) -> None:
-        """Takes note of a file's size. What was known of it may stand elsewhere now."""
+        """Record a file's new size, and forget where its slots were."""
         self._size = size
         self._slots = tuple(_slots_in(size))
         self._headers += [b""] * (len(self._slots) - len(self._headers))
@@ -395,7 +395,7 @@ def _payload(fence: int, lines: dict[bytes, bytes]) -> bytes:
 
 
 def _ended(state: KeyState, now: float) -> bool:
-    """Whether nothing of a state is of any use any more; nobody may ever ask for its key again."""
+    """Return whether a state can be dropped: its key may never be asked for again."""
     ends = [place.until for place in state.queue] + [voided.until for voided in state.voided]
     if state.grant:
         ends.append(state.grant.until)

@@ -16,14 +16,14 @@ from typing import Final
 from ..._core.table import Claim, Grant, KeyState, Place, Voided
 
 _REMEMBERED: Final = 4096
-"""Places, and texts such as labels, whose cells are at hand."""
+"""How many places and texts, such as labels, are remembered with their cells."""
 
 _text: Final = json.encoder.encode_basestring_ascii
 _from_json: Final = json.JSONDecoder().raw_decode
 
 
 def line_of(name: bytes, state: KeyState) -> bytes:
-    """The line of the key ``name``."""
+    """Return the line of the key ``name``."""
     cells = [name, _lease_cell(state)]
     if state.queue:
         cells += map(_place_cell, state.queue)
@@ -31,12 +31,12 @@ def line_of(name: bytes, state: KeyState) -> bytes:
 
 
 def name_in(line: bytes) -> bytes:
-    """The key of a line."""
+    """Return the key of a line."""
     return line.partition(b"\t")[0]
 
 
 def state_in(line: bytes) -> KeyState:
-    """The state in a line."""
+    """Return the state in a line."""
     _, lease, *places = line.split(b"\t")
     fence, grant, voided = _from_json(lease.decode())[0]
     return KeyState(
@@ -88,5 +88,5 @@ def _claim(claim: Claim) -> str:
 
 @functools.lru_cache(_REMEMBERED)
 def _rest_of_claim(process: str, ttl: float, label: str) -> str:
-    """What the claims of one process mostly have in common."""
+    """Return what the claims of one process usually have in common."""
     return f"{_text(process)},{ttl},{_text(label)}"

@@ -19,7 +19,7 @@ except ImportError:  # On Windows, where open_engine() refuses.
     pass
 
 _MOST_LINKS: Final = 40
-"""Symbolic links on one way, as the kernel follows them."""
+"""The most symbolic links on one path, as in the kernel."""
 
 
 def stranger_above(path: str) -> str | None:
@@ -54,7 +54,7 @@ def _parts(path: str) -> list[str]:
 
 
 def _told(path: str, info: os.stat_result) -> str | None:
-    """What is wrong with one directory or link."""
+    """Return what is wrong with one directory or link."""
     if not _is_trusted(info.st_uid):
         return f"{path} belongs to user {info.st_uid}"
     if stat.S_ISLNK(info.st_mode) or info.st_mode & stat.S_ISVTX:
@@ -69,7 +69,7 @@ def _is_trusted(owner: int) -> bool:
 
 
 def _is_nobody_here(owner: int) -> bool:
-    """Whether nobody can be this owner: in a user namespace, everything outside has one like that."""
+    """Return whether no user can be this owner: user namespaces show outside owners so."""
     try:
         overflow = int(Path("/proc/sys/kernel/overflowuid").read_text())
         mapped = [list(map(int, line.split())) for line in _uid_map().splitlines()]
@@ -84,7 +84,7 @@ def _uid_map() -> str:
 
 
 def _is_private_group(group: int) -> bool:
-    """Whether a group is root's, or this user's alone: many systems give each user one."""
+    """Return whether a group is root's or this user's own: many systems give each user one."""
     try:
         found, user = grp.getgrgid(group), pwd.getpwuid(os.geteuid())
     except KeyError:

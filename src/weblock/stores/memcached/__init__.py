@@ -25,14 +25,14 @@ from .threads import Threads
 __all__ = ["MemcachedEngine", "open_engine"]
 
 PATIENCE: Final = 5.0
-"""Seconds of losing to others who change the same key after which that is an error."""
+"""Seconds of losing races for one key to other callers, before that is an error."""
 
 BEAT_PATIENCE: Final = 1.0
 """Patience of heartbeats: the next comes soon."""
 
 
 def open_engine(url: str) -> MemcachedEngine:
-    """The engine of ``memcached://host:port``, which connects when it is first used.
+    """Return the engine of ``memcached://host:port``, which connects when it is first used.
 
     Raises ``ConfigurationError``.
     """

@@ -47,7 +47,7 @@ class ItemCells:
 
 
 class LookoutBells:
-    """Waiters of this process are rung; those of others look for themselves."""
+    """Notifies waiters of this process; those of other processes poll."""
 
     def __init__(self, engine: MemcachedEngine, runtime: Runtime) -> None:
         self._engine = engine

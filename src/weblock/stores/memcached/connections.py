@@ -14,7 +14,7 @@ from .server import refuse_unfit
 from .settings import Settings
 
 IDLE: Final = 32
-"""Connections that are kept open, at most, while nobody uses them."""
+"""How many unused connections are kept open at most."""
 
 LATELY: Final = 0.1
 """Seconds in which a caller does not wait again for a server that has just not answered."""
@@ -23,7 +23,7 @@ _SILENT: Final = "it did not answer in time"
 
 
 class Client(Protocol):
-    """What is used of the driver's."""
+    """The part of the driver's client that we use."""
 
     sock: socket.socket
 
@@ -56,7 +56,7 @@ class Connections:
 
     @contextlib.contextmanager
     def one(self) -> Iterator[Client]:
-        """A connection for as long as a request takes.
+        """Yield a connection for one request.
 
         Raises ``EngineUnavailable`` for whatever goes wrong meanwhile.
         """
@@ -84,7 +84,7 @@ class Connections:
                 client.close()
 
     def opened(self) -> Client:
-        """A new one, to a server that locks can be kept on."""
+        """Return a new connection, to a server that can keep locks."""
         from pymemcache.client import base
 
         if self._closed:
@@ -105,7 +105,7 @@ class Connections:
         self.drop()
 
     def drop(self) -> None:
-        """Closes those that nobody uses; in a forked child, for the parent goes on using them."""
+        """Close unused connections; in a forked child, the parent keeps using them."""
         while self._idle:
             self._idle.pop().close()
 
@@ -125,7 +125,7 @@ class Connections:
 
 
 def _explained(error: Exception) -> str:
-    """What went wrong, for a reader, with the remedy where there is one."""
+    """Return the reason of an error, with the remedy if there is one."""
     text = str(error.args[0], errors="replace") if _is_bytes(error) else str(error)
     if "out of memory" in text:
         return "its memory is full, and it takes and renews no leases: raise -m"

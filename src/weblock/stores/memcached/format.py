@@ -1,4 +1,4 @@
-"""What items are called, and how states are written down in them: as JSON, with stamps for times."""
+"""The names of items, and their contents: states as JSON, with stamps for times."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Names:
         return self.locks + hashlib.sha256(key.encode()).hexdigest()
 
     def of_note(self, key: str) -> str:
-        """The item that says that something has been done."""
+        """Return the name of the item that records that something is done."""
         return f"{self._prefix}/done/{hashlib.sha256(key.encode()).hexdigest()}"
 
 
@@ -64,7 +64,7 @@ class Format:
         self._observer = observer
 
     def read(self, key: str, found: tuple[bytes, bytes] | None, now: float) -> Reading:
-        """What stands in the item of a key. Raises ``EngineUnavailable`` if it is not ours."""
+        """Return the contents of a key's item. Raises ``EngineUnavailable`` if it is not ours."""
         value, token = found or (None, None)
         reading, item = Reading(key, token, now), self.names.of_key(key)
         if value is None:
@@ -82,7 +82,7 @@ class Format:
         return reading
 
     def write(self, reading: Reading, state: KeyState) -> bytes:
-        """What is to be written; what has not changed stays as its writer wrote it."""
+        """Return what to write; unchanged parts stay as their writer wrote them."""
         known, process, now = reading.written, self._observer.process, reading.now
 
         def stamp(owner: str, until: float) -> Stamp:
@@ -102,7 +102,7 @@ class Format:
         return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
 
     def fields(self, value: bytes) -> list[Any]:
-        """Key, fence, lease, places and voids, as they were written."""
+        """Return key, fence, lease, places and voids, as they were written."""
         version, fields = None, []
         with contextlib.suppress(ValueError, TypeError):
             version, *fields = json.loads(value)

@@ -22,10 +22,10 @@ REMEMBERED: Final = 600.0
 """Seconds for which an item outlives what is in it, so that the next fence is larger for sure."""
 
 LONGEST_EXPIRY: Final = 30 * 86400
-"""Seconds; memcached takes more for a date, in seconds since 1970."""
+"""The longest expiry in seconds: memcached takes more for a date."""
 
 PORTION: Final = 500
-"""Items that are fetched in one go."""
+"""How many items are fetched in one request."""
 
 
 class Items:
@@ -39,12 +39,12 @@ class Items:
         self._runtime = runtime
 
     def read(self, keys: Sequence[str]) -> dict[str, Reading]:
-        """What stands in several items; those that cannot be read are left out."""
+        """Return the contents of several items; unreadable ones are left out."""
         with self._connections.one() as client:
             return self._read(client, keys)[0]
 
     def update(self, key: str, transition: Transition, patience: float) -> Done:
-        """Replaces an item, with nobody between the look and the change."""
+        """Replace an item; no other caller changes it in between."""
         give_up_at = self._runtime.now() + patience
         with self._connections.one() as client:
             while True:
@@ -58,7 +58,7 @@ class Items:
     def update_many(
         self, changes: Mapping[str, Transition], patience: float
     ) -> dict[str, Done | EngineUnavailable]:
-        """Replaces several, each by itself: all are read at once, and again if another was quicker."""
+        """Replace several items: all are read at once, and again if another caller was quicker."""
         outcomes: dict[str, Done | EngineUnavailable] = {}
         keys = list(changes)
         for start in range(0, len(keys), PORTION):
@@ -71,7 +71,7 @@ class Items:
         return outcomes
 
     def keys(self, prefix: str, patience: float) -> list[str]:
-        """The keys that have an item."""
+        """Return the keys that have an item."""
         keys: list[str] = []
         with self._connections.one() as client:
             there = items_on(client, self._settings, patience)
@@ -109,7 +109,7 @@ class Items:
         return outcomes
 
     def _read(self, client: Client, keys: Sequence[str]) -> tuple[dict[str, Reading], bool]:
-        """What stands in items, and whether the server is to grant nothing now.
+        """Return the contents of items, and whether the server must grant nothing now.
 
         Of many, those that cannot be read are left out.
         """
@@ -165,7 +165,7 @@ def _expiry(seconds: float) -> int:
 
 
 def _use_of(state: KeyState, now: float) -> float:
-    """Seconds after which nothing in it is of any use."""
+    """Return the seconds after which nothing in it is needed."""
     ends = [each.until for each in state.queue]
     ends += [each.until for each in state.voided]
     if state.grant:

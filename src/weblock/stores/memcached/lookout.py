@@ -19,7 +19,7 @@ LONGEST_LOOK: Final = 0.25
 """Seconds between two reads of a key that others hold, while a caller here waits for it."""
 
 ATTENTION: Final = 3.0
-"""Seconds for which a key is looked at after a waiter's last heartbeat."""
+"""Seconds for which a key is polled after a waiter's last heartbeat."""
 
 
 class _Watch:
@@ -53,7 +53,7 @@ class Lookout:
         self._thread.after_fork()
 
     def attend(self, key: str, runtime: Runtime) -> None:
-        """Looks at a key from now on, until it is not waited for any more."""
+        """Poll a key from now on, until no caller waits for it."""
         now = runtime.now()
         with self._changed:
             if self._closed:
@@ -85,7 +85,7 @@ class Lookout:
                     self._plan(key, readings.get(key), until, runtime)
 
     def _wait_for_due(self, runtime: Runtime) -> dict[str, float]:
-        """Keys that are to be looked at now, and until when that is asked for; none at the end."""
+        """Return the keys to poll now, and until when; none at the end."""
         with self._changed:
             while not self._closed:
                 now = runtime.now()
@@ -98,7 +98,7 @@ class Lookout:
         return {}
 
     def _plan(self, key: str, reading: Reading | None, until: float, runtime: Runtime) -> None:
-        """Rings the waiter that has been given the key, and says when to look again."""
+        """Notify the waiter that has the key, and return when to poll again."""
         watch, now = self._watches[key], runtime.now()
         pause: float | None = LONGEST_LOOK
         if reading:
@@ -118,7 +118,7 @@ class Lookout:
             self._engine.switchboard.ring(grant.claim.owner, Ask())
 
     def _pause(self, watch: _Watch, reading: Reading, until: float) -> float | None:
-        """How long until the next look; ``None`` if nobody here waits any more."""
+        """Return the seconds until the next poll; ``None`` if no caller here waits."""
         processes = [place.claim.process for place in reading.state.queue]
         ours = self._engine.observer.process
         ahead = processes.index(ours) if ours in processes else 0

@@ -1,4 +1,4 @@
-"""What is asked of the server itself: is it fit for locks, has it lost some, what does it keep."""
+"""Checks of the server: is it fit for locks, has it lost data, what does it keep."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from .format import Names
 
 UPTIME_AHEAD: Final = 3.0
-"""Seconds by which a server may say that it has been up for longer than it has."""
+"""Seconds by which a server may overstate its uptime."""
 
 
 def refuse_unfit(client: Client, settings: Settings) -> None:
-    """Raises ``EngineUnavailable`` for a server that may forget leases, or cannot replace safely."""
+    """Raise ``EngineUnavailable`` if the server may evict leases, or has no ``cas``."""
     stats = client.stats("settings")
     if stats.get(b"cas_enabled") in (b"no", False, 0):
         raise EngineUnavailable(
@@ -34,7 +34,7 @@ def refuse_unfit(client: Client, settings: Settings) -> None:
 
 
 def leave_mark(client: Client, names: Names, recovery: float) -> None:
-    """Marks a server that has no mark: it is new to us, or it has lost what was there.
+    """Mark a server without a mark: it is new to us, or has lost its data.
 
     Where leases may have been among that, it is to be quiet, and grant none, until they have ended.
     """
@@ -49,7 +49,7 @@ def leave_mark(client: Client, names: Names, recovery: float) -> None:
 
 
 def items_on(client: Client, settings: Settings, patience: float) -> list[str]:
-    """The names of all items, ours or not.
+    """Return the names of all items, ours or not.
 
     The driver cannot read an answer of several packets to a command that it does not know.
     """

@@ -21,9 +21,9 @@ class Settings(NamedTuple):
     host: str
     port: int
     prefix: str = "weblock"
-    """What the names of all our items start with."""
+    """The prefix of all our items."""
     timeout: float = 1.0
-    """Seconds that the server has to connect, and for an answer."""
+    """Seconds to wait for a connection, and for an answer."""
     recovery: float = RECOVERY
     """Seconds; 0 grants at once also where leases may have been lost."""
     allow_eviction: bool = False
@@ -36,7 +36,7 @@ class Settings(NamedTuple):
 
 
 def parse(url: str) -> Settings:
-    """Reads a URL. Raises ``ConfigurationError``, whose message shows no password."""
+    """Parse a URL. Raises ``ConfigurationError``, whose message shows no password."""
     where, _, query = url.partition("://")[2].partition("?")
     if "@" in where:
         raise ConfigurationError(

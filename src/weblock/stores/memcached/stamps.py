@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 KNOWN: Final = 10_000
-"""Items of which it is remembered when their stamps were first seen."""
+"""How many items are remembered with the time when their stamps were first seen."""
 
 
 class Stamp(NamedTuple):
@@ -30,7 +30,7 @@ class Stamp(NamedTuple):
     until: float
 
     def shift(self, seen: Seen) -> float:
-        """What brings its writer's times into ours. What we wrote ourselves is in ours."""
+        """Return the difference between its writer's clock and ours; 0 for our own."""
         return seen[self] - self.written if self in seen else 0.0
 
 

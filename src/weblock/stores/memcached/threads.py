@@ -1,4 +1,4 @@
-"""Threads in which event loops have done what blocks, for the driver does."""
+"""Threads that do what blocks for event loops: the driver is blocking."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Threads:
         self._executor: ThreadPoolExecutor | None = None
 
     async def do(self, runtime: Runtime, work: Callable[[], T]) -> T:
-        """Does something that blocks: here, or in a thread if an event loop would be blocked.
+        """Run a function that blocks: here, or in a thread if it would block an event loop.
 
         Raises ``EngineUnavailable`` if they were closed.
         """

@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from .candidate import Candidate
 
 TIMEOUT: Final = 0.25
-"""Seconds that one of the servers has for an answer, unless its URL says otherwise."""
+"""Seconds that each server has for an answer, unless its URL says otherwise."""
 
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 1.0
-"""Seconds after a failure in which a server is taken to be down, and not asked."""
+"""Seconds after a failure for which a server counts as down, and is not asked."""
 
 TIDY: Final = 5.0
-"""Seconds between looks for acquisitions that have ended without a release."""
+"""Seconds between searches for acquisitions that ended without a release."""
 
 
 def open_quorum(urls: Sequence[str]) -> QuorumEngine:
-    """The engine of several servers. Raises ``ConfigurationError`` for what is no quorum."""
+    """Return the engine of several servers. Raises ``ConfigurationError`` for an invalid list."""
     require("a quorum of Redis servers", "redis")
     return QuorumEngine([_settings(url) for url in urls])
 
@@ -90,7 +90,7 @@ class Health:
         self._again_at = 0.0
 
     def known_failure(self, now: float) -> EngineUnavailable | None:
-        """Why it is not worth asking now."""
+        """Return why the server is not worth asking now; ``None`` if it is."""
         if self._failure is None:
             return None
         if now < self._again_at:
@@ -99,7 +99,7 @@ class Health:
         return None
 
     def failed(self, failure: EngineUnavailable, *, sent: float, now: float) -> None:
-        """Takes it to be down, unless more is known of it than was when the request was sent."""
+        """Count the server as down, unless it has answered since the request was sent."""
         if sent < self._known_at:
             return
         self._pause = min(LONGEST_PAUSE, 2 * self._pause) if self._failure else FIRST_PAUSE
@@ -159,7 +159,7 @@ class QuorumEngine:
             self.switchboard.ring(owner, candidate.rung(server, message, majority=self._majority))
 
     def forget(self, owner: str) -> None:
-        """Drops what is known of an acquisition that is over."""
+        """Drop the candidate of an acquisition that is over."""
         self.candidates.pop(owner, None)
 
     def forget_later(self, owner: str, now: float) -> None:
@@ -197,7 +197,7 @@ class QuorumEngine:
         return Connections(settings, _Board(self, number), admit=partial(self._admit, number))
 
     def _admit(self, number: int, server: Server) -> None:
-        """Refuses a server that is one of the others, under another name."""
+        """Reject a server that is another one of the list, under another name."""
         from ..redis.servers import Unfit
 
         others = [run for each, run in self._runs.items() if each != number]

@@ -14,7 +14,7 @@ LATEST: Final = 5.0
 """Seconds by which a request may be late that its server has not answered, beyond two ttl."""
 
 SPLIT: Final = 0.1
-"""Seconds after which a majority that has not rung may be split: then who was rung looks."""
+"""Seconds to wait for a majority's notifications, before the waiter asks."""
 
 
 class Candidate:
@@ -37,7 +37,7 @@ class Candidate:
         """When all servers have forgotten it, also those that never answered."""
 
     def asks(self, asking: Coroutine[Any, Any, Reply]) -> Coroutine[Any, Any, Reply]:
-        """The request, of which a release has to know while it is not answered."""
+        """Record a request, which a release has to know while it is not answered."""
         self.under_way.add(asking)
         return self._asks(asking)
 
@@ -47,7 +47,7 @@ class Candidate:
         return reply
 
     def rung(self, server: int, message: Message, *, majority: int) -> Message:
-        """What it is to be told when a server has rung."""
+        """Return the message for its waiter when a server has notified it."""
         told = self.handovers.rung(server, message, holding=self.holding, majority=majority)
         if isinstance(told, Grasp):
             self.fence = told.fence
@@ -59,7 +59,7 @@ class Candidate:
 
     @property
     def void(self) -> float:
-        """Seconds for which a late request of it is to be refused."""
+        """Return the seconds for which servers must reject its late requests."""
         return 2 * self.claim.ttl + LATEST
 
 
@@ -71,7 +71,7 @@ class _Clock(NamedTuple):
 
 
 class _Grant(NamedTuple):
-    """What a server has granted, until when by the local clock if both run alike, and since when."""
+    """A server's grant: its end and its beginning by the local clock."""
 
     fence: int
     until: float
@@ -94,20 +94,20 @@ class Handovers:
         self._grants: dict[int, _Grant] = {}
 
     def asking(self, server: int) -> None:
-        """Forgets what the server has rung for: its answer will tell."""
+        """Forget the server's notification: its answer will tell."""
         with self._guard:
             self._rung.discard(server)
             self._clocks.pop(server, None)
             self._grants.pop(server, None)
 
     def told(self, tally: Tally) -> None:
-        """Notes where the asker waits."""
+        """Record the server's answer that the asker waits there."""
         with self._guard:
             for server in tally.waiting:
                 self._clocks[server] = _Clock(tally.time_of(server), tally.sent)
 
     def reminded(self, tally: Tally) -> None:
-        """Notes that the asker still waits there, unless it has asked for more meanwhile."""
+        """Record that the asker still waits there, unless it has asked for more since."""
         with self._guard:
             for server in tally.waiting:
                 clock = _Clock(tally.time_of(server), tally.sent)
@@ -115,7 +115,7 @@ class Handovers:
                     self._clocks[server] = clock
 
     def rung(self, server: int, message: Message, *, holding: set[int], majority: int) -> Message:
-        """What the waiter is to be told now."""
+        """Return the message for the waiter now."""
         with self._guard:
             self._rung.add(server)
             if isinstance(message, Grasp):

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PAUSES: Final = (0.002, 0.005, 0.01, 0.02)
-"""Seconds, at most, after which one that got some servers, but no majority, looks again."""
+"""The longest pauses, in seconds, before an asker without a majority asks again."""
 
 Question = Callable[[RedisStore], Coroutine[Any, Any, T]]
 
 
 class QuorumStore:
-    """A store made of Redis stores: it asks all, and does what the majority says."""
+    """A store on several Redis stores: it asks all, and follows the majority."""
 
     process = ""
 
@@ -198,7 +198,7 @@ class QuorumStore:
         return bool(answers.holding)
 
     def _refused(self, reply: Reply, busy: Busy, candidate: Candidate, tally: Tally) -> Reply:
-        """Says whether some servers may have let in one whom others have refused."""
+        """Return whether some servers may have granted what others refused."""
         elsewhere = bool(candidate.asked - set(tally.refusing))
         if not elsewhere:
             self._engine.forget(candidate.claim.owner)
@@ -207,7 +207,7 @@ class QuorumStore:
     async def _repair(
         self, pulse: Pulse, candidate: Candidate, forgetful: Sequence[int], fence: int
     ) -> None:
-        """Gives a lease back to servers that have lost it, while a majority has it."""
+        """Restore a lease on servers that have lost it, while a majority has it."""
         claim = candidate.claim._replace(ttl=pulse.ttl)
         candidate.asked |= set(forgetful)
 
@@ -241,7 +241,7 @@ class QuorumStore:
         *,
         enough: Callable[[dict[int, Any]], bool] = lambda _replies: False,
     ) -> dict[int, T | EngineUnavailable]:
-        """What each server answered; those that are known to be down are not waited for."""
+        """Return each server's answer; servers known to be down are not waited for."""
         now = self._runtime.now()
         replies: dict[int, Any] = {}
         works = []
@@ -299,7 +299,7 @@ class QuorumStore:
 
 
 async def _beat(store: RedisStore, pulses: Sequence[Pulse]) -> Sequence[Reply | EngineUnavailable]:
-    """Raises ``EngineUnavailable`` where no heartbeat was answered."""
+    """Raise ``EngineUnavailable`` if no heartbeat was answered."""
     replies = await store.refresh(pulses)
     failures = [each for each in replies if isinstance(each, EngineUnavailable)]
     if failures and len(failures) == len(replies):

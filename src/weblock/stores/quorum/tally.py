@@ -16,7 +16,7 @@ from ...errors import EngineUnavailable
 A = TypeVar("A", bound=Answer)
 
 Replies = Mapping[int, Reply | EngineUnavailable]
-"""What each server answered, by its number; one that was not asked is not in it."""
+"""Each server's answer, by its number; a server that was not asked is not in it."""
 
 
 class Tally:
@@ -74,7 +74,7 @@ class Tally:
 
     @property
     def refusing(self) -> list[int]:
-        """The servers where others are, and the asker is not."""
+        """The servers where other callers hold or wait, and the asker does not."""
         return self._that_say(Busy)
 
     @property
@@ -158,13 +158,13 @@ class Tally:
         return sorted(self._ends(Held), reverse=True)[self.majority - 1]
 
     def _freed_at(self) -> float:
-        """When enough of those that others hold may be free."""
+        """Return when enough of the leases of others may have ended."""
         ends = sorted([*self._ends(Waiting), *self._ends(Busy)])
         wanted = self.majority - len(self.holding)
         return ends[min(wanted, len(ends)) - 1]
 
     def _ends(self, kind: type[Held | Waiting | Busy]) -> list[float]:
-        """The times at which they end, if the server's clock runs as ours does."""
+        """Return when the leases end, if the server's clock runs as ours does."""
         return [
             self.sent + reply.answer.until - reply.now
             for reply in self.replies.values()

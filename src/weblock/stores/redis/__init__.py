@@ -23,7 +23,7 @@ __all__ = ["RedisEngine", "adopt", "open_engine"]
 
 
 def open_engine(url: str, **options: Any) -> RedisEngine:
-    """The engine that ``url`` names. What is an option of the URL may also be given by name.
+    """Return the engine of a URL; its options may also be given by name.
 
     It connects when it is first used. Raises ``ConfigurationError``.
     """

@@ -123,7 +123,7 @@ class AsyncioLink(asyncio.Protocol):
         self._end(exceptions.ConnectionError("the connection was given up"))
 
     def abandon(self) -> None:
-        """Closes this process's copy of the socket, behind the back of a loop that it shares."""
+        """Close this process's copy of the socket, without the loop that it shares."""
         sock = self._transport.get_extra_info("socket") if self._transport else None
         if sock is not None:
             os.close(sock.fileno())
@@ -159,7 +159,7 @@ class AsyncioLink(asyncio.Protocol):
             self._transport.write(b"".join(outgoing))
 
     def _look(self) -> None:
-        """One timer for all who wait here: the first to have asked is the first to be due.
+        """Check the oldest request: one timer serves all that wait here.
 
         While something comes, a reply that is late is nobody else's failure.
         """
@@ -238,7 +238,7 @@ class LoopLinks:
         return await asyncio.shield(link)
 
     def listen(self) -> None:
-        """Subscribes on a link that is up already, unless that has been done."""
+        """Subscribe on an open link, unless that has been done."""
         if self._listener and not self._listener.failure:
             return
         for made in self._links.values():
@@ -248,13 +248,13 @@ class LoopLinks:
                 return
 
     def move(self) -> None:
-        """Listens elsewhere, if the server where it does is none of ours any more."""
+        """Listen elsewhere, if the server where it listens is no longer one of ours."""
         link = self._listener
         if link and not self._serves(link.address):
             link.discard()
 
     async def aside(self, work: Callable[[], None]) -> None:
-        """What all tasks wait for together is done in a thread, and in none of the application's."""
+        """Run in a thread of our own what all tasks wait for together."""
         if self._aside is None or self._aside.done():
             self._aside = self.loop.create_future()
             in_background(partial(self._do_aside, work, self._aside), "aside")
@@ -273,7 +273,7 @@ class LoopLinks:
             self.loop.call_soon_threadsafe(_settle, outcome, failure)
 
     def close(self) -> None:
-        """Ends all connections. It must run in the loop."""
+        """End all connections. It must run in the loop."""
         with contextlib.suppress(StopIteration):
             self._end.aclose().send(None)
         self._discard()  # Those that were made after the loop had closed its generators.
@@ -361,10 +361,10 @@ class AsyncioLinks:
         return self._here().take(address, introduce)
 
     def give_back(self, link: Link) -> None:
-        """It is shared, and stays where it is."""
+        """Do nothing: the link is shared, and stays open."""
 
     def tidy(self) -> None:
-        """There is one to each server, and no more."""
+        """Do nothing: there is one link to each server."""
 
     def close(self) -> None:
         self._forget_closed_loops()
@@ -376,7 +376,7 @@ class AsyncioLinks:
                     links.loop.call_soon_threadsafe(links.close)
 
     def abandon(self) -> None:
-        """Closes the copies that a forked child has inherited; the parent's stay as they are."""
+        """Close the copies in a forked child; the parent's stay as they are."""
         for links in tuple(self._by_loop.values()):
             links.abandon()
         self._by_loop = {}
@@ -393,7 +393,7 @@ class AsyncioLinks:
         return self._latest
 
     def _forget_closed_loops(self) -> None:
-        """Drops loops that have been closed; no weak reference could, for connections have theirs."""
+        """Drop closed loops: weak references would not, because connections refer to their loop."""
         for loop in tuple(self._by_loop):
             if loop.is_closed():
                 self._by_loop.pop(loop, None)
@@ -402,7 +402,7 @@ class AsyncioLinks:
 
 
 async def _until_loop_ends(then: Callable[[], None]) -> AsyncGenerator[None]:
-    """Calls ``then`` before its loop is closed.
+    """Call ``then`` before its loop is closed.
 
     ``asyncio.run`` closes the asynchronous generators that its loop has seen, while the loop can
     still close a connection. Nothing else tells that a loop is about to end.
@@ -414,7 +414,7 @@ async def _until_loop_ends(then: Callable[[], None]) -> AsyncGenerator[None]:
 
 
 def _start(generator: AsyncGenerator[None]) -> None:
-    """Runs an asynchronous generator to its first ``yield``, which makes it known to the loop."""
+    """Run an asynchronous generator to its first ``yield``, so that the loop knows it."""
     with contextlib.suppress(StopIteration):
         generator.__anext__().send(None)
 

@@ -30,7 +30,7 @@ CALM: Final = 5.0
 
 
 def in_background(work: Callable[[], object], name: str) -> None:
-    """Does ``work`` in a thread of its own. Raises ``RuntimeError`` where none can be had."""
+    """Run ``work`` in a thread of its own. Raises ``RuntimeError`` if there can be none."""
     threading.Thread(target=work, name=f"weblock-{name}", daemon=True).start()
 
 
@@ -61,7 +61,7 @@ class Poll:
         return [each for each in self.heard.values() if isinstance(each, Exception)]
 
     def wait(self, enough: Callable[[], bool], patience: float | None = None) -> None:
-        """Returns when there is enough, when all have answered, or after ``patience`` seconds."""
+        """Return when there are enough answers, all have answered, or ``patience`` has passed."""
         give_up_at = None if patience is None else time.monotonic() + patience
         while len(self.heard) < self.asked and not enough():
             left = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
@@ -103,7 +103,7 @@ class Lookup:
         self._failure: Exception | None = None
 
     def ready(self) -> bool:
-        """Whether what is known will do."""
+        """Return whether what is known can be used."""
         now = time.monotonic()
         if not self._known or (self._doubted and now >= self._again_at):
             return False
@@ -163,7 +163,7 @@ class Lookup:
 
 @contextmanager
 def opened(connection: redis.Connection) -> Iterator[redis.Connection]:
-    """A connection for a question or two."""
+    """Yield a connection for a question or two."""
     try:
         connection.connect()
         yield connection
@@ -172,13 +172,13 @@ def opened(connection: redis.Connection) -> Iterator[redis.Connection]:
 
 
 def asked(connection: redis.Connection, *command: str) -> Any:
-    """The reply to one command."""
+    """Return the reply to one command."""
     connection.send_command(*command)
     return connection.read_response(disable_decoding=True)
 
 
 def first_answer(poll: Poll, addresses: Sequence[Address], hedge: float) -> Any:
-    """The first answer to come; the next server is asked after ``hedge`` seconds of silence.
+    """Return the first answer; the next server is asked after ``hedge`` seconds of silence.
 
     Raises the last failure if there is none, and ``Unfit`` if nobody could be asked.
     """

@@ -37,7 +37,7 @@ FRESH: Final = 0.05
 """Seconds after its last reply for which a connection counts as open."""
 
 SPARE: Final = 2.0
-"""Seconds for which a connection stays open that nobody needs, if it is not the only one."""
+"""Seconds for which an unneeded connection stays open, if it is not the only one."""
 
 
 class BlockingLink:
@@ -98,7 +98,7 @@ class BlockingLink:
         return replies
 
     def send(self, command: bytes) -> None:
-        """Sends what is answered sooner or later, if at all: see ``heard``."""
+        """Send a command whose answer comes later, or never: see ``heard``."""
         try:
             self._send(command)
         except OSError as error:
@@ -106,7 +106,7 @@ class BlockingLink:
             raise self._explained(error) from error
 
     def heard(self, timeout: float) -> list[Any]:
-        """What has come unasked, after waiting at most so many seconds for something to come."""
+        """Return pushed messages, after waiting at most so many seconds for one."""
         try:
             if not self._poll.poll(1000 * timeout):
                 return []
@@ -199,7 +199,7 @@ class BlockingLinks:
         work()
 
     async def together(self, works: Sequence[Coroutine[Any, Any, None]]) -> None:
-        """Each but the last is done by a thread of its own."""
+        """Run each but the last in a thread of its own."""
         if self._takes_turns:
             for work in works:
                 await work
@@ -214,7 +214,7 @@ class BlockingLinks:
             thread.join()
 
     def move(self) -> None:
-        """The receiver listens for all of these, and moves by itself."""
+        """Do nothing: the receiver listens for all connections, and moves by itself."""
 
     def at_once(self, address: Address) -> BlockingLink | None:
         try:
@@ -275,7 +275,7 @@ class BlockingLinks:
                 links.pop().discard()
 
     def abandon(self) -> None:
-        """Closes the copies that a forked child has inherited; the parent's stay as they are."""
+        """Close the copies in a forked child; the parent's stay as they are."""
         self._room = Turns(self._size)
         self._thread = None
         self.close()
@@ -313,13 +313,13 @@ class BlockingLinks:
 
 
 def _driven(work: Coroutine[Any, Any, None]) -> None:
-    """Runs a coroutine of the blocking world, which never suspends."""
+    """Run a coroutine of the blocking face, which never suspends."""
     with suppress(StopIteration):
         work.send(None)
 
 
 async def _aside(work: Callable[[], BlockingLink]) -> BlockingLink:
-    """What ``work`` returns, which a thread of its own does, so that others need not wait.
+    """Return the result of ``work``, from a thread that others need not wait for.
 
     The thread says that it is done. To close its socket would not do: a child that is forked
     meanwhile has a copy of it, and the end of a connection comes when the last copy is closed.

@@ -1,4 +1,4 @@
-"""What is asked of the server, and what its answers mean."""
+"""Requests to the server, and what its answers mean."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class Layout:
         return f"{self.prefix}:{{{bucket}}}"
 
     def epoch(self, bucket: int) -> str:
-        """What is remembered of the server, for all locks of a bucket."""
+        """Return the key with the epoch of a bucket's server."""
         return f"{self.tag(bucket)}:epoch"
 
     def probe(self, bucket: int) -> str:
-        """A key for trying what the server allows."""
+        """Return a key for trying what the server allows."""
         return f"{self.tag(bucket)}:probe"
 
     def channel(self, name: str) -> str:
@@ -69,15 +69,15 @@ class Layout:
         return f"{self.prefix}:{{{bucket}}}:voided:{owner}"  # As ``tag``, which each request would call.
 
     def mark(self, bucket: int, key: str) -> str:
-        """The key that says that something has been done."""
+        """Return the key that records that something is done."""
         return f"{self.tag(bucket)}:done:{key}"
 
     def pattern(self, start: str) -> str:
-        """What the names of locks whose keys begin with ``start`` match, and few others."""
+        """Return a pattern for the names of locks that begin with ``start``, and few others."""
         return f"{self.prefix}:{{*}}:lock:{_SPECIAL.sub(_QUOTED, start)}*"
 
     def lock_of(self, name: str) -> str | None:
-        """The lock's key that a key on the server is about, if it is a lease."""
+        """Return the lock's key of a key on the server, if that is a lease."""
         head, mark, key = name.partition("}:lock:")
         return key if mark and head.startswith(f"{self.prefix}:{{") else None
 
@@ -96,7 +96,7 @@ class Call(NamedTuple):
     args: tuple[str, ...] = ()
 
     def asks_for(self) -> tuple[str, ...]:
-        """The owners that may get leases by it, and for how long."""
+        """Return the owners that may get leases by it, and for how long."""
         if self.script is ACQUIRE:
             owner, _process, _label, ttl, *_ = self.args
             return owner, ttl
@@ -124,7 +124,7 @@ class Call(NamedTuple):
 
 
 def packed(*parts: str | int) -> bytes:
-    """A command as it goes over the wire."""
+    """Return a command in the wire format."""
     return _pack(parts)
 
 
@@ -133,12 +133,12 @@ _pack = cast("Callable[[tuple[str | int, ...]], bytes]", hiredis.pack_command)
 
 @lru_cache(256)
 def micros(seconds: float) -> str:
-    """Seconds as the scripts take them."""
+    """Return seconds in the scripts' unit, microseconds."""
     return f"{seconds * MICRO:.0f}"
 
 
 def reply_of(raw: Sequence[Any]) -> Reply:
-    """A script's answer. Raises ``ValueError`` if it is not one."""
+    """Return a script's answer. Raises ``ValueError`` if it is not one."""
     answer: Answer
     match raw:
         case [b"held", now, fence, until, confirmed]:
@@ -158,7 +158,7 @@ def reply_of(raw: Sequence[Any]) -> Reply:
 
 
 def look_of(raw: Sequence[Any]) -> Look:
-    """What the script ``look`` found, as it stands now."""
+    """Return the state that the script ``look`` found, as of now."""
     now = raw[0] / MICRO
     return Look(current(_state(*raw[1:]), Moment(now, 0)), now)
 

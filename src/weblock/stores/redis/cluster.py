@@ -23,17 +23,17 @@ HEDGE: Final = 0.1
 """Seconds after which a second node is asked for the map."""
 
 PATIENCE: Final = 0.5
-"""Seconds that masters have to say who they are."""
+"""Seconds that masters have to identify themselves."""
 
 FIRST_KNOCK: Final = 0.1
 LONGEST_KNOCK: Final = 0.5
-"""Seconds after which it is tried again whether a master that hung answers."""
+"""Seconds between attempts to reach a master that hung."""
 
 HUNG: Final = "it did not answer, and nobody waits for it until it does"
 
 
 class Seen(NamedTuple):
-    """What a master said of itself, and the local times between which it did."""
+    """A master's own description, and the local times before and after it was sent."""
 
     server: Server
     sent: float
@@ -41,7 +41,7 @@ class Seen(NamedTuple):
 
     @property
     def peer(self) -> str:
-        """It and its clock, as the scripts know its peers."""
+        """Return its run and its clock, in the scripts' form."""
         clock = self.server.clock
         early, late = clock - round(self.heard * MICRO), clock - round(self.sent * MICRO)
         return f"{self.server.run}:{early}:{late}"
@@ -108,7 +108,7 @@ class ClusterNodes:
         self._lookup.forget()
 
     def _knock(self, address: Address) -> None:
-        """Asks one that hung until it answers, or until it is no master any more."""
+        """Ask a master that hung until it answers, or is no longer a master."""
         pause, hung = FIRST_KNOCK, self._hung
         while self._hung is hung and address in self._homes.values():
             time.sleep(pause * (0.5 + random.random() / 2))
@@ -177,7 +177,7 @@ class ClusterNodes:
         poll.wait(lambda: False, PATIENCE)
 
     def _begin_on(self, master: Address, run: str, buckets: Sequence[int]) -> None:
-        """Begins those of one master. Where it fails, the first who locks there begins it."""
+        """Begin the epochs of one master. If that fails, its first caller begins them."""
         longest = micros(self._settings.recovery)
         with opened(self._connect(master)) as connection:
             for bucket in buckets:

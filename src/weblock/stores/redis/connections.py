@@ -1,4 +1,4 @@
-"""What one process has open of a deployment: links of both worlds, and the receiver."""
+"""The connections of one process: links of both faces, and the receiver."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Connections:
         self._links: list[Links] = []
 
     def store(self, *, suspends: bool, takes_turns: bool = False) -> RedisStore:
-        """The engine for one world. Each has connections of its own.
+        """Return the engine for one face. Each has connections of its own.
 
         One of several that a thread asks side by side takes turns.
         """
@@ -94,7 +94,7 @@ class Connections:
             links.close()
 
     def abandon(self) -> None:
-        """Leaves to the parent what a forked child has inherited."""
+        """Leave to the parent what a forked child has inherited."""
         self._nodes.abandon()
         self._receiver.abandon(self._new_channel())
         for links in self._links:
@@ -110,7 +110,7 @@ class Connections:
                 return ClusterNodes(settings, self._layout, self._blocking, self._move)
 
     def _move(self) -> None:
-        """The servers are others than before: rings may have to be heard elsewhere."""
+        """Handle a change of servers: notifications may come from elsewhere."""
         self._receiver.move()
         for links in self._links:
             links.move()

@@ -22,11 +22,11 @@ APART: Final = 1.0
 """Seconds by which clocks may differ before that is worth a warning."""
 
 SCANNED: Final = 100
-"""Requests of a thousand keys each after which nobody counts on."""
+"""How many requests, of a thousand keys each, are sent to count keys."""
 
 
 class Seen(NamedTuple):
-    """What one server has told, and when."""
+    """One server's answers, and when it gave them."""
 
     address: Address
     facts: Mapping[str, str]

@@ -20,28 +20,28 @@ class Nodes(Protocol):
     """
 
     def ready(self) -> bool:
-        """Whether ``address_of`` may be called; if not, ``refresh`` must be called before."""
+        """Return whether ``address_of`` may be called; if not, ``refresh`` must be called first."""
 
     def refresh(self) -> None:
-        """Finds out where the servers are. Raises redis-py's errors, or ``Unfit``."""
+        """Find out where the servers are. Raises redis-py's errors, or ``Unfit``."""
 
     def address_of(self, bucket: int) -> Address:
-        """Raises redis-py's errors, or ``Unfit``, if nobody is there to be asked."""
+        """Return a server's address. Raises redis-py's errors, or ``Unfit``, if there is none."""
 
     def listen_at(self) -> Address:
-        """A server where rings can be heard that are published on any other."""
+        """Return a server that passes on the notifications of all servers."""
 
     def serves(self, address: Address) -> bool:
-        """Whether it is one of them, as far as is known, and answers."""
+        """Return whether a server is one of them, as far as known, and answers."""
 
     def moved(self, bucket: int, address: Address) -> None:
-        """Takes a server's word that another has a bucket's keys."""
+        """Record a server's answer that another server has a bucket's keys."""
 
     def doubt(self, address: Address | None = None, error: Exception | None = None) -> None:
         """Make the next caller look again, after a server failed in this way."""
 
     def abandon(self) -> None:
-        """Starts anew in a forked child."""
+        """Start anew in a forked child."""
 
 
 class OneNode:

@@ -1,4 +1,4 @@
-"""The thread that hears the rings for the blocking world: one subscription for all its waiters."""
+"""The thread that receives notifications for the blocking face: one subscription for all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .servers import NOT_RUNG, explained
 from .settings import Address
 
 LISTENED_IN: Final = 5.0
-"""Seconds of silence after which a subscription is asked whether it lives."""
+"""Seconds of silence after which a subscription is checked."""
 
 _PING: Final = packed("PING")
 
@@ -55,7 +55,7 @@ class Receiver:
         self._link: BlockingLink | None = None
 
     def listen(self) -> None:
-        """Starts listening, if that has not been done."""
+        """Start listening, if that has not been done."""
         if not self._ended.is_set():
             self._thread.start()
 
@@ -72,7 +72,7 @@ class Receiver:
             link.discard()
 
     def abandon(self, channel: str) -> None:
-        """Starts anew in a forked child, which has inherited no thread."""
+        """Start anew in a forked child, which has inherited no thread."""
         self.channel = channel
         self._thread.after_fork()
         link, self._link = self._link, None

@@ -10,7 +10,7 @@ from ..._core.table import HANDOFF, PLACE, SEEN
 
 
 class Script(NamedTuple):
-    """A script as the server gets it, and the name under which it remembers it."""
+    """A script's text, and the name under which the server remembers it."""
 
     name: str
     text: str
@@ -18,13 +18,13 @@ class Script(NamedTuple):
 
 
 def script(name: str) -> Script:
-    """The script of one operation."""
+    """Return the script of one operation."""
     whole = "\n".join((_CONSTANTS, source("prelude"), source(name)))
     return Script(name, whole, hashlib.sha1(whole.encode(), usedforsecurity=False).hexdigest())
 
 
 def source(name: str) -> str:
-    """The text of one file."""
+    """Return the text of one file."""
     return (files(__package__) / "lua" / f"{name}.lua").read_text()
 
 

@@ -17,7 +17,7 @@ ASK_EVERY: Final = 0.5
 """Seconds after which the Sentinels are asked again who is the master."""
 
 STALE: Final = 1.0
-"""Seconds after which what they said is not believed before they have been asked again."""
+"""Seconds after which Sentinels' answers are not used before they are asked again."""
 
 SILENT_FOR: Final = 10.0
 """Seconds for which a Sentinel that did not answer is left alone."""
@@ -63,7 +63,7 @@ class SentinelNodes:
         return address == self._master
 
     def moved(self, bucket: int, address: Address) -> None:
-        """Only a cluster's servers say so."""
+        """Do nothing: only a cluster's servers redirect."""
 
     def doubt(self, address: Address | None = None, error: Exception | None = None) -> None:
         self._lookup.doubt()
@@ -92,7 +92,7 @@ class SentinelNodes:
         return before != self._master
 
     def _ask_the_silent(self, silent: Collection[Address]) -> None:
-        """Asks again those that have been silent for long. Nobody waits for them."""
+        """Ask Sentinels again that were silent for long. No caller waits for them."""
         now, poll = time.monotonic(), Poll(self._master_named_by)
         for each in silent:
             if now >= self._silent_until.get(each, 0.0):
@@ -100,7 +100,7 @@ class SentinelNodes:
                 poll.ask(each)
 
     def _master_named_by(self, sentinel: Address) -> bool:
-        """Asks one, and notes what it says. Whether it knows a master of that name."""
+        """Ask one Sentinel, and return whether it knows a master of that name."""
         try:
             with opened(self._ask(sentinel)) as connection:
                 reply = asked(connection, "SENTINEL", "MASTER", self._settings.service)

@@ -1,4 +1,4 @@
-"""What a server says of itself, and whether locks are safe on it."""
+"""A server's own description, and whether locks are safe on it."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Server(NamedTuple):
 
     @property
     def incarnation(self) -> str:
-        """What the scripts know this run by."""
+        """Return the name of this run in the scripts."""
         return f"{self.run}:{self.replid}"
 
 
 def examine(info: bytes, settings: Settings) -> Server:
-    """Reads the answer to ``INFO``. Raises ``Unfit``."""
+    """Parse the answer to ``INFO``. Raises ``Unfit``."""
     facts = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
     version = version_of(facts)
     if version < LEAST_VERSION:
@@ -87,7 +87,7 @@ def _refuse_eviction(facts: dict[str, str], settings: Settings) -> None:
 
 
 def explained(error: BaseException) -> str:  # noqa: PLR0911 - a list
-    """Why a server refused, for a reader, with the remedy where there is one."""
+    """Return why a server refused, with the remedy if there is one."""
     text = str(error) or type(error).__name__
     match error:
         case Unfit():

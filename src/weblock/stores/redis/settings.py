@@ -1,4 +1,4 @@
-"""What a Redis URL says: where the servers are, who we are there, and how we use them."""
+"""A Redis URL: where the servers are, our user there, and how we use them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Settings:
     """The name under which the Sentinels know the master."""
     db: int = 0
     prefix: str = "weblock"
-    """What all our keys and channels start with."""
+    """The prefix of all our keys and channels."""
     recovery: float = RECOVERY
     """Seconds; 0 grants at once also where leases may have been lost."""
     min_replicas: int = 0
@@ -78,9 +78,9 @@ class Settings:
     """Connections of the blocking face, at most."""
     allow_eviction: bool = False
     connection: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """What else redis-py's connections want to know: password, TLS, client name."""
+    """Further arguments of redis-py's connections: password, TLS, client name."""
     sentinel: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """What redis-py needs to connect to the Sentinels."""
+    """Arguments of redis-py's connections to the Sentinels."""
 
     @property
     def name(self) -> str:
@@ -92,7 +92,7 @@ class Settings:
 
     @property
     def buckets(self) -> int:
-        """Into how many parts the keys are divided, each of which lives on one server."""
+        """The number of parts of the keys, each of which lives on one server."""
         return 128 if self.deployment is Deployment.CLUSTER else 1
 
     @property
@@ -186,7 +186,7 @@ def _address(scheme: str, text: str, port: int) -> Address:
 
 
 def checked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with values of the right kind. Raises ``ConfigurationError``."""
+    """Return options with values of the right type. Raises ``ConfigurationError``."""
     return checked_by(given, _OPTIONS, engine="Redis")
 
 

@@ -1,4 +1,4 @@
-"""Runs scripts where their keys live, whichever world the caller is of.
+"""Runs scripts where their keys live, for callers of both faces.
 
 Written once, as the core is: on ``Links`` of the blocking world nothing here suspends.
 """
@@ -47,21 +47,21 @@ class Link(Protocol):
         """Send one command, and return its reply, as ``exchange`` does."""
 
     async def exchange(self, commands: Sequence[bytes]) -> list[Any]:
-        """Sends commands in one go, and returns their replies; an error reply is an exception.
+        """Send commands together, and return their replies; an error reply is an exception.
 
         Raises redis-py's ``ConnectionError`` or ``TimeoutError``; then the link is of no more use.
         """
 
     def discard(self) -> None:
-        """Ends the connection, and with it all that is under way on it."""
+        """End the connection, and everything under way on it."""
 
 
 class Links(Protocol):
-    """The links of one world."""
+    """The links of one face."""
 
     @property
     def process(self) -> str:
-        """The channel on which the waiters here are rung."""
+        """The channel on which the waiters here are notified."""
 
     def at_once(self, address: Address) -> Link | None:
         """Return a connection that is ready and that nobody has to wait for, if there is one."""
@@ -72,7 +72,7 @@ class Links(Protocol):
     def give_back(self, link: Link) -> None: ...
 
     def listen(self) -> None:
-        """Sees to it that rings are heard, from now on."""
+        """Start to receive notifications."""
 
     def aside(self, work: Callable[[], None]) -> Awaitable[None]:
         """Run something that blocks, without delaying other callers.
@@ -81,13 +81,13 @@ class Links(Protocol):
         """
 
     def together(self, works: Sequence[Coroutine[Any, Any, None]]) -> Awaitable[None]:
-        """Does several things side by side, none of which raises."""
+        """Run several coroutines side by side, none of which raises."""
 
     def move(self) -> None:
         """Listen for notifications elsewhere, if their server is gone. From any thread."""
 
     def tidy(self) -> None:
-        """Ends connections that were needed only for a rush. May be called from any thread."""
+        """End connections that only a rush needed. May be called from any thread."""
 
     def close(self) -> None: ...
 
@@ -339,7 +339,7 @@ class Wire:
         return f"{1_000_000 * int(seconds) + int(rest)}"
 
     async def _introduced(self, link: Link) -> None:
-        """Finds out on a new connection whether its server will do."""
+        """Find out on a new connection whether its server can keep locks."""
         (info,) = await link.exchange([_INFO])
         if isinstance(info, Exception):
             raise info
@@ -351,7 +351,7 @@ class Wire:
         await self._probe(link)
 
     async def _probe(self, link: Link) -> None:
-        """Tries on a server that is new to us whether its user may do what we need."""
+        """Try on a new server whether its user has the rights that we need."""
         buckets = range(self._layout.buckets)
         here = [each for each in buckets if self._lives_at(each, link.address)]
         if not here:  # It is just being handed its first.
@@ -389,7 +389,7 @@ class Wire:
 
 
 def _binds(call: Call) -> bool:
-    """Whether its answer may be a lease, or that something is done for good."""
+    """Return whether its answer may be a lease, or a permanent mark."""
     return call.script in (ACQUIRE, REFRESH, MARK, ALONE)
 
 
@@ -402,7 +402,7 @@ def _repeatable(call: Call, error: Exception) -> bool:
 
 
 def _torn(outcome: Outcome) -> bool:
-    """Whether not all keys of a script were on the server, or one of them vanished on the way."""
+    """Return whether some keys of a script were not on the server, or vanished on the way."""
     if type(outcome) is exceptions.TryAgainError:
         return True
     return isinstance(outcome, exceptions.ResponseError) and "non local key" in str(outcome)

@@ -21,11 +21,11 @@ from .scenes import Scene, Scenes
 from .wire import EXPECTED, Key, Wire
 
 _NOT_DONE: Final = (*EXPECTED, RolledBackError, RuntimeInconsistency)
-"""What the parts of a transaction say that was refused, because something was not as it was seen."""
+"""The results of a rejected transaction's parts, when something had changed."""
 
 
 class Acquiring:
-    """How leases and places are got, and given back."""
+    """Acquires and releases leases and places."""
 
     def __init__(
         self,
@@ -42,9 +42,9 @@ class Acquiring:
         self._switchboard = switchboard
 
     async def attempt(self, key: Key, claim: Claim, room: int) -> Reply | None:
-        """Takes the key, or waits for it; ``None`` if things have changed meanwhile.
+        """Acquire the key, or wait for it; ``None`` if things have changed meanwhile.
 
-        Who has asked before looks first: the answer may have been lost.
+        A caller that has asked before checks first: the answer may have been lost.
         """
         asked = self._memory.asked
         new = claim.owner not in asked
@@ -76,13 +76,13 @@ class Acquiring:
         return await self._stay(scene, claim, room)
 
     def _for_free_key(self, key: Key) -> Any:
-        """A grant on condition that nobody has the key, and nobody waits for it."""
+        """Grant, provided that the key has no holder and no waiters."""
         grant = key.session.client.transaction()
         grant.create(key.node, b"")
         return grant
 
     def _for_our_turn(self, scene: Scene) -> Any:
-        """A grant on condition that all is as we saw it: no lease that lasts, and we are first."""
+        """Grant, provided that nothing has changed: no valid lease, and we are first."""
         key, grant = scene.key, scene.key.session.client.transaction()
         grant.set_data(key.node, b"", version=scene.family.version)
         if scene.lease:
@@ -91,7 +91,7 @@ class Acquiring:
         return grant
 
     async def _grant(self, key: Key, claim: Claim, grant: Any) -> Reply | None:
-        """Makes the lease on conditions; the number of the transaction that does is its fence."""
+        """Create the lease on conditions; the number of that transaction is its fence."""
         path = key.lease_of(claim.owner)
         grant.create(path, packed(key.session.name, claim.label, claim.ttl))
         sent = self._wire.now()
@@ -110,7 +110,7 @@ class Acquiring:
         return Reply(Held(stat[1].czxid, sent + claim.ttl), sent)
 
     async def _join(self, key: Key, claim: Claim) -> None:
-        """Takes a place behind all others, unless the key has become free."""
+        """Take a place behind all others, unless the key has become free."""
         (place,) = await self._wire.all(
             key.session.client.create_async(
                 key.path(f"{PLACE}{key.session.name}-{claim.owner}-"),
@@ -123,7 +123,7 @@ class Acquiring:
             self._memory.forget(claim.owner)
 
     async def _stay(self, scene: Scene, claim: Claim, room: int) -> Reply | None:
-        """Waits where we are, if there is room."""
+        """Wait in our place, if there is room."""
         places, position = scene.family.places, scene.family.position_of(claim.owner)
         if position is None:
             self._memory.forget(claim.owner)
@@ -154,12 +154,12 @@ class Acquiring:
         return there
 
     def _rung(self, watch: tuple[str, str], _event: object) -> None:
-        """Something has happened, or is not watched for any more. Runs in kazoo's thread."""
+        """Handle the end of a watch. Runs in kazoo's thread."""
         self._memory.watched.discard(watch)
         self._switchboard.ring(watch[1], Ask())
 
     async def give_back(self, key: Key, owner: str, *, held: bool = False) -> Answer:
-        """Removes whatever the owner has: if it is known to be ``held``, that is a lease."""
+        """Remove whatever the owner has: a lease, if it is known to be ``held``."""
         self._memory.forget(owner)
         client = key.session.client
         lease, _ = await self._wire.all(

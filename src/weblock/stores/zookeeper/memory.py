@@ -1,4 +1,4 @@
-"""What a process remembers of an ensemble: what it has there, and since when it has seen what."""
+"""A process's memory of an ensemble: its own leases, and when it first saw what."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ _REMEMBERED: Final = 10_000
 
 
 class Own(NamedTuple):
-    """A lease of this process: until when it has it at least, and what others see of its holder."""
+    """A lease of this process: its earliest end, and its holder's label."""
 
     until: float
     label: str
 
 
 class Memory:
-    """All of it may be forgotten: that costs a question, or some time. Any thread may use it."""
+    """All of it may be dropped, which costs a request or some time. Any thread may use it."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets everything, in a forked child: it has nothing there yet."""
+        """Forget everything in a forked child, which has nothing in the ensemble."""
         self.renewing = threading.Lock()
         self.leases: dict[str, Own] = {}
         """What this process holds, by owner."""
@@ -35,7 +35,7 @@ class Memory:
         self._seen: OrderedDict[Hashable, float] = OrderedDict()
 
     def first_seen(self, what: Hashable, now: float) -> float:
-        """When this process saw ``what`` for the first time: now, or earlier.
+        """Return when this process first saw ``what``: now, or earlier.
 
         That is what a lease is timed by: one that has stood there unchanged for its ttl was not
         renewed in its ttl, whatever clocks its holder and the servers have.
@@ -46,7 +46,7 @@ class Memory:
         return seen
 
     def ended(self, what: Hashable) -> None:
-        """Count ``what`` as seen since forever."""
+        """Record that ``what`` has ended, as if it had always been seen."""
         self._seen[what] = float("-inf")
 
     def forget(self, owner: str) -> None:
@@ -54,7 +54,7 @@ class Memory:
         self.asked.discard(owner)
 
     def forget_ended(self, now: float) -> None:
-        """Forgets leases that were never given back."""
+        """Forget leases that were never released."""
         for owner, own in tuple(self.leases.items()):
             if own.until <= now:
                 self.forget(owner)

@@ -1,4 +1,4 @@
-"""The names of the nodes, and what stands in them.
+"""The names of the nodes, and their contents.
 
 Below the node of a key there is at most one lease, which is persistent, and a place for everybody
 who waits, which is ephemeral and sequential::
@@ -45,7 +45,7 @@ class Layout:
 
 
 def key_of(name: str) -> str:
-    """The key of a node's name."""
+    """Return the key of a node's name."""
     return unquote(name)
 
 
@@ -71,13 +71,13 @@ class Family(NamedTuple):
     places: tuple[Place, ...]
 
     def position_of(self, owner: str) -> int | None:
-        """How many wait before an owner, if it waits."""
+        """Return how many wait before an owner, if it waits."""
         owners = [place.owner for place in self.places]
         return owners.index(owner) if owner in owners else None
 
 
 class Lease(NamedTuple):
-    """A lease, as its node says. Stamps are seconds on the clock of the leader at that time."""
+    """A lease from its node. Stamps are seconds on the clock of the leader at that time."""
 
     name: str
     owner: str
@@ -91,7 +91,7 @@ class Lease(NamedTuple):
 
 
 def family_of(children: Iterable[str], version: int = 0) -> Family:
-    """What children of these names are."""
+    """Return the lease and the places with these names."""
     lease, places = None, []
     for name in children:
         if name.startswith(LEASE):
@@ -103,7 +103,7 @@ def family_of(children: Iterable[str], version: int = 0) -> Family:
 
 
 def lease_of(name: str, data: bytes, stat: Any) -> Lease:
-    """The lease in a node."""
+    """Return the lease in a node."""
     said = fields_of(data)
     return Lease(
         name,
@@ -119,11 +119,11 @@ def lease_of(name: str, data: bytes, stat: Any) -> Lease:
 
 
 def packed(session: str, label: str, ttl: float) -> bytes:
-    """What stands in the node of a lease or a place."""
+    """Return the contents of the node of a lease or a place."""
     return json.dumps({"session": session, "label": label, "ttl": ttl}).encode()
 
 
 def fields_of(data: bytes) -> Mapping[str, Any]:
-    """What ``packed`` has put into a node."""
+    """Return the fields that ``packed`` has put into a node."""
     said: Mapping[str, Any] = json.loads(data)
     return said

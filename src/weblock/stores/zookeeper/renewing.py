@@ -35,7 +35,7 @@ class Renewing:
     async def all(
         self, session: Session, pulses: Sequence[Pulse]
     ) -> list[Reply | EngineUnavailable]:
-        """Renews leases that we know of, all at once."""
+        """Renew leases that we know of, all at once."""
         renewals = [
             self._sent(Key(session, session.layout.of_key(key)), owner, ttl)
             for key, owner, ttl in pulses
@@ -67,7 +67,7 @@ class Renewing:
         return Reply(Held(stat.czxid, renewal.until), renewal.sent)
 
     async def again(self, key: Key, claim: Claim) -> Reply | None:
-        """Renews a lease that its owner asks for, as it does not know that it has it."""
+        """Renew a lease whose owner asks for it, because it does not know that it has it."""
         leases = self._memory.leases
         leases.setdefault(claim.owner, Own(self._wire.now(), claim.label))
         renewal = self._sent(key, claim.owner, claim.ttl)

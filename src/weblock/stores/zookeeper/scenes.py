@@ -1,4 +1,4 @@
-"""What there is below the nodes of keys, and what of it has ended."""
+"""What exists below the nodes of keys, and which of it has ended."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from .wire import Key, Wire
 
 
 class Scene(NamedTuple):
-    """What there is below a key's node."""
+    """The nodes below a key's node."""
 
     key: Key
     family: Family
     lease: Lease | None
     until: float
-    """When we may take the lease for ended, unless it is renewed before."""
+    """When the lease counts as ended, unless it is renewed before."""
 
     def ended(self, now: float) -> bool:
         return self.lease is None or now >= self.until
 
     @property
     def seen(self) -> tuple[str, str, int] | None:
-        """What is seen of the lease, and changes with each renewal."""
+        """The version of the lease, which changes with each renewal."""
         return (self.key.node, self.lease.name, self.lease.version) if self.lease else None
 
     def standing(self, owner: str, now: float) -> Answer:
@@ -42,19 +42,19 @@ class Scene(NamedTuple):
 
     @property
     def holder(self) -> str:
-        """What others see of the holder."""
+        """The holder's label."""
         return self.lease.label if self.lease else ""
 
 
 class Scenes:
-    """Looks, and remembers since when it has seen what it sees."""
+    """Reads nodes, and remembers since when each has been unchanged."""
 
     def __init__(self, wire: Wire, memory: Memory) -> None:
         self._wire = wire
         self._memory = memory
 
     async def look(self, *keys: Key) -> Sequence[Scene]:
-        """What there is below several nodes."""
+        """Return what exists below several nodes."""
         found = await self._wire.all(
             *(key.session.client.get_children_async(key.node, include_data=True) for key in keys)
         )
@@ -84,7 +84,7 @@ class Scenes:
         return scene._replace(until=self._memory.first_seen(scene.seen, now) + lease.ttl)
 
     async def has_ended_before(self, scene: Scene) -> bool:
-        """Whether a lease had ended when we came, without anybody there to see it unchanged.
+        """Return whether a lease had ended before any process saw it unchanged.
 
         Its holder's session must have expired; only then are the servers' stamps believed.
         """
@@ -102,7 +102,7 @@ class Scenes:
         return True
 
     def pass_over_first(self, scene: Scene) -> None:
-        """Removes the first place, if its turn has come and is not taken, and all of its process."""
+        """Remove the first place if it does not take its turn, and all of its process."""
         now, places = self._wire.now(), scene.family.places
         if not places or not scene.ended(now):
             return

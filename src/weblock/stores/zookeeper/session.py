@@ -21,14 +21,14 @@ from .nodes import Layout
 from .settings import Settings
 
 _CLOSING: Final = 5.0
-"""Seconds to wait for the servers to take leave."""
+"""Seconds to wait for the servers to confirm the end of a session."""
 
 _RETRY: Final = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
 """How kazoo looks for a server: without end."""
 
 
 class Session:
-    """It goes on by itself when it has lost its connection, and begins anew when it has expired."""
+    """Reconnects by itself when it has lost its connection, and starts anew when it has expired."""
 
     def __init__(self, settings: Settings) -> None:
         self.layout = Layout(settings.root)
@@ -49,7 +49,7 @@ class Session:
 
     @property
     def name(self) -> str:
-        """What the session is called in our nodes."""
+        """Return the name of the session in our nodes."""
         client_id = self.client.client_id
         return f"{(client_id[0] or 0) % 2**64:x}" if client_id else "none"
 
@@ -60,7 +60,7 @@ class Session:
         return [*above, create(self.layout.of_session(self.name), ephemeral=True)]
 
     def hang_up(self) -> None:
-        """Ends a connection whose server does not answer: kazoo looks for another then.
+        """End a connection whose server does not answer, so that kazoo looks for another.
 
         By itself it would find out from its own pings only, which it does not send while we ask.
         """
@@ -71,13 +71,13 @@ class Session:
         self.begin_to_close().join(_CLOSING)
 
     def begin_to_close(self) -> threading.Thread:
-        """Ends the session in the background."""
+        """End the session in the background."""
         thread = threading.Thread(target=self._close, name="weblock-closing", daemon=True)
         thread.start()
         return thread
 
     def abandon(self) -> None:
-        """Lets go of it in a forked child: the session goes on in the parent."""
+        """Drop it in a forked child: the session goes on in the parent."""
         close_sockets(self.client)
 
     def _close(self) -> None:
@@ -85,7 +85,7 @@ class Session:
         self.client.close()
 
     def _changed(self, state: KazooState) -> None:
-        """Runs in kazoo's thread, which must not wait."""
+        """Handle a change of state. Runs in kazoo's thread, which must not wait."""
         if state == KazooState.CONNECTED:
             self.prepare()
             self.ready.set(self)
@@ -97,7 +97,7 @@ class Session:
 
 
 async def blocking_answer(result: AsyncResult, timeout: float) -> Any:
-    """What an exchange came to, waited for in this thread."""
+    """Wait in this thread for the result of an exchange, and return it."""
     return result.get(timeout=max(0.0, timeout))
 
 

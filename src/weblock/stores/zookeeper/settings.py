@@ -1,4 +1,4 @@
-"""What a ZooKeeper URL says: where the servers are, who we are there, and where our nodes are."""
+"""A ZooKeeper URL: where the servers are, our user there, and where our nodes are."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Settings:
     root: str = DEFAULT_ROOT
     """The node below which we keep everything."""
     session_timeout: float = 10.0
-    """Seconds after which the servers take a silent process for dead, as we ask for it."""
+    """Seconds after which the servers count a silent process as dead; we request it."""
     timeout: float = 2.0
     """Seconds that the servers have for an answer."""
     credentials: str = field(default="", repr=False)
@@ -35,7 +35,7 @@ class Settings:
 
 
 def parse(url: str) -> Settings:
-    """Reads a URL. Raises ``ConfigurationError``, whose message shows no password."""
+    """Parse a URL. Raises ``ConfigurationError``, whose message shows no password."""
     rest = url.partition("://")[2]
     rest, _, query = rest.partition("?")
     userinfo, _, place = rest.rpartition("@")

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from . import ZooKeeperEngine
 
 _ATTEMPTS: Final = 100
-"""How often the children of a key may change under our hands: each time others got on."""
+"""How often to retry when a key's children change meanwhile: each time others got on."""
 
 _PORTION: Final = 500
-"""Keys that are looked at in one go, where many are listed."""
+"""How many keys are read at once when many are listed."""
 
 
 class ZooKeeperStore:
@@ -60,7 +60,7 @@ class ZooKeeperStore:
         raise self._wire.unavailable("the key kept changing under our hands")
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
-        """Whatever the owner has goes; ``void`` is needless where requests keep their order."""
+        """Remove whatever the owner has; ``void`` is needless where requests keep their order."""
         held = owner in self._memory.leases
         self._memory.forget(owner)
         node = await self._wire.key(key)

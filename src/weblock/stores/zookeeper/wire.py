@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from . import ZooKeeperEngine
 
 EXPECTED: Final = (BadVersionError, NodeExistsError, NoNodeError, NotEmptyError)
-"""What ZooKeeper says of a node that is not as it was seen."""
+"""The errors of ZooKeeper for a node that has changed."""
 
 
 class Key(NamedTuple):
@@ -49,7 +49,7 @@ class Wire:
         self._wait_for = asyncio_answer if runtime.suspends else blocking_answer
 
     async def session(self) -> Session:
-        """The session, when it is connected. Nothing is sent before: it would be sent too late."""
+        """Return the session when it is connected. Anything sent before would be sent too late."""
         session = self._engine.session()
         try:
             await self._wait_for(session.ready, self._timeout)
@@ -58,7 +58,7 @@ class Wire:
         return session
 
     async def key(self, key: str, *, anew: bool = False) -> Key:
-        """A key's node. With ``anew``, a server that lags behind catches up before it is read."""
+        """Return a key's node. With ``anew``, a server that lags behind first catches up."""
         session = await self.session()
         node = Key(session, session.layout.of_key(key))
         if anew:
@@ -66,7 +66,7 @@ class Wire:
         return node
 
     async def all(self, *results: AsyncResult) -> list[Any]:
-        """What requests that are under way come to; one of ``EXPECTED``, where that is the answer."""
+        """Return the results of requests, including the errors in ``EXPECTED``."""
         outcomes = await self.outcomes(*results)
         for outcome in outcomes:
             if isinstance(outcome, EngineUnavailable):
@@ -84,18 +84,18 @@ class Wire:
         return outcomes
 
     async def stamp(self, session: Session) -> float:
-        """The servers' time, by their own clock."""
+        """Return the servers' time, by their own clock."""
         (stat,) = await self.all(session.client.set_async(session.layout.marks, b""))
         if isinstance(stat, Exception):
             raise self.unavailable(stat) from stat
         return float(stat.mtime / 1000)
 
     def reply(self, answer: Answer) -> Reply:
-        """An answer that is true now. An engine's time is the asking process's own here."""
+        """Return an answer that is true now, in the asking process's own time."""
         return Reply(answer, self.now())
 
     def unavailable(self, reason: str | Exception) -> EngineUnavailable:
-        """The error to raise for what a server said."""
+        """Return the error to raise for a server's answer."""
         reason = reason if isinstance(reason, str) else _said(reason)
         return EngineUnavailable(self._engine.name, reason)
 

@@ -1,4 +1,4 @@
--- Takes the lease away from whoever has it, and passes the key on.
+-- Takes the lease away from its holder, and passes the key on.
 
 essential = true
 local quarantine = quarantined_until(0)
