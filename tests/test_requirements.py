@@ -15,7 +15,8 @@ import pytest
 from weblock import ConfigurationError, Locks, _requirements
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-EXTRAS = ["redis", "zookeeper", "memcached", "fastapi", "django", "sqlalchemy", "cli", "otel"]
+EXTRAS = ["redis", "zookeeper", "memcached", "fastapi", "django", "flask"]
+EXTRAS += ["sqlalchemy", "cli", "otel"]
 
 WANTED = {
     "redis": "redis://localhost",
@@ -27,6 +28,7 @@ WANTED = {
 IMPORTED = {
     "django": "weblock.contrib.django",
     "fastapi": "weblock.contrib.fastapi",
+    "flask": "weblock.contrib.flask",
     "sqlalchemy": "weblock.contrib.sqlalchemy",
     "redis": "weblock.compat.redis",
 }

@@ -7,7 +7,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from .._requirements import require
 
@@ -22,6 +22,7 @@ from sqlalchemy import (  # noqa: E402 - only what fits can be imported
     MetaData,
     String,
     Table,
+    TextClause,
     event,
     text,
 )
@@ -61,7 +62,18 @@ from .guarding import (  # noqa: E402
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
-    from sqlalchemy.orm import ORMExecuteState, Session, SessionTransaction
+    from sqlalchemy.orm import ORMExecuteState, Session, SessionTransaction, scoped_session
+
+
+_WROTE: Final = "weblock_wrote"
+"""Where a session notes that its transaction has written."""
+
+
+class Checked(Protocol):
+    """What is to be ours still when work is committed."""
+
+    def check(self) -> None:
+        """Raises ``LeaseLost`` if it is not."""
 
 
 def guard(
@@ -108,6 +120,67 @@ def guard(
             fenced.check(session)
 
     event.listen(target, "before_commit", check)
+
+
+class Sessions:
+    """The sessions of a registry, as an adapter of a framework looks after them.
+
+    No session commits when what the code that runs holds was lost. ``held`` returns it, or ``None``; its
+    ``check`` raises ``LeaseLost``.
+    """
+
+    def __init__(
+        self, sessions: scoped_session[Session], held: Callable[[], Checked | None]
+    ) -> None:
+        self._sessions = sessions
+        self._held = held
+        event.listen(sessions, "before_commit", self._before_commit)
+        event.listen(sessions, "after_flush", self._after_flush)
+        event.listen(sessions, "do_orm_execute", self._execute)
+        event.listen(sessions, "after_transaction_end", self._ended)
+
+    def end_reading(self) -> None:
+        """End the transaction of the current session, which has only read, and return its connection.
+
+        So what is read later is what is true then. Raises ``ConfigurationError`` if it has written.
+        """
+        if not self._sessions.registry.has():
+            return
+        session = self._sessions()
+        changed = any(map(session.is_modified, session.dirty))
+        if session.info.get(_WROTE) or session.new or session.deleted or changed:
+            raise ConfigurationError(
+                "a lock is wanted inside a transaction that has written already, and would commit what"
+                " was decided before the lock: commit it before, or write when the lock is held"
+            )
+        while session.in_transaction():
+            session.rollback()
+
+    def guard(self, lease: BaseLease, *, wait: float) -> None:
+        """Guard the current session, until it is removed: see ``guard(..., fence=True)``."""
+        guard(self._sessions(), lease, fence=True, wait=wait)
+
+    def remove(self) -> None:
+        """Close the current session, and forget it."""
+        self._sessions.remove()
+
+    def _before_commit(self, session: Session) -> None:
+        if held := self._held():
+            session.flush()
+            held.check()
+
+    def _after_flush(self, session: Session, _context: object) -> None:
+        session.info[_WROTE] = True
+
+    def _execute(self, state: ORMExecuteState) -> None:
+        statement = state.statement
+        only_reads = isinstance(statement, TextClause) and kind_of(statement.text) is Kind.READS
+        if not (state.is_select or only_reads):
+            state.session.info[_WROTE] = True
+
+    def _ended(self, session: Session, transaction: SessionTransaction) -> None:
+        if transaction.parent is None:
+            session.info.pop(_WROTE, None)
 
 
 def fence_table(metadata: MetaData) -> Table:

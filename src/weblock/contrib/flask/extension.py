@@ -1,0 +1,146 @@
+"""``WebLock``: what an application needs for its locks, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, TypeVar, Unpack
+
+from flask import Flask, current_app
+
+from ..._options import HoldOptions, LocksOptions
+from ...errors import ConfigurationError
+from ...sync import Locks
+from ..wsgi import RequestLayer, Rewrite
+from ..wsgi.layer import opened
+from .answers import answer_errors
+from .commands import commands
+from .database import Database
+from .settings import Settings
+from .views import KeyFunction, Lock, decorated, refuse_unlocked
+
+NAME: Final = "weblock"
+"""Under which Flask keeps the extension."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class WebLock:
+    """The locks of Flask applications: ``locks = WebLock(app, "redis://...")``.
+
+    In an application factory, ``locks = WebLock()`` and later ``locks.init_app(app)``. Settings in
+    ``app.config`` go before what is given here: ``WEBLOCK_URL``, ``WEBLOCK_TTL``, ``WEBLOCK_WAIT`` and
+    so on.
+
+    A lock that a view acquires is released when the request's teardown functions have run and its response
+    is closed, so after every commit of the request. A response of up to 1 MiB is sent after that.
+
+    A request that does not get its lock in time is answered with 409, and one whose engine is down or whose
+    lease was lost with 503, as problem details, unless the application has an error handler for
+    ``LockTimeout``, ``EngineUnavailable``, ``LeaseLost``, ``InvalidKey`` or ``WeblockError``.
+
+    Where Flask-SQLAlchemy is used, ``db.session`` does not commit once a lease is lost. With
+    ``WEBLOCK_GUARD = "database"``, the database itself refuses a holder that another has followed.
+
+    Args:
+        app: The application.
+        locks: A ``Locks``, or an engine's URL; ``file://`` by default.
+        rewrite: ``rewrite(problem, error)`` returns the problem with another status, body or
+            headers.
+        **options: The options of the locks, if ``locks`` is a URL.
+
+    Raises:
+        ConfigurationError: A setting or an option cannot work.
+    """
+
+    def __init__(
+        self,
+        app: Flask | None = None,
+        locks: Locks | str | Sequence[str] | None = None,
+        *,
+        rewrite: Rewrite | None = None,
+        **options: Unpack[LocksOptions],
+    ) -> None:
+        self._settings = Settings(locks, options, rewrite)
+        self._views: list[Callable[..., Any]] = []
+        if app is not None:
+            self.init_app(app)
+
+    def init_app(self, app: Flask) -> None:
+        """Make ``lock`` work in ``app``. Raises ``ConfigurationError`` for what cannot work.
+
+        Middleware that commits is put around ``app.wsgi_app`` before, so that it is inside the lock.
+        """
+        if NAME in app.extensions:
+            raise ConfigurationError(
+                f"weblock is installed in the application {app.name!r:.80} already: install it once"
+            )
+        settings = self._settings.with_config(app.config)
+        locks = opened(settings.locks, settings.options)
+        database = Database(app, settings.guard_wait)
+        installed = app.extensions[NAME] = _Installed(app, locks, database)
+        app.before_request(partial(self._begin, installed))
+        answer = answer_errors(app, settings.rewrite)
+        layered: Any = app  # Flask documents the assignment, which no type checker takes.
+        layered.wsgi_app = RequestLayer(database.around(app.wsgi_app), locks, answer=answer)
+        app.cli.add_command(commands(locks))
+
+    @property
+    def locks(self) -> Locks:
+        """The locks of the current application, for work that no request waits for.
+
+        Raises ``RuntimeError`` outside of an application's context.
+        """
+        return _installed().locks
+
+    def lock(self, *keys: str | KeyFunction, **options: Unpack[HoldOptions]) -> Callable[[F], F]:
+        """Decorate a view so that it runs under a lock: ``@locks.lock("item:{item_id}")``.
+
+        It stands below the decorator of the route, on functions and methods of a ``MethodView``, plain
+        or async, or in the ``decorators`` of a class. ``lease_of()`` returns the lease.
+
+        Args:
+            *keys: Templates, into which the arguments of the view are filled, and ``{query.name}`` and
+                ``{header.name}``; or functions that return a key or several. A function is called with
+                those arguments of the view that it names. Several keys are held together, all or none.
+            **options: Override those of the application: see ``HoldOptions``.
+
+        Raises:
+            ConfigurationError: A key template or an option cannot work.
+        """
+        wanted = Lock.of(keys, options)
+
+        def decorate(view: F) -> F:
+            found = decorated(view, wanted, lambda: _installed().database)
+            self._views.append(found)
+            return found
+
+        return decorate
+
+    def _begin(self, installed: _Installed) -> None:
+        """Do before the first request what is too early when the extension is installed."""
+        if not installed.has_begun:
+            refuse_unlocked(installed.app, self._views)
+            installed.database.watch()
+            installed.has_begun = True
+
+
+@dataclass
+class _Installed:
+    """What an application has."""
+
+    app: Flask
+    locks: Locks
+    database: Database
+    has_begun: bool = False
+
+
+def _installed() -> _Installed:
+    found = current_app.extensions.get(NAME)
+    if not isinstance(found, _Installed):
+        raise ConfigurationError(
+            f"weblock is not installed in the application {current_app.name!r:.80}: call"
+            " locks.init_app(app) where it is made"
+        )
+    return found

@@ -1,0 +1,171 @@
+"""``@locks.lock("item:{item_id}")``: what it decorates runs under the lock."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Final, TypeVar
+
+from flask import Flask, current_app, request
+
+from ..._options import HoldOptions, Options
+from ...errors import ConfigurationError
+from ...keys import CheckedKey, KeyTemplate, in_order
+from ...sync import Lease
+from ..request_values import keys_made_by, request_values
+from ..wsgi import request_locks
+from ..wsgi.target import headers_of, query_of
+from .database import Database
+
+KeyFunction = Callable[..., Any]
+"""Returns a key, or several; it is called with those arguments of the view that it names."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+LEASE_KEY: Final = "weblock.lease"
+"""Where in ``environ`` the lease of the view is."""
+
+_MARK: Final = "weblock_locks"
+
+
+@dataclass(frozen=True)
+class Lock:
+    """A description of what to lock."""
+
+    keys: tuple[KeyTemplate | KeyFunction, ...]
+    options: tuple[tuple[str, object], ...]
+
+    @classmethod
+    def of(cls, keys: Sequence[str | KeyFunction], options: HoldOptions) -> Lock:
+        """Return the lock that a decorator describes. Raises ``ConfigurationError``."""
+        if not keys:
+            raise TypeError('name at least one key: @locks.lock("create_item")')
+        Options().of_call(options)  # What cannot work is refused here, not at the first request.
+        return cls(tuple(map(_parsed, keys)), tuple(sorted(options.items())))
+
+    def keys_of(self, values: Mapping[str, object]) -> tuple[CheckedKey, ...]:
+        """Return the keys of a request whose view is called with these values."""
+        found: list[CheckedKey] = []
+        for key in self.keys:
+            if isinstance(key, KeyTemplate):
+                found.append(key.fill(_values(key, values)))
+            else:
+                made = current_app.ensure_sync(key)(**_wanted_by(key, values))
+                found += keys_made_by(key, made)
+        return in_order(found)
+
+
+def decorated(view: F, lock: Lock, database: Callable[[], Database]) -> F:
+    """Return a view that runs under a lock; ``database`` returns that of the application."""
+    if isinstance(view, type):
+        raise TypeError(
+            f"@locks.lock decorates functions: in the class {view.__qualname__}, write"
+            " decorators = [locks.lock(...)], or decorate its methods"
+        )
+    if not callable(view):
+        raise TypeError('@locks.lock wants a key: write @locks.lock("create_item")')
+    # Those of decorators below are acquired along with it, in one order.
+    together: tuple[Lock, ...] = (lock, *getattr(view, _MARK, ()))
+    defaults = _defaults_of(view)
+
+    @functools.wraps(view)
+    def held(*args: Any, **kwargs: Any) -> Any:
+        values = {**defaults, **(request.view_args or {}), **kwargs}
+        _acquire(together, values, database())
+        return current_app.ensure_sync(view)(*args, **kwargs)
+
+    setattr(held, _MARK, together)
+    return held  # type: ignore[return-value]
+
+
+def lease_of() -> Lease:
+    """Return the lease of the decorator that stands nearest to the running view.
+
+    Raises ``ConfigurationError`` where no lock is held.
+    """
+    lease = request.environ.get(LEASE_KEY)
+    if not isinstance(lease, Lease):
+        raise ConfigurationError(
+            f"the request to {request.path!r:.100} holds no lock: put @locks.lock on its view"
+        )
+    return lease
+
+
+def refuse_unlocked(app: Flask, views: Sequence[Callable[..., Any]]) -> None:
+    """Raise ``ConfigurationError`` for a locked view of which Flask knows only what is not locked.
+
+    So it is where ``@locks.lock`` stands above ``@app.route``, which returns the function as it is.
+    """
+    known = [*app.view_functions.values()]
+    locked = {each for view in known for each in _layers(view)}
+    for view in views:
+        if view not in locked and (bare := inspect.unwrap(view)) in known:
+            raise ConfigurationError(
+                f"{bare.__qualname__} is served without its lock: put @locks.lock below the"
+                " decorator of its route, next to the function"
+            )
+
+
+def _layers(view: Any) -> Iterator[object]:
+    """Yield a view, and what it wraps by ``functools.wraps``."""
+    while view is not None:
+        yield view
+        view = getattr(view, "__wrapped__", None)
+
+
+def _acquire(together: Sequence[Lock], values: Mapping[str, object], database: Database) -> None:
+    """Acquire what the request does not hold yet of these locks: all keys in one order.
+
+    Requests that lock the same keys by several decorators would otherwise wait for one another.
+    """
+    environ = request.environ
+    held = request_locks(environ)
+    keys = {lock: lock.keys_of(values) for lock in together}
+    of_key = {key: lock for lock in reversed(together) for key in keys[lock]}
+    missing = held.missing(held.locks, sorted(of_key))
+    if missing:
+        database.end_reading()
+    for lock, group in groupby(missing, key=of_key.__getitem__):
+        options: Any = dict(lock.options)
+        database.guard(held.hold([*group], options))
+    environ[LEASE_KEY] = held.hold(keys[together[0]], {})
+    held.check()  # Some may have been lost while we waited for others.
+
+
+def _parsed(key: str | KeyFunction) -> KeyTemplate | KeyFunction:
+    if callable(key):
+        return key
+    template = KeyTemplate.parse(key)
+    template.in_request()
+    return template
+
+
+def _values(template: KeyTemplate, values: Mapping[str, object]) -> Mapping[str, object]:
+    for source in template.in_request().values():
+        if source.kind == "path" and source.name not in values:
+            raise ConfigurationError(
+                f"lock({template.text!r}) wants the view's argument {source.name!r}; there is"
+                f" {', '.join(map(repr, values)) or 'none'}. {{query.{source.name}}} would be a"
+                f" query parameter, and {{header.{source.name}}} a header"
+            )
+    environ = request.environ
+    return request_values(
+        template, path=values, query=query_of(environ), headers=headers_of(environ)
+    )
+
+
+def _wanted_by(function: KeyFunction, values: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the arguments of the view that a key function names; all, if it takes any."""
+    parameters = inspect.signature(function).parameters
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return values
+    return {name: values[name] for name in parameters if name in values}
+
+
+def _defaults_of(view: Callable[..., Any]) -> dict[str, object]:
+    """Return what the view is called with where its URL does not say it."""
+    parameters = inspect.signature(view).parameters.values()
+    return {each.name: each.default for each in parameters if each.default is not each.empty}

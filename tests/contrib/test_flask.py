@@ -1,0 +1,656 @@
+"""``weblock.contrib.flask``, request by request."""
+
+import functools
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import sqlalchemy
+from flask import Blueprint, Flask, Response, request, stream_with_context
+from flask.views import MethodView
+from flask_sqlalchemy import SQLAlchemy
+
+from tests.support.waiting import PATIENCE, eventually, waiters
+from weblock import ConfigurationError, LeaseLost, Locks, LockTimeout, WeblockError
+from weblock.contrib.flask import WebLock, lease_of
+from weblock.contrib.sqlalchemy import fence_table
+
+
+@pytest.fixture
+def locks(url):
+    """Locks of this test's own."""
+    with Locks.from_url(url, wait=PATIENCE) as locks:
+        yield locks
+
+
+@pytest.fixture
+def web(locks):
+    """The extension, not yet in an application."""
+    return WebLock(locks=locks)
+
+
+@pytest.fixture
+def app(web):
+    """An application with it, whose errors are answered as they are in production."""
+    app = Flask(__name__)
+    web.init_app(app)
+    return app
+
+
+def keys_of(locks):
+    """What is held at this moment."""
+    return [info.key for info in locks.list()]
+
+
+def is_free(locks, key):
+    """Whether a key can be had at once, by somebody else."""
+    with ThreadPoolExecutor(1) as stranger:
+        lease = stranger.submit(locks.try_acquire, key).result()
+        if lease:
+            stranger.submit(lease.release).result()
+    return lease is not None
+
+
+def lose(locks, lease):
+    """Takes a lease away, in a way that its holder notices at once."""
+    locks.force_release(lease.key)
+    for holding in lease._holdings:
+        holding.lose("taken")
+
+
+class TestViews:
+    def test_a_view_holds_its_key(self, app, web, locks):
+        """By the converted value, while it runs, and no longer; the response says how long it waited."""
+
+        @app.post("/items/<int:item_id>")
+        @web.lock("item:{item_id}")
+        def change(item_id):
+            assert lease_of().key == "item:7"
+            return keys_of(locks)
+
+        client = app.test_client()
+        for path in ("/items/7", "/items/007"):
+            done = client.post(path)
+            assert done.json == ["item:7"]
+            assert done.headers["Server-Timing"].startswith("lock;dur=")
+        assert keys_of(locks) == []
+
+    def test_what_is_not_locked_is_untouched(self, app):
+        """A view without a lock has no lease, and its response says nothing of locks."""
+        app.add_url_rule("/", view_func=lambda: "free")
+        done = app.test_client().get("/")
+        assert (done.text, "Server-Timing" in done.headers) == ("free", False)
+
+    def test_every_kind_of_view(self, app, web, locks):
+        """Methods of a ``MethodView``, its ``decorators``, blueprints, and async ones of all kinds."""
+
+        class Items(MethodView):
+            @web.lock("get:{item_id}")
+            def get(self, item_id):
+                return keys_of(locks)
+
+            @web.lock("post:{item_id}")
+            async def post(self, item_id):
+                return keys_of(locks)
+
+        class Shops(MethodView):
+            decorators = (web.lock("shop:{shop}"),)
+
+            def get(self, shop):
+                return keys_of(locks)
+
+        blueprint = Blueprint("more", __name__, url_prefix="/more")
+
+        @blueprint.get("/<name>")
+        @web.lock("more:{name}")
+        async def more(name):
+            assert lease_of().held
+            return keys_of(locks)
+
+        app.add_url_rule("/items/<int:item_id>", view_func=Items.as_view("items"))
+        app.add_url_rule("/shops/<shop>", view_func=Shops.as_view("shops"))
+        app.register_blueprint(blueprint)
+        client = app.test_client()
+        assert client.get("/items/7").json == ["get:7"]
+        assert client.post("/items/7").json == ["post:7"]
+        assert client.get("/shops/a").json == ["shop:a"]
+        assert client.get("/more/b").json == ["more:b"]
+        assert keys_of(locks) == []
+
+    def test_where_keys_come_from(self, app, web, locks):
+        """Path, query, headers, defaults of the view, and functions of what they name."""
+
+        def of_user(item_id):
+            return f"user:{request.headers['X-User']}:{item_id}"
+
+        async def of_all(**values):
+            return sorted(values)
+
+        @app.get("/items/<int:item_id>")
+        @web.lock("i:{item_id}", "q:{query.page:int}", "h:{header.X-User}", of_user, of_all)
+        @web.lock("p:{page}", lambda: "nothing")
+        def show(item_id, page=3):
+            return keys_of(locks)
+
+        done = app.test_client().get("/items/07?page=07", headers={"X-User": "ann"})
+        expected = ["h:ann", "i:7", "item_id", "nothing", "p:3", "page", "q:7", "user:ann:7"]
+        assert done.json == expected
+
+    def test_locks_that_nest_and_repeat_are_one(self, app, web, locks):
+        """Keys of several decorators are acquired in one order, each once; each has its own lease."""
+        seen = []
+
+        @web.lock("b", "a")
+        def helper():
+            seen.append(lease_of().keys)
+            return keys_of(locks)
+
+        @app.get("/")
+        @web.lock("c", "a")
+        @web.lock("b", wait=0)
+        def view():
+            seen.append(lease_of().keys)
+            return helper()
+
+        assert app.test_client().get("/").json == ["a", "b", "c"]
+        assert seen == [("b",), ("a", "b")]
+        assert keys_of(locks) == []
+
+    def test_two_that_want_the_same_in_another_order(self, app, web, locks):
+        """Decorators in opposite orders do not wait for one another."""
+
+        @app.get("/one")
+        @web.lock("a")
+        @web.lock("b")
+        def one():
+            time.sleep(0.001)
+            return "one"
+
+        @app.get("/two")
+        @web.lock("b")
+        @web.lock("a")
+        def two():
+            time.sleep(0.001)
+            return "two"
+
+        def ask(number):
+            return app.test_client().get(["/one", "/two"][number % 2]).status_code
+
+        with ThreadPoolExecutor(4) as threads:
+            assert {*threads.map(ask, range(20))} == {200}
+
+    def test_other_decorators(self, app, web, locks):
+        """Those of the application may stand above and below."""
+
+        def twice(view):
+            @functools.wraps(view)
+            def wrapped(**values):
+                return view(**values) + view(**values)
+
+            return wrapped
+
+        @app.get("/<name>")
+        @twice
+        @web.lock("x:{name}")
+        @twice
+        def show(name):
+            return keys_of(locks)
+
+        assert app.test_client().get("/7").json == ["x:7"] * 4
+
+
+class TestAnswers:
+    @pytest.fixture
+    def busy(self, app, web, locks):
+        """What a client is answered whose key is busy."""
+        blueprint = Blueprint("shop", __name__)
+        blueprint.get("/blue")(web.lock("x", wait=0)(lambda: "done"))
+        app.add_url_rule("/", view_func=web.lock("x", wait=0)(lambda: "done"))
+
+        def ask(path="/"):
+            if "shop" not in app.blueprints:
+                app.register_blueprint(blueprint)
+            with locks.hold("x"), ThreadPoolExecutor(1) as thread:
+                return thread.submit(app.test_client().get, path).result()
+
+        ask.blueprint = blueprint
+        return ask
+
+    def test_a_busy_key_is_a_conflict(self, busy):
+        """409, with when to try again, as problem details."""
+        refused = busy()
+        assert refused.status_code == 409
+        assert refused.mimetype == "application/problem+json"
+        assert json.loads(refused.data)["code"] == "lock_timeout"
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert refused.headers["Server-Timing"].startswith("lock;dur=")
+
+    @pytest.mark.parametrize("kind", [LockTimeout, WeblockError])
+    def test_handlers_of_the_application_go_first(self, app, busy, kind):
+        """For the error itself, or for all of weblock's; of a blueprint, for its views."""
+        app.register_error_handler(kind, lambda error: (f"busy: {error.key}", 423))
+        busy.blueprint.register_error_handler(kind, lambda error: ("blue", 400))
+        assert (busy().status_code, busy().text) == (423, "busy: x")
+        assert (busy("/blue").status_code, busy("/blue").text) == (400, "blue")
+
+    def test_a_handler_that_was_there_before(self, web, locks):
+        """Whether the application has its handler before or after ``init_app`` makes no difference."""
+        app = Flask(__name__)
+        app.register_error_handler(WeblockError, lambda error: ("mine", 418))
+        web.init_app(app)
+        app.add_url_rule("/", view_func=web.lock("x", wait=0)(lambda: "done"))
+        with locks.hold("x"), ThreadPoolExecutor(1) as thread:
+            assert thread.submit(app.test_client().get, "/").result().status_code == 418
+
+    def test_rewrite(self, locks):
+        """A function changes the problem; it may be a setting."""
+
+        def rewrite(problem, error):
+            problem.more["key"] = error.key
+            return problem
+
+        app = Flask(__name__)
+        app.config["WEBLOCK_REWRITE"] = rewrite
+        web = WebLock(app, locks)
+        app.add_url_rule("/", view_func=web.lock("x", wait=0)(lambda: "done"))
+        with locks.hold("x"), ThreadPoolExecutor(1) as thread:
+            refused = thread.submit(app.test_client().get, "/").result()
+        assert json.loads(refused.data)["key"] == "x"
+
+    def test_a_key_that_cannot_be_made(self, app, web):
+        """400 for what the client left out, and 500 for what the programmer did."""
+        app.add_url_rule("/client", view_func=web.lock("{query.x}")(lambda: "done"))
+        app.add_url_rule("/mine", endpoint="mine", view_func=web.lock("{x}")(lambda: "done"))
+        assert app.test_client().get("/client").status_code == 400
+        assert app.test_client().get("/mine").status_code == 500
+        app.testing = True
+        with pytest.raises(ConfigurationError, match=r"wants the view's argument 'x'.*query.x"):
+            app.test_client().get("/mine")
+
+    @pytest.mark.parametrize("own", [False, True])
+    def test_a_loss(self, app, web, locks, own):
+        """What was lost is not reported as done, however it is noticed."""
+        if own:
+            app.register_error_handler(LeaseLost, lambda error: (f"lost by {request.path}", 503))
+
+        @app.get("/found")
+        @web.lock("x")
+        def found():
+            lose(locks, lease_of())
+            lease_of().check()
+
+        @app.get("/silent")
+        @web.lock("x")
+        def silent():
+            lose(locks, lease_of())
+            return "done"
+
+        for path in ("/found", "/silent"):
+            done = app.test_client().get(path)
+            assert done.status_code == 503
+            assert done.text == f"lost by {path}" if own else "lease_lost" in done.text
+
+    def test_a_client_that_leaves(self, app, web, locks, monkeypatch):
+        """Its place in the queue is free, its view does not run, and nothing is logged as an error."""
+        monkeypatch.setattr("weblock._core.acquiring.LOOK", 0.01)
+        gone, ran = threading.Event(), []
+        app.add_url_rule("/", view_func=web.lock("x", wait=None)(lambda: ran.append(1) or "done"))
+        shown = {"waitress.client_disconnected": gone.is_set}
+        with locks.hold("x"), ThreadPoolExecutor(1) as thread:
+            asked = thread.submit(app.test_client().get, "/", environ_overrides=shown)
+            eventually(lambda: waiters(locks, "x") == 1)
+            gone.set()
+            assert asked.result().status_code == 499
+            eventually(lambda: waiters(locks, "x") == 0)
+        assert not ran
+
+
+class TestTheRelease:
+    @pytest.mark.parametrize("kind", ["plain", "async", "stream", "context"])
+    def test_comes_after_everything_else(self, app, web, locks, kind):
+        """After ``after_request``, teardown functions, streams, and what is called on close."""
+        events = []
+
+        def note(name):
+            events.append((name, is_free(locks, "x")))
+
+        app.after_request(lambda response: note("after") or response)
+        app.teardown_request(lambda error: note("teardown"))
+        app.teardown_appcontext(lambda error: note("appcontext"))
+
+        def parts():
+            yield b"a"
+            note("stream")
+            yield b"b"
+
+        def answer():
+            made = {"stream": parts, "context": lambda: stream_with_context(parts())}
+            response = Response(made.get(kind, lambda: b"ab")())
+            response.call_on_close(lambda: note("close"))
+            return response
+
+        async def answer_async():
+            return answer()
+
+        view = web.lock("x")(answer_async if kind == "async" else answer)
+        app.add_url_rule("/", view_func=view)
+        done = app.test_client().get("/")
+        assert done.data == b"ab"
+        assert {name for name, _ in events} >= {"after", "teardown", "appcontext", "close"}
+        assert not any(free for _, free in events)
+        assert is_free(locks, "x")
+
+    def test_a_teardown_that_fails_is_no_success(self, app, web, locks):
+        """A commit in a teardown function that fails: the response that promised it is not sent."""
+
+        def commit(error):
+            raise OSError("disk")
+
+        app.teardown_request(commit)
+        app.add_url_rule("/", view_func=web.lock("x")(lambda: ("made", 201)))
+        with pytest.raises(OSError, match="disk"):
+            app.test_client().get("/")
+        assert is_free(locks, "x")
+
+    def test_a_view_that_fails(self, app, web, locks):
+        """500, as Flask answers it, and the key is free."""
+
+        @app.get("/")
+        @web.lock("x")
+        def fail():
+            raise OSError("disk")
+
+        assert app.test_client().get("/").status_code == 500
+        assert is_free(locks, "x")
+
+
+class Shop:
+    """Items in a database, of which there may be three; the commit is a teardown function's."""
+
+    def __init__(self, app):
+        self.db = db = SQLAlchemy()
+
+        class Item(db.Model):
+            id = db.Column(db.Integer, primary_key=True)
+
+        self.item = Item
+        db.init_app(app)
+        fence_table(db.metadata)
+        with app.app_context():
+            db.create_all()
+        app.teardown_request(self.commit)
+
+    def commit(self, error):
+        if self.db.session.new:
+            self.db.session.commit()
+
+    def count(self):
+        return self.db.session.query(self.item).count()
+
+    def add(self):
+        if self.count() >= 3:
+            return "full", 422
+        self.db.session.add(self.item())
+        return "made", 201
+
+
+@pytest.fixture
+def project(tmp_path):
+    """An application with a database, and without weblock yet."""
+    app = Flask(__name__)
+    app.config["SQLALCHEMY_DATABASE_URI"] = f"sqlite:///{tmp_path}/shop.sqlite3"
+    return app
+
+
+@pytest.fixture
+def shop(project):
+    """Its shop."""
+    shop = Shop(project)
+    yield shop
+    with project.app_context():
+        shop.db.engine.dispose()
+
+
+class TestFlaskSQLAlchemy:
+    @staticmethod
+    def serve(app, view):
+        app.add_url_rule("/", methods=["POST"], view_func=view)
+
+    @staticmethod
+    def answers(app, count):
+        with ThreadPoolExecutor(count) as threads:
+            asked = [threads.submit(app.test_client().post, "/") for _ in range(count)]
+            return sorted(each.result().status_code for each in asked)
+
+    def test_the_bound_is_kept(self, project, shop, web):
+        """However many requests come at once: the lock outlives the commit of the teardown."""
+        web.init_app(project)
+        self.serve(project, web.lock("items")(shop.add))
+        assert self.answers(project, 6) == [201] * 3 + [422] * 3
+        with project.app_context():
+            assert shop.count() == 3
+
+    def test_the_naive_decorator_breaks_it(self, project, shop, locks):
+        """The one that everybody writes first releases before the teardown commits."""
+
+        def naive(view):
+            @functools.wraps(view)
+            def held():
+                with locks.hold("items"):
+                    return view()
+
+            return held
+
+        both = threading.Barrier(2, timeout=PATIENCE)
+        project.teardown_request(lambda error: both.wait())  # It runs before the commit.
+        self.serve(project, naive(shop.add))
+        for _ in range(2):
+            assert self.answers(project, 2) == [201, 201]
+        with project.app_context():
+            assert shop.count() == 4
+
+    def test_a_lost_lease_commits_nothing(self, project, shop, web, locks):
+        """Neither in the view nor in a teardown function, and the client is told."""
+        web.init_app(project)
+        where = []
+
+        def lose_and_add():
+            answer = shop.add()
+            lose(locks, lease_of())
+            if where == ["view"]:
+                shop.db.session.commit()
+            return answer
+
+        self.serve(project, web.lock("items")(lose_and_add))
+        for place in ("view", "teardown"):
+            where[:] = [place]
+            assert self.answers(project, 1) == [503]
+        with project.app_context():
+            assert shop.count() == 0
+
+    def test_the_database_as_referee(self, project, shop, web, locks):
+        """One setting: a holder that does not know of its loss is refused by the database."""
+        project.config["WEBLOCK_GUARD"] = "database"
+        web.init_app(project)
+
+        def overtaken():
+            answer = shop.add()
+            locks.force_release("items")  # The holder has not noticed when it commits.
+            with ThreadPoolExecutor(1) as thread:
+                assert (
+                    thread.submit(project.test_client().post, "/next").result().status_code == 201
+                )
+            return answer
+
+        self.serve(project, web.lock("items")(overtaken))
+        project.add_url_rule("/next", methods=["POST"], view_func=web.lock("items")(shop.add))
+        assert self.answers(project, 1) == [503]
+        with project.app_context():
+            assert shop.count() == 1
+
+    def test_what_was_read_before_the_lock_is_read_again(self, project, shop, web, locks):
+        """A user that was loaded before, say; and a waiting request has no connection."""
+        web.init_app(project)
+        seen = []
+
+        @project.before_request
+        def read():
+            seen.append(shop.count())
+
+        def view():
+            seen.append(shop.db.session().in_transaction())
+            return shop.add()
+
+        self.serve(project, web.lock("items")(view))
+        holder = locks.acquire("items")
+        with ThreadPoolExecutor(1) as thread:
+            asked = thread.submit(project.test_client().post, "/")
+            eventually(lambda: waiters(locks, "items") == 1)
+            with project.app_context():
+                assert shop.db.engine.pool.checkedout() == 0
+            holder.release()
+        assert asked.result().status_code == 201
+        assert seen == [0, False]
+
+    @pytest.mark.parametrize("how", ["new", "flushed", "sql"])
+    def test_what_was_written_before_the_lock_is_refused(self, project, shop, web, how):
+        """It would be committed without having been decided under the lock."""
+        web.init_app(project)
+
+        @project.before_request
+        def write():
+            if how == "sql":
+                shop.db.session.execute(shop.item.__table__.insert())
+            else:
+                shop.db.session.add(shop.item())
+            if how == "flushed":
+                shop.db.session.flush()
+
+        self.serve(project, web.lock("items")(lambda: "done"))
+        project.testing = True
+        with pytest.raises(ConfigurationError, match="written already"):
+            project.test_client().post("/")
+
+    @pytest.mark.parametrize("guard", ["lease", "database"])
+    def test_a_session_of_a_test_outlives_its_requests(self, project, shop, web, guard):
+        """In an application context of a test's own, all requests share its session: it commits later, too."""
+        project.config["WEBLOCK_GUARD"] = guard
+        web.init_app(project)
+        self.serve(project, web.lock("items")(shop.add))
+        with project.app_context():
+            assert project.test_client().post("/").status_code == 201
+            assert project.test_client().post("/").status_code == 201
+            shop.db.session.execute(sqlalchemy.text("SELECT 1"))
+            shop.db.session.add(shop.item())
+            shop.db.session.commit()
+            assert shop.count() == 3
+
+
+class TestInstallation:
+    def test_a_factory(self, url):
+        """``init_app`` for each application that a factory makes, with settings of each."""
+        web = WebLock(locks="file:///nowhere", ttl=3)
+
+        @web.lock("x", wait=0)
+        def view():
+            return web.locks.namespace
+
+        made = []
+        for namespace in ("one", "two"):
+            app = Flask(__name__)
+            app.config.update(WEBLOCK_URL=url, WEBLOCK_NAMESPACE=namespace)
+            web.init_app(app)
+            app.add_url_rule("/", view_func=view)
+            made.append(app)
+        assert [app.test_client().get("/").text for app in made] == ["one", "two"]
+        for app in made:
+            with app.app_context():
+                assert web.locks._options.own[0].ttl == 3
+                web.locks.close()
+
+    @pytest.mark.parametrize(
+        ("config", "message"),
+        [
+            ({"WEBLOCK_TIMEOUT": 3}, "WEBLOCK_TIMEOUT; there is WEBLOCK_URL"),
+            ({"WEBLOCK_TTL": "long"}, "ttl='long'"),
+            ({"WEBLOCK_GUARD": "me"}, "'lease' or 'database'"),
+            ({"WEBLOCK_GUARD_WAIT": 3}, "without GUARD"),
+            ({"WEBLOCK_REWRITE": 3}, "a function is wanted"),
+        ],
+    )
+    def test_settings_that_cannot_work(self, url, config, message):
+        """They are refused where the application is made."""
+        app = Flask(__name__)
+        app.config.update(WEBLOCK_URL=url, **config)
+        with pytest.raises(ConfigurationError, match=message):
+            WebLock(app)
+
+    def test_twice_or_with_two_engines(self, app, web, locks):
+        """So are a second installation, and a URL beside locks that are open."""
+        with pytest.raises(ConfigurationError, match="install it once"):
+            web.init_app(app)
+        other = Flask(__name__)
+        other.config["WEBLOCK_URL"] = "memory://"
+        with pytest.raises(ConfigurationError, match="give one of them"):
+            web.init_app(other)
+
+    def test_a_lock_above_the_route(self, app, web):
+        """Flask would serve the function without its lock: each request is refused instead."""
+
+        @web.lock("x")
+        @app.get("/")
+        def view():
+            return "without a lock"
+
+        app.testing = True
+        with pytest.raises(ConfigurationError, match="view is served without its lock"):
+            app.test_client().get("/")
+
+    def test_decorators_on_what_they_cannot_lock(self, web):
+        """Classes, and views without a key."""
+        with pytest.raises(TypeError, match=r"decorators = \[locks.lock"):
+            web.lock("x")(MethodView)
+        with pytest.raises(TypeError, match="name at least one key"):
+            web.lock()
+        with pytest.raises(TypeError, match="wants a key"):
+            web.lock(lambda: "view")("x")
+        with pytest.raises(ConfigurationError, match="before the dot"):
+            web.lock("{body.x}")
+        with pytest.raises(TypeError, match="timeout"):
+            web.lock("x", timeout=3)
+
+    def test_without_an_application(self, web):
+        """A view that is called where weblock is not installed, or that holds nothing, is told."""
+        app = Flask(__name__)
+        with app.test_request_context():
+            with pytest.raises(ConfigurationError, match="not installed"):
+                web.lock("x")(lambda: "view")()
+            with pytest.raises(ConfigurationError, match="holds no lock"):
+                lease_of()
+
+
+class TestCommands:
+    def test_they_show_and_release(self, app, locks):
+        """``flask weblock list``, ``show`` and ``release``, for people and for programs."""
+        run = app.test_cli_runner().invoke
+        assert run(args=["weblock", "list"]).output == "No key is held or waited for.\n"
+        assert run(args=["weblock", "show", "x"]).output == "x is free.\n"
+        lease = locks.acquire("x")
+        assert "x " in run(args=["weblock", "list"]).output
+        assert json.loads(run(args=["weblock", "list", "--json"]).output)[0]["key"] == "x"
+        assert "holder:" in run(args=["weblock", "show", "x"]).output
+        assert (
+            json.loads(run(args=["weblock", "show", "x", "--json"]).output)["fence"] == lease.fence
+        )
+        more = run(args=["weblock", "list", "--limit", "1"])
+        assert "There may be more" in more.output
+        refused = run(args=["weblock", "release", "x"])
+        assert (refused.exit_code, "use --force" in refused.output) == (1, True)
+        assert "Released x" in run(args=["weblock", "release", "x", "--force"]).output
+        with pytest.raises(LeaseLost):
+            lease.release()
+        assert "Nobody holds x" in run(args=["weblock", "release", "x", "--force"]).output
+        wrong = run(args=["weblock", "show", "\n"])
+        assert (wrong.exit_code, "control character" in wrong.output) == (1, True)
