@@ -1,6 +1,7 @@
 """Every test runs on each engine that promises what the test is about, and on both faces.
 
-Two marks spare what would be tested twice; with ``WEBLOCK_LONG=1`` they spare nothing.
+Two marks, and what an engine shares with another, spare what would be tested twice; with
+``WEBLOCK_LONG=1`` nothing is spared.
 """
 
 from __future__ import annotations
@@ -63,8 +64,11 @@ def _engines(test: pytest.Item) -> dict[str, Promises]:
 
 
 def _faces(test: pytest.Item, promises: Promises) -> list[str]:
-    spared = test.get_closest_marker("costly") and not LONG
-    return [promises.face] if spared and promises.face else list(FACES)
+    if LONG:
+        return list(FACES)
+    if promises.face and test.get_closest_marker("costly"):
+        return [promises.face]
+    return list(promises.faces)
 
 
 @pytest.fixture

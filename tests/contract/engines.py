@@ -33,6 +33,8 @@ class Promises:
     """A killed holder or waiter delays nobody; otherwise a holder does, by its ttl."""
     face: str | None = None
     """The face of the tests that cost much, where another engine has both: the same code, or part of it."""
+    faces: tuple[str, ...] = ("sync", "asyncio")
+    """The faces of all other tests. What runs the same Python as another engine has one, or none."""
     sections: int = 5_120
     """Of how many it is shown, all on one key, that none overlap."""
 
@@ -50,10 +52,12 @@ ENGINES = {
     ),
     "file": Promises(lambda tmp: f"file://{tmp}/locks", death_noticed_at_once=True),
     "valkey": Promises(lambda tmp: fresh_url(a_valkey()), sections=2_560),
-    "redis": Promises(lambda tmp: fresh_url(a_redis()), face="asyncio", sections=1_024),
+    "redis": Promises(
+        lambda tmp: fresh_url(a_redis()), face="asyncio", faces=("asyncio",), sections=1_024
+    ),
     "zookeeper": Promises(lambda tmp: fresh_zookeeper(), face="sync", sections=384),
     "redlock-3": Promises(lambda tmp: fresh_quorum(3), face="asyncio", sections=1_024),
-    "redlock-5": Promises(lambda tmp: fresh_quorum(5), face="sync", sections=1_024),
+    "redlock-5": Promises(lambda tmp: fresh_quorum(5), face="sync", faces=(), sections=1_024),
     # It keeps every promise, but cannot wake another process: a waiter there looks, some milliseconds
     # later, so that a hot key changes hands a tenth as often.
     "memcached": Promises(lambda tmp: fresh_memcached(), face="asyncio", sections=512),

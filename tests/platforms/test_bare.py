@@ -48,9 +48,9 @@ def test_what_is_taken_away_is_not_there() -> None:
     "chosen",
     [
         "memory",
-        "valkey and not asyncio and test_faults",
-        "valkey and not asyncio and not test_faults",
-        # The other tests of this face are about the core and about other processes, as above.
+        "valkey and not asyncio and test_faults and (killed or exclude or child)",
+        "valkey and not asyncio and (test_acquiring or test_holding or test_threads or test_several_keys)",
+        # The other tests are about the core, as above, and about the server.
         "valkey and asyncio and (test_acquiring or test_cancelling or test_holding)",
     ],
 )
