@@ -11,8 +11,9 @@ import pytest
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient
 from rest_framework.decorators import api_view
-from rest_framework.renderers import BaseRenderer
+from rest_framework.renderers import BaseRenderer, JSONRenderer
 from rest_framework.response import Response
+from rest_framework.versioning import QueryParameterVersioning
 from rest_framework.views import APIView, exception_handler
 from rest_framework.viewsets import ViewSet
 
@@ -182,6 +183,31 @@ async def test_rest_framework_renders_refusals(bare: None, serve: Any) -> None:
             assert response["Content-Type"].startswith("text/plain")
             assert response.content.startswith(b"lock_timeout: Another request")
             assert int(response["Retry-After"]) >= 1
+
+
+class Versioned(Rest):
+    renderer_classes = (Plain, JSONRenderer)
+    versioning_class = QueryParameterVersioning
+
+    def handle_exception(self, exc: Exception) -> Response:
+        """The response as other errors get it, with what the request was understood to be."""
+        response = super().handle_exception(exc)
+        response.data["version"] = self.request.version
+        return response
+
+
+@both
+async def test_rest_framework_negotiates_refusals(bare: None, serve: Any) -> None:
+    """A refusal is in the format and of the version that the client has asked for."""
+    serve(items=Versioned.as_view())
+    for url, headers in (
+        ("?version=2", {"Accept": "application/json"}),
+        ("?version=2&format=json", {}),
+    ):
+        for response in await responses(f"/items{url}", **headers):
+            assert response.status_code == 409
+            assert response.json()["code"] == "lock_timeout"
+            assert response.json()["version"] == "2"
 
 
 def own_handler(error: Exception, context: Any) -> Response | None:

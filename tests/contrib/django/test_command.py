@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.core.management.base import SystemCheckError
 from django.http import HttpRequest, HttpResponse
 from django.test import override_settings
 from django.urls import path
 
 from tests.support.busy import busy
 from weblock.contrib.django import lock, locks
+from weblock.contrib.django.management.commands.weblock import Command
 
 TOP = Path(__file__).parents[3]
 
@@ -60,6 +62,15 @@ def test_list_is_a_table() -> None:
 def test_nothing_to_list_is_said() -> None:
     """Where no key is in use, that is said, instead of an empty table."""
     assert run("list") == "No key is held or waited for.\n"
+
+
+def test_it_serves_in_an_emergency(settings: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """A project in which the checks find errors can still be looked into."""
+    settings.ROOT_URLCONF = (path("items", lock(run)),)  # type: ignore[arg-type] # It has no key.
+    with pytest.raises(SystemCheckError, match=r"weblock\.E008"):
+        call_command("check")
+    Command().run_from_argv(["manage.py", "weblock", "list"])
+    assert capsys.readouterr().out == "No key is held or waited for.\n"
 
 
 def test_show_has_the_queue_in_order() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
@@ -191,6 +192,8 @@ def _rest_exception(problem: Problem, error: WeblockError) -> Exception:
 
 def _rest_view(request: HttpRequest) -> Any:
     """Return the view, prepared to render a response, without running it."""
+    from rest_framework.exceptions import APIException  # As above.
+
     match = request.resolver_match
     assert match
     made: Any = match.func
@@ -200,4 +203,9 @@ def _rest_view(request: HttpRequest) -> Any:
     view.setup(request, *match.args, **match.kwargs)
     view.request = view.initialize_request(request, *match.args, **match.kwargs)
     view.headers = view.default_response_headers
+    # Of its initial(), what renderers and serializers need; not authentication, which may refuse.
+    view.format_kwarg = view.get_format_suffix(**match.kwargs)
+    with suppress(APIException):
+        version, scheme = view.determine_version(view.request, *match.args, **match.kwargs)
+        view.request.version, view.request.versioning_scheme = version, scheme
     return view
