@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.servers import fresh_memcached, fresh_quorum, fresh_url
+from tests.servers import Memcached, SentinelDeployment, fresh_memcached, fresh_quorum, fresh_url
+from tests.servers.sentinel import SERVICE
 from weblock.stores.file import diagnosis as of_directories
 from weblock.stores.findings import Finding, Level, bytes_of, time_of
 from weblock.stores.memcached import diagnosis as of_memcached
+from weblock.stores.memcached import open_engine
 from weblock.stores.redis.diagnosis import Seen, of_clocks, of_server
 from weblock.stores.redis.settings import Address, Settings, parse
 
@@ -107,14 +109,53 @@ def test_a_real_server_is_examined(run, told) -> None:
     assert "secret" not in done.output
 
 
-def test_each_server_of_a_quorum_is_examined(told) -> None:
-    """A server that is down is named, and what the majority makes of it."""
-    url, *others = fresh_quorum(3)
-    urls = [url, others[0], "redis://127.0.0.1:1"]
-    report = told("doctor", *(part for each in urls for part in ("--url", each)))
+def test_each_server_of_a_quorum_is_examined(run, told) -> None:
+    """A server that is down is a warning while the others are a majority and lock, and then a problem."""
+    nobody = [f"redis://127.0.0.1:{port}?recovery=off" for port in (1, 2)]
+
+    def arguments(urls: list[str]) -> list[str]:
+        return [part for each in urls for part in ("--url", each)]
+
+    report = told("doctor", *arguments([*fresh_quorum(2), nobody[0]]))
     found = {(each["subject"], each["where"]): each for each in report["findings"]}
-    assert found["reachable", "127.0.0.1:1"]["level"] == "problem"
+    assert found["reachable", "127.0.0.1:1"]["level"] == "warning"
     assert found["majority", ""]["text"] == "2 of 3 servers answer, and 2 are needed."
+    assert found["locking", ""]["level"] == "ok"
+    done = run("doctor", *arguments([fresh_url(), *nobody]))
+    assert done.exit_code == 69
+    assert "problem  majority     1 of 3 servers answer" in done.stdout
+
+
+def test_sentinels_are_examined(run, told) -> None:
+    """Sentinels that do not answer, and a name that they do not know, are told as what they are."""
+    with SentinelDeployment() as sentinels:
+        url = sentinels.url(recovery="off")
+        sentinels.sentinels[0].kill()
+        said = findings(told, "--url", url)["sentinels"]
+        assert (said["level"], said["text"][:37]) == (
+            "warning",
+            "2 of 3 Sentinels in the URL answer, a",
+        )
+        done = run("--url", url.replace(SERVICE, "other"), "doctor")
+    assert done.exit_code == 69
+    assert "The Sentinels know no master called 'other'." in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("recovery", "said"), [("safe", "recovery keeps"), ("off", "recovery=off")]
+)
+def test_what_a_failover_does_depends_on_recovery(recovery: str, said: str) -> None:
+    """A primary with replicas is told what a failover may do with these settings."""
+    finding = found({"connected_slaves": "2"}, f"redis://x?recovery={recovery}")["role"]
+    assert f"forget the last ones, and {said}" in finding.text
+
+
+def test_memcached_that_is_unfit_is_told_why() -> None:
+    """A memcached that may evict is not called unreachable: the finding says what is wrong, and the remedy."""
+    with Memcached() as server:
+        (finding,) = open_engine(server.url).diagnose()
+    assert finding.text == "It may throw leases away when its memory is full."
+    assert finding.remedy.startswith("Start it with -M")
 
 
 def test_memcached_is_examined(told) -> None:

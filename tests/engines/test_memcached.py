@@ -26,6 +26,7 @@ from weblock._core.ports import Pulse
 from weblock._core.table import Claim, Held, Waiting
 from weblock._runtime.blocking import BlockingRuntime, drive
 from weblock.stores.memcached import MemcachedEngine, open_engine
+from weblock.stores.memcached.format import Names
 from weblock.stores.memcached.lookout import LONGEST_LOOK
 from weblock.stores.memcached.stamps import Observer
 from weblock.stores.memcached.threads import THREADS
@@ -172,6 +173,11 @@ def _in_thread(work: Callable[[], Any]) -> threading.Thread:
     return thread
 
 
+def _refused_in_the_end(locks: Locks) -> None:
+    with pytest.raises(EngineUnavailable):
+        locks.acquire("key", wait=None)
+
+
 def _gets(server: Memcached) -> int:
     with socket.create_connection(("127.0.0.1", server.port)) as sock:
         sock.sendall(b"stats\r\n")
@@ -253,6 +259,41 @@ class TestServers:
                 theirs = _as_soon_as_it_grants(other)
                 assert theirs.fence > lease.fence
                 theirs.release()
+
+    @pytest.mark.parametrize("first", ["off", "1"])
+    def test_one_client_does_not_end_the_quarantine_of_another(self, first: str) -> None:
+        """After a flush, a client that recovers sooner does not have the server grant sooner to others."""
+        with Memcached("-M") as server:
+            sooner, later = f"{server.url}?recovery={first}", f"{server.url}?recovery=600"
+            with Locks.from_url(sooner, wait=0) as one, Locks.from_url(later, wait=0) as other:
+                server.ask(b"flush_all")
+                if first == "off":
+                    one.acquire("key").release()
+                    with one.hold("key"), pytest.raises(EngineRecovering):
+                        other.acquire("another")
+                else:
+                    with pytest.raises(EngineRecovering):
+                        one.acquire("key")
+                with pytest.raises(EngineRecovering) as error:
+                    other.acquire("key")
+                assert error.value.retry_after > 500
+                with one._engine.connections.one() as client:
+                    quiet = Names(one._engine.settings.prefix).quiet
+                    assert int(client.get_many([quiet])[quiet]) >= 590
+
+    def test_a_key_is_not_handed_to_a_careful_waiter_in_a_quarantine(self) -> None:
+        """A client with ``recovery=off`` gets keys at once, and hands none to waiters of other clients."""
+        with Memcached("-M") as server:
+            urls = [f"{server.url}?recovery={each}" for each in ("off", "600")]
+            with Locks.from_url(urls[0]) as careless, Locks.from_url(urls[1]) as careful:
+                server.ask(b"flush_all")
+                lease = careless.acquire("key", wait=0)
+                waiting = _in_thread(lambda: _refused_in_the_end(careful))
+                eventually(lambda: len(careless.inspect("key").waiters) == 1)
+                lease.release()
+                assert careless.inspect("key").fence == lease.fence
+                careful.close()
+                waiting.join()
 
     def test_without_recovery_two_may_hold(self) -> None:
         """What ``recovery=off`` gives up: a server that forgets grants at once."""

@@ -37,6 +37,21 @@ def problem(subject: str, text: str, remedy: str) -> Finding:
     return Finding(subject, text, Level.PROBLEM, remedy)
 
 
+def unfit(subject: str, reason: str, remedy: str) -> Finding:
+    """Return a problem that an error's reason tells, as ``what is wrong: what to do``, or ``remedy``."""
+    text, _, own_remedy = reason.partition(": ")
+    return problem(subject, _sentence(text), _sentence(own_remedy or remedy))
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
+
+
+def several(count: int, noun: str) -> str:
+    """Return a number of things as people read it: no replicas, 1 replica, 2 replicas."""
+    return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
+
+
 def bytes_of(count: float) -> str:
     """Return a size as people read it: 900 B, 1.5 MiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from ...errors import EngineUnavailable
-from ..findings import Finding, bytes_of, problem, time_of, warning
+from ..findings import Finding, bytes_of, problem, time_of, unfit, warning
 from .connections import Connections
+from .server import Unfit
 from .settings import Settings
 
 FULL: Final = 0.9
@@ -20,6 +21,9 @@ def diagnose(connections: Connections, settings: Settings) -> Iterator[Finding]:
         with connections.one() as client:
             facts = client.stats()
             may_evict = client.stats("settings").get(b"evictions") == b"on"
+    except Unfit as error:
+        yield unfit("reachable", error.reason, "See its log.")
+        return
     except EngineUnavailable as error:
         remedy = "Start it, or check the address and the network between it and here."
         yield problem("reachable", f"It cannot be asked: {error.reason}.", remedy)

@@ -13,7 +13,7 @@ from ...errors import EngineRecovering, EngineUnavailable
 from ..cells import Done, Transition
 from .connections import Client
 from .format import Format, Reading
-from .server import items_on, leave_mark
+from .server import heed_mark, items_on, leave_mark
 
 if TYPE_CHECKING:
     from . import MemcachedEngine
@@ -36,6 +36,9 @@ class Items:
         self._format = Format(engine.settings, engine.observer)
         self._names = self._format.names
         self._connections = engine.connections
+        self._observer = engine.observer
+        self._heeded = b""
+        """The mark of the server that was heeded last."""
         self._runtime = runtime
 
     def read(self, keys: Sequence[str]) -> dict[str, Reading]:
@@ -118,9 +121,13 @@ class Items:
         while True:
             found = client.gets_many([*items, names.mark, names.quiet])
             now = self._runtime.now()
-            if names.mark in found:
+            if names.mark not in found:
+                leave_mark(client, names)
+            elif (mark := found[names.mark][0]) == self._heeded:
                 break
-            leave_mark(client, names, self._settings.recovery)
+            else:
+                heed_mark(client, names, mark, self._settings.recovery)
+                self._heeded = mark
         readings: dict[str, Reading] = {}
         for key, item in zip(keys, items, strict=True):
             try:
@@ -138,7 +145,7 @@ class Items:
         step = transition(reading.state, Moment(reading.now, floor))
         if step.state == reading.state:
             return Done(step, reading.now)
-        if quiet and _grants_anew(reading.state, step):
+        if quiet and not self._may_grant(reading.state, step):
             raise EngineRecovering(
                 self._settings.name,
                 "it was started or flushed just now",
@@ -153,10 +160,15 @@ class Items:
             done = bool(client.cas(item, value, reading.token, expiry))
         return Done(step, reading.now) if done else None
 
+    def _may_grant(self, before: KeyState, step: Step) -> bool:
+        """Whether a transition is allowed while the server is to grant nothing.
 
-def _grants_anew(before: KeyState, step: Step) -> bool:
-    after = step.state.grant
-    return after is not None and (before.grant is None or before.grant.fence != after.fence)
+        ``recovery=off`` is said for the callers of this process, and for nobody else.
+        """
+        after = step.state.grant
+        if after is None or (before.grant and before.grant.fence == after.fence):
+            return True
+        return not self._settings.recovery and after.claim.process == self._observer.process
 
 
 def _expiry(seconds: float) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
@@ -14,38 +15,58 @@ if TYPE_CHECKING:
     from .connections import Client
     from .format import Names
 
-UPTIME_AHEAD: Final = 3.0
+UPTIME_AHEAD: Final = 3
 """Seconds by which a server may overstate its uptime."""
 
 
+class Unfit(EngineUnavailable):
+    """The server answers, and must not be used for locks: its reason says why, and the remedy."""
+
+
 def refuse_unfit(client: Client, settings: Settings) -> None:
-    """Raise ``EngineUnavailable`` if the server may evict leases, or has no ``cas``."""
+    """Raise ``Unfit`` if the server may evict leases, or has no ``cas``."""
     stats = client.stats("settings")
     if stats.get(b"cas_enabled") in (b"no", False, 0):
-        raise EngineUnavailable(
-            settings.name, "it was started with -C, and locks need cas: start it without"
-        )
+        raise Unfit(settings.name, "it was started with -C, and locks need cas: start it without")
     if stats.get(b"evictions") == b"on" and not settings.allow_eviction:
-        raise EngineUnavailable(
+        raise Unfit(
             settings.name,
             "it may throw leases away when its memory is full: start it with -M, use a server"
             " of its own for locks, or accept lost leases with ?allow_eviction=true",
         )
 
 
-def leave_mark(client: Client, names: Names, recovery: float) -> None:
+def leave_mark(client: Client, names: Names) -> None:
     """Mark a server without a mark: it is new to us, or has lost its data.
 
-    Where leases may have been among that, it is to be quiet, and grant none, until they have ended.
+    The mark says at which uptime that was, and is told apart from all others.
     """
-    quiet = recovery
-    if quiet:
-        stats = client.stats()
-        if stats.get(b"cmd_flush") == stats.get(b"evictions") == 0:
-            quiet = min(quiet, quiet - stats.get(b"uptime", 0) + UPTIME_AHEAD)
-    if quiet > 0:
-        client.add(names.quiet, b"1", math.ceil(quiet) + 1, noreply=False)
-    client.add(names.mark, b"1", noreply=False)
+    stats = client.stats()
+    lost_at = int(stats.get(b"uptime", 0))
+    if stats.get(b"cmd_flush") == stats.get(b"evictions") == 0:
+        lost_at = min(lost_at, UPTIME_AHEAD)  # Not since it was started.
+    client.add(names.mark, b"%d %s" % (lost_at, os.urandom(8).hex().encode()), noreply=False)
+
+
+def heed_mark(client: Client, names: Names, mark: bytes, recovery: float) -> None:
+    """Have a server grant no lease until ``recovery`` seconds after it has lost some.
+
+    Each client does so once for each mark that it sees, and the longest recovery counts for all.
+    """
+    uptime = int(client.stats().get(b"uptime", 0))
+    lost_at = mark.split()[0]
+    left = recovery - (uptime - int(lost_at) if lost_at.isdigit() else 0)
+    until = uptime + math.ceil(left)
+    done = left <= 0
+    while not done:
+        found, token = client.gets_many([names.quiet]).get(names.quiet, (b"0", b""))
+        if int(found) >= until:
+            return
+        value, expiry = b"%d" % until, math.ceil(left) + 1
+        if token:
+            done = bool(client.cas(names.quiet, value, token, expiry))
+        else:
+            done = client.add(names.quiet, value, expiry, noreply=False)
 
 
 def items_on(client: Client, settings: Settings, patience: float) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ..findings import Finding, problem, warning
+from ..findings import Finding, Level, problem, warning
 from ..redis.connections import Connections
 from ..redis.diagnosis import Seen, look_at, of_clocks, of_server
 from ..redis.settings import Settings
@@ -13,17 +13,18 @@ from ..redis.settings import Settings
 def diagnose(servers: Iterable[tuple[Connections, Settings]]) -> Iterator[Finding]:
     """Return what is found on each server, and whether a majority answers."""
     seen: list[Seen] = []
-    count = 0
+    silent: list[Finding] = []
     for connections, settings in servers:
-        count += 1
         found = look_at(connections, settings.addresses[0], settings)
         where = str(settings.addresses[0])
         if isinstance(found, Seen):
             seen.append(found)
             yield from (each._replace(where=where) for each in of_server(found, settings))
         else:
-            yield found
-    yield _majority(len(seen), count)
+            silent.append(found)
+    for each in silent:  # The others lock without it, if they are enough.
+        yield each._replace(level=Level.WARNING) if len(seen) > len(silent) else each
+    yield _majority(len(seen), len(seen) + len(silent))
     yield from of_clocks(seen)
 
 

@@ -88,6 +88,10 @@ class Connections:
         """Return a connection that is not open yet, for a caller that closes it."""
         return self._blocking(address)
 
+    def sentinel(self, address: Address) -> redis.Connection:
+        """Return a connection to a Sentinel, like ``connection``."""
+        return self._sentinel(address)
+
     def close(self) -> None:
         self._receiver.close()
         for links in self._links:

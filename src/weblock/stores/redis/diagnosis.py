@@ -9,11 +9,11 @@ from typing import Any, Final, NamedTuple
 import redis
 from redis import exceptions
 
-from ..findings import Finding, bytes_of, problem, time_of, warning
-from .asking import asked, opened
+from ..findings import Finding, bytes_of, problem, several, time_of, unfit, warning
+from .asking import Poll, asked, opened
 from .connections import Connections
 from .servers import LEAST_VERSION, Unfit, explained, version_of
-from .settings import Address, Settings
+from .settings import Address, Deployment, Settings
 
 FULL: Final = 0.9
 """The share of its memory or its connections from which a server counts as nearly full."""
@@ -45,15 +45,41 @@ def diagnose(connections: Connections, settings: Settings) -> Iterator[Finding]:
     except (exceptions.RedisError, Unfit, OSError) as error:
         yield _unreachable("", error)
         return
+    if settings.deployment is Deployment.SENTINEL:
+        yield _sentinels(connections, settings)
     for address in addresses:
         found = look_at(connections, address, settings)
         if isinstance(found, Seen):
             seen.append(found)
             where = str(address) if len(addresses) > 1 else ""
             yield from (each._replace(where=where) for each in of_server(found, settings))
+        elif len(addresses) > 1:
+            lost = "Keys that are there cannot be locked until it or a replica of it answers."
+            yield found._replace(text=f"{found.text} {lost}")
         else:
             yield found
     yield from of_clocks(seen)
+
+
+def _sentinels(connections: Connections, settings: Settings) -> Finding:
+    poll = Poll(lambda address: _answers(connections.sentinel(address)))
+    poll.ask_all(settings.addresses)
+    poll.wait(lambda: False, settings.timeout)
+    silent = [each for each in settings.addresses if poll.heard.get(each) is not True]
+    count = len(settings.addresses)
+    text = f"{count - len(silent)} of {count} Sentinels in the URL answer"
+    if not silent:
+        return Finding("sentinels", f"{text}.")
+    return warning(
+        "sentinels",
+        f"{text}, and not {', '.join(map(str, silent))}.",
+        "Start the others, or find out why they do not answer: a failover needs a majority of all.",
+    )
+
+
+def _answers(connection: redis.Connection) -> bool:
+    with opened(connection):
+        return bool(asked(connection, "PING"))
 
 
 def look_at(connections: Connections, address: Address, settings: Settings) -> Seen | Finding:
@@ -67,6 +93,8 @@ def look_at(connections: Connections, address: Address, settings: Settings) -> S
 
 def _unreachable(where: str, error: Exception) -> Finding:
     remedy = "Start it, or check the address, the password and the network between it and here."
+    if isinstance(error, Unfit):
+        return unfit("reachable", str(error), remedy)._replace(where=where)
     return problem(
         "reachable", f"It cannot be asked: {explained(error).rstrip('.')}.", remedy
     )._replace(where=where)
@@ -132,12 +160,17 @@ def _role(facts: Mapping[str, str], settings: Settings) -> Finding:
     if replicas and not settings.min_replicas:
         return warning(
             "role",
-            f"It is a primary with {_several(replicas, 'replica')}, which get leases a moment later:"
-            " a failover may forget the last ones, and recovery keeps the new primary from granting"
-            " them again meanwhile.",
+            f"It is a primary with {several(replicas, 'replica')}, which get leases a moment later:"
+            f" a failover may forget the last ones, and {_after_failover(settings)}.",
             "Add min_replicas=1 to the URL to have a replica acknowledge each lease.",
         )
-    return Finding("role", f"It is a primary with {_several(replicas, 'replica')}.")
+    return Finding("role", f"It is a primary with {several(replicas, 'replica')}.")
+
+
+def _after_failover(settings: Settings) -> str:
+    if settings.recovery:
+        return "recovery keeps the new primary from granting them again meanwhile"
+    return "recovery=off lets the new primary grant them again at once"
 
 
 def _persistence(facts: Mapping[str, str], settings: Settings) -> Finding:
@@ -184,8 +217,8 @@ def _memory(seen: Seen, settings: Settings) -> Finding:
     count, all_counted = seen.ours
     text = (
         f"It uses {bytes_of(used)}{f' of {bytes_of(most)}' if most else ''} in all, and has"
-        f" {count}{'' if all_counted else ' or more'} keys of ours, which start with"
-        f" {settings.prefix}:."
+        f" {several(count, 'key') if all_counted else f'{count} keys or more'} of ours, which start"
+        f" with {settings.prefix}:."
     )
     if most and used > FULL * most:
         return warning("memory", text, "Raise maxmemory: a full server takes no new leases.")
@@ -222,7 +255,3 @@ def of_clocks(seen: Sequence[Seen]) -> Iterator[Finding]:
         )
     else:
         yield Finding("clock", text)
-
-
-def _several(count: int, noun: str) -> str:
-    return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"

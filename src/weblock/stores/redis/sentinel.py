@@ -85,9 +85,14 @@ class SentinelNodes:
             if each not in poll.heard:
                 self._falls_silent(each)
         if self._master is None:
+            service = self._settings.service
+            if poll.answers:
+                raise Unfit(
+                    f"the Sentinels know no master called {service!r}: write the name of one into the"
+                    " URL, as their command SENTINEL MASTERS lists them"
+                )
             raise Unfit(
-                f"no Sentinel of {self._settings.name} answers and knows a master called"
-                f" {self._settings.service!r}"
+                f"no Sentinel of {self._settings.name} answers, to name the master {service!r}"
             )
         return before != self._master
 
