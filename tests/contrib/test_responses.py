@@ -218,13 +218,10 @@ async def test_nothing_is_left_to_the_garbage_collector(locks):
         yield b"a" * 2**21
         yield b"b"
 
-    async def with_a_scope_of_its_own(scope, receive, send):
-        await app(dict(scope), receive, send)
-
     async def serve_all():
         for path in ("/items", "/stream"):
             async with locks.hold("x"):
-                served = Exchange(path=path).served_by(with_a_scope_of_its_own)
+                served = Exchange(path=path).served_by(app)
                 await until_waited_for(locks, "x")
             await served
 

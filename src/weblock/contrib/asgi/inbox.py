@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from functools import partial
 from typing import Final
 
 from .protocol import Message, Receive
@@ -89,8 +90,13 @@ class Inbox:
         if not self._gone:
             await asyncio.get_running_loop().create_future()
 
-    def close(self) -> None:
-        """End the call that is under way: the response is complete."""
+    def close(self, kind: str) -> None:
+        """End the call that is under way: the response is complete.
+
+        The inbox then refers to the server no more. A server's ``receive`` refers to the scope, and the
+        scope to the inbox: such a cycle per request would be left to the garbage collector.
+        """
+        self._receive = partial(_nothing_more, kind)
         if self.withholds:
             self.tell_disconnect()
         if self._pending:
@@ -127,6 +133,10 @@ class Inbox:
     def _note(self, message: Message) -> None:
         self._room -= _size(message)
         self._gone = message["type"] in ("http.disconnect", "websocket.disconnect")
+
+
+async def _nothing_more(kind: str) -> Message:
+    return {"type": f"{kind}.disconnect"}
 
 
 def _size(message: Message) -> int:

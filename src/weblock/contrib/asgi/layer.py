@@ -95,7 +95,7 @@ class RequestLayer:
         except Exception as error:  # noqa: BLE001 - it is raised again, unless it is answered
             await exchange.answer_error(error)
         finally:
-            inbox.close()
+            inbox.close(scope["type"])
 
     async def _start(
         self, before_start: Callable[[], None], scope: Scope, receive: Receive, send: Send

@@ -129,6 +129,7 @@ class Outbox:
         elif self._held:
             held, self._held = self._held, []
             await self._send_all(held)
+        self._send = _nowhere  # For the reason that ``Inbox.close`` has.
 
     def discard(self) -> None:
         """Drop what was held back: another response takes its place."""
@@ -140,6 +141,7 @@ class Outbox:
         self.discard()
         if self._letting_go:
             await asyncio.wait({self._letting_go})
+        self._send = _nowhere
 
     async def abort(self) -> None:
         """Send nothing more: the server has cancelled the request."""
@@ -200,6 +202,10 @@ class Outbox:
         self._is_open = True
         if self._timer:
             self._timer.cancel()
+
+
+async def _nowhere(message: Message) -> None:
+    """Sends nothing: the exchange is over."""
 
 
 def _is_event_stream(start: Message) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+import functools
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import Any, Final, Self, Unpack
 
 from ..._options import Duration, HoldOptions
@@ -83,10 +85,10 @@ class RequestLocks(RequestLeases[AsyncLease]):
     __slots__ = (
         "_gave_up",
         "_inbox",
-        "_one_at_a_time",
         "_outbox",
         "_seconds",
         "_timer",
+        "_turns",
         "_unwanted",
         "_waiter",
         "_watch",
@@ -111,7 +113,7 @@ class RequestLocks(RequestLeases[AsyncLease]):
         self._inbox = inbox
         self._outbox = outbox if is_http else None
         self._seconds = hold_back
-        self._one_at_a_time = asyncio.Lock()
+        self._turns: asyncio.Lock | None = None
         self._timer: asyncio.Handle
         self._waiter: asyncio.Task[object] | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -144,7 +146,8 @@ class RequestLocks(RequestLeases[AsyncLease]):
     def hold_back(self, background: Callable[[], object] = never) -> None:
         """Make the response wait until the work is done, if none of it has been sent yet.
 
-        ``background`` returns whether tasks follow the response, for which it does not wait.
+        ``background`` returns whether tasks follow the response, for which it does not wait. Called
+        before a key is made: the error of one that cannot be made may have to replace a response.
         """
         if self._outbox:
             self._outbox.policy = Policy(self._seconds, background, self.leases)
@@ -155,8 +158,7 @@ class RequestLocks(RequestLeases[AsyncLease]):
         if outbox and outbox.policy is None and not self.over:
             self.hold_back()
         try:
-            async with self._one_at_a_time:
-                lease = await self._while_client_is_there(keys, options)
+            lease = await self._in_turn(keys, options)
         finally:
             if outbox and self.waited is not None:
                 outbox.timing = b"lock;dur=%.1f" % (1000 * self.waited)
@@ -174,15 +176,31 @@ class RequestLocks(RequestLeases[AsyncLease]):
         self._give_up()
         return False
 
-    async def _while_client_is_there(
-        self, keys: Sequence[CheckedKey], options: HoldOptions
-    ) -> AsyncLease:
+    async def _in_turn(self, keys: Sequence[CheckedKey], options: HoldOptions) -> AsyncLease:
+        """Acquire while no other task of this request does."""
+        if self._turns is None:
+            work = self.take(self.locks, keys, options)
+            try:
+                waits_for = work.send(None)
+            except StopIteration as taken:
+                # So it is most often, if the engine is in this process or on this machine. Such a
+                # request needs no turn, and no timer, which would cost it more than the lock.
+                lease: AsyncLease = taken.value
+                return lease
+            self._turns = asyncio.Lock()
+            async with self._turns:
+                return await self._while_client_is_there(_rest_of(work, waits_for))
+        async with self._turns:
+            return await self._while_client_is_there(self.take(self.locks, keys, options))
+
+    async def _while_client_is_there(self, work: Awaitable[AsyncLease]) -> AsyncLease:
         self._waiter = task = asyncio.current_task(self.loop)
         assert task is not None
         cancelled_before = task.cancelling()
-        self._timer = self.loop.call_soon(self._begin_to_wait)
+        look = self._give_up if self._unwanted else self._look
+        self._timer = self.loop.call_later(LOOK_AFTER, look)
         try:
-            return await self.take(self.locks, keys, options)
+            return await work
         except asyncio.CancelledError:
             if self._gave_up and task.cancelling() - 1 <= cancelled_before:
                 raise ClientGone from None
@@ -195,14 +213,6 @@ class RequestLocks(RequestLeases[AsyncLease]):
             if self._gave_up:
                 self._gave_up = False
                 task.uncancel()
-
-    def _begin_to_wait(self) -> None:
-        """Schedule a check of the client. Most requests have their lock before this is called.
-
-        They need no timer, which would cost them more than the lock.
-        """
-        look = self._give_up if self._unwanted else self._look
-        self._timer = self.loop.call_later(LOOK_AFTER, look)
 
     def _look(self) -> None:
         self._watch = asyncio.ensure_future(self._inbox.until_gone())
@@ -217,6 +227,23 @@ class RequestLocks(RequestLeases[AsyncLease]):
         if self._waiter and not self._gave_up:
             self._gave_up = True
             self._waiter.cancel()
+
+
+@types.coroutine
+def _rest_of(
+    work: Coroutine[Any, Any, AsyncLease], waits_for: object
+) -> Generator[object, Any, AsyncLease]:
+    """Continue work that was begun with ``send``, and waits for what that returned."""
+    while True:
+        try:
+            step = functools.partial(work.send, (yield waits_for))
+        except BaseException as error:  # noqa: BLE001 - it is for the work to raise
+            step = functools.partial(work.throw, error)
+        try:
+            waits_for = step()
+        except StopIteration as done:
+            lease: AsyncLease = done.value
+            return lease
 
 
 def request_locks(scope: Scope) -> RequestLocks:

@@ -7,7 +7,6 @@ method from their text.
 import asyncio
 import functools
 import inspect
-import operator
 import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
@@ -109,7 +108,7 @@ class LockDependency:
     ) -> RequestLease:
         scope, of_functions = connection.scope, iter(made.values())
         request = request_locks(scope)
-        request.hold_back(functools.partial(operator.attrgetter("tasks"), background))
+        request.hold_back(functools.partial(getattr, background, "tasks"))
         keys: list[CheckedKey] = []
         for key in self.keys:
             if isinstance(key, KeyTemplate):

@@ -36,13 +36,15 @@ class Rule:
     Raises ``ConfigurationError`` for what cannot work.
     """
 
-    __slots__ = ("exempt", "keys", "methods", "options", "path")
+    __slots__ = ("exempt", "keys", "methods", "options", "parameters", "path")
 
     path: Path
     keys: tuple[KeyTemplate, ...]
     methods: frozenset[str] | None
     exempt: bool
     options: HoldOptions
+    parameters: frozenset[str]
+    """The path's parameters that the keys are made of."""
 
     def __init__(
         self,
@@ -59,6 +61,7 @@ class Rule:
         self.exempt = _flag(exempt)
         self.options = options
         self._check()
+        self.parameters = frozenset(self._parameters())
 
     def _check(self) -> None:
         if self.exempt and (self.keys or self.options):
@@ -75,6 +78,12 @@ class Rule:
                         f"key {template.text!r} wants the path parameter {source.name!r}, but"
                         f" {self.path.text} has {', '.join(sorted(self.path.names)) or 'none'}"
                     )
+
+    def _parameters(self) -> Iterator[str]:
+        for template in self.keys:
+            for source in template.in_request().values():
+                if source.kind == "path":
+                    yield source.name
 
     def takes(self, method: str) -> bool:
         """Return whether it matches requests of this method, given in capitals."""
@@ -115,21 +124,23 @@ class Match:
 
     def keys(self, *, query: str, headers: Headers) -> list[str]:
         """Return what the request locks. Raises ``InvalidKey`` if a value is missing."""
+        path = self._path()
         found: list[str] = [
-            template.fill(
-                request_values(template, path=self._path(template), query=query, headers=headers)
-            )
+            template.fill(request_values(template, path=path, query=query, headers=headers))
             for template in self.rule.keys
         ]
         for other in self.others:
             found += other.keys(query=query, headers=headers)
         return found
 
-    def _path(self, template: KeyTemplate) -> Mapping[str, object]:
-        names = (each.name for each in template.in_request().values() if each.kind == "path")
-        values = ((name, self.parameters.get(name)) for name in names)
-        convert = self.rule.path.convert
-        return {name: convert(name, value) for name, value in values if value is not None}
+    def _path(self) -> Mapping[str, object]:
+        """Return the values of the parameters that the keys are made of."""
+        found, convert = {}, self.rule.path.convert
+        for name in self.rule.parameters:
+            value = self.parameters.get(name)
+            if value is not None:
+                found[name] = convert(name, value)
+        return found
 
 
 def _keys(given: object) -> tuple[KeyTemplate, ...]:

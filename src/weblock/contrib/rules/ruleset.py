@@ -116,7 +116,7 @@ def readings(path: str, root_path: str) -> Iterator[str]:
     yield routed
     if routed != path:
         yield path
-    single = _SLASHES.sub("/", routed)
+    single = _SLASHES.sub("/", routed) if "//" in routed else routed
     bare = single.rstrip("/")
     for lenient in (bare, f"{bare}/"):
         if lenient not in (routed, ""):
