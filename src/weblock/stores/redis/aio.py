@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Final, cast
 
@@ -22,6 +22,7 @@ from redis.connection import DefaultParser
 
 from ..._core.ports import Ask, Switchboard
 from ..._platform.logs import logger
+from ..._platform.loops import BeforeLoopEnds, ByLoop
 from .asking import in_background
 from .calls import packed
 from .internals import take_writer
@@ -224,8 +225,7 @@ class LoopLinks:
         self.up: dict[Address, AsyncioLink] = {}
         """Those that are ready for use."""
         self._listener: AsyncioLink | None = None
-        self._end = _until_loop_ends(self._discard)
-        _start(self._end)
+        self._end = BeforeLoopEnds(self._discard)
 
     async def take(self, address: Address, introduce: Introduce) -> AsyncioLink:
         """Return the link to a server; the first caller makes it, and the others wait for that."""
@@ -274,8 +274,7 @@ class LoopLinks:
 
     def close(self) -> None:
         """End all connections. It must run in the loop."""
-        with contextlib.suppress(StopIteration):
-            self._end.aclose().send(None)
+        self._end.now()
         self._discard()  # Those that were made after the loop had closed its generators.
 
     def _discard(self) -> None:
@@ -329,36 +328,34 @@ class AsyncioLinks:
     """The links of whichever event loop runs."""
 
     def __init__(self, new: Callable[[], LoopLinks]) -> None:
-        self._new = new
-        self._by_loop: dict[asyncio.AbstractEventLoop, LoopLinks] = {}
-        self._latest: LoopLinks | None = None
+        self._loops = ByLoop(new)
 
     @property
     def process(self) -> str:
-        return self._here().channel
+        return self._loops.here().channel
 
     def listen(self) -> None:
-        self._here().listen()
+        self._loops.here().listen()
 
     def aside(self, work: Callable[[], None]) -> Awaitable[None]:
-        return self._here().aside(work)
+        return self._loops.here().aside(work)
 
     async def together(self, works: Sequence[Coroutine[Any, Any, None]]) -> None:
         await asyncio.gather(*works)
 
     def move(self) -> None:
-        for links in tuple(self._by_loop.values()):
+        for links in self._loops.all():
             with contextlib.suppress(RuntimeError):  # The loop has been closed.
                 links.loop.call_soon_threadsafe(links.move)
 
     def at_once(self, address: Address) -> AsyncioLink | None:
-        latest = self._latest
+        latest = self._loops.latest
         if latest and latest.loop is asyncio.get_running_loop():
             return latest.up.get(address)
         return None
 
     def take(self, address: Address, introduce: Introduce) -> Awaitable[AsyncioLink]:
-        return self._here().take(address, introduce)
+        return self._loops.here().take(address, introduce)
 
     def give_back(self, link: Link) -> None:
         """Do nothing: the link is shared, and stays open."""
@@ -367,56 +364,13 @@ class AsyncioLinks:
         """Do nothing: there is one link to each server."""
 
     def close(self) -> None:
-        self._forget_closed_loops()
-        for links in tuple(self._by_loop.values()):
-            if links.loop is _running():
-                links.close()
-            else:
-                with contextlib.suppress(RuntimeError):  # The loop was closed just now.
-                    links.loop.call_soon_threadsafe(links.close)
+        self._loops.close()
 
     def abandon(self) -> None:
         """Close the copies in a forked child; the parent's stay as they are."""
-        for links in tuple(self._by_loop.values()):
+        for links in self._loops.all():
             links.abandon()
-        self._by_loop = {}
-        self._latest = None
-
-    def _here(self) -> LoopLinks:
-        loop, latest = asyncio.get_running_loop(), self._latest
-        if latest and latest.loop is loop:  # As it is nearly always.
-            return latest
-        if loop not in self._by_loop:
-            self._forget_closed_loops()
-            self._by_loop[loop] = self._new()
-        self._latest = self._by_loop[loop]
-        return self._latest
-
-    def _forget_closed_loops(self) -> None:
-        """Drop closed loops: weak references would not, because connections refer to their loop."""
-        for loop in tuple(self._by_loop):
-            if loop.is_closed():
-                self._by_loop.pop(loop, None)
-        if (latest := self._latest) and latest.loop.is_closed():
-            self._latest = None
-
-
-async def _until_loop_ends(then: Callable[[], None]) -> AsyncGenerator[None]:
-    """Call ``then`` before its loop is closed.
-
-    ``asyncio.run`` closes the asynchronous generators that its loop has seen, while the loop can
-    still close a connection. Nothing else tells that a loop is about to end.
-    """
-    try:
-        yield
-    finally:
-        then()
-
-
-def _start(generator: AsyncGenerator[None]) -> None:
-    """Run an asynchronous generator to its first ``yield``, so that the loop knows it."""
-    with contextlib.suppress(StopIteration):
-        generator.__anext__().send(None)
+        self._loops.abandon()
 
 
 def _settle(outcome: asyncio.Future[BaseException | None], failure: BaseException | None) -> None:
@@ -433,10 +387,3 @@ def _result(made: asyncio.Future[AsyncioLink]) -> AsyncioLink | None:
     if not made.done() or made.cancelled() or made.exception():
         return None
     return made.result()
-
-
-def _running() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
