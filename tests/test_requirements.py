@@ -15,13 +15,14 @@ import pytest
 from weblock import ConfigurationError, Locks, _requirements
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-EXTRAS = ["redis", "zookeeper", "memcached", "fastapi", "django", "flask"]
+EXTRAS = ["redis", "zookeeper", "memcached", "postgresql", "fastapi", "django", "flask"]
 EXTRAS += ["sqlalchemy", "cli", "otel"]
 
 WANTED = {
     "redis": "redis://localhost",
     "kazoo": "zookeeper://localhost",
     "pymemcache": "memcached://localhost",
+    "psycopg": "postgresql://localhost",
 }
 """By the driver, the URL that needs it."""
 
@@ -49,7 +50,10 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_the_code_knows_the_ranges_of_pyproject(extra: str) -> None:
     """The ranges that the code checks are those of the extra, each with a lower and an upper bound."""
-    named = [re.match(r"([\w-]+)(.*)", each) for each in PROJECT["optional-dependencies"][extra]]
+    named = [
+        re.match(r"([\w-]+)(?:\[.*\])?(.*)", each)
+        for each in PROJECT["optional-dependencies"][extra]
+    ]
     ranges = _requirements.ranges(extra)
     assert ranges == {each[1]: each[2] for each in named if each}
     assert all(re.fullmatch(r">=[\d.]+,<\d+", each) for each in ranges.values())

@@ -14,7 +14,7 @@ from typing import Final
 from .errors import ConfigurationError
 
 _REQUIREMENT: Final = re.compile(
-    r"(?P<package>[\w.-]+)\s*(?P<range>[^;]*);.*\bextra\s*==\s*['\"](?P<extra>[\w-]+)['\"]"
+    r"(?P<package>[\w.-]+)(\[[\w,-]+\])?\s*(?P<range>[^;]*);.*\bextra\s*==\s*['\"](?P<extra>[\w-]+)['\"]"
 )
 _MODULES: Final = {"opentelemetry-api": "opentelemetry.metrics"}
 """What is imported of a package, where it has another name."""

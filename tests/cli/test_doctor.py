@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.servers import Memcached, SentinelDeployment, fresh_memcached, fresh_quorum, fresh_url
+from tests.servers.postgres import fresh_postgresql, shared_postgres
 from tests.servers.sentinel import SERVICE
 from weblock.stores.file import diagnosis as of_directories
 from weblock.stores.findings import Finding, Level, bytes_of, time_of
@@ -164,6 +165,18 @@ def test_memcached_is_examined(told) -> None:
     assert report["eviction"]["text"] == "It never evicts a lease (-M)."
     assert report["version"]["text"].startswith("It is memcached 1.")
     assert report["persistence"]["level"] == "warning"
+
+
+def test_postgresql_is_examined(told) -> None:
+    """A PostgreSQL server tells its version, how it persists, and how large the table is."""
+    report = findings(told, "--url", fresh_postgresql())
+    assert report["version"]["text"].startswith("It is PostgreSQL 1")
+    assert report["persistence"]["level"] == "problem"  # For the tests' server has fsync=off.
+    assert {report[each]["level"] for each in ("pooler", "replicas", "table", "clock")} == {"ok"}
+    missing = findings(told, "--url", f"{shared_postgres().url()}?table=none")
+    assert "weblock ddl" in missing["table"]["remedy"]
+    nowhere = findings(told, "--url", "postgresql://127.0.0.1:1/db")
+    assert nowhere["reachable"]["level"] == "problem"
 
 
 @pytest.mark.parametrize(

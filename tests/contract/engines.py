@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.servers import a_redis, a_valkey, fresh_memcached, fresh_quorum, fresh_url
+from tests.servers.postgres import fresh_postgresql
 from tests.servers.zookeeper import fresh_zookeeper
 
 
@@ -55,6 +56,7 @@ ENGINES = {
     "redis": Promises(
         lambda tmp: fresh_url(a_redis()), face="asyncio", faces=("asyncio",), sections=1_024
     ),
+    "postgresql": Promises(lambda tmp: fresh_postgresql(), face="asyncio", sections=384),
     "zookeeper": Promises(lambda tmp: fresh_zookeeper(), face="sync", sections=384),
     "redlock-3": Promises(lambda tmp: fresh_quorum(3), face="asyncio", sections=1_024),
     "redlock-5": Promises(lambda tmp: fresh_quorum(5), face="sync", faces=(), sections=1_024),

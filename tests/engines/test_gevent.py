@@ -277,6 +277,7 @@ print("well")
         "redis+sentinel://127.0.0.1:1/main",
         "zookeeper://127.0.0.1:1/locks",
         "memcached://127.0.0.1:1",
+        "postgresql://127.0.0.1:1",
     ],
 )
 def test_who_cannot_renew_in_a_real_thread_is_warned(url: str) -> None:

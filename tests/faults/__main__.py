@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.servers import Cluster, Memcached, SentinelDeployment, Server
+from tests.servers import Cluster, Memcached, Postgres, SentinelDeployment, Server
 from tests.servers.proxy import Proxy
 from tests.servers.zookeeper import Ensemble, fresh_zookeeper
 
@@ -76,6 +76,13 @@ def _memcached(stack: ExitStack) -> Rig:
     return workers, {**strikes.on_workers(workers), **strikes.on_memcached(server)}
 
 
+def _postgresql(stack: ExitStack) -> Rig:
+    server = stack.enter_context(Postgres())
+    url = f"{server.url()}?create=true&timeout=0.5&connect_timeout=2"
+    workers = stack.enter_context(Workers(url, wait=20.0))
+    return workers, {**strikes.on_workers(workers), **strikes.on_postgres(server)}
+
+
 def _zookeeper(stack: ExitStack) -> Rig:
     ensemble = stack.enter_context(Ensemble())
     workers = stack.enter_context(Workers(fresh_zookeeper(ensemble.address), wait=20.0))
@@ -88,6 +95,7 @@ RIGS: Mapping[str, Callable[[ExitStack], Rig]] = {
     "cluster": _cluster,
     "file": _file,
     "memcached": _memcached,
+    "postgresql": _postgresql,
     "quorum": _quorum,
     "sentinel": _sentinel,
     "single": _single,

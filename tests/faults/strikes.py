@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from tests.servers import Cluster, Memcached, SentinelDeployment, Server
+from tests.servers import Cluster, Memcached, Postgres, SentinelDeployment, Server
 from tests.servers.cluster import SLOTS
 from tests.servers.proxy import Direction, Proxy, Then
 from tests.servers.zookeeper import Ensemble, ZooKeeper
@@ -274,6 +274,32 @@ def on_memcached(server: Memcached) -> Strikes:
         "restart, which loses all": lambda: restart(0),
         "restart after two ttl, which loses all": lambda: restart(2 * TTL),
         "flush_all": lambda: server.ask(b"flush_all"),
+    }
+
+
+def on_postgres(server: Postgres) -> Strikes:
+    """A PostgreSQL that crashes, hangs, and ends connections."""
+
+    def crash(lasting: float) -> None:
+        server.kill()
+        time.sleep(lasting)
+        server.start()
+
+    def stop(lasting: float) -> None:
+        server.stop()
+        time.sleep(lasting)
+        server.cont()
+
+    def disconnect() -> None:
+        others = "FROM pg_stat_activity WHERE application_name = 'weblock'"
+        server.execute(f"SELECT pg_terminate_backend(pid) {others}")
+
+    return {
+        "kill -9 of the server": lambda: crash(0),
+        "kill -9 of the server for two ttl": lambda: crash(2 * TTL),
+        "SIGSTOP of the server for half the ttl": lambda: stop(0.5 * TTL),
+        "SIGSTOP of the server for two ttl": lambda: stop(2 * TTL),
+        "pg_terminate_backend of all": disconnect,
     }
 
 

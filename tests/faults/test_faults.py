@@ -10,7 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import Cluster, Memcached, SentinelDeployment, Server, a_redis, a_valkey
+from tests.servers import (
+    Cluster,
+    Memcached,
+    Postgres,
+    SentinelDeployment,
+    Server,
+    a_redis,
+    a_valkey,
+)
 from tests.servers.proxy import Proxy
 from tests.servers.zookeeper import Ensemble, fresh_zookeeper
 
@@ -101,6 +109,16 @@ def test_faults_of_memcached() -> None:
         Workers(f"{server.url}?recovery={TTL}&timeout=0.5", wait=20.0) as workers,
     ):
         strike(workers, strikes.on_memcached(server), strikes.on_workers(workers))
+        workers.check()
+
+
+def test_faults_of_postgresql() -> None:
+    """It crashes, hangs and ends all connections: nobody ever overlaps."""
+    with (
+        Postgres() as server,
+        Workers(f"{server.url()}?create=true&timeout=0.5&connect_timeout=2", wait=20.0) as workers,
+    ):
+        strike(workers, strikes.on_postgres(server), strikes.on_workers(workers))
         workers.check()
 
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import importlib.util
 import os
+import re
+import signal
 import subprocess
+import threading
+import uuid
 from pathlib import Path
+from urllib.parse import urlencode
 
 import psycopg
+
+from weblock.stores.postgresql import open_engine
 
 from .database import DatabaseServer
 from .process import spawn
@@ -22,16 +31,55 @@ class Postgres(DatabaseServer):
         self._user = 65534 if os.getuid() == 0 else None  # It refuses to serve as root.
         super().__init__("postgres")
 
-    def url(self, database: str = "postgres", *, driver: str = "") -> str:
+    def url(self, database: str = "postgres", *, driver: str = "", user: str = "postgres") -> str:
         """Its URL; ``driver`` is SQLAlchemy's name of one."""
         scheme = f"postgresql+{driver}" if driver else "postgresql"
-        return f"{scheme}://postgres@127.0.0.1:{self.port}/{database}"
+        return f"{scheme}://{user}@127.0.0.1:{self.port}/{database}"
+
+    def execute(self, *statements: str) -> None:
+        """Runs statements as the superuser, each in a transaction of its own."""
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            for statement in statements:
+                connection.execute(statement.encode())
 
     def create_database(self, name: str) -> str:
         """A database that nobody has used; the name given back is the one given."""
-        with psycopg.connect(self.url(), autocommit=True) as connection:
-            connection.execute(f'CREATE DATABASE "{name}"'.encode())
+        self.execute(f'CREATE DATABASE "{name}"')
         return name
+
+    def kill(self) -> None:
+        """Ends all its processes with SIGKILL, as a crash does."""
+        self._signal_all(signal.SIGKILL)
+        assert self._process
+        self._process.wait()
+
+    def start(self) -> None:
+        """Starts it again, on its port, and waits until it can be written to."""
+        self._process = self._spawn()
+        self._wait_until_up(self._process)
+
+    def stop(self) -> None:
+        """Stops all its processes, as a machine that hangs does."""
+        self._signal_all(signal.SIGSTOP)
+
+    def cont(self) -> None:
+        """Lets them go on."""
+        self._signal_all(signal.SIGCONT)
+
+    def branch_off(self) -> None:
+        """Makes it begin another timeline when it starts, as after a backup was restored."""
+        data = self.folder / "data"
+        (data / "recovery.signal").touch()
+        with (data / "postgresql.auto.conf").open("a") as configuration:
+            configuration.write("restore_command = 'false'\n")
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        assert self._process
+        pid = self._process.pid
+        # The first must not see the others end, since it would start some again.
+        for each in (pid, *_children_of(pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, number)
 
     def _create(self) -> None:
         if self._user is not None:
@@ -54,14 +102,20 @@ class Postgres(DatabaseServer):
         return spawn(command, log=self._log, user=self._user)
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
-        process.terminate()
+        process.send_signal(signal.SIGINT)  # Connections that are open are ended.
 
     def _answers(self) -> bool:
         try:
-            psycopg.connect(self.url(), connect_timeout=2).close()
+            with psycopg.connect(self.url(), connect_timeout=2) as connection:
+                recovers = connection.execute("SELECT pg_is_in_recovery()").fetchone()
         except psycopg.OperationalError:
             return False
-        return True
+        return recovers == (False,)
+
+
+def _children_of(pid: int) -> list[int]:
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(each) for each in path.read_text().split()]
 
 
 def _binary(name: str) -> str:
@@ -70,3 +124,39 @@ def _binary(name: str) -> str:
     assert spec.origin
     found = sorted(Path(spec.origin).parent.glob(f"pginstall*/bin/{name}"))
     return str(found[-1])
+
+
+_guard = threading.Lock()
+_shared: list[Postgres] = []
+
+_PAGE = Path(__file__).parents[2] / "docs" / "postgresql.md"
+
+
+def shared_postgres() -> Postgres:
+    """A server that all tests of this process may use, each with a table of its own."""
+    with _guard:
+        if not _shared:
+            _shared.append(Postgres())
+            atexit.register(_shared[0].close)
+            _shared[0].execute(*_least_rights()[:1])
+        return _shared[0]
+
+
+def fresh_postgresql(**query: object) -> str:
+    """An engine whose table nobody has used, as the user with the least rights."""
+    server, table = shared_postgres(), f"locks_{uuid.uuid4().hex}"
+    options = {"table": table, "recovery": "off", **query}
+    url = f"{server.url(user='locks:secret')}?{urlencode(options)}"
+    _, grant = _least_rights()
+    server.execute(open_engine(url).ddl, grant.replace("weblock_lease", table))
+    return url
+
+
+def _least_rights() -> list[str]:
+    """What the documentation has a superuser run: to create the user, and to grant its rights."""
+    found = re.search(
+        r"^CREATE ROLE locks .*?;\n(?:.*\n)*?GRANT .*?;", _PAGE.read_text(), re.MULTILINE
+    )
+    assert found, f"{_PAGE} no longer says how"
+    first, *_, last = found[0].rstrip(";").split(";\n")
+    return [first, last]

@@ -36,6 +36,7 @@ COMMANDS: Final = {
     "watch": "watch",
     "ping": "ping",
     "doctor": "doctor",
+    "ddl": "ddl",
     "bench": "bench",
     "run": "run",
     "rules": "rules",
@@ -60,11 +61,15 @@ class Session:
         """
         for name in ("weblock", "kazoo"):  # Other drivers log nothing.
             logging.getLogger(name).setLevel(logs)
-        urls = list(self.url or os.environ.get("WEBLOCK_URL", "").split())
+        urls = self.urls()
         namespace = self.namespace or os.environ.get("WEBLOCK_NAMESPACE")
         if namespace:
             options["namespace"] = namespace
         return Locks.from_url(urls if len(urls) > 1 else urls[0] if urls else None, **options)
+
+    def urls(self) -> list[str]:
+        """Return the URLs that are meant: of the options, else of the environment."""
+        return list(self.url or os.environ.get("WEBLOCK_URL", "").split())
 
     def say(self, text: str, facts: object) -> None:
         """Write the answer of a command: ``text`` for people, or ``facts`` as JSON for programs."""

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from .. import EngineRecovering, EngineUnavailable, Locks, LockTimeout
+from .. import ConfigurationError, EngineRecovering, EngineUnavailable, Locks, LockTimeout
 from .._platform.logs import printable
 from ..stores.findings import Finding, Level, problem, warning
 from .app import Session, command, pass_session
@@ -99,6 +99,8 @@ def _tried(locks: Locks, *, measure: bool) -> Iterator[Finding]:
             f"It may have forgotten leases, and grants none for {left:.0f} s more (recovery).",
             "Wait. If that comes again and again, find out what restarts it.",
         )
+    except ConfigurationError as error:
+        yield problem("locking", f"It does not lock: {error}.", "See above.")
     except EngineUnavailable as error:
         yield problem("reachable", f"It does not lock: {error.reason}.", "See above, or its log.")
 

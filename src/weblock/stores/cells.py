@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from .._core import table
@@ -22,6 +21,51 @@ class Done(NamedTuple):
 
     step: Step
     now: float
+
+
+class Acquire:
+    """The transition by which a claim takes a key, or joins its queue.
+
+    It says what it is, and so do the others: cells that can do the most common case of it in one
+    request need not look at the state first.
+    """
+
+    def __init__(self, claim: Claim, room: int) -> None:
+        self.claim = claim
+        self.room = room
+
+    def __call__(self, state: KeyState, moment: Moment) -> Step:
+        return table.acquire(state, moment, self.claim, room=self.room)
+
+
+class Release:
+    """The transition by which an owner gives back what it has."""
+
+    def __init__(self, owner: str, void: float) -> None:
+        self.owner = owner
+        self.void = void
+        self.following: Claim | None = None
+        """The claim directly behind a place that was given back."""
+
+    def __call__(self, state: KeyState, moment: Moment) -> Step:
+        self.following = table.behind(state, self.owner) if state.queue else None
+        return table.release(state, moment, self.owner, void=self.void)
+
+
+class Heartbeats:
+    """The transition of a key by all heartbeats for it, and their answers by owner."""
+
+    def __init__(self) -> None:
+        self.pulses: list[Pulse] = []
+        self.answers: dict[str, Answer] = {}
+
+    def __call__(self, state: KeyState, moment: Moment) -> Step:
+        woken: Grant | None = None
+        for pulse in self.pulses:
+            state, answer, woken_now = table.refresh(state, moment, pulse.owner, pulse.ttl)
+            self.answers[pulse.owner] = answer
+            woken = woken_now or woken
+        return Step(state, answer, woken)
 
 
 class Cells(Protocol):
@@ -108,28 +152,22 @@ class CellStore:
         return self._bells.process
 
     async def acquire(self, key: str, claim: Claim, *, room: int) -> Reply:
-        reply = await self._apply(key, partial(table.acquire, claim=claim, room=room))
+        reply = await self._apply(key, Acquire(claim, room))
         if isinstance(reply.answer, Waiting):
             self._bells.watch(key, claim.owner, reply.answer.ahead)
         return reply
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
-        following: Claim | None = None
-
-        def transition(state: KeyState, moment: Moment) -> Step:
-            nonlocal following
-            following = table.behind(state, owner) if state.queue else None
-            return table.release(state, moment, owner, void=void)
-
+        transition = Release(owner, void)
         reply = await self._apply(key, transition)
-        if following:
+        if following := transition.following:
             self._bells.close_up(following.process, following.owner)
         return reply
 
     async def refresh(self, pulses: Sequence[Pulse]) -> Sequence[Reply | EngineUnavailable]:
-        by_key: dict[str, _Heartbeats] = {}
+        by_key: dict[str, Heartbeats] = {}
         for pulse in pulses:
-            by_key.setdefault(pulse.key, _Heartbeats()).pulses.append(pulse)
+            by_key.setdefault(pulse.key, Heartbeats()).pulses.append(pulse)
         outcomes = await self._cells.update_many(by_key, patience=self._beat_patience)
         replies: dict[str, Reply | EngineUnavailable] = {}
         for key, outcome in outcomes.items():
@@ -169,7 +207,7 @@ class CellStore:
         return [key for key, glance in glances.items() if glance.state.grant or glance.state.queue]
 
     def _replies_to(
-        self, heartbeats: _Heartbeats, outcome: Done | EngineUnavailable
+        self, heartbeats: Heartbeats, outcome: Done | EngineUnavailable
     ) -> dict[str, Reply | EngineUnavailable]:
         if isinstance(outcome, EngineUnavailable):
             return dict.fromkeys((pulse.owner for pulse in heartbeats.pulses), outcome)
@@ -201,19 +239,3 @@ class _Glance:
     def __call__(self, state: KeyState, moment: Moment) -> Step:
         self.state = table.current(state, moment)
         return Step(state, Gone())
-
-
-class _Heartbeats:
-    """The transition of a key by all heartbeats for it, and their answers."""
-
-    def __init__(self) -> None:
-        self.pulses: list[Pulse] = []
-        self.answers: dict[str, Answer] = {}
-
-    def __call__(self, state: KeyState, moment: Moment) -> Step:
-        woken: Grant | None = None
-        for pulse in self.pulses:
-            state, answer, woken_now = table.refresh(state, moment, pulse.owner, pulse.ttl)
-            self.answers[pulse.owner] = answer
-            woken = woken_now or woken
-        return Step(state, answer, woken)

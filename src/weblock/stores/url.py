@@ -22,6 +22,8 @@ ENGINES: Final = {
     "memcached": "memcached",
     "memory": "memory",
     "noop": "noop",
+    "postgres": "postgresql",
+    "postgresql": "postgresql",
     "redis": "redis",
     "redis+cluster": "redis",
     "redis+sentinel": "redis",

@@ -1,0 +1,100 @@
+"""``postgresql://``: leases in a table of a PostgreSQL server. A key is a row.
+
+``statements`` is what is asked of the table, ``rows`` what stands in it, and ``cells`` how
+``CellStore`` works on it; ``receiver`` notifies the waiters of this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from ..._core.ports import Ask, Runtime, Store, Switchboard
+from ..._platform.forks import heed_forks
+from ..._requirements import require
+from ...errors import EngineUnavailable
+from ..cells import CellStore
+from ..findings import Finding
+from ..url import without_secrets
+
+if TYPE_CHECKING:
+    from .cells import RowCells
+    from .settings import Settings
+
+__all__ = ["PostgreSQLEngine", "open_engine"]
+
+PATIENCE: Final = 5.0
+"""Seconds of losing to others who change the same key after which that is an error."""
+
+BEAT_PATIENCE: Final = 1.0
+"""Patience of heartbeats: the next comes soon."""
+
+TIDIED_EVERY: Final = 60.0
+"""Seconds between two looks for rows that nobody uses, by one process."""
+
+
+def open_engine(url: str) -> PostgreSQLEngine:
+    """Return the engine of ``postgresql://user:password@host:port/database``.
+
+    It connects when it is first used. Raises ``ConfigurationError``.
+    """
+    require(without_secrets(url), "postgresql")
+    from .settings import parse
+
+    return PostgreSQLEngine(parse(url))
+
+
+class PostgreSQLEngine:
+    """The leases in one table, as this process sees them."""
+
+    scope = "cluster"
+    real_keeper = False  # Its connections are shared by all threads.
+
+    def __init__(self, settings: Settings) -> None:
+        from .connections import Connections
+
+        self.settings = settings
+        self.name = settings.name
+        self.switchboard = Switchboard()
+        self.connections = Connections(settings, self.switchboard)
+        self._tidy_at = 0.0
+        heed_forks(self)
+
+    def connect(self, runtime: Runtime) -> Store:
+        from .cells import NotifyingBells, RowCells
+
+        self._tidy_at = runtime.now() + TIDIED_EVERY * runtime.jitter()
+        cells = RowCells(self, runtime)
+        return CellStore(
+            cells, NotifyingBells(self), patience=PATIENCE, beat_patience=BEAT_PATIENCE
+        )
+
+    async def tidy(self, cells: RowCells, now: float) -> None:
+        """Remove rows that nobody uses, if that is due. It may fail in silence: the next one does it."""
+        if now < self._tidy_at:
+            return
+        self._tidy_at = now + TIDIED_EVERY
+        try:
+            await cells.clean()
+        except EngineUnavailable:
+            pass
+
+    @property
+    def ddl(self) -> str:
+        """The statements that create its table."""
+        return self.connections.statements.ddl
+
+    def diagnose(self) -> Iterable[Finding]:
+        """Return what there is to know of the server."""
+        from .diagnosis import diagnose
+
+        return diagnose(self.connections)
+
+    def close(self) -> None:
+        """End all connections. Callers that still wait here are notified."""
+        self.connections.close()
+        self.switchboard.ring_all(Ask())
+
+    def after_fork(self) -> None:
+        self.switchboard.clear()
+        self.connections.abandon()

@@ -1,0 +1,168 @@
+"""The connection of an event loop: all its tasks share it, and their statements follow each other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+
+import psycopg
+
+from ..._platform.loops import BeforeLoopEnds, ByLoop
+from .blocking import STRIPES, abandon
+from .dialogue import Dialogue, Outcome, Parameter
+from .failures import HARMLESS, Unfit
+from .rows import Row
+from .statements import Statement
+
+
+class AsyncioLink:
+    """One connection. A caller that is cancelled leaves its statement to run to its end."""
+
+    def __init__(self, connection: psycopg.AsyncConnection, *, timeout: float) -> None:
+        self.dialogue = Dialogue(connection.pgconn)
+        self.alive = True
+        self._connection = connection
+        self._socket = connection.pgconn.socket
+        self._timeout = timeout
+        self._pending: deque[asyncio.Future[Outcome]] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket, self._read)
+
+    async def ask(self, statement: Statement, *parameters: Parameter) -> list[Row]:
+        """Return the rows that a statement results in. Raises psycopg's errors."""
+        if not self.alive:
+            raise psycopg.OperationalError("the connection was lost")
+        waiter: asyncio.Future[Outcome] = self._loop.create_future()
+        try:
+            self.dialogue.send(statement, parameters)
+            self._pending.append(waiter)
+            self._flush()
+            async with asyncio.timeout(self._timeout):
+                outcome = await waiter
+        except (psycopg.Error, TimeoutError) as error:
+            self._end(error)
+            raise
+        if isinstance(outcome, psycopg.Error):
+            raise outcome
+        return outcome
+
+    def close(self) -> None:
+        """End the connection. It must run in the loop."""
+        self._end(psycopg.OperationalError("the connection was closed"))
+
+    def abandon(self) -> None:
+        """Let go of it in a forked child, behind the back of a loop that the parent uses."""
+        self.alive = False
+        abandon(self._connection)
+
+    def _read(self) -> None:
+        try:
+            for outcome in self.dialogue.arrived():
+                self._take(outcome)
+            self._flush()
+        except psycopg.Error as error:
+            self._end(error)
+
+    def _take(self, outcome: Outcome) -> None:
+        waiter = self._pending.popleft()
+        if not waiter.done():
+            waiter.set_result(outcome)
+        if isinstance(outcome, psycopg.Error) and not isinstance(outcome, HARMLESS):
+            raise outcome
+
+    def _flush(self) -> None:
+        """Send what has not been sent; the rest goes when the socket can take it."""
+        if self.alive and self.dialogue.pgconn.flush():
+            self._loop.add_writer(self._socket, self._flush_on)
+
+    def _flush_on(self) -> None:
+        self._loop.remove_writer(self._socket)
+        try:
+            self._flush()
+        except psycopg.Error as error:
+            self._end(error)
+
+    def _end(self, failure: Exception) -> None:
+        if not self.alive:
+            return
+        self.alive = False
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        self._connection.pgconn.finish()
+        for waiter in self._pending:
+            if not waiter.done():
+                waiter.set_exception(failure)
+                waiter.exception()  # Its caller may have been cancelled.
+
+
+class LoopLink:
+    """The link of one event loop, made when it is first needed, and again when it was lost."""
+
+    def __init__(self, connect: Callable[[], Awaitable[AsyncioLink]]) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._connect = connect
+        self._link: asyncio.Task[AsyncioLink] | None = None
+        self._end = BeforeLoopEnds(self._discard)
+        self.turns = [asyncio.Lock() for _ in range(STRIPES)]
+
+    async def take(self) -> AsyncioLink:
+        """Return the link; the first caller makes it, and the others wait for that."""
+        link = self._link
+        if link is None or (link.done() and not _alive(link)):
+            link = self._link = self.loop.create_task(self._new())
+        return link.result() if link.done() else await asyncio.shield(link)
+
+    def close(self) -> None:
+        """End the connection. It must run in the loop."""
+        self._end.now()
+        self._discard()  # One that was made after the loop had closed its generators.
+
+    def abandon(self) -> None:
+        link = self._link
+        if link and _alive(link):
+            link.result().abandon()
+
+    async def _new(self) -> AsyncioLink:
+        return await self._connect()
+
+    def _discard(self) -> None:
+        link, self._link = self._link, None
+        if link and _alive(link):
+            link.result().close()
+        elif link:
+            link.cancel()
+
+
+class AsyncioLinks:
+    """The links of whichever event loop runs."""
+
+    def __init__(self, connect: Callable[[], Awaitable[AsyncioLink]]) -> None:
+        self._closed = False
+        self._loops = ByLoop(lambda: LoopLink(connect))
+
+    async def ask(self, statement: Statement, *parameters: Parameter) -> list[Row]:
+        """Return the rows that a statement results in. Raises psycopg's errors."""
+        if self._closed:
+            raise Unfit("it was closed")
+        link = await self._loops.here().take()
+        return await link.ask(statement, *parameters)
+
+    def turn(self, key: str) -> AbstractAsyncContextManager[None]:
+        """Wait until no other task of the loop changes the key, nor a few others."""
+        return self._loops.here().turns[hash(key) % STRIPES]
+
+    def close(self) -> None:
+        self._closed = True
+        self._loops.close()
+
+    def abandon(self) -> None:
+        """Start anew, in a forked child."""
+        for each in self._loops.all():
+            each.abandon()
+        self._loops.abandon()
+
+
+def _alive(made: asyncio.Task[AsyncioLink]) -> bool:
+    return made.done() and not made.cancelled() and not made.exception() and made.result().alive

@@ -1,0 +1,182 @@
+"""Connections of the blocking world: one thread has one for the length of a statement."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+
+import psycopg
+
+from ..._platform.polling import READABLE, new_poll
+from ..._platform.turns import Empty, Turns
+from .dialogue import Dialogue, Outcome, Parameter
+from .failures import HARMLESS, Unfit
+from .rows import Row
+from .statements import Statement
+
+STRIPES: Final = 64
+"""Keys that can be changed at the same time by one world of a process."""
+
+_inherited: Final[list[Any]] = []
+"""Connections of the parent process, whose copies here are closed, and which must not be used."""
+
+
+def abandon(connection: Any) -> None:
+    """Close a forked child's copy of a connection, without a word to the server."""
+    os.close(connection.pgconn.socket)
+    _inherited.append(connection)
+
+
+class BlockingLink:
+    """One connection, which one thread uses at a time."""
+
+    def __init__(self, connection: psycopg.Connection, *, timeout: float) -> None:
+        self._connection = connection
+        self._timeout = timeout
+        self.dialogue = Dialogue(connection.pgconn)
+        self.alive = True
+        """Whether nothing has gone wrong on it, and no result is on its way."""
+        self._poll = new_poll()
+        self._poll.register(connection.pgconn.socket, READABLE)
+
+    def ask(self, statement: Statement, *parameters: Parameter) -> list[Row]:
+        """Return the rows that a statement results in. Raises psycopg's errors."""
+        self.alive = False  # A result that is left here would be taken for another's.
+        try:
+            outcome = self._exchange(statement, parameters)
+        except BaseException:
+            self.close()
+            raise
+        self.alive = not isinstance(outcome, psycopg.Error) or isinstance(outcome, HARMLESS)
+        if isinstance(outcome, psycopg.Error):
+            if not self.alive:
+                self.close()
+            raise outcome
+        return outcome
+
+    def heard(self, timeout: float) -> list[tuple[str, str]]:
+        """Return the notifications that have come, after waiting so many seconds for the first."""
+        heard = list(self.dialogue.notifications())
+        if not heard and self._poll.poll(1000 * timeout):
+            for _ in self.dialogue.arrived():
+                pass
+            heard = list(self.dialogue.notifications())
+        return heard
+
+    def usable(self) -> bool:
+        """Return whether the server has left it open since it was last used."""
+        if self.alive and self._poll.poll(0):  # The end: nothing was asked.
+            self.close()
+        return self.alive
+
+    def wake(self) -> None:
+        """Make the thread that waits for notifications here find that the connection has ended."""
+        with (
+            suppress(OSError, psycopg.Error),  # It may have ended just now.
+            socket.socket(fileno=os.dup(self.dialogue.pgconn.socket)) as copy,
+        ):
+            copy.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.alive = False
+        self._connection.close()
+
+    def abandon(self) -> None:
+        """Let go of it in a forked child: it goes on in the parent."""
+        self.alive = False
+        abandon(self._connection)
+
+    def _exchange(self, statement: Statement, parameters: tuple[Parameter, ...]) -> Outcome:
+        give_up_at = time.monotonic() + self._timeout
+        self.dialogue.send(statement, parameters)
+        unsent = self.dialogue.pgconn.flush()
+        while True:
+            left = give_up_at - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            # What is too long for the socket's buffer is sent piece by piece.
+            if not self._poll.poll(1000 * (min(left, 0.002) if unsent else left)) and not unsent:
+                continue
+            for outcome in self.dialogue.arrived():
+                return outcome
+            unsent = self.dialogue.pgconn.flush()
+
+
+class BlockingLinks:
+    """A pool: as many connections as threads ask at the same time, at most ``room``."""
+
+    def __init__(self, connect: Callable[[], BlockingLink], *, room: int, patience: float) -> None:
+        self._connect = connect
+        self._room = room
+        self._patience = patience
+        self._closed = False
+        self.abandon()
+
+    async def ask(self, statement: Statement, *parameters: Parameter) -> list[Row]:
+        """Return the rows that a statement results in. Raises psycopg's errors."""
+        try:
+            turn = self._turns.take(timeout=self._patience)
+        except Empty:
+            raise Unfit(f"all {self._room} connections are in use: raise max_connections") from None
+        # A turn that is lost before it is given back goes back by itself.
+        link = self._idle_link() or self._new_link()
+        try:
+            return link.ask(statement, *parameters)
+        finally:
+            if not link.alive:
+                self._close_idle()  # They have probably lost the same server.
+            elif self._closed:
+                link.close()
+            else:
+                self._idle.append(link)
+            self._turns.give_back(turn)
+
+    @asynccontextmanager
+    async def turn(self, key: str) -> AsyncIterator[None]:
+        turns = self._turns_of_keys[hash(key) % STRIPES]
+        try:
+            turn = turns.take(timeout=self._patience)
+        except Empty:
+            raise Unfit("too many change the same key") from None
+        try:
+            yield
+        finally:
+            turns.give_back(turn)
+
+    def close(self) -> None:
+        self._closed = True
+        self._close_idle()
+
+    def abandon(self) -> None:
+        """Start anew, in a forked child."""
+        for link in getattr(self, "_idle", ()):
+            link.abandon()
+        self._idle: list[BlockingLink] = []
+        self._turns = Turns(self._room)
+        self._turns_of_keys = [Turns(1) for _ in range(STRIPES)]
+
+    def _idle_link(self) -> BlockingLink | None:
+        while True:
+            try:
+                link = self._idle.pop()
+            except IndexError:
+                return None
+            if link.usable():
+                return link
+
+    def _new_link(self) -> BlockingLink:
+        if self._closed:
+            raise Unfit("it was closed")
+        return self._connect()
+
+    def _close_idle(self) -> None:
+        while True:
+            try:
+                link = self._idle.pop()
+            except IndexError:
+                return
+            link.close()

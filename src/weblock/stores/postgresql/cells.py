@@ -1,0 +1,247 @@
+"""Rows as the cells that ``CellStore`` works on, replaced by compare-and-swap."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+import psycopg
+
+from ..._core.ports import Grasp, Runtime
+from ..._core.table import Held, KeyState, Moment, Step
+from ...errors import EngineRecovering, EngineUnavailable
+from ..cells import Acquire, Done, Heartbeats, Release, Transition
+from .failures import LOST_RACE, Missing, Unfit, as_setting, unavailable
+from .receiver import payload_of
+from .rows import Reading, Row, label_of, new_version, reading_of, text_of, written
+from .statements import DONE, Statement
+
+if TYPE_CHECKING:
+    from . import PostgreSQLEngine
+    from .dialogue import Parameter
+
+PORTION: Final = 500
+"""Rows that are read or written in one statement."""
+
+
+class RowCells:
+    """The rows of a table, for one runtime."""
+
+    def __init__(self, engine: PostgreSQLEngine, runtime: Runtime) -> None:
+        self._engine = engine
+        self._runtime = runtime
+        self._settings = engine.settings
+        self._statements = engine.connections.statements
+        self._links = engine.connections.links(suspends=runtime.suspends)
+
+    async def update(self, key: str, transition: Transition, *, patience: float) -> Done:
+        try:
+            return await self._update(key, transition, patience)
+        except Missing as error:
+            if isinstance(transition, Release):  # There is nothing to give back, then.
+                raise
+            raise as_setting(self._settings, error) from error.__cause__
+
+    async def update_many(
+        self, changes: Mapping[str, Transition], *, patience: float
+    ) -> dict[str, Done | EngineUnavailable]:
+        """Replace several, each by itself; those that another was quicker to change one by one."""
+        outcomes: dict[str, Done | EngineUnavailable] = {}
+        keys = list(changes)
+        for start in range(0, len(keys), PORTION):
+            outcomes |= await self._update_portion(keys[start : start + PORTION], changes)
+        for key in changes.keys() - outcomes.keys():
+            try:
+                outcomes[key] = await self._update(key, changes[key], patience)
+            except EngineUnavailable as error:
+                outcomes[key] = error
+        return outcomes
+
+    async def names(self, prefix: str, *, patience: float) -> list[str]:
+        return [text_of(key) for (key,) in await self._ask_here(self._statements.names, prefix)]
+
+    async def mark(self, key: str, keep: float | None) -> None:
+        if keep == 0:
+            await self._ask_here(self._statements.unmark, DONE + key)
+        else:
+            await self._ask_here(self._statements.mark, DONE + key, keep)
+
+    async def marked(self, key: str) -> bool:
+        return bool(await self._ask_here(self._statements.marked, DONE + key))
+
+    async def _update(self, key: str, transition: Transition, patience: float) -> Done:
+        # Those of one process would only make each other begin again.
+        try:
+            async with self._links.turn(key):
+                return await self._update_in_turn(key, transition, patience)
+        except Unfit as error:
+            raise unavailable(self._settings, error) from error
+
+    async def _update_in_turn(self, key: str, transition: Transition, patience: float) -> Done:
+        give_up_at = self._runtime.now() + patience
+        outcome = await self._at_once(key, transition)
+        while True:
+            if isinstance(outcome, Done):
+                return outcome
+            if outcome:
+                if not outcome.known:
+                    await self._ask(self._statements.admit, self._settings.recovery)
+                elif done := await self._replace(outcome, transition):
+                    return done
+            if self._runtime.now() >= give_up_at:
+                raise EngineUnavailable(self._settings.name, "too many change the same key")
+            outcome = (await self._look([key])).get(key)
+
+    async def _at_once(self, key: str, transition: Transition) -> Done | Reading | None:
+        """Do the most common case in one statement; otherwise return what it has seen."""
+        match transition:
+            case Acquire(claim=claim):
+                whose: tuple[Parameter, ...] = (
+                    *(claim.owner, claim.process, label_of(claim), claim.ttl),
+                )
+                rows = await self._ask(self._statements.acquire, key, new_version(), *whose)
+            case Release(owner=owner, void=0):
+                rows = await self._ask(self._statements.release, key, new_version(), owner)
+            case _:
+                return (await self._look([key])).get(key)
+        if not rows:  # Another was quicker.
+            return None
+        reading, (fence, *until) = reading_of(rows[0]), rows[0][16:]
+        if fence is None:
+            return reading
+        state = KeyState(int(fence))
+        if until:
+            return Done(Step(state, Held(int(fence), float(until[0] or 0))), reading.now)
+        await self._engine.tidy(self, self._runtime.now())
+        # A lease that had ended by then was no longer there to be released.
+        answer = transition(reading.state, _moment(reading)).answer
+        return Done(Step(state, answer), reading.now)
+
+    async def _look(self, keys: Sequence[str]) -> dict[str, Reading]:
+        rows = await self._ask(self._statements.look, json.dumps(keys))
+        return {reading.key: reading for reading in map(reading_of, rows)}
+
+    async def _update_portion(
+        self, keys: Sequence[str], changes: Mapping[str, Transition]
+    ) -> dict[str, Done | EngineUnavailable]:
+        readings, outcomes = await self._renew(keys, changes)
+        if any(not reading.known for reading in readings.values()):
+            return {}
+        changed: dict[str, Done] = {}
+        rows = []
+        for key, reading in readings.items():
+            step = changes[key](reading.state, _moment(reading))
+            done = Done(step, reading.now)
+            if step.state == reading.state:
+                outcomes[key] = done
+            elif reading.version is not None and not _must_wait(reading, step):
+                changed[key] = done
+                rows.append(self._row(reading, step))
+        if rows:
+            for name, _ in await self._ask(self._statements.write_some, json.dumps(rows)):
+                outcomes[text_of(name)] = changed[text_of(name)]
+        return outcomes
+
+    async def _renew(
+        self, keys: Sequence[str], changes: Mapping[str, Transition]
+    ) -> tuple[dict[str, Reading], dict[str, Done | EngineUnavailable]]:
+        """Renew leases whose holders beat. Return what else there is, and what has come of those."""
+        readings: dict[str, Reading] = {}
+        outcomes: dict[str, Done | EngineUnavailable] = {}
+        beats = json.dumps([_beat(key, changes[key]) for key in keys])
+        for row in await self._ask(self._statements.renew, beats):
+            reading, (fence, until) = reading_of(row), row[16:]
+            heartbeats = changes[reading.key]
+            if fence is None or not isinstance(heartbeats, Heartbeats):
+                readings[reading.key] = reading
+            else:
+                held = Held(int(fence), float(until or 0))
+                heartbeats.answers[heartbeats.pulses[0].owner] = held
+                outcomes[reading.key] = Done(Step(reading.state, held), reading.now)
+        return readings, outcomes
+
+    async def _replace(self, reading: Reading, transition: Transition) -> Done | None:
+        """Write the result of a transition; return ``None`` if another caller was quicker."""
+        step = transition(reading.state, _moment(reading))
+        if step.state != reading.state:
+            if _must_wait(reading, step):
+                raise EngineRecovering(
+                    self._settings.name,
+                    "it was promoted, restored or emptied just now",
+                    retry_after=reading.quiet - reading.now,
+                )
+            row = self._row(reading, step)
+            if not await self._ask(self._statements.write, json.dumps([row])):
+                return None
+        return Done(step, reading.now)
+
+    def _row(self, reading: Reading, step: Step) -> dict[str, object]:
+        row = written(reading, step.state)
+        woken = step.woken
+        if woken and woken.claim.process != self._engine.connections.receiver.channel:
+            grasp = Grasp(woken.fence, woken.until)
+            row["channel"] = woken.claim.process
+            row["payload"] = payload_of(woken.claim.owner, grasp)
+        return row
+
+    async def _ask(self, statement: Statement, *parameters: Parameter) -> list[Row]:
+        """Return the rows that a statement results in; none if another one was quicker."""
+        try:
+            return await self._links.ask(statement, *parameters)
+        except LOST_RACE:
+            return []
+        except (psycopg.Error, TimeoutError, OSError) as error:
+            raise unavailable(self._settings, error) from error
+
+    async def _ask_here(self, statement: Statement, *parameters: Parameter) -> list[Row]:
+        try:
+            return await self._ask(statement, *parameters)
+        except Missing as error:
+            raise as_setting(self._settings, error) from error.__cause__
+
+    async def clean(self) -> None:
+        """Remove rows that nobody uses."""
+        await self._ask(self._statements.clean)
+
+
+class NotifyingBells:
+    """Waiters of this process are notified directly; those of others with the row that they get."""
+
+    def __init__(self, engine: PostgreSQLEngine) -> None:
+        self._switchboard = engine.switchboard
+        self._receiver = engine.connections.receiver
+
+    @property
+    def process(self) -> str:
+        return self._receiver.channel
+
+    def ring(self, process: str, owner: str, grasp: Grasp) -> None:
+        if process == self._receiver.channel:
+            self._switchboard.ring(owner, grasp)
+
+    def watch(self, key: str, owner: str, ahead: Sequence[str]) -> None:
+        self._receiver.watch(key, owner)
+
+    def close_up(self, process: str, owner: str) -> None:
+        pass  # The next holder is notified, whatever happened in front of it.
+
+
+def _beat(key: str, transition: Transition) -> dict[str, object]:
+    """Return what the statement ``renew`` takes: nothing but the key, unless one lease is to be renewed."""
+    match transition:
+        case Heartbeats(pulses=[pulse]):
+            version = new_version()
+            return {"key": key, "owner": pulse.owner, "ttl": pulse.ttl, "version": version}
+    return {"key": key}
+
+
+def _moment(reading: Reading) -> Moment:
+    return Moment(reading.now, max(round(reading.now * 1_000_000), reading.floor + 1))
+
+
+def _must_wait(reading: Reading, step: Step) -> bool:
+    """Return whether a lease would be granted while the server is to grant none."""
+    before, after = reading.state.grant, step.state.grant
+    anew = after is not None and (before is None or before.fence != after.fence)
+    return anew and reading.now < reading.quiet

@@ -1,0 +1,140 @@
+"""What one process has open of a server: connections of both worlds, and the receiver's."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractAsyncContextManager
+from typing import Final, Protocol
+
+import psycopg
+from psycopg import errors
+
+from ..._core.ports import Switchboard
+from .aio import AsyncioLink, AsyncioLinks
+from .blocking import BlockingLink, BlockingLinks
+from .dialogue import LEAST_LIBPQ, Parameter
+from .failures import Unfit
+from .receiver import Receiver
+from .rows import Row
+from .settings import Settings
+from .statements import INTRODUCE, Statement, Statements
+
+LEAST_SERVER: Final = 120000
+
+
+class Links(Protocol):
+    """The connections of one world."""
+
+    async def ask(self, statement: Statement, *parameters: Parameter) -> list[Row]:
+        """Return the rows that a statement results in. Raises psycopg's errors."""
+
+    def turn(self, key: str) -> AbstractAsyncContextManager[None]:
+        """Wait until nobody else of this world changes the key, nor a few others.
+
+        Raises psycopg's errors if that takes too long.
+        """
+
+    def close(self) -> None: ...
+
+    def abandon(self) -> None: ...
+
+
+class Connections:
+    """Makes connections, and ends them all."""
+
+    def __init__(self, settings: Settings, switchboard: Switchboard) -> None:
+        self.settings = settings
+        self.statements = Statements(settings.table)
+        self.receiver = Receiver(settings, self.statements, switchboard, self.blocking)
+        self._created = not settings.create
+        self._links: list[Links] = []
+
+    def links(self, *, suspends: bool) -> Links:
+        """Return the connections for one world."""
+        settings = self.settings
+        links: Links
+        if suspends:
+            links = AsyncioLinks(self._asyncio)
+        else:
+            links = BlockingLinks(
+                self.blocking, room=settings.max_connections, patience=settings.timeout
+            )
+        self._links.append(links)
+        return links
+
+    def blocking(self) -> BlockingLink:
+        """Return a new connection for a thread. Raises psycopg's errors."""
+        self._create_table()
+        return self._blocking()
+
+    def _blocking(self) -> BlockingLink:
+        connection = psycopg.Connection[tuple[object, ...]].connect(
+            **self.settings.libpq, autocommit=True
+        )
+        try:
+            check(connection)
+            link = BlockingLink(connection, timeout=self.settings.timeout)
+            backend = connection.pgconn.backend_pid
+            link.dialogue.pooled = not link.ask(INTRODUCE, backend, self._limit)
+        except BaseException:
+            connection.close()
+            raise
+        return link
+
+    def close(self) -> None:
+        self.receiver.close()
+        for links in self._links:
+            links.close()
+
+    def abandon(self) -> None:
+        """Leave to the parent what a forked child has inherited."""
+        self.receiver.abandon()
+        for links in self._links:
+            links.abandon()
+
+    async def _asyncio(self) -> AsyncioLink:
+        if not self._created:
+            await asyncio.to_thread(self._create_table)
+        connection = await psycopg.AsyncConnection[tuple[object, ...]].connect(
+            **self.settings.libpq, autocommit=True
+        )
+        try:
+            check(connection)
+            link = AsyncioLink(connection, timeout=self.settings.timeout)
+            backend = connection.pgconn.backend_pid
+            link.dialogue.pooled = not await link.ask(INTRODUCE, backend, self._limit)
+        except BaseException:
+            connection.pgconn.finish()
+            raise
+        return link
+
+    def _create_table(self) -> None:
+        """Create the table if that was asked for, and it is missing."""
+        if self._created:
+            return
+        link = self._blocking()
+        try:
+            if link.ask(self.statements.exists, self.settings.table) == [[b"f"]]:
+                for statement in self.statements.creation:
+                    link.ask(statement)
+        except (errors.DuplicateTable, errors.UniqueViolation):
+            pass  # Another process has just created it.
+        finally:
+            link.close()
+        self._created = True
+
+    @property
+    def _limit(self) -> str:
+        """The time after which the server gives up, so that its answer still arrives in time."""
+        return f"{750 * self.settings.timeout:.0f}ms"
+
+
+def check(connection: psycopg.Connection | psycopg.AsyncConnection) -> None:
+    """Raise ``Unfit`` where the server or libpq cannot do what is asked of it here."""
+    if psycopg.pq.version() < LEAST_LIBPQ:
+        raise Unfit("libpq is older than 14: pip install 'psycopg[binary]'")
+    if connection.info.server_version < LEAST_SERVER:
+        raise Unfit("PostgreSQL is older than 12: upgrade it")
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding not in {"UTF8", "SQL_ASCII"}:
+        raise Unfit(f"its database is encoded in {encoding}, which not every key fits: use UTF8")

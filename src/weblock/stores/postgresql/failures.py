@@ -1,0 +1,71 @@
+"""What PostgreSQL's errors mean for a caller, and for the connection that they came on."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import psycopg
+from psycopg import errors
+
+from ...errors import ConfigurationError, EngineUnavailable
+from .settings import Settings
+
+LOST_RACE: Final = (errors.SerializationFailure, errors.DeadlockDetected)
+"""Another statement was quicker: the same one is tried again."""
+
+HARMLESS: Final = (*LOST_RACE, errors.LockNotAvailable, errors.QueryCanceled)
+"""Errors after which a connection is as good as before."""
+
+
+class Unfit(psycopg.OperationalError):
+    """The server, or what there is here to talk to it, will not do; the message says why."""
+
+
+class Missing(EngineUnavailable):
+    """The table is not there, or its rights are missing, so nobody can hold anything in it."""
+
+
+def unavailable(settings: Settings, error: BaseException) -> EngineUnavailable:
+    """Return the error for a caller, without its cause."""
+    kind = Missing if remedy_for(settings, error) else EngineUnavailable
+    return kind(settings.name, explained(settings, error))
+
+
+def as_setting(settings: Settings, error: Missing) -> ConfigurationError:
+    """Return the error for a table that is not usable, which no waiting mends."""
+    return ConfigurationError(f"{settings.name}: {error.reason}")
+
+
+def remedy_for(settings: Settings, error: BaseException) -> str:
+    """Return what an operator has to do about the table; an empty string for other errors."""
+    match error:
+        case errors.UndefinedTable() | errors.InvalidSchemaName():
+            return (
+                "create it with what 'weblock ddl' prints, or let weblock create it with"
+                " ?create=true in the URL"
+            )
+        case errors.UndefinedColumn():
+            return "it has other columns than this release of weblock needs: drop it, and create it anew"
+        case errors.InsufficientPrivilege():
+            return f"GRANT SELECT, INSERT, UPDATE, DELETE ON {settings.table} to its user"
+    return ""
+
+
+def explained(settings: Settings, error: BaseException) -> str:
+    """Return what went wrong, for a reader, with the remedy where there is one."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if remedy := remedy_for(settings, error):
+        return f"{text}: {remedy}"
+    match error:
+        case errors.LockNotAvailable():
+            return "another transaction has kept the row of the key locked"
+        case errors.QueryCanceled() | TimeoutError():
+            return f"it did not answer within {settings.timeout:g} s"
+        case errors.ReadOnlySqlTransaction() | errors.ObjectNotInPrerequisiteState():
+            return (
+                f"it is a replica, or read-only ({text}): name the primary, or all hosts with"
+                " target_session_attrs=read-write"
+            )
+        case errors.DiskFull():
+            return f"its disk is full, and it takes and renews no leases: {text}"
+    return text

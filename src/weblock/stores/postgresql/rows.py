@@ -1,0 +1,108 @@
+"""What stands in a row, and how a key's state is written into one."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ..._core.table import Claim, Grant, KeyState, Place, Voided
+
+Row = Sequence[bytes | None]
+"""A row of a result, in PostgreSQL's text format."""
+
+
+class Reading(NamedTuple):
+    """A key as a statement has seen it, and what was known of the server then."""
+
+    key: str
+    state: KeyState
+    version: int | None
+    """``None`` where there is no row."""
+    now: float
+    known: bool
+    """Whether the server is the one that the table knows, and has lost nothing."""
+    quiet: float
+    """Until when it grants nothing."""
+    floor: int
+    """No fence of a row that was removed was above this."""
+
+
+def reading_of(row: Row) -> Reading:
+    """Return what the first columns of a row say, as ``statements`` selects them."""
+    now, known, quiet, floor, key, version, *lease = row[:16]
+    state = KeyState() if version is None else _state(lease)
+    return Reading(
+        text_of(key),
+        state,
+        None if version is None else int(version),
+        _number(now),
+        known == b"t",
+        _number(quiet),
+        int(floor or 0),
+    )
+
+
+def written(reading: Reading, state: KeyState) -> dict[str, Any]:
+    """Return the row that a state is to replace a reading with."""
+    grant = state.grant
+    claim = grant.claim if grant else Claim("", "", 0.0, "")
+    ends = [place.until for place in state.queue]
+    ends += [voided.until for voided in state.voided]
+    waiting = ""
+    if ends:
+        places = [[*place.claim, place.until] for place in state.queue]
+        waiting = json.dumps([places, state.voided])
+    if grant:
+        ends.append(grant.until)
+    return {
+        "key": reading.key,
+        "seen": reading.version,
+        "version": new_version(),
+        "fence": state.fence,
+        "owner": claim.owner,
+        "process": claim.process,
+        "label": label_of(claim),
+        "ttl": claim.ttl,
+        "since": grant.since if grant else 0.0,
+        "until": grant.until if grant else reading.now,
+        "confirmed": grant.confirmed if grant else True,
+        "waiting": waiting,
+        "ends": max(ends, default=0.0),
+    }
+
+
+def new_version() -> int:
+    """Return a number that no version of any row had before."""
+    return secrets.randbits(63)
+
+
+def label_of(claim: Claim) -> str:
+    """Return a claim's label without what no text of PostgreSQL can contain."""
+    return claim.label.replace("\0", "").encode(errors="replace").decode()
+
+
+def _state(lease: Row) -> KeyState:
+    fence, owner, process, label, ttl, since, until, confirmed, waiting, _ends = lease
+    grant = None
+    if owner:
+        claim = Claim(text_of(owner), text_of(process), _number(ttl), text_of(label))
+        fresh = confirmed == b"t"
+        grant = Grant(claim, int(fence or 0), _number(since), _number(until), fresh)
+    places, voided = json.loads(waiting) if waiting else ((), ())
+    return KeyState(
+        int(fence or 0),
+        grant,
+        tuple(Place(Claim(*claim), until) for *claim, until in places),
+        tuple(Voided(*each) for each in voided),
+    )
+
+
+def text_of(value: bytes | None) -> str:
+    """Return a text of a row; an empty one for none."""
+    return (value or b"").decode()
+
+
+def _number(value: bytes | None) -> float:
+    return float(value or 0)

@@ -1,0 +1,177 @@
+"""What a PostgreSQL URL says: where the server is, as libpq reads it, and how it is used."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlencode
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from ...errors import ConfigurationError
+from ..options import Reader, flag, seconds, unknown
+from ..options import checked as checked_by
+
+DEFAULT_PORT: Final = 5432
+
+TABLE: Final = "weblock_lease"
+
+RECOVERY: Final = 10.0
+"""Seconds for which a server that may have lost leases grants none."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to reach the server, and how to lock there. Nothing secret shows in its ``repr``."""
+
+    name: str
+    """The URL, without secrets and options."""
+    libpq: Mapping[str, Any] = field(repr=False)
+    """What libpq needs to connect."""
+    table: str = TABLE
+    """The table that leases are kept in, perhaps after its schema and a dot."""
+    create: bool = False
+    """Whether a table that is missing is created."""
+    timeout: float = 2.0
+    """Seconds that the server has for an answer."""
+    connect_timeout: int = 3
+    """Seconds that each host has to accept a connection."""
+    max_connections: int = 4
+    """Connections of the threads of this process, at most."""
+    recovery: float = RECOVERY
+    """Seconds; 0 grants at once also where leases may have been lost."""
+
+
+def parse(url: str) -> Settings:
+    """Read a URL. Raises ``ConfigurationError``, whose message shows no password."""
+    place, _, query = url.partition("?")
+    ours: dict[str, str] = {}
+    theirs: list[tuple[str, str]] = []
+    for name, text in parse_qsl(query, keep_blank_values=True):
+        if name in ours:
+            raise ConfigurationError(f"the URL names the PostgreSQL option {name!r:.40} twice")
+        if name in _OPTIONS:
+            ours[name] = text
+        elif name in _OF_LIBPQ:
+            theirs.append((name, text))
+        else:
+            raise ConfigurationError(unknown("PostgreSQL option", name, {*_OPTIONS, *_OF_LIBPQ}))
+    return settings_of(_libpq(f"{place}?{urlencode(theirs)}"), ours)
+
+
+def settings_of(libpq: Mapping[str, Any], options: Mapping[str, Any]) -> Settings:
+    """Return the settings for libpq's parameters and our options.
+
+    Raises ``ConfigurationError`` for an option that does not exist, or whose value cannot be.
+    """
+    given = checked_by(options, _OPTIONS, engine="PostgreSQL")
+    several = {"target_session_attrs": "read-write"} if "," in str(libpq.get("host", "")) else {}
+    settings = Settings(_name(libpq), {}, **given)
+    fixed = {"client_encoding": "utf8", "connect_timeout": settings.connect_timeout}
+    return Settings(
+        settings.name, {"application_name": "weblock", **several, **libpq, **fixed}, **given
+    )
+
+
+def _libpq(url: str) -> dict[str, Any]:
+    try:
+        return conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        pass  # Its message quotes the URL, with the password.
+    raise ConfigurationError(
+        "libpq cannot read the postgresql:// URL: write postgresql://user:password@host:port/database;"
+        " a '/', '#' or '@' inside of a password must be percent-encoded"
+    )
+
+
+def _name(libpq: Mapping[str, Any]) -> str:
+    hosts = str(libpq.get("host") or libpq.get("hostaddr") or "localhost").split(",")
+    ports = str(libpq.get("port") or DEFAULT_PORT).split(",")
+    if not all(re.fullmatch(r"\d{0,5}", port) for port in ports):
+        raise ConfigurationError(
+            "bad port in the postgresql:// URL: it must be a number; a '/', '#' or '@' inside of a"
+            " password must be percent-encoded"
+        )
+    if len(ports) == 1:
+        ports *= len(hosts)
+    places = (
+        f"{_host(host)}:{port or DEFAULT_PORT}" for host, port in zip(hosts, ports, strict=False)
+    )
+    database = libpq.get("dbname") or libpq.get("service") or ""
+    return f"postgresql://{','.join(places)}/{database}"
+
+
+def _host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host.replace("/", "%2F")
+
+
+def _table(name: str, value: Any) -> str:
+    if not re.fullmatch(r"([a-z_][a-z0-9_]{0,62}\.)?[a-z_][a-z0-9_]{0,62}", str(value)):
+        raise ConfigurationError(
+            f"{name}={str(value)!r:.80} must be a table, or a schema and a table with a dot between"
+            " them: lower-case letters, digits and _"
+        )
+    return str(value)
+
+
+def _whole(name: str, value: Any) -> int:
+    if not re.fullmatch(r"[1-9]\d{0,3}", str(value)):
+        raise ConfigurationError(f"{name}={str(value)!r:.40} must be a whole number from 1 to 9999")
+    return int(value)
+
+
+def _recovery(name: str, value: Any) -> float:
+    words = {"safe": RECOVERY, "off": 0.0}
+    return words[value] if value in words else seconds(name, value)
+
+
+_OPTIONS: Final[dict[str, Reader]] = {
+    "table": _table,
+    "create": flag,
+    "timeout": seconds,
+    "connect_timeout": _whole,
+    "max_connections": _whole,
+    "recovery": _recovery,
+}
+
+_OF_LIBPQ: Final = frozenset(
+    [
+        "application_name",
+        "channel_binding",
+        "dbname",
+        "gssencmode",
+        "gsslib",
+        "host",
+        "hostaddr",
+        "keepalives",
+        "keepalives_count",
+        "keepalives_idle",
+        "keepalives_interval",
+        "krbsrvname",
+        "load_balance_hosts",
+        "passfile",
+        "password",
+        "port",
+        "require_auth",
+        "requirepeer",
+        "service",
+        "ssl_max_protocol_version",
+        "ssl_min_protocol_version",
+        "sslcert",
+        "sslcertmode",
+        "sslcrl",
+        "sslcrldir",
+        "sslkey",
+        "sslmode",
+        "sslnegotiation",
+        "sslpassword",
+        "sslrootcert",
+        "target_session_attrs",
+        "tcp_user_timeout",
+        "user",
+    ]
+)
+"""Parameters that are libpq's, and are passed on to it."""

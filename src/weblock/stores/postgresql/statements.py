@@ -1,0 +1,251 @@
+"""The table that leases are kept in, and what is asked of it: each transition is one statement.
+
+A row is a key. The first has no key: it remembers what is known of the server itself, and the
+largest fence of the rows that were removed. Rows whose key begins with ``DONE`` are marks.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+DONE: Final = "\x01"
+"""The first character of a mark's key. No lock's key has control characters."""
+
+IDLE: Final = 60.0
+"""Seconds after which a row that nobody uses may be removed."""
+
+_DDL: Final = """\
+CREATE TABLE {table} (
+    key text COLLATE "C" PRIMARY KEY,
+    version bigint NOT NULL,
+    fence bigint NOT NULL,
+    owner text NOT NULL,
+    process text NOT NULL,
+    label text NOT NULL,
+    ttl double precision NOT NULL,
+    since double precision NOT NULL,
+    until double precision NOT NULL,
+    confirmed boolean NOT NULL,
+    waiting text NOT NULL,
+    ends double precision NOT NULL
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02);
+INSERT INTO {table}
+VALUES ('', 0, 0, '', '', {timeline}, 0, 0, 0, true, '', 0);
+"""
+
+_TIMELINE: Final = "left(pg_walfile_name(pg_current_wal_lsn()), 8)"
+"""It changes when a replica is promoted, and when a backup is restored."""
+
+# What is known before anything is changed. A server that is not ``known`` may have lost leases.
+_SERVER: Final = """
+server AS (
+    SELECT clock.now, coalesce(it.label = {timeline}, false) AS known,
+        coalesce(it.ends, 0) AS quiet, coalesce(it.fence, 0) AS floor
+    FROM (SELECT extract(epoch FROM clock_timestamp())::float8 AS now) AS clock
+    LEFT JOIN {table} AS it ON it.key = ''
+)"""
+
+_COLUMNS: Final = (
+    "version, fence, owner, process, label, ttl, since, until, confirmed, waiting, ends"
+)
+
+_READ: Final = """
+    server.now, server.known, server.quiet, server.floor, wanted.key, lease.version, lease.fence,
+    lease.owner, lease.process, lease.label, lease.ttl, lease.since, lease.until, lease.confirmed,
+    lease.waiting, lease.ends"""
+
+_LOOK: Final = """
+WITH {server}
+SELECT {read} FROM json_array_elements_text($1::json) AS wanted(key)
+CROSS JOIN server LEFT JOIN {table} AS lease ON lease.key = wanted.key
+"""
+
+_SEEN: Final = """
+seen AS (
+    SELECT {read} FROM server CROSS JOIN (SELECT $1::text AS key) AS wanted
+    LEFT JOIN {table} AS lease ON lease.key = wanted.key
+)"""
+
+_ACQUIRE: Final = """
+WITH {server}, {seen}, taken AS (
+    INSERT INTO {table} AS lease (key, {columns})
+    SELECT $1, $2::bigint, greatest((now * 1e6)::bigint, floor + 1), $3, $4, $5, $6::float8, now,
+        now + $6::float8, true, '', now + $6::float8
+    FROM seen WHERE known AND quiet <= now AND coalesce(ends, 0) <= now
+    ON CONFLICT (key) DO UPDATE SET version = excluded.version,
+        fence = greatest(excluded.fence, lease.fence + 1), owner = excluded.owner,
+        process = excluded.process, label = excluded.label, ttl = excluded.ttl,
+        since = excluded.since, until = excluded.until, confirmed = true, waiting = '',
+        ends = excluded.ends
+    WHERE lease.ends <= excluded.since
+    RETURNING lease.fence, lease.until
+)
+SELECT seen.*, taken.fence, taken.until FROM seen LEFT JOIN taken ON true
+"""
+
+_RELEASE: Final = """
+WITH {server}, {seen}, freed AS (
+    UPDATE {table} AS lease SET version = $2::bigint, owner = '', process = '', label = '',
+        until = seen.now, ends = 0
+    FROM seen WHERE lease.key = $1 AND lease.owner = $3 AND lease.waiting = ''
+    RETURNING lease.fence
+)
+SELECT seen.*, freed.fence FROM seen LEFT JOIN freed ON true
+"""
+
+_RENEW: Final = """
+WITH {server}, new AS (
+    SELECT * FROM json_to_recordset($1::json) AS new(key text, version bigint, owner text,
+        ttl float8)
+), ours AS (
+    SELECT lease.key FROM {table} AS lease JOIN new ON new.key = lease.key
+    WHERE lease.owner = new.owner ORDER BY lease.key FOR NO KEY UPDATE OF lease SKIP LOCKED
+), renewed AS (
+    UPDATE {table} AS lease SET version = new.version, confirmed = true,
+        until = greatest(lease.until, server.now + new.ttl),
+        ends = greatest(lease.ends, server.now + new.ttl)
+    FROM server CROSS JOIN new JOIN ours ON ours.key = new.key
+    WHERE lease.key = new.key AND lease.owner = new.owner AND lease.until > server.now
+        AND server.known
+    RETURNING lease.key, lease.fence, lease.until
+)
+SELECT {read}, renewed.fence, renewed.until FROM new AS wanted CROSS JOIN server
+LEFT JOIN {table} AS lease ON lease.key = wanted.key LEFT JOIN renewed ON renewed.key = wanted.key
+"""
+
+# The order in which rows are locked is the same for all, so that no two wait for each other.
+_WRITE: Final = """
+WITH new AS (
+    SELECT * FROM json_to_recordset($1::json) AS new(key text, seen bigint, version bigint,
+        fence bigint, owner text, process text, label text, ttl float8, since float8, until float8,
+        confirmed boolean, waiting text, ends float8, channel text, payload text)
+), unchanged AS (
+    SELECT lease.key FROM {table} AS lease JOIN new ON new.key = lease.key
+    WHERE lease.version = new.seen ORDER BY lease.key FOR NO KEY UPDATE OF lease {skip}
+), changed AS (
+    UPDATE {table} AS lease SET version = new.version, fence = new.fence, owner = new.owner,
+        process = new.process, label = new.label, ttl = new.ttl, since = new.since,
+        until = new.until, confirmed = new.confirmed, waiting = new.waiting, ends = new.ends
+    FROM new JOIN unchanged ON unchanged.key = new.key
+    WHERE lease.key = new.key AND lease.version = new.seen
+    RETURNING lease.key
+), added AS (
+    INSERT INTO {table} AS lease (key, {columns})
+    SELECT key, {columns} FROM new WHERE seen IS NULL ORDER BY key
+    ON CONFLICT DO NOTHING RETURNING lease.key
+), done AS (
+    SELECT key FROM changed UNION ALL SELECT key FROM added
+)
+SELECT new.key, CASE WHEN new.channel <> '' THEN pg_notify(new.channel, new.payload) END
+FROM new JOIN done ON done.key = new.key
+"""
+
+_ADMIT: Final = """
+INSERT INTO {table} AS it (key, {columns})
+SELECT '', 0, 0, '', '', {timeline}, 0, 0, 0, true, '',
+    extract(epoch FROM clock_timestamp())::float8 + $1::float8
+ON CONFLICT (key) DO UPDATE SET label = excluded.label, ends = excluded.ends
+WHERE it.label <> excluded.label
+"""
+
+_CLEAN: Final = """
+WITH clock AS (SELECT extract(epoch FROM clock_timestamp())::float8 AS now), idle AS (
+    SELECT lease.key FROM {table} AS lease, clock
+    WHERE lease.key <> '' AND lease.ends < now - {idle} AND lease.until < now - {idle}
+    ORDER BY lease.key LIMIT 1000 FOR UPDATE OF lease SKIP LOCKED
+), removed AS (
+    DELETE FROM {table} AS lease USING idle WHERE lease.key = idle.key RETURNING lease.fence
+)
+UPDATE {table} AS it SET fence = greatest(it.fence, (SELECT max(fence) FROM removed))
+WHERE it.key = '' AND EXISTS (SELECT FROM removed)
+"""
+
+_NAMES: Final = """
+SELECT key FROM {table}
+WHERE starts_with(key, $1) AND key > E'\\x1f' AND (owner <> '' OR waiting <> '')
+"""
+
+_GRANTED: Final = """
+SELECT concat_ws(' ', owner, fence, until::numeric(20, 6)) FROM {table}
+WHERE key IN (SELECT json_array_elements_text($1::json)) AND process = $2 AND NOT confirmed
+"""
+
+_MARK: Final = """
+INSERT INTO {table} AS lease (key, {columns})
+SELECT $1, 0, 0, '', '', '', 0, 0, made.until, true, '', made.until
+FROM (SELECT coalesce(
+    extract(epoch FROM clock_timestamp())::float8 + $2::float8, 'infinity') AS until) AS made
+ON CONFLICT (key) DO UPDATE SET until = excluded.until, ends = excluded.ends
+"""
+
+_UNMARK: Final = "DELETE FROM {table} WHERE key = $1"
+
+_MARKED: Final = """
+SELECT 1 FROM {table} WHERE key = $1 AND ends > extract(epoch FROM clock_timestamp())::float8
+"""
+
+
+_SIZE: Final = """
+SELECT count(*) FILTER (WHERE owner <> ''), count(*), pg_total_relation_size('{table}')
+FROM {table} WHERE key > E'\\x1f'
+"""
+
+
+class Statement(NamedTuple):
+    """A statement, and the name under which connections prepare it; none for what is rare."""
+
+    text: str
+    name: str = ""
+
+
+class Statements:
+    """The statements for one table."""
+
+    def __init__(self, table: str) -> None:
+        self._table = table = ".".join(f'"{part}"' for part in table.split("."))
+        parts = {"table": table, "timeline": _TIMELINE, "columns": _COLUMNS, "read": _READ}
+        parts["server"] = _SERVER.format(**parts)
+        parts["seen"] = _SEEN.format(**parts)
+
+        def prepared(name: str, text: str, **more: object) -> Statement:
+            return Statement(text.format(**parts, **more), f"weblock_{name}")
+
+        self.look = prepared("look", _LOOK)
+        self.acquire = prepared("acquire", _ACQUIRE)
+        self.release = prepared("release", _RELEASE)
+        self.renew = prepared("renew", _RENEW)
+        """Renews leases, also while others wait or join; all else is only read."""
+        self.write = prepared("write", _WRITE, skip="")
+        self.write_some = prepared("write_some", _WRITE, skip="SKIP LOCKED")
+        """Rows that another transaction has locked stay as they are."""
+        self.granted = prepared("granted", _GRANTED)
+        self.mark = prepared("mark", _MARK)
+        self.marked = prepared("marked", _MARKED)
+        self.unmark = Statement(_UNMARK.format(**parts))
+        self.names = Statement(_NAMES.format(**parts))
+        self.admit = Statement(_ADMIT.format(**parts))
+        self.clean = Statement(_CLEAN.format(**parts, idle=IDLE))
+        self.exists = Statement("SELECT to_regclass($1) IS NOT NULL")
+        self.size = Statement(_SIZE.format(**parts))
+        self.creation = tuple(
+            map(Statement, ("BEGIN", *self.ddl.rstrip().rstrip(";").split(";\n"), "COMMIT"))
+        )
+
+    @property
+    def ddl(self) -> str:
+        """The statements that create the table, for an operator to run."""
+        return _DDL.format(table=self._table, timeline=_TIMELINE)
+
+
+INTRODUCE: Final = Statement(
+    """
+SELECT set_config('statement_timeout', $2, false), set_config('lock_timeout', $2, false),
+    set_config('default_transaction_isolation', 'read committed', false),
+    CASE current_setting('synchronous_commit') WHEN 'off'
+        THEN set_config('synchronous_commit', 'on', false) END
+WHERE pg_backend_pid() = $1::int
+"""
+)
+"""What a connection needs that is ours alone. Behind a pooler it would go to other clients' servers."""
+
+PING: Final = Statement("SELECT 1")

@@ -1,0 +1,365 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from click.testing import CliRunner
+
+from tests.servers import Postgres
+from tests.servers.pgbouncer import PgBouncer
+from tests.servers.postgres import fresh_postgresql, shared_postgres
+from tests.support.waiting import PATIENCE, eventually
+from weblock import (
+    AsyncLocks,
+    ConfigurationError,
+    EngineRecovering,
+    EngineUnavailable,
+    Locks,
+    LockTimeout,
+)
+from weblock.cli.app import app
+from weblock.stores.postgresql.settings import parse
+
+LONG = 60.0
+
+
+@pytest.fixture
+def url() -> str:
+    """An engine whose table nobody has used."""
+    return fresh_postgresql()
+
+
+@pytest.fixture
+def locks(url: str) -> Iterator[Locks]:
+    """Locks on it."""
+    with Locks.from_url(url, ttl=LONG, wait=PATIENCE) as locks:
+        yield locks
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    """A server of our own, to which anything may happen."""
+    with Postgres() as server:
+        yield server
+
+
+def table_of(locks: Locks) -> str:
+    """The name of their table."""
+    return locks._engine.settings.table  # type: ignore[attr-defined]
+
+
+def rows_of(locks: Locks, what: str = "*", where: str = "true") -> list[Any]:
+    """What stands in rows of their table."""
+    with psycopg.connect(shared_postgres().url(), autocommit=True) as connection:
+        query = f"SELECT {what} FROM {table_of(locks)} WHERE {where}"
+        return connection.execute(query.encode()).fetchall()
+
+
+def change(locks: Locks, assignment: str, where: str) -> None:
+    """Change rows as only time or an operator does."""
+    shared_postgres().execute(f"UPDATE {table_of(locks)} SET {assignment} WHERE {where}")
+
+
+class Asked:
+    """Counts the statements that the blocking world sends."""
+
+    def __init__(self, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.names: list[str] = []
+        (links,) = locks._engine.connections._links[:1]  # type: ignore[attr-defined]
+        ask = links.ask
+
+        async def counted(statement: Any, *parameters: Any) -> Any:
+            if threading.current_thread() is threading.main_thread():
+                self.names.append(statement.name)
+            return await ask(statement, *parameters)
+
+        monkeypatch.setattr(links, "ask", counted)
+
+
+class TestStatements:
+    def test_a_free_key_costs_one_statement_each_way(self, locks, monkeypatch) -> None:
+        """A key that nobody wants is acquired in one statement, and released in one."""
+        asked = Asked(locks, monkeypatch)
+        for _ in range(3):
+            locks.acquire("key").release()
+        assert asked.names == ["weblock_acquire", "weblock_release"] * 3
+
+    def test_a_refusal_changes_nothing(self, locks, monkeypatch) -> None:
+        """A key that is held is refused in one statement, which leaves the row as it is."""
+        asked = Asked(locks, monkeypatch)
+        with locks.hold("key"):
+            before = rows_of(locks, "xmin::text, xmax::text, version")
+            with pytest.raises(LockTimeout):
+                locks.acquire("key", wait=0)
+            assert rows_of(locks, "xmin::text, xmax::text, version") == before
+        assert asked.names == ["weblock_acquire", "weblock_acquire", "weblock_release"]
+
+    def test_what_changes_stays_on_its_page(self, locks) -> None:
+        """Updates are heap-only: no index grows with the number of acquisitions."""
+        for _ in range(50):
+            locks.acquire("key").release()
+        with psycopg.connect(shared_postgres().url(), autocommit=True) as connection:
+            query = "SELECT pg_indexes_size(%s::regclass), pg_relation_size(%s::regclass)"
+            index, heap = connection.execute(query, [table_of(locks)] * 2).fetchone()  # type: ignore[misc]
+        assert index <= 16384
+        assert heap <= 16384
+
+    def test_rows_that_nobody_uses_are_removed(self, locks) -> None:
+        """They go a while after their last use, and the fences that they had are never given again."""
+        locks.acquire("old").release()
+        with locks.hold("held"):
+            change(locks, "until = 1, fence = 9000000000000000", "key LIKE '%old'")
+            locks._engine._tidy_at = 0.0  # type: ignore[attr-defined]
+            locks.acquire("other").release()
+            keys = {key.rpartition(":")[2] for (key,) in rows_of(locks, "key")}
+            assert keys == {"", "held", "other"}
+            with locks.hold("old") as lease:
+                assert lease.fence > 9000000000000000
+
+    def test_fences_increase_though_the_clock_was_set_back(self, locks) -> None:
+        """The row remembers the last fence, whatever the server's clock says now."""
+        locks.acquire("key").release()
+        change(locks, "fence = 9000000000000000", "key LIKE '%key'")
+        with locks.hold("key") as lease:
+            assert lease.fence == 9000000000000001
+
+    def test_a_row_that_is_locked_by_others_is_told(self, url) -> None:
+        """A transaction that keeps the row locked delays a caller for the timeout, which says so."""
+        with (
+            Locks.from_url(f"{url}&timeout=0.3", wait=0.5, ttl=0.5) as locks,
+            psycopg.connect(shared_postgres().url()) as other,
+        ):
+            locks.acquire("key").release()
+            other.execute(f"SELECT FROM {table_of(locks)} FOR UPDATE".encode())
+            with pytest.raises(EngineUnavailable, match=r"row of the key locked|within 0.3 s"):
+                locks.acquire("key")
+            other.rollback()
+            locks.acquire("key").release()
+
+
+class TestTheTable:
+    def test_a_table_that_is_missing_is_told_with_the_remedy(self) -> None:
+        """Whoever locks without the table learns at once how to get it, on both faces."""
+        url = f"{shared_postgres().url()}?table=missing"
+        with Locks.from_url(url) as locks:
+            for ask in (lambda: locks.acquire("key"), locks.list, locks.ping):
+                with pytest.raises(ConfigurationError, match=r"weblock ddl.*create=true"):
+                    ask()
+
+        async def acquire() -> None:
+            async with AsyncLocks.from_url(url) as locks:
+                await locks.acquire("key")
+
+        with pytest.raises(ConfigurationError, match="weblock ddl"):
+            asyncio.run(acquire())
+
+    def test_it_is_created_on_request(self) -> None:
+        """With ``create=true`` the first to come creates it, and nobody else stumbles over that."""
+        fences: list[int] = []
+
+        def lock(number: int) -> None:
+            url = f"{shared_postgres().url()}?table=made&create=true&timeout={10 + number}"
+            with Locks.from_url(url) as locks, locks.hold("key", wait=PATIENCE) as lease:
+                fences.append(lease.fence)
+
+        threads = [threading.Thread(target=lock, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert fences == sorted(set(fences))
+        assert len(fences) == 4
+
+    def test_the_command_line_prints_how_to_create_it(self) -> None:
+        """What ``weblock ddl`` prints creates the table, under the name of the URL."""
+        run = CliRunner().invoke(app, ["ddl", "--url", "postgresql://u:secret@h/db?table=printed"])
+        assert run.exit_code == 0
+        assert "secret" not in run.output
+        server = shared_postgres()
+        server.execute(run.output)
+        with Locks.from_url(f"{server.url()}?table=printed") as locks, locks.hold("key"):
+            pass
+        refused = CliRunner().invoke(app, ["ddl", "--url", "memory://"])
+        assert refused.exit_code == 2
+        assert "has a table" in refused.output
+
+    def test_rights_that_are_missing_are_told(self, locks) -> None:
+        """A user who may not write the table is told what to grant."""
+        shared_postgres().execute(f"REVOKE ALL ON {table_of(locks)} FROM locks")
+        with pytest.raises(ConfigurationError, match="GRANT SELECT, INSERT, UPDATE, DELETE ON"):
+            locks.acquire("key")
+
+    @pytest.mark.parametrize("left", ["label = '0000000F'", None])
+    def test_one_that_may_have_lost_leases_grants_none_for_a_while(self, url, left) -> None:
+        """A replica that was promoted, a backup that was restored, and an emptied table are noticed."""
+        recovery = url.replace("recovery=off", "recovery=0.4")
+        with Locks.from_url(recovery, wait=0) as locks:
+            locks.acquire("before").release()
+            if left:
+                change(locks, left, "key = ''")
+            else:
+                shared_postgres().execute(f"TRUNCATE {table_of(locks)}")
+            with pytest.raises(EngineRecovering, match="promoted, restored or emptied"):
+                locks.acquire("key")
+            with locks.hold("key", wait=PATIENCE):
+                pass
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("url", "told"),
+        [
+            ("postgresql://u:secret@host/db?tabel=x", "did you mean 'table'"),
+            ("postgresql://u:secret@host/db?timeout=0", "timeout='0' must be seconds"),
+            ("postgresql://u:secret@host/db?timeout=1&timeout=2", "twice"),
+            ("postgresql://u:secret@host/db?table=Drop--", "lower-case letters"),
+            ("postgresql://u:secret@host/db?create=perhaps", "must be true or false"),
+            ("postgresql://u:secret@host/db?max_connections=0", "whole number"),
+            ("postgresql://u:secret@host:port:5/db", "bad port"),
+            ("postgresql://u:sec%ret@host/db", "libpq cannot read"),
+        ],
+    )
+    def test_what_a_url_cannot_say(self, url: str, told: str) -> None:
+        """Each mistake is named with its remedy, and no message shows the password."""
+        with pytest.raises(ConfigurationError, match=told) as caught:
+            Locks.from_url(url)
+        assert "sec" not in str(caught.value).replace("seconds", "")
+
+    def test_what_a_url_says(self) -> None:
+        """Options are ours, parameters are libpq's, and the name has no secrets."""
+        url = "postgres://u:secret@a:1,b:2/db?table=s.t&sslmode=require&connect_timeout=7"
+        settings = parse(url)
+        assert settings.name == "postgresql://a:1,b:2/db"
+        assert settings.table == "s.t"
+        assert settings.libpq["sslmode"] == "require"
+        assert settings.libpq["connect_timeout"] == 7
+        assert settings.libpq["target_session_attrs"] == "read-write"
+        assert "secret" not in repr(settings)
+
+
+class TestFaults:
+    def test_connections_that_are_ended_are_opened_again(self, locks) -> None:
+        """A holder keeps its lease, and a waiter gets the key, though all connections were ended."""
+        lease = locks.acquire("key")
+        got: list[Any] = []
+        waiter = threading.Thread(target=lambda: got.append(locks.acquire("key")))
+        waiter.start()
+        eventually(lambda: rows_of(locks, "waiting", "waiting <> ''"))
+        query = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'locks'"
+        shared_postgres().execute(query)
+        lease.check()
+        lease.release()
+        waiter.join(PATIENCE)
+        assert got[0].fence > lease.fence
+        got[0].release()
+
+    def test_a_restart_loses_nothing(self, server) -> None:
+        """After ``kill -9`` of every process of the server, leases are what they were."""
+        url = f"{server.url()}?create=true&connect_timeout=2"
+        with Locks.from_url(url, ttl=LONG, wait=PATIENCE) as locks:
+            lease = locks.acquire("key")
+            server.kill()
+            with pytest.raises(EngineUnavailable):
+                locks.acquire("other", wait=0)
+            server.start()
+            with pytest.raises(LockTimeout):
+                locks.acquire("key", wait=0)
+            lease.extend(LONG)
+            lease.release()
+            with locks.hold("key") as following:
+                assert following.fence > lease.fence
+
+    def test_a_server_that_hangs_is_given_up_in_time(self, server) -> None:
+        """On both faces, a statement that has no answer ends with the timeout, and so does the wait."""
+        url = f"{server.url()}?create=true&timeout=0.3&connect_timeout=1&table=hangs"
+
+        async def asynchronously() -> None:
+            async with AsyncLocks.from_url(url, wait=0) as locks:
+                await locks.ping()
+                with stopped(server), pytest.raises(EngineUnavailable, match=r"within 0.3 s"):
+                    await locks.acquire("key")
+                await (await locks.acquire("key", wait=PATIENCE)).release()
+
+        with Locks.from_url(url, wait=0) as locks:
+            locks.ping()
+            with stopped(server), pytest.raises(EngineUnavailable, match=r"within 0.3 s"):
+                locks.acquire("key")
+            locks.acquire("key", wait=PATIENCE).release()
+        asyncio.run(asynchronously())
+
+    def test_a_restored_backup_is_noticed(self, server) -> None:
+        """A server that has recovered onto another timeline grants nothing until leases have ended."""
+        url = f"{server.url()}?create=true&recovery=2&table=restored&connect_timeout=2"
+        with Locks.from_url(url, ttl=LONG, wait=0) as locks:
+            locks.acquire("before").release()
+            server.kill()
+            server.branch_off()
+            server.start()
+            with pytest.raises(EngineRecovering):
+                locks.acquire("key")
+            locks.acquire("key", wait=PATIENCE).release()
+
+    def test_behind_a_pooler_waiters_are_polled_for(self, caplog) -> None:
+        """Through pgbouncer in transaction mode, hand-overs take a moment longer, and one line says so."""
+        server = shared_postgres()
+        bouncer = PgBouncer(server)
+        try:
+            url = fresh_postgresql().replace(str(server.port), str(bouncer.port))
+            url = url.replace("locks:secret", "postgres")
+            with Locks.from_url(url, ttl=LONG, wait=PATIENCE) as locks:
+                name = locks.engine
+                for _ in range(3):
+                    lease = locks.acquire("key")
+                    with Locks.from_url(f"{url}&timeout=3", ttl=LONG, wait=PATIENCE) as others:
+                        got: list[Any] = []
+                        waiter = threading.Thread(
+                            target=lambda: got.append(others.acquire("key"))  # noqa: B023
+                        )
+                        waiter.start()
+                        eventually(lambda: rows_of(locks, "waiting", "waiting <> ''"))
+                        lease.release()
+                        waiter.join(PATIENCE)
+                        got[0].release()
+            told = [each for each in caplog.messages if name in each and "pooler" in each]
+            assert len(told) == 3  # One for each engine that had a waiter.
+        finally:
+            bouncer.close()
+
+
+@contextlib.contextmanager
+def stopped(server: Postgres) -> Iterator[None]:
+    """The server hangs, with all its processes."""
+    server.stop()
+    try:
+        yield
+    finally:
+        server.cont()
+
+
+def test_a_forged_notification_gives_nobody_the_key(locks) -> None:
+    """A fence that the server's clock does not explain makes a waiter ask, and it goes on waiting."""
+    with locks.hold("key"):
+        failed: list[Exception] = []
+
+        def wait() -> None:
+            try:
+                locks.acquire("key", wait=1.0)
+            except LockTimeout as error:
+                failed.append(error)
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        eventually(lambda: rows_of(locks, "waiting", "waiting <> ''"))
+        ((waiting,),) = rows_of(locks, "waiting", "waiting <> ''")
+        (owner, process, *_), *_ = json.loads(waiting)[0]
+        for payload in (f"{owner} 9000000000000000000 {time.time() + 9:f}", "nonsense", ""):
+            shared_postgres().execute(f"SELECT pg_notify('{process}', '{payload}')")
+        waiter.join(PATIENCE)
+        assert failed
