@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
@@ -53,7 +54,7 @@ class _ThreadLayer(_Layer):
     _locks = locks
 
     def __call__(self, request: HttpRequest) -> Any:
-        return ThreadLeases(request).run(lambda: self._get_response(request))
+        return ThreadLeases(request).run(partial(self._get_response, request))
 
     def process_view(
         self, request: HttpRequest, view: View, _args: Any, values: Mapping[str, object]
@@ -90,7 +91,7 @@ class _TaskLayer(_Layer):
         markcoroutinefunction(self)
 
     async def __call__(self, request: HttpRequest) -> Any:
-        return await TaskLeases(request).run(lambda: self._get_response(request))
+        return await TaskLeases(request).run(partial(self._get_response, request))
 
     async def process_view(
         self, request: HttpRequest, view: View, _args: Any, values: Mapping[str, object]
@@ -110,10 +111,13 @@ class _TaskLayer(_Layer):
         return None
 
 
-def _wanted(view: View, request: HttpRequest) -> list[ViewLock]:
+def _wanted(view: View, request: HttpRequest) -> tuple[ViewLock, ...]:
     """Return the locks of the rules in the settings, and of the view's decorators."""
-    ruled = [rules.find(request) for rules in settings.rules()]
-    return [*(lock for lock in ruled if lock), *locks_of(view, request.method)]
+    marked = locks_of(view, request.method)
+    if not (every := settings.rules()):
+        return marked
+    ruled = (rules.find(request) for rules in every)
+    return (*(lock for lock in ruled if lock), *marked)
 
 
 def _held(request: HttpRequest) -> Any:

@@ -19,13 +19,14 @@ from ..._runtime.blocking import drive
 from ..._runtime.clock import part_of
 from ...errors import AlreadyHeld, LeaseLost, WeblockError
 from ...keys import CheckedKey, in_order
+from ...sync import Locks
 from ..request import BeforeWaiting, RequestLeases, to_its_end
 from .answers import answer
 from .commits import checked_at_commit, give_back_connections, prepare_connections
 from .guard import Guard, guarded_databases
 from .internals import close_together
 from .registry import async_locks, locks
-from .settings import of_alias
+from .settings import GuardSettings, of_alias
 from .view_lock import ViewLock
 
 
@@ -42,6 +43,7 @@ class ViewLeases(RequestLeases[BaseLease]):
         self._proven: set[ViewLock] = set()
         current = _current.get()
         self._outer = None if current is None or current.over else current
+        self._shown: tuple[ViewLock, bool] | None = None
         self._by_lock: dict[ViewLock, tuple[CheckedKey, ...]] = {}
         self.guard: Guard | None = self._outer.guard if self._outer else None
         """What the databases are to know of the leases."""
@@ -81,6 +83,9 @@ class ViewLeases(RequestLeases[BaseLease]):
 
         A view may be of the other world than the chain of middleware that acquired for it.
         """
+        if (lock, to_task) == self._shown:
+            return
+        self._shown = lock, to_task
         face: Face = async_locks[lock.alias] if to_task else locks[lock.alias]
         self.request.weblock = self.lease_of(face, self._by_lock[lock])  # type: ignore[attr-defined]
 
@@ -118,41 +123,44 @@ class ViewLeases(RequestLeases[BaseLease]):
         self,
         faces: Mapping[str, Face],
         wanted: Mapping[ViewLock, tuple[CheckedKey, ...]],
+        guards: Mapping[str, GuardSettings],
         before_waiting: BeforeWaiting,
     ) -> None:
-        for lock, missing in self._in_turn(faces, wanted):
+        for lock, face, missing in self._in_turn(faces, wanted):
             if self._unwanted:
                 raise asyncio.CancelledError
             options: Any = dict(lock.options)
             self._waiting = True
             try:
-                lease = await self.take(faces[lock.alias], missing, options, before_waiting)
+                lease = await self.take(face, missing, options, before_waiting)
             except WeblockError:
                 self.refused = lock
                 raise
             finally:
                 self._waiting = False
-            self._tell_databases(lock, lease)
+            if guard := guards.get(lock.alias):
+                self._tell_databases(lease, guard, locks[lock.alias])
         self._by_lock.update(wanted)
         self.check()  # Some may have been lost while we waited for others.
 
     def _in_turn(
         self, faces: Mapping[str, Face], wanted: Mapping[ViewLock, Sequence[CheckedKey]]
-    ) -> Iterator[tuple[ViewLock, list[CheckedKey]]]:
+    ) -> Iterator[tuple[ViewLock, Face, list[CheckedKey]]]:
         """What is still to be acquired: all keys in one order, whatever lock each is of.
 
         Requests that want the same keys by several locks would otherwise wait for one another.
         Raises ``AlreadyHeld`` for what would never become free.
         """
-        missing: dict[tuple[str, CheckedKey], ViewLock] = {}
+        missing: dict[tuple[str, CheckedKey], tuple[ViewLock, Face]] = {}
         for lock, keys in wanted.items():
+            face = faces[lock.alias]
             for key in keys:
-                if self.is_held_outside(faces[lock.alias], key):
+                if self.is_held_outside(face, key):
                     raise AlreadyHeld(key)
-                if not self.holds(faces[lock.alias], key):
-                    missing.setdefault((lock.alias, key), lock)
-        for lock, group in groupby(sorted(missing), key=missing.__getitem__):
-            yield lock, [key for _, key in group]
+                if not self.holds(face, key):
+                    missing.setdefault((lock.alias, key), (lock, face))
+        for (lock, face), group in groupby(sorted(missing), key=missing.__getitem__):
+            yield lock, face, [key for _, key in group]
 
     def is_held_outside(self, face: Face, key: str) -> bool:
         """Return whether a request that waits for this one's response holds the key."""
@@ -161,11 +169,10 @@ class ViewLeases(RequestLeases[BaseLease]):
             return False
         return (not outer.over and outer.holds(face, key)) or outer.is_held_outside(face, key)
 
-    def _tell_databases(self, lock: ViewLock, lease: BaseLease) -> None:
-        if wanted := of_alias(lock.alias).guard:
-            if self.guard is None or (self._outer and self.guard is self._outer.guard):
-                self.guard = Guard(self.guard)
-            self.guard.add(lease, wanted, locks[lock.alias])
+    def _tell_databases(self, lease: BaseLease, wanted: GuardSettings, granted_by: Locks) -> None:
+        if self.guard is None or (self._outer and self.guard is self._outer.guard):
+            self.guard = Guard(self.guard)
+        self.guard.add(lease, wanted, granted_by)
 
 
 class ThreadLeases(ViewLeases):
@@ -193,9 +200,10 @@ class ThreadLeases(ViewLeases):
 
         Raises ``ConfigurationError`` inside a transaction.
         """
-        prepare_connections(self.request, _guarded(of))
+        guards = _guards(of)
+        prepare_connections(self.request, _databases(guards))
         wanted = {lock: in_order(lock.keys_of(self.request, values)) for lock in of}
-        drive(self._take_all(locks, wanted, _give_back))
+        drive(self._take_all(locks, wanted, guards, _give_back))
 
 
 class TaskLeases(ViewLeases):
@@ -235,9 +243,10 @@ class TaskLeases(ViewLeases):
 
     async def acquire(self, of: Sequence[ViewLock], values: Mapping[str, object]) -> None:
         """Acquire the keys, in a task."""
-        await sync_to_async(prepare_connections)(self.request, _guarded(of))
+        guards = _guards(of)
+        await sync_to_async(prepare_connections)(self.request, _databases(guards))
         wanted = {lock: in_order(await lock.akeys_of(self.request, values)) for lock in of}
-        await self._take_all(async_locks, wanted, sync_to_async(give_back_connections))
+        await self._take_all(async_locks, wanted, guards, sync_to_async(give_back_connections))
 
 
 _current: Final[ContextVar[ThreadLeases | TaskLeases | None]] = ContextVar(
@@ -245,10 +254,14 @@ _current: Final[ContextVar[ThreadLeases | TaskLeases | None]] = ContextVar(
 )
 
 
-def _guarded(of: Iterable[ViewLock]) -> set[str]:
-    """Return the databases that these locks guard."""
-    wanted = [found for lock in of if (found := of_alias(lock.alias).guard)]
-    return {alias for each in wanted for alias in guarded_databases(each.databases)}
+def _guards(of: Iterable[ViewLock]) -> dict[str, GuardSettings]:
+    """Return the guards of these locks, by their aliases."""
+    return {lock.alias: found for lock in of if (found := of_alias(lock.alias).guard)}
+
+
+def _databases(guards: Mapping[str, GuardSettings]) -> set[str]:
+    """Return the aliases of the databases that are to know of what is locked under these guards."""
+    return {alias for each in guards.values() for alias in guarded_databases(each.databases)}
 
 
 def locks_of_request(request: HttpRequest) -> ThreadLeases | TaskLeases | None:

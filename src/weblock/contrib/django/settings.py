@@ -80,7 +80,11 @@ def aliases() -> tuple[str, ...]:
 
 def of_alias(alias: str) -> AliasSettings:
     """Return the settings of an alias. Raises ``ConfigurationError`` if missing or invalid."""
-    return _current().of_alias(alias)
+    read = _current()
+    found = read.aliases.get(alias)
+    if found is None:
+        found = read.aliases[alias] = _of_alias(alias)
+    return found
 
 
 def guards() -> tuple[GuardSettings, ...]:
@@ -104,31 +108,27 @@ def rules() -> tuple[Rules, ...]:
 class _Read:
     """The settings as they were read, until a test overrides them."""
 
-    def __init__(self, source: tuple[object, object]) -> None:
-        self.source = source
-        self._aliases: dict[str, AliasSettings] = {}
-
-    def of_alias(self, alias: str) -> AliasSettings:
-        if alias not in self._aliases:
-            self._aliases[alias] = _of_alias(alias)
-        return self._aliases[alias]
+    def __init__(self, weblock: object, caches: object) -> None:
+        self.weblock = weblock
+        self.caches = caches
+        self.aliases: dict[str, AliasSettings] = {}
 
     @cached_property
     def rules(self) -> tuple[Rules, ...]:
-        found = (self.of_alias(alias).rules for alias in _setting())
+        found = (of_alias(alias).rules for alias in _setting())
         return tuple(rules for rules in found if rules)
 
 
-_last_read = _Read((None, None))
+_last_read = _Read(None, None)
 
 
 def _current() -> _Read:
     """Return what was read last, if it still holds: each override has an object of its own."""
     global _last_read  # noqa: PLW0603 - settings are global, and so is what was read of them
-    source = getattr(django_settings, "WEBLOCK", None), django_settings.CACHES
+    weblock, caches = getattr(django_settings, "WEBLOCK", None), django_settings.CACHES
     read = _last_read
-    if not all(now is then for now, then in zip(source, read.source, strict=True)):
-        read = _last_read = _Read(source)
+    if weblock is not read.weblock or caches is not read.caches:
+        read = _last_read = _Read(weblock, caches)
     return read
 
 
