@@ -395,8 +395,8 @@ class TestMistakes:
         [
             ({"expiry": 0, "cache": {}}, ConfigurationError, "expiry=0 must be 0.001 seconds to"),
             ({"expiry": 1, "cache": {}, "stale": -1}, ConfigurationError, "stale=-1 must be"),
-            ({"expiry": 1}, TypeError, "wants cache"),
-            ({"cache": {}}, TypeError, "wants expiry"),
+            ({"expiry": 1}, TypeError, "needs cache"),
+            ({"cache": {}}, TypeError, "needs expiry"),
             ({"expiry": 1, "cache": {}, "timeout": 1}, TypeError, "no option 'timeout'"),
         ],
     )

@@ -65,7 +65,7 @@ class Keeping:
 
     def __init__(self, options: CacheOptions, *, suspends: bool) -> None:
         if missing := {"expiry", "cache"} - options.keys():
-            raise TypeError(f"cached() wants {' and '.join(sorted(missing))}")
+            raise TypeError(f"cached() needs {' and '.join(sorted(missing))}")
         self._suspends = suspends
         self._cache = options["cache"]
         self._expiry = seconds("expiry", options["expiry"], least=SHORTEST_EXPIRY)

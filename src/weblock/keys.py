@@ -160,7 +160,7 @@ class KeyTemplate:
         for name, converter, literal in places:
             if name not in values:
                 known = ", ".join(sorted(map(str, values))) or "none"
-                raise InvalidKey(f"key template {self.text!r} wants {name!r}; there is: {known}")
+                raise InvalidKey(f"key template {self.text!r} needs {name!r}; there is: {known}")
             value = values[name]
             if converter and isinstance(value, str):
                 value = self._converted(name, converter, value)
@@ -196,7 +196,7 @@ class KeyTemplate:
             if name not in signature.parameters:
                 there = ", ".join(signature.parameters) or "none"
                 raise ConfigurationError(
-                    f"key template {self.text!r} wants {name!r}, which is no parameter of"
+                    f"key template {self.text!r} needs {name!r}, which is no parameter of"
                     f" {function.__qualname__}; there is: {there}"
                 )
 
@@ -235,7 +235,7 @@ def _place(text: str, piece: str) -> tuple[str, str]:
     found = _NAME.fullmatch(piece)
     if not found:
         raise ConfigurationError(
-            f"key template {text!r} has {{{piece}}}: a name like {{item_id}} is wanted there, or"
+            f"key template {text!r} has {{{piece}}}: write a name like {{item_id}}, or"
             " {item_id:int}"
         )
     name, converter = found[1], found[2] or ""

@@ -102,7 +102,7 @@ def question(info: KeyInfo) -> str:
     """Return what to know before a lease is taken away."""
     return (
         f"{printable(info.key)} is held by {printable(info.holder)}, for {duration(info.held_for)}."
-        " If that is still at work, it and the next holder overlap."
+        " If that is still running, it and the next holder overlap."
     )
 
 

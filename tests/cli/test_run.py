@@ -179,7 +179,7 @@ def test_a_command_whose_lease_is_taken_away_ends(weblock: Program, locks: Locks
         assert locks.force_release("nightly")
         out, err = running.communicate()
     assert (running.returncode, out) == (76, "told\n")
-    assert "the lease of 'nightly' was lost: the command is told to end" in err
+    assert "the lease of 'nightly' was lost: the command is being stopped" in err
 
 
 def test_a_command_that_does_not_end_is_killed(weblock, locks, output, tmp_path) -> None:

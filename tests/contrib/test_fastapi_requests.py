@@ -170,7 +170,7 @@ class TestTheDependency:
         async def change() -> None:
             pytest.fail("the handler ran")
 
-        with pytest.raises(ConfigurationError, match=r"wants the path parameter 'id'.*'item_id'"):
+        with pytest.raises(ConfigurationError, match=r"needs the path parameter 'id'.*'item_id'"):
             await Exchange(path="/items/7").served_by(app)
 
 

@@ -36,14 +36,14 @@ def test_each_prefix_names_a_source(text, filled):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("{id}", "wants 'id'"),
-        ("{query.q}", "wants 'query.q'"),
+        ("{id}", "needs 'id'"),
+        ("{query.q}", "needs 'query.q'"),
         ("{query.blank}", "empty value"),
-        ("{query.Q}", "wants 'query.Q'"),
-        ("{header.x-none}", "wants 'header.x-none'"),
+        ("{query.Q}", "needs 'query.Q'"),
+        ("{header.x-none}", "needs 'header.x-none'"),
         ("{header.x-empty}", "empty value"),
-        ("{query.twice}", "wants one query value of 'twice', and the request has 2"),
-        ("{header.x-twice}", "wants one header value"),
+        ("{query.twice}", "needs one query value of 'twice', and the request has 2"),
+        ("{header.x-twice}", "needs one header value"),
     ],
 )
 def test_what_a_request_lacks_is_the_requesters_fault(text, problem):

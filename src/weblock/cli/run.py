@@ -338,7 +338,7 @@ class Report:
         """The command is asked to end, because the lease ends."""
         left = lease.remaining()
         when = f"ends in {duration(left)} and was not renewed" if left else "was lost"
-        self._say("lost", f"the lease of {lease.key!r} {when}: the command is told to end")
+        self._say("lost", f"the lease of {lease.key!r} {when}: the command is being stopped")
 
     def lost(self, lost: LeaseLost | None) -> int:
         """The command has ended because its lease was lost, or without knowing that it was."""

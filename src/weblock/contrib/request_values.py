@@ -47,7 +47,7 @@ def sent_value(source: Source, *, query: str, headers: Headers) -> str | None:
         found = [value for name, value in pairs if name == source.name]
     if len(found) > 1:
         raise InvalidKey(
-            f"a lock wants one {source.kind} value of {source.name!r}, and the request has {len(found)}"
+            f"a lock needs one {source.kind} value of {source.name!r}, and the request has {len(found)}"
         )
     if not found:
         return None

@@ -138,13 +138,13 @@ def test_middleware_that_is_not_last(middleware: list[str], message: str, projec
 def test_keys_that_no_url_fills_in(project: Any) -> None:
     """A key that wants what the URL does not have is an error, before a request fails."""
     project.ROOT_URLCONF = urls(items=lock("item:{pk}:{query.page}")(items))
-    assert "wants 'pk' of its URL. The URL gives nothing." in found()["weblock.E004"]
+    assert "needs 'pk' of its URL. The URL gives nothing." in found()["weblock.E004"]
 
 
 def test_aliases_that_there_are_not(project: Any) -> None:
     """A view whose lock is of no alias in WEBLOCK is an error, before its requests fail."""
     project.ROOT_URLCONF = urls(items=lock("create_item", alias="reprots")(items))
-    assert "wants the alias 'reprots'" in found()["weblock.E005"]
+    assert "needs the alias 'reprots'" in found()["weblock.E005"]
 
 
 @pytest.mark.parametrize(

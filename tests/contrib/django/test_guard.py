@@ -484,8 +484,8 @@ def test_without_autocommit_it_says_so(serve: Any, guard: Any, database: Any) ->
     ("given", "message"),
     [
         ({"GUARD": "both"}, "'lease' or 'database'"),
-        ({"GUARD": "database", "GUARD_DATABASES": ["no"]}, "a list is wanted, of 'default'"),
-        ({"GUARD": "database", "GUARD_DATABASES": "default"}, "a list is wanted, of 'default'"),
+        ({"GUARD": "database", "GUARD_DATABASES": ["no"]}, "give a list of 'default'"),
+        ({"GUARD": "database", "GUARD_DATABASES": "default"}, "give a list of 'default'"),
         ({"GUARD_WAIT": 5}, "GUARD_WAIT without 'GUARD'"),
         ({"GUARD": "database", "GUARD_WAIT": 0}, "GUARD_WAIT=0"),
     ],

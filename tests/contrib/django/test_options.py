@@ -90,7 +90,7 @@ def test_a_key_that_the_url_does_not_give_is_our_mistake(serve: Any) -> None:
     serve(items=lock("item:{pk}")(keys_of))
     response = fetch("/items")
     assert response.status_code == 500
-    assert "wants 'pk' of the URL" in str(response.exc_info[1])
+    assert "needs 'pk' of the URL" in str(response.exc_info[1])
 
 
 @pytest.mark.parametrize("made", [None, 7, [], [7], b"key"])

@@ -123,14 +123,14 @@ def test_a_rule_has_options_and_an_alias(rule: Any, settings: Any, url: str) -> 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"view": "shop:item"}, r"RULES'\]\.0: either a key is wanted"),
-        ({"view": "shop:item", "namespace": "shop", "key": "k"}, "either view is wanted"),
+        ({"view": "shop:item"}, r"RULES'\]\.0: give either a key"),
+        ({"view": "shop:item", "namespace": "shop", "key": "k"}, "give either view"),
         ({"view": "shop:item", "key": "{pk"}, "brace"),
         ({"view": "shop:item", "key": "k", "timeout": 1}, "'timeout'"),
         ({"view": "shop:item", "key": "k", "methods": ["PSOT"]}, "PSOT"),
         ({"path": "shops", "key": "k"}, r"RULES'\]\.0: path 'shops' must start"),
-        ({"key": "k"}, "either path or regex is wanted"),
-        ("shops", "a Rule is wanted"),
+        ({"key": "k"}, "give either path or regex"),
+        ("shops", "give a Rule"),
     ],
 )
 def test_wrong_rules_are_refused_when_the_server_starts(

@@ -63,7 +63,7 @@ def test_settings_are_read_when_they_are_needed(url: str) -> None:
         ({"default": {"CACHE": "nosuch"}}, r"WEBLOCK\['default'\] names the cache 'nosuch'"),
         (
             {"default": {"BUSY_VIEW": 429}},
-            r"WEBLOCK\['default'\]\['BUSY_VIEW'\] is 429: a function",
+            r"WEBLOCK\['default'\]\['BUSY_VIEW'\] is 429: give a function",
         ),
         ({"other": {}}, "no alias 'default'"),
     ],

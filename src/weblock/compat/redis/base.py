@@ -58,7 +58,7 @@ class BaseLock(Generic[L]):
         """One with a ``timeout`` lasts so long. One without lasts while its process does."""
         if token is not None:
             raise ConfigurationError(
-                "token=... cannot be chosen: whoever knew it could release the lock; leave it out"
+                "token=... cannot be chosen: a caller that knew it could release the lock; leave it out"
             )
         wait = self.blocking_timeout if blocking_timeout is None else blocking_timeout
         if not (self.blocking if blocking is None else blocking):

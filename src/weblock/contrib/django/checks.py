@@ -78,7 +78,7 @@ def check_views(**_kwargs: object) -> list[CheckMessage]:
         found += _spellings(what, routed.spelled_in(lock.templates), IN_URL)
         if known and lock.alias not in known:
             text = (
-                f"@lock on {routed.dotted} wants the alias {lock.alias!r}, which is not in WEBLOCK."
+                f"@lock on {routed.dotted} needs the alias {lock.alias!r}, which is not in WEBLOCK."
             )
             found.append(Error(text, hint=f"There is {', '.join(known)}.", id="weblock.E005"))
     return found
@@ -187,7 +187,7 @@ def _of_path(label: str, rule: Rule, everywhere: Iterable[RoutedView]) -> Iterat
 def _missing(what: str, name: str, routed: RoutedView) -> CheckMessage:
     there = ", ".join(sorted(routed.names)) or "nothing"
     return Error(
-        f"{what} wants {name!r} of its URL.", hint=f"The URL gives {there}.", id="weblock.E004"
+        f"{what} needs {name!r} of its URL.", hint=f"The URL gives {there}.", id="weblock.E004"
     )
 
 

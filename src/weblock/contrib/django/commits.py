@@ -75,7 +75,7 @@ def _refuse_open_transaction(request: HttpRequest) -> None:
     if alias := open_transaction():
         view = request.resolver_match.view_name if request.resolver_match else "shop:item"
         raise ConfigurationError(
-            f"a lock is wanted inside a transaction on the database {alias!r}, which began before"
+            f"a lock is acquired inside a transaction on the database {alias!r}, which began before"
             " the lock and would commit after it. With ATOMIC_REQUESTS, put"
             " weblock.contrib.django.middleware.LockMiddleware last into MIDDLEWARE, and @lock"
             " where the middleware sees it: on the view, or on a method of its class. For an"

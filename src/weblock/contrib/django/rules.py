@@ -132,7 +132,7 @@ def _entries(given: object, name: str) -> Iterator[tuple[str, object]]:
         yield from ((str(number), entry) for number, entry in enumerate(given))
     else:
         raise ConfigurationError(
-            f"{name} is {given!r:.80}: a list of rules is wanted, or a mapping of names to rules"
+            f"{name} is {given!r:.80}: give a list of rules, or a mapping of names to rules"
         )
 
 
@@ -169,7 +169,7 @@ def _lock(
     if exempt is True and not (keys or given):
         return None
     if exempt is not False or not keys:
-        raise ConfigurationError("either a key is wanted, or exempt=True and nothing else")
+        raise ConfigurationError("give either a key, or exempt=True and nothing else")
     return ViewLock.of(keys, alias, None, given)
 
 
@@ -187,7 +187,7 @@ def _condition(entry: Mapping[str, object]) -> Callable[[ResolverMatch], bool]:
             for each in (resolved.namespace, resolved.app_name)
         )
     raise ConfigurationError(
-        "either view is wanted, a name such as 'shop:item', or namespace, such as 'shop'"
+        "give either view, a name such as 'shop:item', or namespace, such as 'shop'"
     )
 
 

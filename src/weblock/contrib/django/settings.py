@@ -245,7 +245,7 @@ def _observers(alias: str, given: object) -> Sequence[object]:
     """Return the observers, each of which may be named by its path."""
     if not isinstance(given, list | tuple):
         raise ConfigurationError(
-            f"WEBLOCK[{alias!r}]['OBSERVERS'] is {given!r:.80}: a list of functions is wanted, or of"
+            f"WEBLOCK[{alias!r}]['OBSERVERS'] is {given!r:.80}: give a list of functions, or of"
             " their paths"
         )
     try:
@@ -262,7 +262,7 @@ def _function(alias: str, settings: Mapping[str, Any], setting: str) -> object:
     except ImportError as error:
         raise ConfigurationError(f"{name}: {error}") from error
     if not (found is None or callable(found)):
-        raise ConfigurationError(f"{name} is {found!r:.80}: a function is wanted, or its path")
+        raise ConfigurationError(f"{name} is {found!r:.80}: give a function, or its path")
     return found
 
 
@@ -270,9 +270,7 @@ def _guard(alias: str, given: Mapping[str, Any]) -> GuardSettings | None:
     where = f"WEBLOCK[{alias!r}]"
     kind = given.get("GUARD", "lease")
     if kind not in ("lease", "database"):
-        raise ConfigurationError(
-            f"{where}['GUARD'] is {kind!r:.80}: 'lease' or 'database' is wanted"
-        )
+        raise ConfigurationError(f"{where}['GUARD'] is {kind!r:.80}: give 'lease' or 'database'")
     if kind == "lease":
         if extra := [name for name in ("GUARD_DATABASES", "GUARD_WAIT") if name in given]:
             raise ConfigurationError(f"{where} has {extra[0]} without 'GUARD': 'database'")
@@ -284,7 +282,7 @@ def _guard(alias: str, given: Mapping[str, Any]) -> GuardSettings | None:
         or not set(named) <= set(django_settings.DATABASES)
     ):
         raise ConfigurationError(
-            f"{where}['GUARD_DATABASES'] is {named!r:.80}: a list is wanted, of"
+            f"{where}['GUARD_DATABASES'] is {named!r:.80}: give a list of"
             f" {', '.join(map(repr, django_settings.DATABASES))}"
         )
     wait = seconds("GUARD_WAIT", given.get("GUARD_WAIT", LOCK_WAIT), least=0.001)

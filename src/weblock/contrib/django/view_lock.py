@@ -116,7 +116,7 @@ def _filled(template: KeyTemplate, request: HttpRequest, values: Mapping[str, ob
         if source.kind == "path" and name not in found:
             there = ", ".join(map(repr, values)) or "nothing"
             raise ConfigurationError(
-                f"lock({template.text!r}) wants {source.name!r} of the URL, which gives the view"
+                f"lock({template.text!r}) needs {source.name!r} of the URL, which gives the view"
                 f" {there}: {request.path!r:.100}"
             )
     return template.fill(found)

@@ -199,7 +199,7 @@ def refuse_unknown_path_parameters(template: KeyTemplate, known: Mapping[str, ob
         if source.kind == "path" and source.name not in known:
             there = ", ".join(map(repr, known)) or "none"
             raise ConfigurationError(
-                f"lock({template.text!r}) wants the path parameter {source.name!r}, but the path"
+                f"lock({template.text!r}) needs the path parameter {source.name!r}, but the path"
                 f" has {there}; {{query.{source.name}}} would be a query parameter, and"
                 f" {{header.{source.name}}} a header"
             )

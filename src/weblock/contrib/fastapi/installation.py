@@ -57,7 +57,7 @@ def install(
     """
     if not isinstance(app, FastAPI):
         raise TypeError(
-            f"install(app) wants the FastAPI application, and was given {app!r:.200}: call it once,"
+            f"install(app) needs the FastAPI application, and was given {app!r:.200}: call it once,"
             " with the application; its routers and mounted applications are served by the same layer"
         )
     if app.middleware_stack is not None:

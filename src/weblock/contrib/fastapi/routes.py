@@ -76,7 +76,7 @@ def _refuse_names_without_alias(template: KeyTemplate, found: LockingRoute) -> N
         for field in fields:
             if field.name.lower() == source.name.lower():
                 raise ConfigurationError(
-                    f"{found}: lock({template.text!r}) wants {{{source.kind}.{source.name}}}, which"
+                    f"{found}: lock({template.text!r}) needs {{{source.kind}.{source.name}}}, which"
                     f" requests send under its alias: write {{{source.kind}.{field.alias}}}"
                 )
 

@@ -38,14 +38,14 @@ def _entries(rules: object, name: str) -> Iterator[tuple[str, object]]:
         yield from ((f"{name}[{number}]", entry) for number, entry in enumerate(rules))
     else:
         raise ConfigurationError(
-            f"{name} is {rules!r:.80}: a list of rules is wanted, or a mapping of names to rules"
+            f"{name} is {rules!r:.80}: give a list of rules, or a mapping of names to rules"
         )
 
 
 def _rule(label: str, entry: object) -> Rule:
     if not isinstance(entry, Mapping):
         raise ConfigurationError(
-            f"{label} is {entry!r:.80}: a Rule is wanted, or a mapping with path and key"
+            f"{label} is {entry!r:.80}: give a Rule, or a mapping with path and key"
         )
     if strange := [field for field in entry if field not in _FIELDS]:
         raise ConfigurationError(
@@ -61,7 +61,7 @@ def _rule(label: str, entry: object) -> Rule:
 def _path(fields: dict[str, Any]) -> str | re.Pattern[str]:
     """Remove the path, or the regular expression, from the fields and return it."""
     if ("path" in fields) == ("regex" in fields):
-        raise ConfigurationError("either path or regex is wanted")
+        raise ConfigurationError("give either path or regex")
     if "path" in fields:
         path: str = fields.pop("path")
         return path

@@ -75,7 +75,7 @@ class Rule:
             for source in template.in_request().values():
                 if source.kind == "path" and source.name not in self.path.names:
                     raise ConfigurationError(
-                        f"key {template.text!r} wants the path parameter {source.name!r}, but"
+                        f"key {template.text!r} needs the path parameter {source.name!r}, but"
                         f" {self.path.text} has {', '.join(sorted(self.path.names)) or 'none'}"
                     )
 
@@ -161,7 +161,7 @@ def methods_of(given: Iterable[str]) -> frozenset[str]:
     methods = frozenset(map(_method, given))
     if not methods:
         raise ConfigurationError(
-            "methods has none, so nothing would be locked: leave it out for all"
+            "methods is empty, so nothing would be locked: leave it out for all methods"
         )
     return methods | {"HEAD"} if "GET" in methods else methods
 

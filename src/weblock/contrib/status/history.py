@@ -91,7 +91,7 @@ class History:
 _TEXTS: Final[Mapping[type[Event], str]] = {
     events.Lost: "lease {fence} of {label} was lost: {reason}",
     events.AtRisk: "lease {fence} of {label} was not renewed, and ends in {remaining:.1f} s",
-    events.TimedOut: "{label} waited {waited:.1f} s in vain",
+    events.TimedOut: "{label} waited {waited:.1f} s and timed out",
     events.Refused: "{label} was refused: {waiters} were waiting",
     events.Forced: "{by} took it from {holder}, by force",
     events.FailedOpen: "{label} runs without the lock: {cause}",

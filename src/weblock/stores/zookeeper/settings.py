@@ -66,7 +66,7 @@ def _root(path: str) -> str:
     if not re.fullmatch(r"(/[A-Za-z0-9_:-][A-Za-z0-9._:-]*){1,20}", path) or len(path) > 200:
         raise ConfigurationError(
             f"the zookeeper:// URL names no node with {path!r:.80}: write names of letters, digits"
-            " or any of . _ : -, parted by '/'"
+            " or any of . _ : -, separated by '/'"
         )
     return path
 
