@@ -21,9 +21,14 @@ class Worker:
 
     def __init__(self, role: str, *args: str | list[str]) -> None:
         words = [each if isinstance(each, str) else json.dumps(each) for each in args]
+        self.start("tests.contract.workers", role, *words)
+
+    def start(self, module: str, *words: str, **environment: str) -> None:
+        """Starts a module as a program."""
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "tests.contract.workers", role, *words],
+            [sys.executable, "-W", "error", "-m", module, *words],
             cwd=TOP,
+            env={**os.environ, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

@@ -1,0 +1,116 @@
+"""Two versions of weblock on one engine, as in a rolling upgrade: this one, and an earlier one."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+
+from tests.contract.engines import ENGINES
+from tests.contract.puppets import Puppet
+from tests.support.waiting import PATIENCE, eventually, waiters
+from weblock import LeaseLost, Locks
+
+TOP: Final = Path(__file__).parents[2]
+
+EARLIER: Final = os.environ.get("WEBLOCK_EARLIER", "65f71e7d0137f966cb5f790c8499f008a91692ce")
+"""The commit beside which this version must work: that of the latest release, once there is one.
+
+A change that fails here needs a new minor version, and a line in the changelog. Then this commit is set anew.
+"""
+
+SHARED: Final = ["file", "valkey", "redlock-3", "zookeeper", "memcached"]
+"""Engines of each kind that several processes share."""
+
+
+class Earlier(Puppet):
+    """A process of the earlier version."""
+
+    def __init__(self, source: Path, url: str | list[str]) -> None:
+        self.start("tests.upgrades.actor", json.dumps([url, PATIENCE]), PYTHONPATH=str(source))
+        assert self.do("source").startswith(str(source))
+
+
+class Versions(NamedTuple):
+    """This version, and a process of the earlier one, on one engine."""
+
+    today: Locks
+    earlier: Earlier
+
+
+@pytest.fixture(scope="module")
+def earlier_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the earlier version."""
+    command = ["git", "-C", str(TOP), "archive", EARLIER, "src/weblock"]
+    try:
+        archive = subprocess.run(command, capture_output=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip(f"this checkout has no commit {EARLIER}: git fetch --unshallow")
+    folder = tmp_path_factory.mktemp("earlier")
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        files.extractall(folder, filter="data")
+    return folder / "src"
+
+
+@pytest.fixture(scope="module", params=SHARED)
+def versions(
+    request: pytest.FixtureRequest, earlier_source: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Versions]:
+    """Both versions, on an engine that nobody has used."""
+    url = ENGINES[request.param].fresh_url(tmp_path_factory.mktemp("engine"))
+    with (
+        closing(Earlier(earlier_source, url)) as earlier,
+        Locks.from_url(url, ttl=PATIENCE, wait=PATIENCE) as today,
+    ):
+        yield Versions(today, earlier)
+
+
+def test_each_waits_for_the_other_and_fences_increase(versions: Versions) -> None:
+    """A key goes from one version to the other and back, by the queue, and never to both."""
+    today, earlier = versions
+    first = today.acquire("handed over")
+    assert earlier.do("is_refused", "handed over")
+    earlier.begin("acquire", "handed over")
+    eventually(lambda: waiters(today, "handed over") == 1)
+    first.release()
+    second = earlier.hear()
+    assert today.try_acquire("handed over") is None
+    with ThreadPoolExecutor(1) as threads:
+        third = threads.submit(today.acquire, "handed over")
+        eventually(lambda: waiters(today, "handed over") == 1)
+        assert earlier.do("release") is None
+        assert first.fence < second < third.result().fence
+    third.result().release()
+
+
+def test_each_sees_and_ends_the_leases_of_the_other(versions: Versions) -> None:
+    """Either version shows a holder of the other one, and can take its lease away."""
+    today, earlier = versions
+    fence = earlier.do("acquire", "forced")
+    info = today.inspect("forced")
+    assert info
+    assert info.fence == fence
+    assert today.force_release("forced")
+    assert earlier.do("extend") == "LeaseLost"
+    lease = today.acquire("forced")
+    assert earlier.do("force_release", "forced") is True
+    with pytest.raises(LeaseLost):
+        lease.extend(1)
+
+
+def test_what_one_has_done_once_the_other_does_not_repeat(versions: Versions) -> None:
+    """A step that ran in one version is done for the other."""
+    today, earlier = versions
+    assert earlier.do("once", "by the earlier one") is True
+    assert today.once("by the earlier one", lambda: None) is False
+    assert today.once("by this one", lambda: None) is True
+    assert earlier.do("once", "by this one") is False
