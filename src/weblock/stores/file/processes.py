@@ -200,7 +200,7 @@ class Processes:
             self._dead.pop(next(iter(self._dead)), None)
 
     def _send(self, process: str, message: bytes) -> bool:
-        """Return whether nothing is left to do. Only a full queue is worth another attempt."""
+        """Send it, and return false if another attempt may help: only a full queue is worth one."""
         try:
             self._sender.sendto(message, self._directory.short_path(_bell_name(process)))
         except BlockingIOError:
