@@ -68,7 +68,7 @@ class TestMatching:
         [
             ("/api/items", "/api", ["items"]),
             ("/items", "/api", ["items"]),
-            ("/apiitems", "/api", None),
+            ("/apiitems", "/api", ["items"]),  # Litestar takes it to /items.
             ("/api/items", "", None),
             ("/api/api/items", "/api", None),
         ],

@@ -37,7 +37,14 @@ _SEGMENT: Final = "[^/]+"
 
 CONVERTERS: Final = {
     "str": Converter("[^/]+", str, (_ODD, "7"), "", "", lambda each: each != "/"),
-    "path": Converter(".*", str, ("", _ODD, f"{_ODD}/{_ODD}", "/"), "", "", lambda _each: True),
+    "path": Converter(
+        ".*",
+        str,
+        ("", _ODD, f"{_ODD}/{_ODD}", "/"),
+        r"(?=[^\n]*[\n])[\s\S]*",  # With a newline in it, which ends what a dot matches.
+        "",
+        lambda _each: True,
+    ),
     "int": Converter(
         "[0-9]+",
         int,

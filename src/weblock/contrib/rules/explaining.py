@@ -100,9 +100,9 @@ def path_and_query(target: str) -> tuple[str, str]:
 
 def verdicts(rules: RuleSet, method: str, path: str, root_path: str = "") -> Iterator[Verdict]:
     """Return whether each rule matches a request; ``path`` is decoded."""
-    ways = tuple(readings(path, root_path))
+    ways, _ = readings(path, root_path)
     about = [rule for rule in rules if rule.takes(method)]
-    match, besides = decided(about, path, ways)
+    match, besides = decided(about, path, root_path)
     for name, rule in rules.named:
         if rule not in about:
             verdict = OTHER_METHOD

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from ...errors import ConfigurationError
 from .mapping import named_rules
@@ -55,24 +55,27 @@ class RuleSet:
         rules = self._by_method.get(method.upper(), self._for_other_methods)
         if not rules:
             return None
-        certain, doubtful = decided(rules, path, tuple(readings(path, root_path)))
+        certain, doubtful = decided(rules, path, root_path)
         if certain and not certain.rule.exempt:
             return replace(certain, others=doubtful) if doubtful else certain
         return replace(doubtful[0], others=doubtful[1:]) if doubtful else None
 
 
 def decided(
-    rules: Sequence[Rule], path: str, ways: Sequence[str]
+    rules: Sequence[Rule], path: str, root_path: str
 ) -> tuple[Match | None, tuple[Match, ...]]:
-    """Return the rule that matches a path read in these ways, and earlier ones that may."""
+    """Return the rule that matches a path, and others that match it as another router reads it."""
+    ways, normal = readings(path, root_path)
     certain = _certain(rules, ways)
     before = rules if certain is None else rules[: rules.index(certain.rule)]
-    doubtful = [*_doubtful(before, ways)]
+    doubtful = [*_doubtful(before, (*normal, *ways))]
     if path.endswith("\n"):
         below = [each for each in _below_mounts(rules, path) if each != certain]
         if certain is None and below:
             certain, *below = below
         doubtful += below
+    if certain:
+        doubtful += _read_otherwise(rules, certain, ways[0], normal)
     return certain, tuple(doubtful)
 
 
@@ -94,6 +97,22 @@ def _doubtful(rules: Iterable[Rule], ways: Iterable[str]) -> Iterator[Match]:
                 break
 
 
+def _read_otherwise(
+    rules: Iterable[Rule], certain: Match, routed: str, normal: Iterable[str]
+) -> Iterator[Match]:
+    """Return what a lenient router would lock for a path that Starlette's reads as it is written.
+
+    A slash at the end alone does not lead to another rule, for there may be rules for both; but the
+    same rule may make another key of it.
+    """
+    for way in normal:
+        if way != routed:
+            is_bare = routed and way.rstrip("/") == routed.rstrip("/")
+            found = _certain([certain.rule] if is_bare else rules, [way])
+            if found and found != certain and not found.rule.exempt:
+                yield found
+
+
 def _below_mounts(rules: Iterable[Rule], path: str) -> Iterator[Match]:
     """What matches where a mount of Starlette's has not taken its own part off the path.
 
@@ -107,20 +126,29 @@ def _below_mounts(rules: Iterable[Rule], path: str) -> Iterator[Match]:
                 break
 
 
-def readings(path: str, root_path: str) -> Iterator[str]:
-    """The path as Starlette's router reads it; if no rule matches it, as more lenient ones do.
+class Readings(NamedTuple):
+    """The ways to read a path, of which the first is Starlette's."""
 
-    Those take several slashes for one, and do not mind one at the end.
-    """
+    ways: tuple[str, ...]
+    normal: tuple[str, ...]
+    """Those of lenient routers, which do not mind how many slashes there are, or whether one is last."""
+
+
+def readings(path: str, root_path: str) -> Readings:
+    """Return how routers may read a path."""
     routed = _routed(path, root_path)
-    yield routed
-    if routed != path:
-        yield path
-    single = _SLASHES.sub("/", routed) if "//" in routed else routed
-    bare = single.rstrip("/")
-    for lenient in (bare, f"{bare}/"):
-        if lenient not in (routed, ""):
-            yield lenient
+    normal = [_single_slashes(routed)]
+    # Litestar takes the root path off wherever it stands, with all that is before it.
+    if root_path and (rest := path.split(root_path, maxsplit=1)[-1]) != routed:
+        normal.append(_single_slashes(rest))
+    ways = [routed, path]
+    for way in normal:
+        ways += way, "/" if way == "/" else f"{way}/"
+    return Readings(tuple(dict.fromkeys(ways)), tuple(normal))
+
+
+def _single_slashes(path: str) -> str:
+    return "/" + (_SLASHES.sub("/", path) if "//" in path else path).strip("/")
 
 
 def _routed(path: str, root_path: str) -> str:
