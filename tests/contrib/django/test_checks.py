@@ -12,6 +12,8 @@ from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse
 from django.urls import include, path, re_path
 from django.views import View
+from rest_framework.routers import DefaultRouter
+from rest_framework.viewsets import ViewSet
 
 from weblock.contrib.django import lock
 from weblock.contrib.django.checks import MIDDLEWARE
@@ -168,6 +170,21 @@ def test_keys_of_spellings(route: Any, key: str, warned: bool, project: Any) -> 
     messages = found()
     assert ("weblock.W006" in messages) == warned
     assert not warned or "{pk:int}" in messages["weblock.W006"]
+
+
+def test_a_view_with_several_urls_is_warned_of_once(project: Any) -> None:
+    """A router of REST framework has two URLs for a view: the warning names the first, and comes once."""
+
+    class Shops(ViewSet):
+        @lock("shop:{pk}")
+        def update(self, request: HttpRequest, pk: str) -> HttpResponse:
+            return HttpResponse()
+
+    router = DefaultRouter()
+    router.register("shops", Shops, basename="shop")
+    project.ROOT_URLCONF = (path("api/", include(router.urls)),)
+    (warning,) = run_checks(tags=["weblock"])
+    assert "Shops, for 'api/^shops/(?P<pk>[^/.]+)/$', has the key 'shop:{pk}'" in warning.msg
 
 
 VIEWS = ([path("<int:pk>", items, name="item")], "shop")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
@@ -69,13 +70,17 @@ def check_views(**_kwargs: object) -> list[CheckMessage]:
         for routed, lock in undecorated()
     ]
     known = _readable_aliases()
+    warned: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
     for routed, lock, _ in marked_views():
         found += [
             _missing(f"lock({template!r}) of {routed.dotted}", name, routed)
             for template, name in routed.missing(lock.templates)
         ]
-        what = f"@lock on {routed.dotted}, for {routed.route!r},"
-        found += _spellings(what, routed.spelled_in(lock.templates), IN_URL)
+        if spelled := set(routed.spelled_in(lock.templates)) - warned[routed.dotted]:
+            # Routers of REST framework have two URLs for each view.
+            warned[routed.dotted] |= spelled
+            what = f"@lock on {routed.dotted}, for {routed.route!r},"
+            found += _spellings(what, sorted(spelled), IN_URL)
         if known and lock.alias not in known:
             text = (
                 f"@lock on {routed.dotted} needs the alias {lock.alias!r}, which is not in WEBLOCK."

@@ -94,7 +94,7 @@ def lock(
 
 
 def lease_of(request: HttpRequest) -> Lease:
-    """Return what the request holds, as ``request.weblock`` does, with its type.
+    """Return the lease of the lock around the view: ``request.weblock``, with its type.
 
     Raises ``ConfigurationError`` where no lock is held, or in an async view, which has an
     ``AsyncLease``.
