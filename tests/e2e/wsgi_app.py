@@ -1,0 +1,136 @@
+"""A Flask application that any WSGI server runs: ``tests.e2e.wsgi_app:app``, in $WEBLOCK_TEST_FOLDER.
+
+Tests steer it by files in that folder, as they do ``asgi_app``.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flask import Flask, Response, g, request
+from flask_sqlalchemy import SQLAlchemy
+
+from tests.support.waiting import PATIENCE, eventually
+from weblock.contrib.flask import WebLock
+from weblock.contrib.wsgi import LockMiddleware, Rule
+
+FOLDER = Path(os.environ.get("WEBLOCK_TEST_FOLDER", "."))
+ENGINE = os.environ.get("WEBLOCK_TEST_ENGINE", "file://")
+
+app = Flask(__name__)
+app.config["SQLALCHEMY_DATABASE_URI"] = os.environ.get(
+    "WEBLOCK_TEST_DATABASE", f"sqlite:///{FOLDER}/shop.sqlite3"
+)
+db = SQLAlchemy()
+
+
+class Item(db.Model):  # type: ignore[name-defined,misc]
+    """An item of a shop, of which there may be one."""
+
+    id = db.Column(db.Integer, primary_key=True)
+    shop = db.Column(db.String(80))
+
+
+db.init_app(app)
+locks = WebLock(app, ENGINE, wait=PATIENCE)
+with app.app_context(), locks.locks.hold("create_all"):
+    db.create_all()
+
+
+def noted(name: str) -> bool:
+    """Whether there is a note, of the test or of a handler."""
+    return (FOLDER / name).exists()
+
+
+def note(name: str) -> None:
+    """Leaves a note for the test."""
+    (FOLDER / name).write_text(str(os.getpid()))
+
+
+def until_it_goes_on(name: str) -> None:
+    """Returns when the test says so."""
+    eventually(lambda: noted(f"{name}-goes-on") or time.sleep(0.005))
+
+
+def naive(view: Callable[..., Any]) -> Callable[..., Any]:
+    """The decorator that everybody writes first: it releases when the view returns."""
+
+    @functools.wraps(view)
+    def held(shop: str, **values: Any) -> Any:
+        with locks.locks.hold(shop, wait=PATIENCE):
+            return view(shop, **values)
+
+    return held
+
+
+def create(shop: str, name: str = "") -> tuple[str, int]:
+    """Make an item, unless there is one; the commit comes later, when the test says so."""
+    if db.session.query(Item).filter_by(shop=shop).count():
+        return "full", 422
+    db.session.add(Item(shop=shop))
+    g.commits = name
+    return "made", 201
+
+
+@app.teardown_request
+def commit(_error: BaseException | None) -> None:
+    """Commit, as many applications do for all their views."""
+    name = g.pop("commits", None)
+    if name:
+        note(f"{name}-commits")
+        until_it_goes_on(name)
+    if name is not None:
+        db.session.commit()
+
+
+for prefix, kind in (("naive", naive), ("locked", locks.lock("{shop}"))):
+    app.add_url_rule(f"/{prefix}/<shop>", prefix, kind(create), methods=["POST"])
+    app.add_url_rule(
+        f"/{prefix}/<shop>/<name>", f"{prefix}-steered", kind(create), methods=["POST"]
+    )
+
+
+@app.post("/steered/<key>/<name>")
+@locks.lock("{key}")
+def steered(key: str, name: str) -> str:
+    """End when the test says so."""
+    note(f"{name}-began")
+    until_it_goes_on(name)
+    note(f"{name}-ended")
+    return name
+
+
+@app.post("/large/<key>")
+@locks.lock("{key}")
+def large(key: str) -> Response:
+    """A response in one piece."""
+    return Response(b"x" * int(request.args["size"]))
+
+
+@app.post("/stream/<key>/<name>")
+@locks.lock("{key}")
+def stream(key: str, name: str) -> Response:
+    """A stream of events, of which the second comes when the test says so."""
+
+    def events() -> Any:
+        yield b"data: first\n\n"
+        until_it_goes_on(name)
+        yield b"data: second\n\n"
+
+    return Response(events(), mimetype="text/event-stream")
+
+
+@app.post("/ruled/<key>")
+def ruled(key: str) -> str:
+    """Is locked by a rule, around the whole application."""
+    return "done"
+
+
+app.wsgi_app = LockMiddleware(  # type: ignore[method-assign]
+    app.wsgi_app, locks=ENGINE, rules=[Rule("/ruled/{key}", key="{key}")], wait=PATIENCE
+)
