@@ -9,9 +9,11 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from wsgiref.util import FileWrapper
 from wsgiref.validate import validator
 
+import bottle
 import pytest
 
 from tests.servers import Server
@@ -619,14 +621,17 @@ class TestALostLease:
 class TestTheClient:
     """One that leaves while it waits gives up its place, where the server shows it."""
 
-    @pytest.fixture(params=["gunicorn.socket", "werkzeug.socket", "waitress.client_disconnected"])
-    def client(self, request):
+    @pytest.fixture(params=[*clients.SOCKETS, "waitress.client_disconnected", "uwsgi"])
+    def client(self, request, monkeypatch):
         """A client, and what its server says of it."""
         ours, theirs = socket.socketpair()
         theirs.sendall(b"more that nobody has read")
         shown = gone.is_set if (gone := _Gone(theirs)) and "waitress" in request.param else ours
+        if request.param == "uwsgi":  # A module, which is there in its processes alone.
+            module = SimpleNamespace(connection_fd=ours.fileno)
+            monkeypatch.setitem(sys.modules, "uwsgi", module)
         with ours, theirs:
-            yield gone, {request.param: shown}
+            yield gone, {} if request.param == "uwsgi" else {request.param: shown}
 
     @pytest.fixture
     def looks(self, monkeypatch):
@@ -703,3 +708,44 @@ class _Gone(threading.Event):
     def set(self):
         self._connection.close()
         super().set()
+
+
+class TestFrameworks:
+    """Each by the middleware, without a word of weblock in the application; Flask has more of its own."""
+
+    RULES = (Rule("/items/{item_id:int}", methods=["POST"], key="item:{item_id}", wait=0),)
+
+    def check(self, app, locks):
+        """The application holds the key of what its router makes of the path, and refuses when it is busy."""
+        layer = LockMiddleware(validator(app), locks, self.RULES)
+        for path in ("/items/7", "/items/007"):
+            assert Gateway(layer, path=path).serve().text == b"item:7"
+        assert locks.list() == []
+        with locks.hold("item:7"), ThreadPoolExecutor(1) as thread:
+            assert thread.submit(Gateway(layer, path="/items/7").serve).result().status == 409
+
+    @pytest.mark.filterwarnings("ignore:'cgi' is deprecated:DeprecationWarning")
+    def test_pyramid(self, locks):
+        """A view of a route."""
+        from pyramid.config import Configurator
+        from pyramid.response import Response
+
+        def view(request):
+            assert int(request.matchdict["item_id"]) == 7
+            return Response(locks.list()[0].key)
+
+        with Configurator() as config:
+            config.add_route("item", "/items/{item_id}")
+            config.add_view(view, route_name="item")
+            self.check(config.make_wsgi_app(), locks)
+
+    def test_bottle(self, locks):
+        """A callback of a route."""
+        app = bottle.Bottle()
+
+        @app.post("/items/<item_id:int>")
+        def callback(item_id):
+            assert item_id == 7
+            return locks.list()[0].key
+
+        self.check(app, locks)

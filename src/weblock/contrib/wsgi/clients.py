@@ -6,6 +6,7 @@ Werkzeug the connection itself, waitress a function; and uWSGI has a module.
 
 from __future__ import annotations
 
+import functools
 import select
 import socket
 import sys
@@ -46,26 +47,27 @@ def _look_of(environ: WSGIEnvironment) -> Callable[[], bool] | None:
     told: Callable[[], bool] | None = environ.get("waitress.client_disconnected")
     if told is not None:
         return told
+    descriptor = _descriptor_of(environ) if _HUNG_UP else None
+    return functools.partial(_has_hung_up, descriptor) if descriptor else None
+
+
+def _descriptor_of(environ: WSGIEnvironment) -> Callable[[], int] | None:
     for name in SOCKETS:
         connection = environ.get(name)
-        if isinstance(connection, socket.socket) and _HUNG_UP:
-            return lambda: _has_hung_up(connection)
-    uwsgi = sys.modules.get("uwsgi")
-    if uwsgi is not None and hasattr(uwsgi, "is_connected"):
-        return _look_of_uwsgi(uwsgi)
+        if isinstance(connection, socket.socket):
+            return connection.fileno
+    uwsgi: Any = sys.modules.get("uwsgi")
+    if uwsgi is not None and hasattr(uwsgi, "connection_fd"):
+        number: int = uwsgi.connection_fd()  # Of the request that this thread serves.
+        return lambda: number
     return None
 
 
-def _has_hung_up(connection: socket.socket) -> bool:
+def _has_hung_up(descriptor: Callable[[], int]) -> bool:
     """Asks the kernel, and reads nothing: what the client has sent is for the application."""
-    descriptor = connection.fileno()
-    if descriptor < 0:
+    number = descriptor()
+    if number < 0:
         return True
     poll = original("select", "poll")()  # gevent's own knows nothing of this event.
-    poll.register(descriptor, _HUNG_UP)
+    poll.register(number, _HUNG_UP)
     return bool(poll.poll(0))
-
-
-def _look_of_uwsgi(uwsgi: Any) -> Callable[[], bool]:
-    descriptor = uwsgi.connection_fd()
-    return lambda: not uwsgi.is_connected(descriptor)
