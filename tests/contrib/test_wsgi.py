@@ -636,13 +636,13 @@ class TestTheClient:
     @pytest.fixture
     def looks(self, monkeypatch):
         """What each look at a client has seen; they come quickly."""
-        seen, look_of = [], clients._look_of
+        seen, look = [], clients._look
 
-        def noted(environ):
-            look = look_of(environ)
-            return look and (lambda: seen.append(look()) or seen[-1])
+        def noted(is_gone):
+            seen.append(is_gone())
+            look(lambda: seen[-1])
 
-        monkeypatch.setattr(clients, "_look_of", noted)
+        monkeypatch.setattr(clients, "_look", noted)
         monkeypatch.setattr(acquiring, "LOOK", 0.01)
         return seen
 

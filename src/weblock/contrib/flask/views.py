@@ -16,7 +16,7 @@ from ...errors import ConfigurationError
 from ...keys import CheckedKey, KeyTemplate, in_order
 from ...sync import Lease
 from ..request_values import keys_made_by, request_values
-from ..wsgi import request_locks
+from ..wsgi import RequestLocks, request_locks
 from ..wsgi.target import headers_of, query_of
 from .database import Database
 
@@ -123,16 +123,28 @@ def _acquire(together: Sequence[Lock], values: Mapping[str, object], database: D
     """
     environ = request.environ
     held = request_locks(environ)
+    if len(together) == 1:
+        (lock,) = together
+        environ[LEASE_KEY] = _hold(held, lock, lock.keys_of(values), database)
+        return
     keys = {lock: lock.keys_of(values) for lock in together}
     of_key = {key: lock for lock in reversed(together) for key in keys[lock]}
-    missing = held.missing(held.locks, sorted(of_key))
-    if missing:
-        database.end_reading()
-    for lock, group in groupby(missing, key=of_key.__getitem__):
-        options: Any = dict(lock.options)
-        database.guard(held.hold([*group], options))
+    for lock, group in groupby(sorted(of_key), key=of_key.__getitem__):
+        _hold(held, lock, tuple(group), database)
     environ[LEASE_KEY] = held.hold(keys[together[0]], {})
     held.check()  # Some may have been lost while we waited for others.
+
+
+def _hold(
+    held: RequestLocks, lock: Lock, keys: tuple[CheckedKey, ...], database: Database
+) -> Lease:
+    options: Any = dict(lock.options)
+    if held.leases and not held.missing(held.locks, keys):
+        return held.hold(keys, options)
+    database.end_reading()
+    lease = held.hold(keys, options)
+    database.guard(lease)
+    return lease
 
 
 def _parsed(key: str | KeyFunction) -> KeyTemplate | KeyFunction:

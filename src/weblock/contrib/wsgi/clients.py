@@ -32,23 +32,15 @@ def watch(environ: WSGIEnvironment) -> Callable[[], None] | None:
 
     ``None`` where the server does not let us see it.
     """
-    is_gone = _look_of(environ)
-    if is_gone is None:
-        return None
-
-    def look() -> None:
-        if is_gone():
-            raise ClientGone
-
-    return look
-
-
-def _look_of(environ: WSGIEnvironment) -> Callable[[], bool] | None:
     told: Callable[[], bool] | None = environ.get("waitress.client_disconnected")
-    if told is not None:
-        return told
-    descriptor = _descriptor_of(environ) if _HUNG_UP else None
-    return functools.partial(_has_hung_up, descriptor) if descriptor else None
+    if told is None and _HUNG_UP and (descriptor := _descriptor_of(environ)):
+        told = functools.partial(_has_hung_up, descriptor)
+    return functools.partial(_look, told) if told else None
+
+
+def _look(is_gone: Callable[[], bool]) -> None:
+    if is_gone():
+        raise ClientGone
 
 
 def _descriptor_of(environ: WSGIEnvironment) -> Callable[[], int] | None:

@@ -9,7 +9,6 @@ have been reported as done.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import Final, Self
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
@@ -69,7 +68,7 @@ class RequestLayer:
             if answer is None:
                 raise
         else:
-            answer = self._instead(work.loss, outbox)
+            answer = self._instead(work.loss, outbox) if work.loss else None
             if answer is None:
                 return outbox.finish() if body is None else body
         outbox.discard()
@@ -77,13 +76,12 @@ class RequestLayer:
         outbox.open()
         return body
 
-    def _instead(self, loss: LeaseLost | None, outbox: Outbox) -> WSGIApplication | None:
+    def _instead(self, loss: LeaseLost, outbox: Outbox) -> WSGIApplication | None:
         """Return what responds instead of a response that would promise too much."""
-        if loss and outbox.sent:
+        if outbox.sent:
             logger.error(SENT_TOO_EARLY, loss)
-        elif loss and outbox.promises:
-            return self._answer(loss)
-        return None
+            return None
+        return self._answer(loss) if outbox.promises else None
 
 
 class Work:
@@ -107,20 +105,23 @@ class Work:
 
         In that case, and if the application raises, everything is released.
         """
-        goes_on = False
-        with _Part(self._request):
+        goes_on, request = False, self._request
+        token = part_of.set(request.flow)
+        try:
+            body = self._body = app(environ, self._outbox.start_response)
+            if not request.leases:
+                request.over = True  # Later, nobody would release.
+            elif self._is_complete(body):
+                return None
+            self._outbox.open()
+            goes_on = True
+        finally:
             try:
-                body = self._body = app(environ, self._outbox.start_response)
-                if not self._request.leases:
-                    self._request.over = True  # Later, nobody would release.
-                elif self._is_complete(body):
-                    return None
-                self._outbox.open()
-                goes_on = True
-            finally:
                 if not goes_on:
                     self.loss = self._end()
-        return self if self._request.leases else body
+            finally:
+                part_of.reset(token)
+        return self if request.leases else body
 
     def _is_complete(self, body: Iterable[bytes]) -> bool:
         """Collect the body; return whether that was all of it, or the rest must not wait."""
@@ -140,17 +141,23 @@ class Work:
     def __next__(self) -> bytes:
         if held := self._outbox.take():
             return b"".join(held)
-        with _Part(self._request):
+        token = part_of.set(self._request.flow)
+        try:
             part = next(self._parts)
+        finally:
+            part_of.reset(token)
         if self._outbox.promises:
             self._request.check()
         return part
 
     def close(self) -> None:
         """Release what the request holds, when the server has sent the response or given up."""
-        with _Part(self._request):
+        token = part_of.set(self._request.flow)
+        try:
             if loss := self._end():
                 logger.error(SENT_TOO_EARLY, loss)
+        finally:
+            part_of.reset(token)
 
     def _end(self) -> LeaseLost | None:
         """Close the application's response, which may commit, and release. Return a loss."""
@@ -161,26 +168,6 @@ class Work:
         finally:
             loss = drive(self._request.release())
         return loss
-
-
-class _Part:
-    """What runs in the block is a part of the request: it cannot wait for what that holds."""
-
-    __slots__ = ("_flow", "_token")
-
-    def __init__(self, request: RequestLocks) -> None:
-        self._flow = request.flow
-
-    def __enter__(self) -> None:
-        self._token = part_of.set(self._flow)
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        part_of.reset(self._token)
 
 
 def opened(locks: Locks | str | Sequence[str] | None, options: LocksOptions) -> Locks:

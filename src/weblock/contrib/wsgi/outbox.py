@@ -27,6 +27,7 @@ class Outbox:
     __slots__ = (
         "_began",
         "_head",
+        "_is_event_stream",
         "_parts",
         "_request",
         "_size",
@@ -34,6 +35,7 @@ class Outbox:
         "_write",
         "is_open",
         "promises",
+        "sent",
     )
 
     def __init__(self, start_response: StartResponse, request: RequestLocks) -> None:
@@ -44,15 +46,13 @@ class Outbox:
         self._size = 0
         self._began = 0.0
         self._write: Callable[[bytes], object] | None = None
+        self._is_event_stream = False
+        self.sent = False
+        """Whether the server has the status and the headers."""
         self.is_open = False
         """Whether the response goes to the server as it is made."""
         self.promises = True
         """Whether it says that work was done, or refused: an error of the server does not."""
-
-    @property
-    def sent(self) -> bool:
-        """Whether the server has the status and the headers."""
-        return self._write is not None
 
     def streams(self) -> bool:
         """Return whether a part that comes now must not wait for the end of the response."""
@@ -60,7 +60,7 @@ class Outbox:
             return True
         if self._parts and time.monotonic() - self._began > STREAMS_AFTER:
             return True
-        return self._head is not None and _is_event_stream(self._head[1])
+        return self._is_event_stream
 
     def start_response(
         self, status: str, headers: Headers, exc_info: Any = None, /
@@ -71,8 +71,10 @@ class Outbox:
             return self._start_response(status, headers, exc_info)
         if self._head and not exc_info:
             raise AssertionError("start_response was called a second time without exc_info")
-        self.discard()  # What was kept belongs to the response that failed.
+        if self._parts:
+            self.discard()  # They belong to the response that failed.
         self._head = status, headers, exc_info
+        self._is_event_stream = _is_event_stream(headers)
         self.promises = not status.startswith("5")
         if self.is_open:
             self.open()
@@ -107,6 +109,7 @@ class Outbox:
                 headers = [*headers, ("Server-Timing", timing)]
             more = (exc_info,) if exc_info else ()
             self._write = self._start_response(status, headers, *more)
+            self.sent = True
 
     def discard(self) -> None:
         """Forget what is held back: another response takes its place."""
@@ -122,7 +125,7 @@ class Outbox:
         if not self.sent:
             self.open()
         # In one part, since a server that gets one can say how long it is.
-        return [b"".join(parts)] if (parts := self.take()) else []
+        return [b"".join(self._parts)] if self._parts else []
 
     def _flush(self) -> None:
         for part in self.take():
@@ -135,7 +138,7 @@ class Outbox:
 
 
 def _is_event_stream(headers: Headers) -> bool:
-    return any(
-        name.lower() == "content-type" and value.startswith("text/event-stream")
-        for name, value in headers
-    )
+    for name, value in headers:
+        if name.lower() == "content-type":
+            return value.startswith("text/event-stream")
+    return False

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 from wsgiref.types import WSGIEnvironment
@@ -23,12 +22,14 @@ _UNDECODED: Final = re.compile("[\ud800-\udfff]")
 
 def path_of(environ: WSGIEnvironment) -> str:
     """Return the path of a request, without its query; bytes that are no text are replaced."""
-    return next(_paths(environ))[1]
+    disguised: str = environ.get("SCRIPT_NAME", "") + environ["PATH_INFO"]
+    return disguised.encode("latin-1", errors="replace").decode(errors="replace")
 
 
 def query_of(environ: WSGIEnvironment) -> str:
     """Return the query string as it was sent."""
-    return _bytes(environ.get("QUERY_STRING", "")).decode(errors="replace")
+    disguised: str = environ.get("QUERY_STRING", "")
+    return disguised.encode("latin-1", errors="replace").decode(errors="replace")
 
 
 def headers_of(environ: WSGIEnvironment) -> Headers:
@@ -40,17 +41,28 @@ def headers_of(environ: WSGIEnvironment) -> Headers:
 
 
 def find(rules: RuleSet, environ: WSGIEnvironment, root_path: str) -> Match | None:
-    """Return what a request locks; ``None`` if nothing.
+    """Return what a request locks; ``None`` if nothing."""
+    script_name, path_info = environ.get("SCRIPT_NAME", ""), environ["PATH_INFO"]
+    if path_info and not path_info.startswith("/"):
+        path_info = f"/{path_info}"  # Werkzeug and Bottle add what some servers leave out.
+    path = (script_name + path_info).encode("latin-1", errors="replace")
+    mount = script_name.encode("latin-1", errors="replace")
+    try:
+        return rules.find(
+            environ["REQUEST_METHOD"], path.decode(), root_path=root_path or mount.decode()
+        )
+    except UnicodeDecodeError:
+        return _find_in_any_reading(rules, environ["REQUEST_METHOD"], path, mount, root_path)
 
-    Bytes that are no UTF-8 are read differently by each framework, so what any of them may read is
-    locked.
-    """
+
+def _find_in_any_reading(
+    rules: RuleSet, method: str, path: bytes, mount: bytes, root_path: str
+) -> Match | None:
+    """Return what is locked by a path with bytes that are no UTF-8, whichever framework reads it."""
     found = [
         match
-        for script_name, path in _paths(environ)
-        if (
-            match := rules.find(environ["REQUEST_METHOD"], path, root_path=root_path or script_name)
-        )
+        for read in (_replace, _ignore, _percent)
+        if (match := rules.find(method, read(path), root_path=root_path or read(mount)))
     ]
     if len(found) < 2:
         return found[0] if found else None
@@ -58,28 +70,20 @@ def find(rules: RuleSet, environ: WSGIEnvironment, root_path: str) -> Match | No
     return replace(first, others=(*first.others, *others))
 
 
-def _paths(environ: WSGIEnvironment) -> Iterator[tuple[str, str]]:
-    """Yield the part of the path that led to the application, and the whole path, in each reading."""
-    script_name, path_info = _bytes(environ.get("SCRIPT_NAME", "")), _bytes(environ["PATH_INFO"])
-    if path_info and not path_info.startswith(b"/"):
-        path_info = b"/" + path_info  # Werkzeug and Bottle add what some servers leave out.
-    path = script_name + path_info
-    try:
-        yield script_name.decode(), path.decode()
-    except UnicodeDecodeError:
-        for errors in ("replace", "ignore"):  # Werkzeug does the first, Bottle the second.
-            yield script_name.decode(errors=errors), path.decode(errors=errors)
-        yield _percent(script_name), _percent(path)
+def _replace(path: bytes) -> str:
+    """Return the path as Werkzeug reads it."""
+    return path.decode(errors="replace")
+
+
+def _ignore(path: bytes) -> str:
+    """Return the path as Bottle reads it."""
+    return path.decode(errors="ignore")
 
 
 def _percent(path: bytes) -> str:
-    """Return the path with the bytes that are no text percent-encoded again, as Django reads it."""
+    """Return the path as Django reads it: the bytes that are no text are percent-encoded again."""
     text = path.decode(errors="surrogateescape")
     return _UNDECODED.sub(lambda byte: f"%{ord(byte[0]) - 0xDC00:02X}", text)
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode("latin-1", errors="replace")  # More than latin-1 is no server's.
 
 
 def _header(environ: WSGIEnvironment, wanted: str) -> list[str]:
