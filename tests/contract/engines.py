@@ -56,7 +56,9 @@ ENGINES = {
     "redis": Promises(
         lambda tmp: fresh_url(a_redis()), face="asyncio", faces=("asyncio",), sections=1_024
     ),
-    "postgresql": Promises(lambda tmp: fresh_postgresql(), face="asyncio", sections=384),
+    "postgresql": Promises(
+        lambda tmp: fresh_postgresql(), face="asyncio", faces=("sync",), sections=256
+    ),
     "zookeeper": Promises(lambda tmp: fresh_zookeeper(), face="sync", sections=384),
     "redlock-3": Promises(lambda tmp: fresh_quorum(3), face="asyncio", sections=1_024),
     "redlock-5": Promises(lambda tmp: fresh_quorum(5), face="sync", faces=(), sections=1_024),
