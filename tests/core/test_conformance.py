@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from weblock._core.table import Busy, Claim
@@ -17,7 +15,7 @@ from .simulation.conformance import (
     compare_full_queues,
     in_the_model,
 )
-from .simulation.redis_model import RedisModel
+from .simulation.costs import EXPECTED, CountingModel, counted
 
 
 def test_the_lua_is_what_the_pure_functions_say() -> None:
@@ -50,14 +48,9 @@ def test_a_refusal_costs_the_same_however_many_wait(room: int) -> None:
     assert costs[0] == costs[1] < 50
 
 
-class CountingModel(RedisModel):
-    """Counts the commands that scripts run."""
-
-    calls = 0
-
-    def call(self, command: str, *args: Any) -> Any:
-        self.calls += 1
-        return super().call(command, *args)
+def test_each_operation_costs_as_little_as_it_should() -> None:
+    """The commands that a server runs for each operation are those of the table."""
+    assert counted() == EXPECTED
 
 
 def test_a_lock_by_itself_is_what_the_pure_functions_say() -> None:

@@ -19,7 +19,19 @@ INSTANT = "what ends in that very microsecond has ended, or not: neither does ha
 
 MORE_OFTEN = "it is written more or less often, and says at least as much"
 
+LONGER_WAY = "what is left to the prelude has the same outcome there"
+
 EQUIVALENT = {
+    "glance: local quiet = left > 0 and left < SECOND and told[2] == RUN and told[3] == ARGV[2]": LONGER_WAY,
+    "glance: local quiet = left >= 0 and left <= SECOND and told[2] == RUN and told[3] == ARGV[2]": (
+        "in that very microsecond the server need not be looked at either"
+    ),
+    "grant: if there == 0 and ttl < tonumber(told[4]) then": LONGER_WAY,
+    "put_down: local plain = void == 0 and got[1] == owner and now < ends and ends - got[3] < MINUTE"
+    " and fence <= now": LONGER_WAY,
+    "put_down: local plain = void == 0 and got[1] == owner and now < ends and ends - got[3] <= MINUTE"
+    " and fence < now": LONGER_WAY,
+    "put_down: if fence >= noted then": "it writes what is there",
     "prelude: if tonumber(ends) >= lost then": INSTANT,
     "prelude: local elsewhere = epoch.run ~= '' and epoch.checked >= since": INSTANT,
     "prelude: local before = now <= epoch.level and epoch.ahead or 0": INSTANT,
@@ -38,7 +50,7 @@ EQUIVALENT = {
     "prelude: if recovered > epoch.recovered and recovered >= now then": INSTANT,
     "prelude: written = false": "it only costs a command more",
     "prelude: written = got[4] or '',": "it writes once more that nobody has the lease",
-    "prelude: return { 'held', now, text(lock.fence), lock.ends, lock.confirmed or 1 or 0 }": (
+    "prelude: return { 'held', now, lock.fence, lock.ends, lock.confirmed or 1 or 0 }": (
         "whoever is told has confirmed by asking"
     ),
     "prelude: if owner ~= but and now <= tonumber(ends) then": INSTANT,
@@ -52,6 +64,10 @@ EQUIVALENT = {
     "prelude: return (elsewhere or now <= epoch.level) and epoch.ahead or 0": INSTANT,
     "prelude: return lock.owner == '' and now <= quarantine and epoch.why or ''": INSTANT,
     "prelude: if lock.fence >= epoch.fence then": "it writes what is there",
+    "prelude: length = length < MINUTE and math.max(length, HANDOFF) or HANDOFF": LONGER_WAY,
+    "prelude: if now <= epoch.recovered or now < epoch.level then": LONGER_WAY,
+    "prelude: if now < epoch.recovered or now <= epoch.level then": LONGER_WAY,
+    "prelude: elseif lock.fence < now then": INSTANT,
     "raise_fence: if fence >= lock.fence then": "it writes what is there",
 }
 """Mutants that change nothing, or nothing that the model knows of, and why."""

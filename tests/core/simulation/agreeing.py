@@ -175,8 +175,8 @@ def _raising(rig: Rig) -> None:
     """A fence is raised for its owner, never lowered, and those that come later are above it."""
     fence = int(rig.acquire("a", 50)[2])
     assert rig.raise_fence("b", fence + 9) == [b"gone", rig.now]
-    assert rig.raise_fence("a", fence + 9)[2] == str(fence + 9).encode()
-    assert rig.raise_fence("a", fence + 5)[2] == str(fence + 9).encode()
+    assert rig.raise_fence("a", fence + 9)[2] == fence + 9
+    assert rig.raise_fence("a", fence + 5)[2] == fence + 9
     assert rig.seen().grant.fence == fence + 9
     rig.release("a")
     assert rig.fence_of("b", 50) == fence + 10

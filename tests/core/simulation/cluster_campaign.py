@@ -122,6 +122,7 @@ class ClusterSchedule(Schedule):
         engine = partial(ClusterServers, ahead=ahead, recovery=recovery, scripted=scripted)
         super().__init__(random, swarm, engine)
         self._unknown_until = 0.0
+        self._moved_at: dict[int, float] = {}
         self.network.connect(self.engine, Log(self.truth))  # type: ignore[arg-type]
         self.truth.add([each(self.truth) for each in PROPERTIES])
         for bucket in range(LAYOUT.buckets):
@@ -170,6 +171,7 @@ class ClusterSchedule(Schedule):
         if any(LAYOUT.bucket(belief.holding.key) == bucket for belief in self.truth.beliefs):
             self.truth.sometimes("lease outlived a move")
         engine.home[bucket] = engine.moving.pop(bucket)
+        self._moved_at[bucket] = self.world.now
         self.truth.sometimes("slot has moved")
         self.world.note("slot has moved", bucket)
 
@@ -192,15 +194,17 @@ class ClusterSchedule(Schedule):
     def _excuse(self, number: int, lasting: float) -> None:
         """Leases are lost that are there, or on their way to it or from it.
 
-        And, while somebody does not know what its clock shows, those that move meanwhile.
+        And, while somebody does not know what its clock shows, those that move meanwhile, or have
+        just moved: nobody may have asked for them since.
         """
         engine = self.engine
+        lately = self.world.now - self.swarm.ttl
         ends = self.world.now + lasting
         self._unknown_until = ends + ASK_EVERY if engine.masters[1].ahead else 0.0
         for bucket, home in engine.home.items():
             if number in (home, engine.moving.get(bucket)):
                 engine.excused[bucket] = ends + self.swarm.ttl
-            elif bucket in engine.moving:
+            elif bucket in engine.moving or self._moved_at.get(bucket, lately) > lately:
                 engine.excused[bucket] = self._unknown_until + self.swarm.ttl
 
     def _latest_end(self) -> float:

@@ -14,7 +14,8 @@ from .redis_model import RedisModel
 
 LAYOUT = Layout("lives", 1)
 SECOND: Final = 1_000_000
-HOUR: Final = 3600 * SECOND
+MINUTE: Final = 60 * SECOND
+HOUR: Final = 60 * MINUTE
 DAY: Final = 24 * HOUR
 GRAIN: Final = SECOND // 1000
 PLACE: Final = 4 * SECOND
@@ -81,8 +82,8 @@ class Lives:
     def _check_lease(self, kept: set[str], expires: dict[str, int]) -> None:
         fields = self._fields(kept)
         until = int(fields.get("until", 0))
-        latest = max(self._now, until) + DAY + GRAIN
-        assert expires.get(self._lock, 0) <= latest, "a lease's key outlives it by more than a day"
+        latest = max(self._now, until) + DAY + MINUTE + GRAIN
+        assert expires.get(self._lock, 0) <= latest, "a lease's key outlives it by far too long"
         assert expires.get(self._queue, 0) <= self._now + DAY + GRAIN, "so does the queue's"
         if fields.get("owner") and until > self._now:
             assert expires[self._lock] >= until + DAY - GRAIN, "a lease outlives its key"

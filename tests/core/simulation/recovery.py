@@ -504,7 +504,45 @@ def _fences_ahead(rig: Rig) -> None:
     assert int(rig.acquire(ticket=rig.now - 600 * SECOND)[2]) > fence
 
 
+def _released_in_time(rig: Rig) -> None:
+    """A lease that has ended is not released, from the very microsecond of its end."""
+    rig.acquire(ttl=1.0)
+    rig.now += SECOND - 1
+    assert rig.release() == b"released"
+    rig.acquire(ttl=1.0)
+    rig.now += SECOND
+    assert rig.release() == b"gone"
+
+
+def _lapsed_places(rig: Rig) -> None:
+    """A release passes over a waiter that has not been heard of, from the very microsecond on."""
+    for late, heir in ((0, 0), (1, 1)):
+        rig.acquire(ttl=30.0)
+        holder = rig.owner
+        waiters = []
+        for pause in (4 * SECOND - 1, late):
+            rig.acquire(room=9)
+            waiters.append(rig.owner)
+            rig.now += pause
+        assert rig.release(holder) == b"released"
+        held = [rig.refresh((waiter, 1.0))[0][0] == b"held" for waiter in waiters]
+        assert held.index(True) == heir
+        for waiter in waiters:
+            rig.release(waiter)
+
+
+def _fences_after_a_quarantine(rig: Rig) -> None:
+    """They are above all that may have been forgotten, also for those who need not ask about it."""
+    rig.model.flush()
+    recovered = rig.acquire()[2]
+    rig.now = recovered
+    for key in ("first", "second"):
+        assert int(rig.acquire(key=key, ticket=recovered - 5 * SECOND)[2]) >= recovered
+
+
 CASES: Final = (
+    _fences_after_a_quarantine,
+    *(_released_in_time, _lapsed_places),
     *(_losing_leases, _truncated_uptimes, _clocks_set_back, _clock_set_back_meanwhile),
     *(_coming_back, _other_names),
     *(_off, _off_and_waiting, _longer_leases, _very_long_leases, _many_long_leases, _asked_for),

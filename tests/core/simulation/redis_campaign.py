@@ -103,7 +103,8 @@ class Mutant:
 
 
 FILES: Final = (
-    *("prelude", "acquire", "refresh", "release", "force_release"),
+    *("head", "writing", "glance", "grant", "put_down", "hand_over", "prelude"),
+    *("acquire", "refresh", "release", "force_release"),
     *("stand_back", "raise_fence", "begin", "look", "alone"),
 )
 

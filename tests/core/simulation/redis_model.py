@@ -151,8 +151,10 @@ class RedisModel:
         self._expires.pop(key, None)
         return int(self.values.pop(key, None) is not None)
 
-    def _exists(self, key: str) -> int:
-        return int(key in self.values)
+    def _exists(self, *keys: str) -> int:
+        for key in keys:
+            self._expire(key)
+        return sum(key in self.values for key in keys)
 
     def _set(self, key: str, value: str, _px: str, millis: str) -> str:
         self.values[key] = value
@@ -200,6 +202,13 @@ class RedisModel:
     def _zrem(self, key: str, member: str) -> int:
         return self._hdel(key, member)
 
+    def _zpopmin(self, key: str) -> list[str]:
+        first = self._ranked(key)[:1]
+        found = [word for member in first for word in (member, f"{self._hash(key)[member]:.17g}")]
+        for member in first:
+            self._zrem(key, member)
+        return found
+
     def _zcard(self, key: str) -> int:
         return len(self._hash(key))
 
@@ -228,7 +237,7 @@ _NEVER = 1 << 62
 _MEMORY = frozenset({"SET", "HSET", "HINCRBY", "ZADD"})
 """What a server refuses whose memory is full."""
 
-_WRITES = frozenset({"DEL", "HDEL", "ZREM", "PEXPIRE"})
+_WRITES = frozenset({"DEL", "HDEL", "ZREM", "ZPOPMIN", "PEXPIRE"})
 
 _serving: list[Any] = [None]
 """The server whose script runs."""

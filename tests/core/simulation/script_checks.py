@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from weblock.stores.redis import scripts
 
-from . import agreeing, lives, piecemeal, recovery
+from . import agreeing, costs, lives, piecemeal, recovery
 from .conformance import Clock, Lua, Piecemeal, Pure, compare, compare_full_queues, in_the_model
 from .redis_campaign import Mutant, Scripted
 from .redis_model import lines_run
@@ -47,6 +47,7 @@ def checks() -> Iterator[Check]:
         yield Check(f"agreeing{of_agreement.__name__}", partial(_agrees, of_agreement, seconds))
     for in_pieces, seconds in piecemeal.CASES.items():
         yield Check(f"piecemeal{in_pieces.__name__}", partial(_in_pieces, in_pieces, seconds))
+    yield Check("costs", _costs_no_more)
     for seed in range(SEQUENCES):
         yield Check(f"sequence {seed}", partial(_conforms, seed, Lua))
         yield Check(f"sequence in pieces {seed}", partial(_conforms, seed, Piecemeal))
@@ -66,6 +67,10 @@ def _agrees(case: Callable[[agreeing.Rig], None], seconds: float, scripted: Scri
 
 def _in_pieces(case: Callable[[piecemeal.Rig], None], seconds: float, scripted: Scripted) -> None:
     case(piecemeal.Rig(scripted, seconds))
+
+
+def _costs_no_more(scripted: Scripted) -> None:
+    assert costs.counted(scripted) == costs.EXPECTED
 
 
 def _conforms(seed: int, kind: type[Lua], scripted: Scripted) -> None:
@@ -93,15 +98,21 @@ def _seen(check: Check) -> Known:
 
 
 def _lines_of_files(lines: dict[str, set[int]]) -> Iterator[Line]:
-    shared = scripts.source("prelude").count("\n") + 1
     for name, numbers in lines.items():
-        for number in numbers:
-            if number == 1:
-                yield "constants", 1
-            elif number <= 1 + shared:
-                yield "prelude", number - 1
-            else:
-                yield name, number - 1 - shared
+        places = _places(name)
+        yield from (places[number - 1] for number in numbers if number <= len(places))
+
+
+@cache
+def _places(name: str) -> tuple[Line, ...]:
+    """For each line of a script, the file that it is from, and its number there."""
+    parts = {
+        "constants": scripts._CONSTANTS,
+        **{each: scripts.source(each) for each in scripts.files_of(name)},
+    }
+    return tuple(
+        (file, number) for file, text in parts.items() for number in range(1, text.count("\n") + 2)
+    )
 
 
 def who_notices(mutant: Mutant) -> str:

@@ -1,4 +1,4 @@
-"""The Lua scripts: one file for each operation, behind a prelude that all of them share."""
+"""The Lua scripts: one file for each operation, behind what all of them share."""
 
 from __future__ import annotations
 
@@ -19,14 +19,27 @@ class Script(NamedTuple):
 
 def script(name: str) -> Script:
     """Return the script of one operation."""
-    whole = "\n".join((_CONSTANTS, source("prelude"), source(name)))
+    whole = "\n".join((_CONSTANTS, *map(source, files_of(name))))
     return Script(name, whole, hashlib.sha1(whole.encode(), usedforsecurity=False).hexdigest())
+
+
+def files_of(name: str) -> tuple[str, ...]:
+    """Return the files of an operation, in their order.
+
+    The usual cases come before the prelude, so that its functions need not be made for them.
+    """
+    return ("head", *_USUAL.get(name, ("writing",)), "prelude", name)
 
 
 def source(name: str) -> str:
     """Return the text of one file."""
     return (files(__package__) / "lua" / f"{name}.lua").read_text()
 
+
+_USUAL: Final = {
+    "acquire": ("glance", "writing", "grant"),
+    "release": ("put_down", "glance", "writing", "hand_over"),
+}
 
 _CONSTANTS: Final = f"local HANDOFF, PLACE, SEEN = {HANDOFF * 1e6:.0f}, {PLACE * 1e6:.0f}, {SEEN}"
 

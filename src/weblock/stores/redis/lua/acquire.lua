@@ -1,10 +1,6 @@
 -- Grants the key if it is free, else queues the claim if fewer than room wait. Asking again is
 -- harmless: who has the lease keeps it, with its fence; who is in the queue keeps its place.
 
-local VOIDED = KEYS[4]
-local owner, process, label = ARGV[4], ARGV[5], ARGV[6]
-local ttl, room, ticket = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
-
 local quarantine = quarantined_until(ttl)
 local lock = read()
 settle(lock, quarantine)
@@ -15,6 +11,7 @@ end
 
 if lock.owner == '' and now >= quarantine then -- And nobody waits who may have it.
   grant(lock, owner, ticket, process, label, ttl, true)
+  vouch(ttl)
   return held(lock)
 end
 
@@ -41,5 +38,6 @@ if waiters >= room then
   return { 'busy', now, busy_until(lock, quarantine), waiters, because, holder(lock) }
 end
 
+vouch(HANDOFF)
 queue(lock, owner, { ttl = ttl, ticket = ticket, process = process, label = label })
 return waiting(lock, quarantine, position_of(owner))

@@ -1,29 +1,7 @@
 -- What every operation shares; the text of the operation follows. The meaning of each is that of
 -- the pure function of the same name in _core/table.py.
---
--- LOCK   a hash: the last fence, the lease (owner, process, label, since, until, confirmed), the
---        number of the last place, and for each waiter
---        "place:<owner>": "<until> <ttl> <ticket> <careful> <process> <label>"
--- QUEUE  a sorted set: the waiters' owners, by their ticket, or by the number of their place
--- EPOCH  a hash: what is remembered of the server, and of all leases of the bucket together
---
--- Times are microseconds of the server's clock, and relative times are given: no client's clock
--- counts. A lease's end stands in its value; the keys themselves expire a day later, as garbage.
---
--- A ticket is what several servers agree by, of whom a majority grants: the microsecond at which the
--- owner came, by its own clock. It orders the queue, and fences start above it. 0 is none.
 
-local LOCK, QUEUE, EPOCH = KEYS[1], KEYS[2], KEYS[3]
-local RUN, LONGEST, PEERS = ARGV[1], tonumber(ARGV[2]), ARGV[3]
-local SECOND = 1000000
-local MINUTE = 60 * SECOND
-local DAY = 86400000
-local AHEAD = SECOND -- By how much a client's clock is believed that is ahead of ours.
 local SWITCH = 2 * SECOND -- Until all who talk to a master have heard that it was replaced.
-
--- Once, for the clock may move while a script runs.
-local clock = redis.call('TIME')
-local now = clock[1] * 1000000 + clock[2]
 
 -- Lua would write large numbers as 1.79e+15.
 local function text(number)
@@ -66,6 +44,10 @@ end
 -- ends      and end before this; but for those
 -- long      that are longer than a minute: "<owner> <ends> <length>;" for each
 -- fence     no key that is free had a larger one
+-- quiet     until when none of the rest has anything to say to the usual operations of those who
+-- quiet_run know this run, and
+-- quiet_recovery ask for this recovery, and
+-- quiet_length whose leases are at most so long
 -- ahead     by how much this server's clock is ahead of that by which keys were granted
 -- level     that were handed to it, until when those may be held
 local epoch = { ahead = 0, level = 0, fence = 0, recovered = 0 }
@@ -79,12 +61,14 @@ local function recall()
   end
 end
 
+-- What is noted may have something to say to all, so that it is not quiet any more.
 local function note(facts)
-  local words = {}
+  local words = { 'quiet_run', facts.quiet_run or '' }
+  facts.quiet_run = nil
   for name, value in pairs(facts) do
     epoch[name] = value
     words[#words + 1] = name
-    words[#words + 1] = type(value) == 'number' and text(value) or value
+    words[#words + 1] = value
   end
   write('HSET', EPOCH, unpack(words))
 end
@@ -246,8 +230,25 @@ local function foresee(owner, length)
     note_long(owner, owner .. ' ' .. text(now + length) .. ' ' .. text(length) .. ';')
   elseif length > epoch.longest or now + length > epoch.ends then
     local ends = math.max(epoch.ends, now + length + 10 * SECOND)
-    note({ longest = length, ends = ends })
+    note({ longest = math.max(length, HANDOFF), ends = ends })
   end
+end
+
+-- Notes that nobody in the same case need read the epoch, until it is due to be looked at, for leases
+-- of at most this length, which has been foreseen, or for those that are handed over. Fences above
+-- "fence" are then above all that may have been forgotten.
+local function vouch(length)
+  length = length <= MINUTE and math.max(length, HANDOFF) or HANDOFF
+  if now < epoch.recovered or now < epoch.level then
+    return
+  end
+  note({
+    quiet = math.min(epoch.checked + SECOND, epoch.ends - length),
+    quiet_run = RUN,
+    quiet_recovery = ARGV[2],
+    quiet_length = length,
+    fence = math.max(epoch.fence, epoch.recovered - 1),
+  })
 end
 
 -- Notes that the owner's lease has ended.
@@ -296,13 +297,14 @@ local function lives(lock)
   return lock.owner ~= '' and now < freed_at(lock)
 end
 
+-- An essential operation has written before, that the one who gets it waits no longer.
 local function grant(lock, owner, ticket, process, label, length, confirmed)
-  local came = ticket > 0 and math.max(math.min(ticket, now + AHEAD), now - MINUTE) or now
-  lock.fence = math.max(lock.fence + 1, epoch.fence + 1, came, math.min(now, epoch.recovered))
+  lock.fence = math.max(
+    lock.fence + 1, epoch.fence + 1, came_at(ticket), math.min(now, epoch.recovered)
+  )
   lock.owner, lock.process, lock.ends, lock.confirmed = owner, process, now + length, confirmed
   lock.label = label
-  write('HSET', LOCK, 'fence', text(lock.fence), 'owner', owner, 'process', process,
-    'label', label, 'since', text(now), 'until', text(lock.ends), 'confirmed', confirmed and '1' or '0')
+  put_lease(lock.fence, owner, process, label, length, confirmed)
   keep(LOCK, lock.ends)
   foresee(owner, length)
 end
@@ -329,7 +331,8 @@ local function put_down(lock)
   elseif lock.fence <= now then
     erase('DEL', LOCK)
     if lock.fence > epoch.fence then
-      note({ fence = lock.fence })
+      epoch.fence = lock.fence
+      write('HSET', EPOCH, 'fence', lock.fence)
     end
   else
     erase('HDEL', LOCK, 'owner', 'process', 'label', 'since', 'until', 'confirmed', 'places')
@@ -361,15 +364,14 @@ end
 
 local function put_place(owner, place)
   place.ends = now + PLACE
-  local numbers = { text(place.ends), text(place.ttl), text(place.ticket), LONGEST > 0 and '1' or '0' }
-  write('HSET', LOCK, 'place:' .. owner,
-    table.concat(numbers, ' ') .. ' ' .. place.process .. ' ' .. place.label)
+  local packed = packed_place(place.ttl, place.ticket, place.process, place.label)
+  write('HSET', LOCK, 'place:' .. owner, packed)
 end
 
 -- Queues an owner that has no place yet.
 local function queue(lock, owner, place)
-  local rank = place.ticket > 0 and text(place.ticket) or write('HINCRBY', LOCK, 'places', 1)
-  write('ZADD', QUEUE, rank, owner)
+  local number = write('HINCRBY', LOCK, 'places', 1)
+  write('ZADD', QUEUE, place.ticket > 0 and text(place.ticket) or number, owner)
   put_place(owner, place)
   keep(LOCK, lock.ends)
   keep(QUEUE, now)
@@ -417,7 +419,7 @@ local function pass_on(lock)
   drop_place(owner)
   local length = math.min(place.ttl, HANDOFF)
   grant(lock, owner, place.ticket, place.process, place.label, length, false)
-  redis.call('PUBLISH', place.process, owner .. ' ' .. text(lock.fence) .. ' ' .. text(lock.ends))
+  redis.call('PUBLISH', place.process, string.format(RING, owner, lock.fence, lock.ends))
 end
 
 -- Passes the key on if its lease has ended. In a quarantine, there is nobody to pass it on to but
@@ -441,7 +443,7 @@ local function holds(lock, owner)
 end
 
 local function held(lock)
-  return { 'held', now, text(lock.fence), lock.ends, lock.confirmed and 1 or 0 }
+  return { 'held', now, lock.fence, lock.ends, lock.confirmed and 1 or 0 }
 end
 
 -- In a quarantine, the key counts as held by one of those who may have been forgotten.

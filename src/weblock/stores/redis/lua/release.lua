@@ -1,9 +1,6 @@
 -- Takes back whatever the owner has, lease or place, and passes the key on. With void, a request
 -- of the same owner that is still under way is refused for so many microseconds.
 
-local VOIDED = KEYS[4]
-local owner, void = ARGV[4], tonumber(ARGV[5])
-
 essential = true
 local quarantine = quarantined_until(0)
 local lock = read()

@@ -1,0 +1,25 @@
+-- How every script begins: its keys, who asks, and the time.
+--
+-- LOCK   a hash: the last fence, the lease (owner, process, label, since, until, confirmed), the
+--        number of the last place, and for each waiter
+--        "place:<owner>": "<until> <ttl> <ticket> <careful> <process> <label>"
+-- QUEUE  a sorted set: the waiters' owners, by their ticket, or by the number of their place
+-- EPOCH  a hash: what is remembered of the server, and of all leases of the bucket together
+--
+-- Times are microseconds of the server's clock, and relative times are given: no client's clock
+-- counts. A lease's end stands in its value; the keys themselves expire a day later, as garbage.
+--
+-- A ticket is what several servers agree by, of whom a majority grants: the microsecond at which the
+-- owner came, by its own clock. It orders the queue, and fences start above it. 0 is none.
+
+local LOCK, QUEUE, EPOCH = KEYS[1], KEYS[2], KEYS[3]
+local RUN, LONGEST, PEERS = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local SECOND = 1000000
+local MINUTE = 60 * SECOND
+local DAY, DAY_AND_MINUTE = 86400000, '86460000' -- Milliseconds.
+local RING = '%s %.0f %.0f' -- What is published: the owner, its fence, and when its lease ends.
+local AHEAD = SECOND -- By how much a client's clock is believed that is ahead of ours.
+
+-- Once, for the clock may move while a script runs.
+local clock = redis.call('TIME')
+local now = clock[1] * 1000000 + clock[2]

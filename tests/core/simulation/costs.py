@@ -1,0 +1,115 @@
+"""What each operation costs the server: the commands that its script runs, counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from weblock.stores.redis import scripts
+from weblock.stores.redis.calls import Layout, micros
+from weblock.stores.redis.scripts import Script
+
+from .redis_model import RedisModel
+
+SECOND: Final = 1_000_000
+LAYOUT: Final = Layout("costs", 1)
+
+
+class CountingModel(RedisModel):
+    """Counts the commands that scripts run."""
+
+    calls = 0
+
+    def call(self, command: str, *args: Any) -> Any:
+        self.calls += 1
+        return super().call(command, *args)
+
+
+class Rig:
+    """One server that has been looked at just now, and keys on it."""
+
+    def __init__(self, scripted: Callable[[Script], Script] = lambda script: script) -> None:
+        self.now = 1_790_000_000_000_000
+        self.model = CountingModel(lambda: self.now, lambda *_ring: None)
+        self._scripted = scripted
+        self.acquire("warm", key="another", ttl=30)
+        self.release("warm", key="another")
+
+    def acquire(self, owner: str, *, room: int = 1000, key: str = "key", **of: Any) -> str:
+        words = (owner, "p", "label", micros(of.get("ttl", 10)), str(room), of.get("ticket", "0"))
+        return self.run(scripts.ACQUIRE, *words, key=key)
+
+    def release(self, owner: str, *, key: str = "key", void: float = 0) -> str:
+        return self.run(scripts.RELEASE, owner, micros(void), key=key)
+
+    def refresh(self, *owners: str, ttl: float = 10) -> str:
+        words = [word for owner in owners for word in (owner, micros(ttl))]
+        return self.run(scripts.REFRESH, *words)
+
+    def run(self, script: Script, *words: str, key: str = "key") -> str:
+        """What it answers, without the details; the time of one more microsecond passes first."""
+        self.now += 1
+        self.model.calls = 0
+        bucket, keys = LAYOUT.of_key(key)
+        names = (*keys, LAYOUT.voided(bucket, words[0]))
+        args = (self.model.incarnation, micros(10), "", *words)
+        answer: Any = self.model.evaluate(self._scripted(script), names, args)
+        return str((answer[0][0] if isinstance(answer[0], list) else answer[0]).decode())
+
+
+def counted(scripted: Callable[[Script], Script] = lambda script: script) -> dict[str, int]:
+    """The number of commands that the server runs for each operation."""
+    rig, found = Rig(scripted), {}
+
+    def count(what: str, answer: str, expected: str) -> None:
+        assert answer == expected, f"{what}: {answer}"
+        found[what] = rig.model.calls
+
+    count("acquire", rig.acquire("a"), "held")
+    count("release", rig.release("a"), "released")
+    rig.acquire("a")
+    count("acquire again", rig.acquire("a"), "held")
+    count("refused, wait=0", rig.acquire("b", room=0), "busy")
+    count("renew", rig.refresh("a"), "held")
+    count("first to wait", rig.acquire("b"), "waiting")
+    count("wait", rig.acquire("c"), "waiting")
+    count("heartbeat of a waiter", rig.refresh("c"), "waiting")
+    count("refused, wait=0, others wait", rig.acquire("d", room=0), "busy")
+    count("refused, queue full", rig.acquire("d", room=2), "busy")
+    rig.now += 2 * SECOND
+    count("wait, after a second", rig.acquire("e"), "waiting")
+    count("wait, soon after that", rig.acquire("f"), "waiting")
+    rig.release("e")
+    rig.release("f")
+    count("hand over", rig.release("a"), "released")
+    count("hand over to the last", rig.release("b"), "released")
+    count("release after a queue", rig.release("c"), "released")
+    rig.acquire("a", ticket="1789999999999999")
+    count("release in a quorum", rig.release("a"), "released")
+    count("acquire in a quorum", rig.acquire("a", ticket="1790000000000000"), "held")
+    rig.release("a", void=5)
+    count("acquire after one gave up", rig.acquire("e"), "held")
+    return found
+
+
+EXPECTED: Final = {
+    "acquire": 5,
+    "release": 5,
+    "acquire again": 9,
+    "refused, wait=0": 5,
+    "renew": 6,
+    "first to wait": 8,
+    "wait": 8,
+    "heartbeat of a waiter": 9,
+    "refused, wait=0, others wait": 5,
+    "refused, queue full": 14,
+    "wait, after a second": 16,
+    "wait, soon after that": 8,
+    "hand over": 9,
+    "hand over to the last": 9,
+    "release after a queue": 6,
+    "release in a quorum": 5,
+    "acquire in a quorum": 5,
+    "acquire after one gave up": 5,
+}
+"""What each of them may cost: who changes a script changes this table, or finds a mistake."""
