@@ -47,7 +47,12 @@ class BlockingLink:
     incarnation: str
 
     def __init__(
-        self, address: Address, connection: redis.Connection, *, takes_turns: bool = False
+        self,
+        address: Address,
+        connection: redis.Connection,
+        *,
+        takes_turns: bool = False,
+        timeout: float | None = None,
     ) -> None:
         self.address = address
         self._takes_turns = takes_turns
@@ -58,6 +63,8 @@ class BlockingLink:
         """The turn of the caller that uses it."""
         self._connection = connection
         self._socket = socket_of(connection)
+        if timeout is not None:
+            self._socket.settimeout(timeout)
         self._timeout = self._socket.gettimeout()
         time_out_in_kernel(self._socket)
         self._send = self._socket.sendall
@@ -105,16 +112,20 @@ class BlockingLink:
             self.discard()
             raise self._explained(error) from error
 
-    def heard(self, timeout: float) -> list[Any]:
-        """Return pushed messages, after waiting at most so many seconds for one."""
+    def heard(self) -> list[Any]:
+        """Return pushed messages, or none after the timeout of the connection.
+
+        It reads without asking first whether there is something to read: beside a thread that
+        computes, each system call may cost a turn at the interpreter, which is 5 ms.
+        """
+        heard: list[Any] = []
         try:
-            if not self._poll.poll(1000 * timeout):
-                return []
-            heard: list[Any] = []
             while not heard:
                 self._receive()
                 while (reply := self._next_reply()) is not _INCOMPLETE:
                     heard.append(reply)
+        except (BlockingIOError, TimeoutError):
+            return heard
         except (OSError, hiredis.ProtocolError) as error:
             self.discard()
             raise self._explained(error) from error
@@ -155,11 +166,15 @@ class BlockingLink:
 
 
 def connected(
-    address: Address, connection: redis.Connection, *, takes_turns: bool = False
+    address: Address,
+    connection: redis.Connection,
+    *,
+    takes_turns: bool = False,
+    timeout: float | None = None,
 ) -> BlockingLink:
     """Let redis-py connect and authenticate, and take the connection over."""
     connection.connect()
-    return BlockingLink(address, connection, takes_turns=takes_turns)
+    return BlockingLink(address, connection, takes_turns=takes_turns, timeout=timeout)
 
 
 class BlockingLinks:

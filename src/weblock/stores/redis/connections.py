@@ -20,7 +20,7 @@ from .blocking import BlockingLink, BlockingLinks, connected
 from .calls import Layout
 from .cluster import ClusterNodes
 from .nodes import Nodes, OneNode
-from .receiver import Receiver
+from .receiver import LISTENED_IN, Receiver
 from .sentinel import SentinelNodes
 from .settings import Address, Deployment, Settings
 from .store import RedisStore
@@ -172,7 +172,7 @@ class Connections:
         if not self._nodes.ready():
             self._nodes.refresh()
         address = self._nodes.listen_at()
-        return connected(address, self._blocking(address))
+        return connected(address, self._blocking(address), timeout=LISTENED_IN)
 
     def _arguments(self, connection: type, address: Address) -> dict[str, Any]:
         where: dict[str, Any] = (

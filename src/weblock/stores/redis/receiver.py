@@ -109,7 +109,7 @@ class Receiver:
     def _hear(self) -> None:
         link, asked = self._link, False
         while link is not None and not self._ended.is_set():
-            if messages := link.heard(LISTENED_IN):
+            if messages := link.heard():
                 asked = False
                 for message in messages:
                     self._heard(message)
