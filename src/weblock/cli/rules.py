@@ -13,7 +13,7 @@ import click
 
 from .. import ConfigurationError
 from .._platform.logs import printable
-from ..contrib.asgi.explaining import rules_of
+from ..contrib.asgi.middleware import rules_of
 from ..contrib.rules import Explanation, explain
 from ..contrib.rules.explaining import path_and_query
 from .app import No, Session, command, pass_session

@@ -131,7 +131,7 @@ class Readings(NamedTuple):
 
     ways: tuple[str, ...]
     normal: tuple[str, ...]
-    """Those of lenient routers, which do not mind how many slashes there are, or whether one is last."""
+    """The ways of lenient routers, which read several slashes as one and ignore the last."""
 
 
 def readings(path: str, root_path: str) -> Readings:
