@@ -224,6 +224,12 @@ def test_in_a_browser(live_server: LiveServer, tmp_path: Path) -> None:
         assert crumbs.value_of_css_property("padding-left") == "40px"  # As on Django's own pages.
         browser.save_screenshot(str(tmp_path / "list.png"))
 
+        for width in (390, 1280):  # A phone, first.
+            metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
+            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+            assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+            assert row.find_element(By.TAG_NAME, "th").rect["width"] > 100
+
         row.find_element(By.LINK_TEXT, "Release…").click()
         assert "It passes to web-2:977 POST /items at once" in browser.page_source
         browser.save_screenshot(str(tmp_path / "question.png"))
