@@ -44,3 +44,8 @@ __all__ = [
     "WeblockError",
     "observe",
 ]
+
+
+def __dir__() -> list[str]:
+    """Return what an interactive shell completes: the public names, and modules that the pages name."""
+    return sorted({*__all__, "__version__", "errors", "events", "keys"})

@@ -49,7 +49,15 @@ class Locks(Face):
 
         Args:
             *keys: What to lock: 1 to 512 characters each, such as ``"item:7"``.
-            **options: Override the defaults of this ``Locks``: see ``HoldOptions``.
+            **options: Override the defaults of this ``Locks``; durations are seconds.
+                ``ttl`` (10): how long the lease lasts unless it is renewed;
+                ``wait`` (5): how long to wait, 0 for not at all, ``None`` without limit;
+                ``max_hold`` (``None``): after how long it is no longer renewed, and is lost;
+                ``renew`` (``True``): whether it is renewed while its holder lives;
+                ``max_waiters`` (1000): how many callers may wait for a key;
+                ``label`` (host name and process id): what others see of the holder;
+                ``on_unavailable`` (``"raise"``): with ``"open"``, run without a lease while the engine
+                does not answer.
 
         Raises:
             LockTimeout: The keys were not free within ``wait`` seconds (5 by default).

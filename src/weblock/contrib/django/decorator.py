@@ -58,7 +58,15 @@ def lock(
             together, all or none.
         alias: Which entry of ``WEBLOCK`` to use.
         busy_view: Returns the response to a request that does not get the lock in time.
-        **options: Override those of the alias: see ``HoldOptions``.
+        **options: Override those of the alias; durations are seconds.
+            ``ttl`` (10): how long the lease lasts unless it is renewed;
+            ``wait`` (5): how long to wait, 0 for not at all, ``None`` without limit;
+            ``max_hold`` (``None``): after how long it is no longer renewed, and is lost;
+            ``renew`` (``True``): whether it is renewed while its holder lives;
+            ``max_waiters`` (1000): how many callers may wait for a key;
+            ``label`` (host name and process id): what others see of the holder;
+            ``on_unavailable`` (``"raise"``): with ``"open"``, run without a lease while the engine
+            does not answer.
 
     Raises:
         ConfigurationError: A key template or an option cannot work, or, at a request, a transaction

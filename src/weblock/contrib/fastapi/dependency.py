@@ -128,19 +128,31 @@ def lock(
     on_lost: OnLost = "cancel",
     **options: Unpack[HoldOptions],
 ) -> LockDependency:
-    """The dependency that holds ``keys`` while a request is served: ``Depends(lock("cart"))``.
-
-    Templates are filled in from the request: ``lock("cart:{cart_id}")`` and ``{path.cart_id}`` from
-    path parameters, ``{query.x}`` and ``{header.x}`` from what they say. A function is a
-    dependency that returns a key, or several. All keys are held together, all or none. ``options``
-    go before those of ``install``: ``ttl``, ``wait`` and so on, in seconds.
-
-    When the lease is lost, an ``async def`` endpoint is cancelled. ``on_lost="continue"`` lets it run
-    on; it finds out at ``lease.check()``, as a ``def`` endpoint does, or when it answers.
+    """Return a dependency that holds keys while a request is served: ``Depends(lock("cart"))``.
 
     A request that does not get the lock in time is answered with 409, one whose engine is down or
-    whose lease was lost with 503, as problem details. Raises ``ConfigurationError`` for a key
-    template or an option that cannot work.
+    whose lease was lost with 503, as problem details.
+
+    Args:
+        *keys: Templates, which are filled in from the request: ``"cart:{cart_id}"`` and
+            ``{path.cart_id}`` from path parameters, ``{query.x}`` and ``{header.x}`` from these. Or
+            functions, which are dependencies and return a key or several. All keys are held
+            together, all or none.
+        on_lost: ``"cancel"`` cancels an ``async def`` endpoint when its lease is lost;
+            ``"continue"`` lets it run, and it finds out at ``lease.check()``, as a ``def``
+            endpoint does, or when it responds.
+        **options: Override those of ``install``; durations are seconds.
+            ``ttl`` (10): how long the lease lasts unless it is renewed;
+            ``wait`` (5): how long to wait, 0 for not at all, ``None`` without limit;
+            ``max_hold`` (``None``): after how long it is no longer renewed, and is lost;
+            ``renew`` (``True``): whether it is renewed while its holder lives;
+            ``max_waiters`` (1000): how many callers may wait for a key;
+            ``label`` (host name and process id): what others see of the holder;
+            ``on_unavailable`` (``"raise"``): with ``"open"``, run without a lease while the engine
+            does not answer.
+
+    Raises:
+        ConfigurationError: A key template or an option cannot work.
     """
     if not keys:
         raise TypeError("name at least one key: lock('create_item')")
