@@ -134,12 +134,12 @@ class Face:
 
     @property
     def namespace(self) -> str:
-        """What keeps the keys of this application apart from those of others on the engine."""
+        """The namespace, which separates this application's keys from others on the engine."""
         return self._options.namespace
 
     @property
     def label(self) -> str:
-        """What others see of a holder, unless a call sets another label."""
+        """The label of a holder that others see, unless a call sets another one."""
         return self._options.label
 
     def __repr__(self) -> str:

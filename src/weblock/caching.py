@@ -149,7 +149,7 @@ T = TypeVar("T", bound=Turn)
 
 
 class Turns(NamedTuple, Generic[T]):
-    """How the turn to compute is acquired and released."""
+    """Acquires and releases the turn to compute."""
 
     take: Callable[[str, HoldOptions], Awaitable[T]]
     give_back: Callable[[T], Awaitable[None]]

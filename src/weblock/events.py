@@ -15,7 +15,7 @@ from typing import ClassVar, Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """What every event says."""
+    """The fields of every event."""
 
     name: ClassVar[str]
     """What logs, metrics and programs call it: ``timed_out`` for ``TimedOut``."""

@@ -1,4 +1,4 @@
-"""What operators and their tools may see of a key: its holder and its waiters."""
+"""The view that operators and their tools have of a key: its holder and its waiters."""
 
 from __future__ import annotations
 

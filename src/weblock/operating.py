@@ -1,4 +1,4 @@
-"""What operators do to locks, from whichever tool: look at them, and take a lease away."""
+"""The operations of operators, in every tool: inspect keys, and take a lease away."""
 
 from __future__ import annotations
 

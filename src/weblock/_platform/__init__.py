@@ -1,1 +1,1 @@
-"""What operating systems do differently: forks, threads, and waiting for sockets."""
+"""The differences between operating systems: forks, threads, and waiting for sockets."""

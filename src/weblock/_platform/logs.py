@@ -41,7 +41,7 @@ def printable(text: str | None) -> str:
 
 
 class Seldom:
-    """Says at most once in a number of seconds that something is due."""
+    """Returns true at most once in a number of seconds."""
 
     __slots__ = ("_next", "_pause")
 

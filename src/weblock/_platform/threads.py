@@ -74,7 +74,7 @@ class BackgroundThread:
 
     @property
     def is_current(self) -> bool:
-        """Whether it is the thread that asks."""
+        """Return whether the caller runs in this thread."""
         return self._thread is threading.current_thread()
 
     def join(self, timeout: float | None = None) -> None:
@@ -99,7 +99,7 @@ class BackgroundThread:
                 self.start()
 
     def _take_turn(self, thread: Thread) -> bool:
-        """Does the work to its end, unless another thread is at it."""
+        """Run the work to its end, unless another thread runs it."""
         turn = self._turn
         if not turn.acquire(blocking=False):
             return False

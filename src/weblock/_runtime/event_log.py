@@ -1,8 +1,8 @@
-"""What is logged of events: names, levels and fields are those of docs/monitoring.md.
+"""Logs events: their names, levels and fields are those of docs/monitoring.md.
 
-A line is never without end, and nobody can forge one: what others wrote (keys, labels, a server's
-errors) stands in quotes, without line ends. Of events that come in floods, some lines in a second
-pass, and the next one says how many more there were.
+The length of a line is limited, and no client can forge one: keys, labels and a server's errors
+are quoted, without line breaks. Of events that come in floods, some lines a second are logged, and
+the next one says how many were left out.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def write(event: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _How:
-    """How a kind of event is logged: ``most`` lines in a second, of each template."""
+    """How a kind of event is logged: at most ``most`` lines a second for each template."""
 
     level: int
     message: Callable[[Any], Message | None]

@@ -46,7 +46,7 @@ COMMANDS: Final = {
 
 
 class Session:
-    """What is said of a command as a whole: where the locks are, and for whom the output is."""
+    """The options of all commands: where the locks are, and the form of the output."""
 
     def __init__(self) -> None:
         self.url: Sequence[str] = ()

@@ -75,7 +75,7 @@ def _found(locks: Locks, *, measure: bool) -> Iterator[Finding]:
 
 
 def _is_fatal(finding: Finding) -> bool:
-    """Whether the engine, or a part of it that nothing replaces, does not answer."""
+    """Return whether the engine, or a part of it that nothing replaces, does not answer."""
     return finding.subject == "reachable" and finding.level is Level.PROBLEM
 
 

@@ -111,7 +111,7 @@ class Group:
 
     @property
     def is_overdue(self) -> bool:
-        """Whether the time has passed that the watchdog was told: we hung, and it has killed the group."""
+        """Return whether the watchdog's deadline has passed: then it has killed the group."""
         return time.monotonic() >= self._lives_until
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ class _Terminal:
         return self._file is not None
 
     def is_given_to_us(self) -> bool:
-        """Whether we are in the foreground: with ``fg``, but not with ``bg``."""
+        """Return whether we are in the foreground: with ``fg``, but not with ``bg``."""
         try:
             return self._file is not None and os.tcgetpgrp(self._file) == os.getpgrp()
         except OSError:

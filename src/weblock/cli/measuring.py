@@ -1,4 +1,4 @@
-"""What is measured on an engine: acquiring, a hand-off, and how fair a crowd is treated."""
+"""Measures an engine: acquiring, a hand-off, and how fairly a crowd is served."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOOK_EVERY = 0.0005
 
 
 class Times(NamedTuple):
-    """How long something took, each time that it was done, in seconds."""
+    """The durations of one operation, in seconds."""
 
     all: list[float]
 

@@ -1,4 +1,4 @@
-"""How tables and small drawings come to a terminal, a file or a pipe."""
+"""Writes tables and small drawings to a terminal, a file or a pipe."""
 
 from __future__ import annotations
 

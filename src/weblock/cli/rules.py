@@ -58,7 +58,7 @@ def rules_command(
 def _by_rule(
     application: object, method: str, target: str, headers: Mapping[str, str]
 ) -> Explanation | None:
-    """What the rules of the application say: of several sets of rules, the first that locks."""
+    """Return what the application's rules lock: of several sets of rules, the first that locks."""
     said = [
         explain(rules, method, target, root_path=root_path, headers=headers)
         for rules, root_path in rules_of(application)
@@ -72,7 +72,7 @@ def _told(said: Explanation) -> dict[str, Any]:
 
 
 def _by_dependency(application: Any, method: str, target: str) -> tuple[str, dict[str, Any]] | None:
-    """What a FastAPI route locks by ``Depends(lock(...))``, in words and in JSON."""
+    """Return what a FastAPI route locks by ``Depends(lock(...))``, in words and in JSON."""
     if "fastapi" not in sys.modules or not hasattr(application, "routes"):
         return None
     from ..contrib.fastapi.routes import locking_route

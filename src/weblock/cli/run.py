@@ -305,7 +305,7 @@ class Run:
 
 
 class Report:
-    """What is said on standard error, which the command has, too: as little as possible."""
+    """Writes to standard error, which the command uses, too: as little as possible."""
 
     def __init__(self, session: Session, key: str) -> None:
         self._session = session

@@ -56,7 +56,7 @@ def status_command(
 
 
 class WithToken:
-    """Lets those in who have the token: in the URL once, and in a cookie from then on."""
+    """Admits requests with the token: in the URL once, and in a cookie from then on."""
 
     def __init__(self, app: App, token: str) -> None:
         self._app = app

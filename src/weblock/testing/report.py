@@ -1,4 +1,4 @@
-"""Which sections overlapped, for the reader of a failed test."""
+"""Reports which sections overlapped, for the reader of a failed test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_PAIRS: Final = 10
 
 
 def report(sections: list[Section], outcomes: Sequence[Any]) -> str:
-    """Says how many were inside at once, and which, with a time line of each."""
+    """Return how many were inside at once, and which, with a time line of each."""
     inside = f"{most_at_once(sections)} were inside at once."
     return "\n".join(
         [
@@ -28,7 +28,7 @@ def report(sections: list[Section], outcomes: Sequence[Any]) -> str:
 
 
 def told(outcomes: Sequence[Any]) -> str:
-    """What the callers got."""
+    """Return what the callers got."""
     counted = Counter(_outcome(each) for each in outcomes)
     return f"outcomes: {', '.join(f'{count} x {what}' for what, count in counted.items())}"
 

@@ -30,7 +30,7 @@ class Section:
     leave: float | None = None
 
     def covers(self, moment: float) -> bool:
-        """Whether it was entered by then, and not left."""
+        """Return whether it was entered by then, and not left."""
         return self.enter <= moment and (self.leave is None or moment < self.leave)
 
 
@@ -54,7 +54,7 @@ class Sections:
 
     @contextmanager
     def inside(self, *, blocking: bool = True) -> Iterator[None]:
-        """Notes that the block is entered and left."""
+        """Record that the block is entered and left."""
         with self._guard:
             self._met = self._met or any(each.leave is None for each in self._all)
             section = Section(threading.current_thread(), blocking, time.monotonic())
@@ -114,7 +114,7 @@ class Sections:
 
 
 def most_at_once(sections: list[Section]) -> int:
-    """How many overlapped at the same moment, at most."""
+    """Return how many overlapped at the same moment, at most."""
     return max((sum(each.covers(at.enter) for each in sections) for at in sections), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Whether concurrent calls overlap."""
+"""Finds out whether concurrent calls overlap."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Lock(BaseLock[Lease]):
         blocking_timeout: float | None = None,
         token: str | bytes | None = None,
     ) -> bool:
-        """Whether it was got within ``blocking_timeout`` seconds (None: without end)."""
+        """Return whether it was acquired within ``blocking_timeout`` seconds (None: no limit)."""
         terms = self._terms(blocking, blocking_timeout, token)
         with translated(self.name):
             try:
@@ -61,12 +61,12 @@ class Lock(BaseLock[Lease]):
         return True
 
     def locked(self) -> bool:
-        """Whether anybody has it."""
+        """Return whether any process holds it."""
         with translated(self.name):
             return self._is_held(_locks.of(self.redis).inspect(self.name))
 
     def owned(self) -> bool:
-        """Whether we have it, as the server knows."""
+        """Return whether we hold it, by the server's answer."""
         with translated(self.name):
             return self._is_ours(_locks.of(self.redis).inspect(self.name))
 

@@ -68,7 +68,7 @@ class BaseLock(Generic[L]):
         return {"wait": wait, "ttl": self.timeout, "renew": False}
 
     def _is_busy(self, terms: HoldOptions) -> bool:
-        """What becomes of waiting for what this very thread or task has."""
+        """Handle an attempt to acquire what this thread or task already holds."""
         if terms["wait"] is None:
             raise self._error(
                 "Cannot acquire a lock that this very thread or task holds: it would wait for"
@@ -169,7 +169,7 @@ class PerClient(Generic[F]):
 
 
 def _pool_of(client: Any) -> Any:
-    """What clients have in common that are made anew for each request; a cluster's has only itself."""
+    """Return the pool that short-lived clients share; a cluster's client has only itself."""
     return getattr(client, "connection_pool", client)
 
 

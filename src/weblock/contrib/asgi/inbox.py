@@ -1,4 +1,4 @@
-"""What the client sends: handed on in order, and watched for the client's leaving."""
+"""Receives from the client: passes messages on in order, and notices a disconnect."""
 
 from __future__ import annotations
 

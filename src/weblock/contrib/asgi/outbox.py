@@ -1,4 +1,4 @@
-"""What the client is sent: held back, where a lock is held, until the work is known to be done."""
+"""Sends to the client: the response is held back under a lock until the work is done."""
 
 from __future__ import annotations
 

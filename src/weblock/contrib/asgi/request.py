@@ -124,7 +124,7 @@ class RequestLocks(RequestLeases[AsyncLease]):
 
     @property
     def streams(self) -> bool:
-        """Whether a part of the response has been sent, and there is more to come."""
+        """Whether a part of the response has been sent, and more follows."""
         return self._outbox is not None and self._outbox.streams
 
     async def acquire(self, *keys: str, **options: Unpack[HoldOptions]) -> RequestLease:

@@ -21,7 +21,7 @@ from .view_lock import ViewLock, locks_of, undecorated_lock
 
 @dataclass(frozen=True)
 class RoutedView:
-    """What a URL leads to: a view, or a part of the project that is included there."""
+    """The target of a URL: a view, or a part of the project that is included there."""
 
     names: frozenset[str] = frozenset()
     """Names of the parts of its URL that the view is given."""

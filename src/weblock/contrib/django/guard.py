@@ -112,7 +112,7 @@ class Guard:
                 return
 
     def reason_of(self, error: Exception) -> Exception:
-        """What a view that failed is to be answered with: ``StaleFence``, if that was the reason.
+        """Return the error to respond with for a view that failed: ``StaleFence``, if that was why.
 
         A database may itself refuse a statement of a holder that another has followed.
         """

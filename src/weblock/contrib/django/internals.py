@@ -9,7 +9,7 @@ from typing import Any
 
 
 def is_of_test_case(block: Any) -> bool:
-    """Whether an open ``atomic`` block is the one that ``TestCase`` puts around each test."""
+    """Return whether an open ``atomic`` block is the one that ``TestCase`` opens for each test."""
     return bool(block._from_testcase)  # noqa: SLF001
 
 
@@ -22,7 +22,7 @@ def close_together(response: Any, former: Any) -> None:
 
 
 def is_ninja_operation(view: Any) -> bool:
-    """Whether django-ninja has registered a function as an operation."""
+    """Return whether django-ninja has registered a function as an operation."""
     return hasattr(view, "_ninja_operation")
 
 

@@ -1,4 +1,4 @@
-"""What Django's admin shows: keys, which only the engines know, and fences, which are a table."""
+"""The models that Django's admin shows: keys, which only engines have, and the table of fences."""
 
 from __future__ import annotations
 

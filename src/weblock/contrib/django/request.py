@@ -179,7 +179,7 @@ class ThreadLeases(ViewLeases):
     """The locks of a request that a thread serves."""
 
     def run(self, work: Callable[[], Any]) -> Any:
-        """Does ``work``, which may acquire, and releases when it has ended in whatever way."""
+        """Run ``work``, which may acquire, and release when it has ended, however it ended."""
         loss = None
         mine: list[tuple[ContextVar[Any], object]] = [
             (part_of, self.flow),

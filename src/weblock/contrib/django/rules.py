@@ -76,7 +76,7 @@ class Rules:
 
 @dataclass(frozen=True, repr=False)
 class RuledLock(ViewLock):
-    """What a rule by path locks: its keys are made of the path as the rule reads it."""
+    """The lock of a rule by path: its keys are made of the path as the rule reads it."""
 
     match: Match = field(compare=False)
 

@@ -51,7 +51,7 @@ class GuardSettings:
 
 @dataclass(frozen=True)
 class AliasSettings:
-    """What is set for one alias.
+    """The settings of one alias.
 
     ``url`` may be several, a quorum, or ``None`` for the embedded engine. ``busy_view`` is a function
     of the request and the ``LockTimeout`` that makes the response, if it is not to be ours; ``rewrite``

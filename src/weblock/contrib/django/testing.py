@@ -1,4 +1,4 @@
-"""What ``weblock.testing.django`` needs of Django."""
+"""The part of ``weblock.testing.django`` that needs Django."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def mark(view: Callable[..., Any], lock: ViewLock) -> None:
 
 
 def mark_decorator(decorate: Callable[..., Any], lock: ViewLock) -> None:
-    """Notes that ``decorate`` is a decorator, which serves no requests."""
+    """Mark ``decorate`` as a decorator, which serves no requests."""
     setattr(decorate, _MARK_OF_DECORATOR, lock)
 
 

@@ -236,7 +236,7 @@ class _Present:
 
 
 def attributes_of(event: KeyEvent | Unavailable) -> Attributes:
-    """Return what metrics may be split by.
+    """Return the attributes of an event's metrics.
 
     A key that was given whole has an empty template: some exporters for Prometheus expect the same
     attributes of all points of a metric.

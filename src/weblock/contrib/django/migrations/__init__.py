@@ -1,1 +1,1 @@
-"""What ``migrate`` makes: permissions, and the table of fences."""
+"""The migrations: permissions, and the table of fences."""
