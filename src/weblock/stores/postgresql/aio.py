@@ -112,6 +112,9 @@ class LoopLink:
         link = self._link
         if link is None or (link.done() and not _alive(link)):
             link = self._link = self.loop.create_task(self._new())
+            link.add_done_callback(
+                _alive
+            )  # Its failure is looked at, also where nobody waits any more.
         return link.result() if link.done() else await asyncio.shield(link)
 
     def close(self) -> None:

@@ -86,7 +86,7 @@ class RowCells:
                 return outcome
             if outcome:
                 if not outcome.known:
-                    await self._ask(self._statements.admit, self._settings.recovery)
+                    await self._try(self._statements.admit, self._settings.recovery)
                 elif done := await self._replace(outcome, transition):
                     return done
             if self._runtime.now() >= give_up_at:
@@ -100,9 +100,9 @@ class RowCells:
                 whose: tuple[Parameter, ...] = (
                     *(claim.owner, claim.process, label_of(claim), claim.ttl),
                 )
-                rows = await self._ask(self._statements.acquire, key, new_version(), *whose)
+                rows = await self._try(self._statements.acquire, key, new_version(), *whose)
             case Release(owner=owner, void=0):
-                rows = await self._ask(self._statements.release, key, new_version(), owner)
+                rows = await self._try(self._statements.release, key, new_version(), owner)
             case _:
                 return (await self._look([key])).get(key)
         if not rows:  # Another was quicker.
@@ -119,7 +119,7 @@ class RowCells:
         return Done(Step(state, answer), reading.now)
 
     async def _look(self, keys: Sequence[str]) -> dict[str, Reading]:
-        rows = await self._ask(self._statements.look, json.dumps(keys))
+        rows = await self._try(self._statements.look, json.dumps(keys))
         return {reading.key: reading for reading in map(reading_of, rows)}
 
     async def _update_portion(
@@ -139,7 +139,7 @@ class RowCells:
                 changed[key] = done
                 rows.append(self._row(reading, step))
         if rows:
-            for name, _ in await self._ask(self._statements.write_some, json.dumps(rows)):
+            for name, _ in await self._try(self._statements.write_some, json.dumps(rows)):
                 outcomes[text_of(name)] = changed[text_of(name)]
         return outcomes
 
@@ -150,7 +150,7 @@ class RowCells:
         readings: dict[str, Reading] = {}
         outcomes: dict[str, Done | EngineUnavailable] = {}
         beats = json.dumps([_beat(key, changes[key]) for key in keys])
-        for row in await self._ask(self._statements.renew, beats):
+        for row in await self._try(self._statements.renew, beats):
             reading, (fence, until) = reading_of(row), row[16:]
             heartbeats = changes[reading.key]
             if fence is None or not isinstance(heartbeats, Heartbeats):
@@ -172,7 +172,7 @@ class RowCells:
                     retry_after=reading.quiet - reading.now,
                 )
             row = self._row(reading, step)
-            if not await self._ask(self._statements.write, json.dumps([row])):
+            if not await self._try(self._statements.write, json.dumps([row])):
                 return None
         return Done(step, reading.now)
 
@@ -185,12 +185,19 @@ class RowCells:
             row["payload"] = payload_of(woken.claim.owner, grasp)
         return row
 
+    async def _try(self, statement: Statement, *parameters: Parameter) -> list[Row]:
+        """Return the rows that a transition results in; none if another one was quicker."""
+        try:
+            return await self._ask(statement, *parameters)
+        except EngineUnavailable as error:
+            if isinstance(error.__cause__, LOST_RACE):
+                return []
+            raise
+
     async def _ask(self, statement: Statement, *parameters: Parameter) -> list[Row]:
-        """Return the rows that a statement results in; none if another one was quicker."""
+        """Return the rows that a statement results in. Raises ``EngineUnavailable``."""
         try:
             return await self._links.ask(statement, *parameters)
-        except LOST_RACE:
-            return []
         except (psycopg.Error, TimeoutError, OSError) as error:
             raise unavailable(self._settings, error) from error
 
