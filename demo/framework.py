@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Final
+
+UVICORN: Final = (
+    *(sys.executable, "-m", "uvicorn", "--no-access-log"),
+    *("--port", "0", "--workers", "1"),
+)
+FLASK: Final = (
+    *(sys.executable, "-m", "flask", "--app", "demo.flask"),
+    *("run", "--port", "0", "--no-reload"),
+)
 
 
 @dataclass(frozen=True)
 class Framework:
-    """Where the application is, and the line in it that is the lock."""
+    """How the application is run, and the line in it that is the lock."""
 
     name: str
-    application: str
-    """As uvicorn names it."""
+    command: tuple[str, ...]
     file: str
     line: str
 
 
 FRAMEWORKS: Final = {
-    "fastapi": Framework("FastAPI", "demo.app:app", "demo/app.py", 'Depends(lock("create_item"))'),
-    "django": Framework(
-        "Django", "demo.django.asgi:application", "demo/django/urls.py", 'lock("create_item")'
+    "fastapi": Framework(
+        "FastAPI", (*UVICORN, "demo.app:app"), "demo/app.py", 'Depends(lock("create_item"))'
     ),
+    "django": Framework(
+        "Django",
+        (*UVICORN, "demo.django.asgi:application"),
+        "demo/django/urls.py",
+        'lock("create_item")',
+    ),
+    "flask": Framework("Flask", FLASK, "demo/flask.py", 'locks.lock("create_item")'),
 }

@@ -1,9 +1,8 @@
-"""The application as several uvicorn servers, each with a port of its own, behind one address."""
+"""The application as several servers, each with a port of its own, behind one address."""
 
 from __future__ import annotations
 
 import sqlite3
-import sys
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
@@ -16,12 +15,7 @@ from demo.framework import Framework
 from demo.process import running
 from demo.trace import TRACE
 
-_UVICORN: Final = [
-    *(sys.executable, "-m", "uvicorn", "--no-access-log"),
-    *("--port", "0", "--workers", "1"),
-]
-
-RUNNING: Final = r"Uvicorn running on http://127\.0\.0\.1:(\d+)"
+RUNNING: Final = r"[Rr]unning on http://127\.0\.0\.1:(\d+)"
 
 
 @dataclass(frozen=True)
@@ -61,7 +55,7 @@ async def serving(
         "DEMO_TTL": str(engine.ttl),
         TRACE: str(trace),
     }
-    command = [*_UVICORN, framework.application]
+    command = [*framework.command]
     with ExitStack() as stack:
         servers = [
             stack.enter_context(

@@ -109,7 +109,19 @@ def workers_starting(demo: Demo) -> bool:
     return bool(list(demo.scratch.glob("*/items.sqlite3")))
 
 
-@pytest.mark.parametrize(("name", "framework"), [("file", "fastapi"), ("redis", "django")])
+@pytest.mark.parametrize(
+    ("name", "framework"),
+    [
+        ("file", "fastapi"),
+        ("redis", "django"),
+        pytest.param(
+            *("file", "flask"),
+            marks=pytest.mark.skipif(
+                not os.environ.get("WEBLOCK_LONG"), reason="a long test: WEBLOCK_LONG=1"
+            ),
+        ),
+    ],
+)
 def test_it_shows_the_race_and_its_end(
     name: str, framework: str, demo: Callable[..., Demo], scratch: Path
 ) -> None:

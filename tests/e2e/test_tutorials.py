@@ -19,6 +19,7 @@ _END = "--- end of a step ---"
 _LIST = {
     "fastapi": "python -m weblock --namespace tutorial list",
     "django": "python manage.py weblock list",
+    "flask": "flask --app shop weblock list",
 }
 """How to see that a request holds the lock: it may need more than the second that the pages give it."""
 
@@ -28,11 +29,14 @@ _LIST = {
     "name",
     [
         "fastapi",
-        pytest.param(
-            "django",
-            marks=pytest.mark.skipif(
-                not os.environ.get("WEBLOCK_LONG"), reason="a long test: WEBLOCK_LONG=1"
-            ),
+        *(
+            pytest.param(
+                name,
+                marks=pytest.mark.skipif(
+                    not os.environ.get("WEBLOCK_LONG"), reason="a long test: WEBLOCK_LONG=1"
+                ),
+            )
+            for name in ("django", "flask")
         ),
     ],
 )
