@@ -394,7 +394,7 @@ def _binds(call: Call) -> bool:
 
 
 def _repeatable(call: Call, error: Exception) -> bool:
-    """Whether to ask again: the server may have closed the connection before we used it again.
+    """Return whether to ask again: the connection may have been closed before it was used again.
 
     Not a release, for the answer to a second one would be that there was nothing to release.
     """
