@@ -190,9 +190,9 @@ async def _rates_of_many(target: Target, effort: Effort) -> Rates:
             start = time.monotonic()
 
             async def visit(number: int, section: Any, end: float) -> None:
-                while time.monotonic() < end:
+                while not counts[number] or time.monotonic() < end:  # noqa: B023 - awaited below
                     async with section():
-                        counters[number] += 1  # noqa: B023 - awaited before the next round
+                        counters[number] += 1  # noqa: B023
                     counts[number] += 1  # noqa: B023
 
             end = start + effort.slice

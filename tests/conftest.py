@@ -15,6 +15,8 @@ from weblock.stores.file import machines
 # Tests run in containers too, where file:// warns of it once in a process: some test would be the first.
 machines.told.append("a machine of tests")
 
+ENGINES_THREADS = {"weblock-keeper", "weblock-bell", "weblock-receiver", "weblock-lookout"}
+
 # What a shell starts in the background ignores Ctrl-C, and so would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -29,7 +31,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture
 def caplog(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     """What the test logs, and not what the thread of an engine that an earlier test left behind says."""
-    running = (each for each in threading.enumerate() if each.name.startswith("weblock-"))
+    # The thread that counts floods is of the process, and goes on.
+    running = (each for each in threading.enumerate() if each.name in ENGINES_THREADS)
     earlier = weakref.WeakSet(running)
 
     def of_this_test(_record: logging.LogRecord) -> bool:

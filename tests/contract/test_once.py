@@ -114,7 +114,7 @@ class TestTogether:
     ) -> None:
         """It is told so at its end, at the latest, and the next one runs it again."""
         gate = Gate()
-        loses = one.begin(locks.once, "init", face.after(gate, ran.append), "lost", ttl=0.3)
+        loses = one.begin(locks.once, "init", face.after(gate, ran.append), "lost", ttl=LONG)
         gate.until_reached()
         assert probe.force_release("init")
         eventually(lambda: waiting("init") is None)

@@ -103,6 +103,7 @@ ROUTERS = pytest.mark.parametrize("router", [werkzeug, bottles])
 @unhurried
 @example([TEMPLATES[0]], b"/it\xffems", "")
 @example([TEMPLATES[0]], b"//items", "")
+@example(["/items", "/items/"], b"//items/", "")
 @example([TEMPLATES[5]], b"/items/\xd9\xa7", "/api")
 @example([TEMPLATES[3]], b"/items/\xff", "")
 @given(

@@ -164,7 +164,7 @@ def test_keys_that_move_one_by_one_under_load(cluster: Cluster) -> None:
 
     urls = [cluster.url(recovery=TTL)] * 2
     with ThreadPoolExecutor(4) as pool:
-        engines = [Locks.from_url(url, ttl=TTL, wait=60) for url in urls]
+        engines = [Locks.from_url(url, ttl=20, wait=60) for url in urls]
         calls = [pool.submit(work, engines[number % 2]) for number in range(4)]
         try:
             for parts in PARTS.values():

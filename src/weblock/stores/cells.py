@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from .._core import table
@@ -23,19 +24,18 @@ class Done(NamedTuple):
     now: float
 
 
-class Acquire:
-    """The transition by which a claim takes a key, or joins its queue.
+class Acquire(partial[Step]):
+    """The transition by which a claim takes a key, or joins its queue: ``table.acquire`` with both.
 
     It says what it is, and so do the others: cells that can do the most common case of it in one
     request need not look at the state first.
     """
 
-    def __init__(self, claim: Claim, room: int) -> None:
-        self.claim = claim
-        self.room = room
-
-    def __call__(self, state: KeyState, moment: Moment) -> Step:
-        return table.acquire(state, moment, self.claim, room=self.room)
+    @property
+    def claim(self) -> Claim:
+        """Who wants the key, and for how long."""
+        claim: Claim = self.keywords["claim"]
+        return claim
 
 
 class Release:
@@ -152,7 +152,7 @@ class CellStore:
         return self._bells.process
 
     async def acquire(self, key: str, claim: Claim, *, room: int) -> Reply:
-        reply = await self._apply(key, Acquire(claim, room))
+        reply = await self._apply(key, Acquire(table.acquire, claim=claim, room=room))
         if isinstance(reply.answer, Waiting):
             self._bells.watch(key, claim.owner, reply.answer.ahead)
         return reply

@@ -136,7 +136,12 @@ def test_a_lost_lease_is_told_to_the_handler(serve: Any, settings: Any) -> None:
 def test_the_whole_operation_can_be_decorated(serve: Any, settings: Any) -> None:
     """With decorate_view, the lock is acquired before authentication and validation."""
     api = new_api()
-    api.post("/items/{int:pk}")(decorate_view(lock("item:{pk}", wait=0))(operation))
+
+    @api.post("/items/{int:pk}")
+    @decorate_view(lock("item:{pk}", wait=0))
+    def registered(request: HttpRequest, pk: int) -> list[str]:
+        return operation(request, pk)
+
     serve()
     settings.ROOT_URLCONF = (path("api/", api.urls),)
     assert fetch("/api/items/7").json() == ["item:7"]

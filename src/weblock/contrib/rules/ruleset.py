@@ -75,7 +75,8 @@ def decided(
             certain, *below = below
         doubtful += below
     if certain:
-        doubtful += _read_otherwise(rules, certain, ways[0], normal)
+        is_as_written = certain.rule.path.match(ways[0]) is not None
+        doubtful += _read_otherwise(rules, certain, ways[0], normal if is_as_written else ways)
     return certain, tuple(doubtful)
 
 
@@ -98,14 +99,14 @@ def _doubtful(rules: Iterable[Rule], ways: Iterable[str]) -> Iterator[Match]:
 
 
 def _read_otherwise(
-    rules: Iterable[Rule], certain: Match, routed: str, normal: Iterable[str]
+    rules: Iterable[Rule], certain: Match, routed: str, ways: Iterable[str]
 ) -> Iterator[Match]:
-    """Return what a lenient router would lock for a path that Starlette's reads as it is written.
+    """Return what a router would lock that reads the path otherwise than Starlette's.
 
     A slash at the end alone does not lead to another rule, for there may be rules for both; but the
     same rule may make another key of it.
     """
-    for way in normal:
+    for way in ways:
         if way != routed:
             is_bare = routed and way.rstrip("/") == routed.rstrip("/")
             found = _certain([certain.rule] if is_bare else rules, [way])
