@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import ExitStack
+
 import pytest
 
-from .simulation.cluster_campaign import CLUSTER, MUTANTS, clocks_agree, cluster_schedule
+from .simulation.cluster_campaign import (
+    ASKED_AGAIN,
+    CLUSTER,
+    HANGING,
+    IN_TURN,
+    MOVING,
+    MUTANTS,
+    ClusterSchedule,
+    clocks_agree,
+    cluster_schedule,
+    moving_schedule,
+    one_move_at_a_time,
+)
 from .simulation.mutants import Mutant
+from .simulation.redis_campaign import Scripted
 from .simulation.world import Violation
 
 SCHEDULES = 300
@@ -30,12 +46,36 @@ def test_a_mistake_is_noticed(mutant: Mutant) -> None:
     pytest.fail(f"it survived {LIMIT} schedules")
 
 
-def test_clocks_that_are_taken_for_one_are_noticed() -> None:
-    """Where a slot moves to a master whose clock is ahead, and nobody heeds that, two hold a key."""
+@pytest.mark.parametrize("defect", [(ASKED_AGAIN,), (ASKED_AGAIN, IN_TURN)], ids=["again", "both"])
+def test_a_master_that_hangs_costs_no_lease_elsewhere(defect: tuple[Mutant, ...]) -> None:
+    """Leases on the other masters are kept while one hangs, unless callers wait for that one."""
+    HANGING.hold_to_it(30)
+    with ExitStack() as alive:
+        for mutant in defect:
+            alive.enter_context(mutant.alive())
+        failures = [HANGING.run_seed(seed)[1] for seed in range(30)]
+    assert {failure.property for failure in failures if failure} == {"P13 kept"}
+
+
+@pytest.mark.parametrize(
+    ("scheduled", "scripted"),
+    [(cluster_schedule, clocks_agree), (moving_schedule, one_move_at_a_time)],
+    ids=["one move", "two moves"],
+)
+def test_clocks_that_are_taken_for_one_are_noticed(
+    scheduled: Callable[[int, Scripted], ClusterSchedule], scripted: Scripted
+) -> None:
+    """Where slots move to masters whose clocks are ahead, once or twice, and nobody heeds that, two hold a key."""
     for seed in range(LIMIT):
         try:
-            cluster_schedule(seed, clocks_agree).run()
+            scheduled(seed, scripted).run()
         except Violation as violation:
             if violation.name == "P1 mutex":
                 return
     pytest.fail(f"it survived {LIMIT} schedules")
+
+
+@pytest.mark.timeout(900)
+def test_slots_may_move_several_times_within_a_ttl() -> None:
+    """Nobody overlaps where the differences of several clocks add up."""
+    MOVING.hold_to_it(100)

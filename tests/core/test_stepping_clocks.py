@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from .simulation.mutants import Mutant
-from .simulation.stepping import CLOCKS, MUTANTS
+from .simulation.stepping import (
+    CLOCKS,
+    MUTANTS,
+    REDIS_CLOCKS,
+    fences_by_the_clock,
+    stepping_redis_schedule,
+)
+from .simulation.world import Violation
 
 SCHEDULES = 1_000
 LIMIT = 1_000
@@ -25,5 +32,22 @@ def test_a_holder_that_believes_the_clock_is_noticed(mutant: Mutant) -> None:
         for seed in range(LIMIT):
             _, failure = CLOCKS.run_seed(seed)
             if failure and failure.property.split()[0] in mutant.killers:
+                return
+    pytest.fail(f"it survived {LIMIT} schedules")
+
+
+@pytest.mark.timeout(900)
+def test_the_clock_of_a_redis_server_steps() -> None:
+    """With the Lua that is shipped, too, and fences increase although the server's clock is set back."""
+    REDIS_CLOCKS.hold_to_it(200)
+
+
+def test_a_fence_that_is_only_a_time_is_noticed() -> None:
+    """Scripts that take fences from the server's clock alone give the same fence twice, or a smaller one."""
+    for seed in range(LIMIT):
+        try:
+            stepping_redis_schedule(seed, fences_by_the_clock).run()
+        except Violation as violation:
+            if violation.name == "P2 fence":
                 return
     pytest.fail(f"it survived {LIMIT} schedules")

@@ -7,15 +7,19 @@ import sys
 import time
 
 from .campaign import CORE, Campaign, Tally, told
-from .cluster_campaign import CLUSTER
+from .cluster_campaign import CLUSTER, HANGING, MOVING
 from .dying import KEEPERS
 from .quorum_campaign import QUORUM
 from .redis_campaign import REDIS, RESTARTS
 from .redis_stores import STORE
-from .stepping import CLOCKS
+from .stepping import CLOCKS, REDIS_CLOCKS
 
 CAMPAIGNS = {
-    each.name: each for each in (CORE, CLOCKS, KEEPERS, REDIS, RESTARTS, STORE, CLUSTER, QUORUM)
+    each.name: each
+    for each in (
+        *(CORE, CLOCKS, REDIS_CLOCKS, KEEPERS, REDIS, RESTARTS, STORE),
+        *(CLUSTER, MOVING, HANGING, QUORUM),
+    )
 }
 
 

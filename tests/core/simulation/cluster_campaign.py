@@ -19,7 +19,7 @@ from weblock.stores.redis.wire import Wire
 from .attempts import Attempt
 from .campaign import Campaign
 from .client import Client
-from .cluster_links import ClusterLinks, ClusterStore
+from .cluster_links import ClusterLinks, ClusterStore, SimulatedNodes
 from .cluster_servers import LAYOUT, ClusterServers
 from .mutants import Mutant
 from .process import Process
@@ -44,7 +44,7 @@ SOMETIMES: Final = (
 )
 
 CLOCKS: Final = (0.0, 0.3, -0.3, 30.0, -30.0)
-"""Seconds by which the second master's clock is ahead of the first's."""
+"""Seconds by which a master's clock is ahead of the first's."""
 
 
 class KeptElsewhere(Property):
@@ -100,11 +100,28 @@ class ClusterSchedule(Schedule):
     """Slots move from master to master, and one of them may hang or restart."""
 
     engine: ClusterServers
+    masters = 2
+    moves = 2
+    """How often a slot moves at most."""
+    longest_hang = 2.0
+    """Ttls for which a master hangs at most."""
 
     def __init__(self, random: Random, scripted: Scripted) -> None:
+        swarm = self._drawn(random)
+        recovery = 2 * swarm.ttl
+        ahead = (0.0, *(random.choice(CLOCKS) for _ in range(self.masters - 1)))
+        engine = partial(ClusterServers, ahead=ahead, recovery=recovery, scripted=scripted)
+        super().__init__(random, swarm, engine)
+        self._unknown_until = 0.0
+        self._moved_at: dict[int, float] = {}
+        self.network.connect(self.engine, Log(self.truth))  # type: ignore[arg-type]
+        self.truth.add([each(self.truth) for each in PROPERTIES])
+        self._plan_faults(random, swarm)
+
+    def _drawn(self, random: Random) -> Swarm:
         swarm = Swarm.drawn(random)
         quiet = ("late", "lost_requests", "lost_replies", "duplicates")
-        swarm = replace(
+        return replace(
             swarm,
             **dict.fromkeys(quiet, 0.0),
             **dict.fromkeys(("engine_stops", "restarts"), 0),
@@ -117,17 +134,14 @@ class ClusterSchedule(Schedule):
             deaths_known=False,
             calm_at=random.uniform(4.0, 9.0),
         )
-        recovery = 2 * swarm.ttl
-        ahead = random.choice(CLOCKS)
-        engine = partial(ClusterServers, ahead=ahead, recovery=recovery, scripted=scripted)
-        super().__init__(random, swarm, engine)
-        self._unknown_until = 0.0
-        self._moved_at: dict[int, float] = {}
-        self.network.connect(self.engine, Log(self.truth))  # type: ignore[arg-type]
-        self.truth.add([each(self.truth) for each in PROPERTIES])
+
+    def _plan_moves(self, random: Random, swarm: Swarm) -> None:
         for bucket in range(LAYOUT.buckets):
-            for _ in range(random.randint(0, 2)):
+            for _ in range(random.randint(0, self.moves)):
                 self.world.after(random.random() * swarm.calm_at, partial(self._begin_move, bucket))
+
+    def _plan_faults(self, random: Random, swarm: Swarm) -> None:
+        self._plan_moves(random, swarm)
         if random.random() < 0.4:
             self.world.after(random.random() * swarm.calm_at, self._hang)
         if random.random() < 0.2:
@@ -138,7 +152,8 @@ class ClusterSchedule(Schedule):
         engine, random = self.engine, self.world.random
         if bucket in engine.moving:
             return
-        target = 1 - engine.home[bucket]
+        others = [number for number in range(self.masters) if number != engine.home[bucket]]
+        target = others[0] if len(others) == 1 else random.choice(others)
         self.truth.sometimes("slot begins to move")
         self.world.note("slot begins to move", bucket, target)
         engine.moving[bucket] = target
@@ -158,7 +173,7 @@ class ClusterSchedule(Schedule):
         engine.masters[source].hand_over(key, engine.masters[target])
 
     def _is_stuck(self) -> bool:
-        """Whether nothing can be moved, since one of the two masters hangs."""
+        """Whether nothing can be moved, since one of the masters hangs."""
         return any(master.hung for master in self.engine.masters)
 
     def _end_move(self, bucket: int) -> None:
@@ -177,7 +192,7 @@ class ClusterSchedule(Schedule):
 
     def _hang(self) -> None:
         master = self.world.random.choice(self.engine.masters)
-        lasting = self.world.random.random() * 2 * self.swarm.ttl
+        lasting = self.world.random.random() * self.longest_hang * self.swarm.ttl
         self.truth.disturb("master hangs", lasting)
         self.world.note("FAULT hangs", master.number)
         master.hang()
@@ -200,7 +215,7 @@ class ClusterSchedule(Schedule):
         engine = self.engine
         lately = self.world.now - self.swarm.ttl
         ends = self.world.now + lasting
-        self._unknown_until = ends + ASK_EVERY if engine.masters[1].ahead else 0.0
+        self._unknown_until = ends + ASK_EVERY if engine.apart else 0.0
         for bucket, home in engine.home.items():
             if number in (home, engine.moving.get(bucket)):
                 engine.excused[bucket] = ends + self.swarm.ttl
@@ -208,7 +223,7 @@ class ClusterSchedule(Schedule):
                 engine.excused[bucket] = self._unknown_until + self.swarm.ttl
 
     def _latest_end(self) -> float:
-        return super()._latest_end() + 2 * abs(self.engine.masters[1].ahead) + 20.0
+        return super()._latest_end() + 2 * self.engine.apart + 20.0
 
     def _new_client(self, slot: int) -> Client:
         random, swarm = self.world.random, self.swarm
@@ -223,6 +238,52 @@ class ClusterSchedule(Schedule):
         return client
 
 
+class MovingSchedule(ClusterSchedule):
+    """Slots move on and on, so that the differences of several clocks may add up within a ttl."""
+
+    masters = 3
+    moves = 6
+
+    def _plan_faults(self, random: Random, swarm: Swarm) -> None:
+        self._plan_moves(random, swarm)
+
+
+def moving_schedule(seed: int, scripted: Scripted = AS_SHIPPED) -> ClusterSchedule:
+    """Return the schedule of a seed in which slots move often."""
+    return MovingSchedule(Random(seed), scripted)
+
+
+class HangingSchedule(ClusterSchedule):
+    """A master hangs for several ttls, and an answer is waited for as long as half a ttl.
+
+    So whoever waits for it, one time after the other, loses the leases that are elsewhere.
+    """
+
+    masters = 3
+    longest_hang = 4.0
+
+    def _drawn(self, random: Random) -> Swarm:
+        return replace(
+            super()._drawn(random),
+            **dict.fromkeys(("max_hold", "unrenewed", "several_keys", "zero_wait"), 0.0),
+            **dict.fromkeys(("stops", "crashes", "closes"), 0),
+            keys=3,
+            ttl=2.0,
+            section=6.0,
+            endless_wait=1.0,
+            op_timeout=0.9,
+        )
+
+    def _plan_faults(self, random: Random, swarm: Swarm) -> None:
+        for _ in range(2):
+            self.world.after(random.random() * swarm.calm_at, self._hang)
+
+
+def hanging_schedule(seed: int) -> ClusterSchedule:
+    """Return the schedule of a seed in which masters hang."""
+    return HangingSchedule(Random(seed), AS_SHIPPED)
+
+
 def cluster_schedule(seed: int, scripted: Scripted = AS_SHIPPED) -> ClusterSchedule:
     """Return the schedule of a seed."""
     return ClusterSchedule(Random(seed), scripted)
@@ -230,6 +291,12 @@ def cluster_schedule(seed: int, scripted: Scripted = AS_SHIPPED) -> ClusterSched
 
 CLUSTER = Campaign("cluster", cluster_schedule, SOMETIMES)
 """The store and its scripts on a cluster whose slots move."""
+
+MOVING = Campaign("moving", moving_schedule, ("slot has moved",))
+"""The same, with slots that move several times within a ttl."""
+
+HANGING = Campaign("hanging", hanging_schedule, ("master hangs",))
+"""The same, with masters that hang for long."""
 
 MUTANTS: Final = (
     Mutant(
@@ -261,6 +328,34 @@ MUTANTS: Final = (
     ),
 )
 """The store with one of its former defects."""
+
+
+ASKED_AGAIN: Final = Mutant(
+    "a master that hangs is asked again by each caller",
+    SimulatedNodes,
+    "address_of",
+    "in self._hung",
+    "in ()",
+    ("P13",),
+)
+"""A caller waits for a master although others have found that it hangs."""
+
+IN_TURN: Final = Mutant(
+    "masters are asked one after the other",
+    Wire,
+    "run_all",
+    "await self.links.together(works)",
+    "for work in works:\n                    await work",
+    ("P13",),
+)
+"""One heartbeat waits for a master that hangs before the next is sent to another."""
+
+
+def one_move_at_a_time(script: Script) -> Script:
+    """The scripts, where a second move within a ttl forgets by how much the first was ahead."""
+    return script._replace(
+        text=script.text.replace("now < epoch.level and epoch.ahead or 0", "0"),
+    )
 
 
 def clocks_agree(script: Script) -> Script:

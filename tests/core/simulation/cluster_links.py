@@ -33,7 +33,7 @@ class ClusterLink(SimulatedLink):
 
 
 class ClusterLinks(SimulatedLinks):
-    """The links of one store, to both masters."""
+    """The links of one store, to all masters."""
 
     engine: ClusterServers  # type: ignore[assignment]
 

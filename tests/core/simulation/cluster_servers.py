@@ -1,4 +1,4 @@
-"""Two masters of a cluster, which run the Lua that is shipped, and between which slots move.
+"""Three masters of a cluster, which run the Lua that is shipped, and between which slots move.
 
 They answer as Redis 7 does: a slot that is being moved has some of its keys here and some there, and
 a script is run where its keys are, or sent on (``ASK``), or refused (``TRYAGAIN``).
@@ -6,6 +6,7 @@ a script is run where its keys are, or sent on (``ASK``), or refused (``TRYAGAIN
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ from .redis_server import Parcel, Replies, _keys_and_args, _meaning, _sha, _word
 from .world import Action
 
 LAYOUT: Final = Layout("weblock", 2)
-ADDRESSES: Final = (Address("cluster", 1), Address("cluster", 2))
+ADDRESSES: Final = tuple(Address("cluster", number) for number in (1, 2, 3))
 OF_ONE_LOCK: Final = (scripts.ACQUIRE, scripts.REFRESH, scripts.RELEASE)
 KNOWN: Final = {each.sha: each for each in (*OF_ONE_LOCK, scripts.BEGIN, scripts.ALONE)}
 BY_NAME: Final = {each.name: each for each in OF_ONE_LOCK}
@@ -93,16 +94,23 @@ class Master:
 
 
 class ClusterServers(EngineServer):
-    """Both of them, as one engine: who serves a bucket, and to whom it is being moved."""
+    """All of them, as one engine: who serves a bucket, and to whom it is being moved."""
 
     remembers = True
 
     def __init__(
-        self, *args: Any, ahead: float, recovery: float, scripted: Scripted, **options: Any
+        self,
+        *args: Any,
+        ahead: Sequence[float],
+        recovery: float,
+        scripted: Scripted,
+        **options: Any,
     ) -> None:
         super().__init__(*args, **options)
         self.recovery = recovery
-        self.masters = (Master(0, 0.0, self), Master(1, ahead, self))
+        self.masters = tuple(Master(number, each, self) for number, each in enumerate(ahead))
+        self.apart = max(ahead) - min(ahead)
+        """Seconds by which their clocks differ."""
         self.home = dict.fromkeys(range(LAYOUT.buckets), 0) | {1: 1}
         self.moving: dict[int, int] = {}
         """The buckets that are being moved, and where to."""

@@ -7,6 +7,7 @@ that compare the engine's time with the true one, there is one that bounds the o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -14,11 +15,14 @@ from typing import Any, Final
 
 from weblock._core.acquiring import Acquisition
 from weblock._core.holding import Anchor, Holding
+from weblock.stores.redis.scripts import Script
 
 from .campaign import Campaign
 from .engine import EngineServer
 from .mutants import Mutant
 from .properties import SLACK, Bounded, Fences, Property
+from .redis_campaign import AS_SHIPPED, Scripted
+from .redis_engine import RedisEngine
 from .schedule import Schedule
 from .swarm import Swarm
 from .truth import Belief, Truth
@@ -40,6 +44,16 @@ class SteppingServer(EngineServer):
     """An engine whose clock can be set."""
 
     ahead = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.ahead
+
+
+class SteppingRedis(RedisEngine):
+    """A Redis server whose clock can be set: it runs the Lua that is shipped."""
+
+    ahead = 86_400.0
+    """No clock of a server shows a time before 1970, however often it is set back."""
 
     def now(self) -> float:
         return super().now() + self.ahead
@@ -85,9 +99,9 @@ PROPERTIES: Final[tuple[type[Property], ...]] = (BriefOverlap, Fences, Bounded)
 class SteppingSchedule(Schedule):
     """The engine's clock steps; nothing else ever fails."""
 
-    engine: SteppingServer
+    engine: SteppingServer | SteppingRedis
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, engine: Callable[..., EngineServer]) -> None:
         swarm = replace(
             Swarm.drawn(random),
             **dict.fromkeys(
@@ -98,7 +112,7 @@ class SteppingSchedule(Schedule):
             extends=random.choice([0.0, 0.5]),
             section=random.choice([0.3, 1.5, 4.0]),
         )
-        super().__init__(random, swarm, SteppingServer)
+        super().__init__(random, swarm, engine)
         self.truth.add([each(self.truth) for each in PROPERTIES])
         for _ in range(random.randint(1, 4)):
             self.world.after(random.random() * swarm.calm_at, self._step)
@@ -121,8 +135,17 @@ class SteppingSchedule(Schedule):
 
 def stepping_schedule(seed: int) -> Any:
     """Return the schedule of a seed."""
-    return SteppingSchedule(Random(seed))
+    return SteppingSchedule(Random(seed), SteppingServer)
 
+
+def stepping_redis_schedule(seed: int, scripted: Scripted = AS_SHIPPED) -> SteppingSchedule:
+    """Return the schedule of a seed on a server that runs the scripts."""
+    engine = partial(SteppingRedis, recovery=4.0, scripted=scripted)
+    return SteppingSchedule(Random(seed), engine)
+
+
+REDIS_CLOCKS = Campaign("redis-clocks", stepping_redis_schedule, SOMETIMES)
+"""A Redis server whose clock steps."""
 
 CLOCKS = Campaign("clocks", stepping_schedule, SOMETIMES)
 """An engine whose clock steps."""
@@ -169,3 +192,9 @@ MUTANTS: Final = (
         ("P1", "P12"),
     ),
 )
+
+
+def fences_by_the_clock(script: Script) -> Script:
+    """The scripts, where a fence is what the server's clock shows, whatever was granted before."""
+    remembered = "math.max(lock.fence + 1, epoch.fence + 1, came, math.min(now, epoch.recovered))"
+    return script._replace(text=script.text.replace(remembered, "came"))
