@@ -43,12 +43,16 @@ def test_a_test_that_a_page_names_exists() -> None:
 
 
 def test_a_message_that_a_page_quotes_is_one_of_ours() -> None:
-    """The headings of the page on troubleshooting are parts of errors and log lines, as they are."""
+    """Headings and symptoms on the page on troubleshooting are parts of errors and log lines, as they are."""
     page = (TOP / "docs/troubleshooting.md").read_text()
     headings = re.findall(r"^### (`.*)$", page, re.MULTILINE)
+    symptoms = re.findall(
+        r"^\| (`.*?\|.*?)\|", page.partition("### Why was it lost?")[2], re.MULTILINE
+    )
     assert headings
+    assert symptoms
     texts = "\n".join(text for path in TOP.glob("src/**/*.py") for text in _texts(path))
-    for heading in headings:
+    for heading in headings + symptoms:
         for part in re.findall(r"`([^`]+)`", heading):
             assert part in texts, part
 
