@@ -36,9 +36,9 @@ def test_full_queues_are_what_the_pure_functions_say() -> None:
 @pytest.mark.parametrize("room", [0, 50])
 def test_a_refusal_costs_the_same_however_many_wait(room: int) -> None:
     """Whoever will not wait, or finds the queue full, is refused without a walk through the queue."""
-    costs = []
+    costs: list[int] = []
     for crowd in (50, 500):
-        model = CountingModel(lambda: 1_790_000_000_000_000, lambda *_ring: None)
+        model = CountingModel(lambda: 1_790_000_000_000_000, lambda _channel, _payload: None)
         lua = Lua(model.evaluate, "key")
         for number in range(crowd + 1):
             lua.acquire(Claim(f"owner{number}", "p", 10.0, ""), 1000)

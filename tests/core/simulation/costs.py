@@ -30,7 +30,7 @@ class Rig:
 
     def __init__(self, scripted: Callable[[Script], Script] = lambda script: script) -> None:
         self.now = 1_790_000_000_000_000
-        self.model = CountingModel(lambda: self.now, lambda *_ring: None)
+        self.model = CountingModel(lambda: self.now, lambda _channel, _payload: None)
         self._scripted = scripted
         self.acquire("warm", key="another", ttl=30)
         self.release("warm", key="another")
@@ -59,7 +59,8 @@ class Rig:
 
 def counted(scripted: Callable[[Script], Script] = lambda script: script) -> dict[str, int]:
     """The number of commands that the server runs for each operation."""
-    rig, found = Rig(scripted), {}
+    rig = Rig(scripted)
+    found: dict[str, int] = {}
 
     def count(what: str, answer: str, expected: str) -> None:
         assert answer == expected, f"{what}: {answer}"

@@ -10,7 +10,7 @@ from ..._platform.logs import logger
 from .calls import MICRO
 
 AHEAD: Final = 1_000_000
-"""By how many microseconds a fence may be ahead of its server's clock, as in ``prelude.lua``."""
+"""By how many microseconds a fence may be ahead of its server's clock, as in ``head.lua``."""
 
 _RING: Final = re.compile(rb"([!-~]{1,200}) ([0-9]{1,17}) ([0-9]{1,17})")
 
