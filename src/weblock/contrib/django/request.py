@@ -244,10 +244,13 @@ class TaskLeases(ViewLeases):
     async def acquire(self, of: Sequence[ViewLock], values: Mapping[str, object]) -> None:
         """Acquire the keys, in a task."""
         guards = _guards(of)
-        await sync_to_async(prepare_connections)(self.request, _databases(guards))
+        await _aprepare_connections(self.request, _databases(guards))
         wanted = {lock: in_order(await lock.akeys_of(self.request, values)) for lock in of}
-        await self._take_all(async_locks, wanted, guards, sync_to_async(give_back_connections))
+        await self._take_all(async_locks, wanted, guards, _agive_back_connections)
 
+
+_aprepare_connections: Final = sync_to_async(prepare_connections)
+_agive_back_connections: Final = sync_to_async(give_back_connections)
 
 _current: Final[ContextVar[ThreadLeases | TaskLeases | None]] = ContextVar(
     "weblock_request", default=None
