@@ -12,9 +12,12 @@ from django.test import override_settings
 
 from tests.servers import shared
 from tests.servers.ports import free_port
+from tests.servers.postgres import shared_postgres
 from weblock import ConfigurationError, Locks, LockTimeout
 from weblock.contrib.django import async_locks, locks
+from weblock.contrib.django.databases import url_of_database
 from weblock.contrib.django.settings import aliases, of_alias
+from weblock.stores.postgresql.settings import parse
 
 REDIS = "django.core.cache.backends.redis"
 
@@ -66,6 +69,7 @@ def test_settings_are_read_when_they_are_needed(url: str) -> None:
             r"WEBLOCK\['default'\]\['BUSY_VIEW'\] is 429: give a function",
         ),
         ({"other": {}}, "no alias 'default'"),
+        ({"default": {"URL": "django://nosuch"}}, r"names the database 'nosuch' in URL"),
     ],
 )
 def test_wrong_settings_are_refused(setting: object, message: str) -> None:
@@ -121,6 +125,39 @@ def test_a_cache_and_locks_use_one_server() -> None:
         cache.set("value", 7, timeout=60)
         assert cache.get("value") == 7
         assert locks["default"].inspect("of a cache")
+
+
+def test_locks_are_kept_in_a_database_of_the_settings() -> None:
+    """Address, user and password are Django's, and so are libpq's options; others are left out."""
+    database = {
+        "ENGINE": "django.db.backends.postgresql",
+        "HOST": "db.internal",
+        "PORT": 5433,
+        "NAME": "shop",
+        "USER": "shop@eu",
+        "PASSWORD": "a/b?c",
+        "OPTIONS": {"sslmode": "require", "pool": True, "isolation_level": 2},
+    }
+    url = url_of_database("django://default?table=t", {"default": database})
+    settings = parse(url)
+    assert settings.name == "postgresql://db.internal:5433/shop"
+    assert settings.table == "t"
+    assert settings.libpq["user"] == "shop@eu"
+    assert settings.libpq["password"] == "a/b?c"
+    assert settings.libpq["sslmode"] == "require"
+    assert "pool" not in settings.libpq
+    with pytest.raises(ConfigurationError, match=r"backends\.mysql': leases can be kept in Postgr"):
+        url_of_database("django://x", {"x": {"ENGINE": "django.db.backends.mysql"}})
+
+
+def test_a_database_of_the_settings_locks() -> None:
+    """A project whose URL names its database locks there, with the table that was asked for."""
+    server = shared_postgres()
+    database = {"ENGINE": "django.db.backends.postgresql", "NAME": "postgres", "USER": "postgres"}
+    database |= {"HOST": "127.0.0.1", "PORT": str(server.port)}
+    url = url_of_database("django://default?create=true&table=django_lease", {"default": database})
+    with Locks.from_url(url) as locks, locks.hold("key"):
+        assert locks.inspect("key")
 
 
 @pytest.mark.parametrize(

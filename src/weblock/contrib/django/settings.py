@@ -19,6 +19,7 @@ from django.utils.module_loading import import_string
 from ..._options import LocksOptions, seconds
 from ...errors import ConfigurationError
 from ..guarding import LOCK_WAIT
+from .databases import SCHEME, url_of_database
 from .rules import Rules
 from .view_lock import DEFAULT
 
@@ -178,12 +179,14 @@ def _refuse_unknown(alias: str, given: Mapping[str, Any]) -> None:
 
 
 def _url(alias: str, given: Mapping[str, Any]) -> str | Sequence[str] | None:
-    if "CACHE" in given:
-        try:
-            return _url_of_cache(given["CACHE"])
-        except ConfigurationError as error:
-            raise ConfigurationError(f"WEBLOCK[{alias!r}] {error}") from error
     url: str | Sequence[str] | None = given.get("URL")
+    try:
+        if "CACHE" in given:
+            return _url_of_cache(given["CACHE"])
+        if isinstance(url, str) and url.startswith(SCHEME):
+            return url_of_database(url, django_settings.DATABASES)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"WEBLOCK[{alias!r}] {error}") from error
     return url
 
 

@@ -1,0 +1,49 @@
+"""``django://alias``: the engine in a database of Django's, by its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+from ...errors import ConfigurationError
+
+SCHEME: Final = "django://"
+
+_NOT_OF_LIBPQ: Final = frozenset({"assume_role", "isolation_level", "pool", "server_side_binding"})
+"""Options of Django's, or of its connections alone."""
+
+
+def url_of_database(url: str, databases: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the URL of the engine in the database that ``django://alias`` names.
+
+    The engine has connections of its own, with the settings of Django's. Raises
+    ``ConfigurationError`` for an alias that does not exist, or whose database has no engine.
+    """
+    alias, _, options = url.removeprefix(SCHEME).partition("?")
+    database = databases.get(alias)
+    if database is None:
+        raise ConfigurationError(
+            f"names the database {alias!r:.80} in URL; DATABASES has {', '.join(sorted(databases))}"
+        )
+    backend = str(database.get("ENGINE", ""))
+    if not backend.endswith((".postgresql", ".postgis")):
+        raise ConfigurationError(
+            f"names the database {alias!r:.80} in URL, whose ENGINE is {backend!r:.80}: leases can be"
+            " kept in PostgreSQL only"
+        )
+    given = {
+        "host": database.get("HOST"),
+        "port": database.get("PORT"),
+        "dbname": database.get("NAME"),
+        **{
+            name: value
+            for name, value in database.get("OPTIONS", {}).items()
+            if name not in _NOT_OF_LIBPQ
+        },
+    }
+    user = quote(str(database.get("USER") or ""), safe="")
+    if password := database.get("PASSWORD"):
+        user += f":{quote(str(password), safe='')}"
+    query = urlencode({name: value for name, value in given.items() if value})
+    return f"postgresql://{user}{'@' if user else ''}/?{'&'.join(filter(None, (query, options)))}"
