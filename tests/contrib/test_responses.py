@@ -228,7 +228,7 @@ async def test_nothing_is_left_to_the_garbage_collector(locks):
     await serve_all()
     before = of_requests()
     await serve_all()
-    assert of_requests() == before
+    assert of_requests() <= before  # Fewer, where those of another test ended meanwhile.
 
 
 async def test_nothing_is_left_running(locks):

@@ -12,13 +12,17 @@ from .wire import Exchange
 
 
 async def way_of(app):
-    """The way of a request when all that is done once has been done."""
-    for _ in range(3):
-        way, exchange = Way(), Exchange(path="/items/7")
+    """The way of a request when all that is done once has been done.
+
+    It is the shortest of several, since what another test has left may end while one is counted.
+    """
+    ways = [Way() for _ in range(6)]
+    for way in ways:
+        exchange = Exchange(path="/items/7")
         with way.noted():
             await app(exchange.scope, exchange.receive, exchange.send)
         assert exchange.status == 200
-    return way
+    return min(ways, key=lambda way: (way.calls, way.changes))
 
 
 @pytest.mark.skipif(sys.gettrace() is not None, reason="coverage or a debugger follows each call")

@@ -18,7 +18,8 @@ from contextvars import Context
 from typing import Any, Final, Generic, TypeVar
 from urllib.parse import quote
 
-from .._core.acquiring import Caller
+from .._core.acquiring import Caller, Locker
+from .._core.holding import Holding, Unprotected
 from .._face import BaseLease, Face
 from .._options import HoldOptions
 from .._platform.logs import logger
@@ -149,6 +150,10 @@ class RequestLeases(Generic[L]):
         if self.over:
             await locker.release(holdings)
             raise self._has_ended()
+        return self._lease(locks, locker, holdings)
+
+    def _lease(self, locks: Face, locker: Locker, holdings: Sequence[Holding | Unprotected]) -> L:
+        """Return what was acquired as a lease of its user's kind."""
         return locks._lease(locker, holdings)  # type: ignore[return-value]  # noqa: SLF001 - as above
 
     def _has_ended(self) -> ConfigurationError:

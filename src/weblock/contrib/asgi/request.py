@@ -8,6 +8,9 @@ import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import Any, Final, Self, Unpack
 
+from ..._core.acquiring import Locker
+from ..._core.holding import Holding, Unprotected
+from ..._face import Face
 from ..._options import Duration, HoldOptions
 from ...aio import AsyncLease, AsyncLocks
 from ...errors import ConfigurationError
@@ -37,8 +40,14 @@ class RequestLease(AsyncLease, Lease):
 
     __slots__ = ("_loop",)
 
-    def __init__(self, lease: AsyncLease, loop: asyncio.AbstractEventLoop) -> None:
-        self._locker, self._holdings = lease._locker, lease._holdings  # noqa: SLF001 - it is theirs
+    def __init__(
+        self,
+        locker: Locker,
+        holdings: Sequence[Holding | Unprotected],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._locker = locker
+        self._holdings = holdings
         self._loop = loop
 
     def extend(self, by: Duration) -> Any:
@@ -163,7 +172,9 @@ class RequestLocks(RequestLeases[AsyncLease]):
             if outbox and self.waited is not None:
                 outbox.timing = b"lock;dur=%.1f" % (1000 * self.waited)
         self._inbox.withholds = True
-        return RequestLease(lease, self.loop)
+        if isinstance(lease, RequestLease):
+            return lease
+        return self._lease(self.locks, lease._locker, lease._holdings)  # noqa: SLF001 - of several
 
     def leave(self) -> bool:
         """Record that the client has disconnected, and return whether the work may be cancelled.
@@ -175,6 +186,14 @@ class RequestLocks(RequestLeases[AsyncLease]):
         self._unwanted = True
         self._give_up()
         return False
+
+    def _lease(
+        self,
+        locks: Face,  # noqa: ARG002 - of either face
+        locker: Locker,
+        holdings: Sequence[Holding | Unprotected],
+    ) -> RequestLease:
+        return RequestLease(locker, holdings, self.loop)
 
     async def _in_turn(self, keys: Sequence[CheckedKey], options: HoldOptions) -> AsyncLease:
         """Acquire while no other task of this request does."""
