@@ -305,7 +305,7 @@ _CHECKS: Final = {
 
 
 OnBusy = Literal["wait", "skip"]
-"""What to do if the key of a piece of work is busy."""
+"""What ``run`` does if its key is busy."""
 
 
 def skips_where_busy(on_busy: OnBusy, options: HoldOptions) -> bool:

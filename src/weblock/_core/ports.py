@@ -104,7 +104,7 @@ class Ask(NamedTuple):
     """The message that a waiter should ask the engine for its state."""
 
     after: float = 0.0
-    """Seconds in which a better message may come; only then it should ask."""
+    """Seconds to wait for a better message before it asks."""
 
 
 Message = Grasp | Ask

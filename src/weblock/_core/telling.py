@@ -25,7 +25,7 @@ from .observers import Observers
 from .outage import Outage
 
 AGAIN: Final = 1.0
-"""Seconds after which it is reported again that an engine recovers."""
+"""Seconds between two reports that an engine recovers."""
 
 
 class Health:

@@ -21,7 +21,7 @@ from .app import Session, command, pass_session
 from .output import console, say, sparkline, table
 
 WIDTH: Final = 30
-"""Looks that a sparkline shows."""
+"""How many updates a sparkline shows."""
 
 HEADER: Final = (*operating.HEADER, "WAITS")
 

@@ -24,7 +24,7 @@ from .problems import answer_of
 from .request import ENVIRON_KEY, RequestLocks
 
 Answer = Callable[[BaseException], WSGIApplication | None]
-"""From an error to the application that responds to it; ``None`` where it is not weblock's."""
+"""Returns the application that responds to an error; ``None`` if the error is not weblock's."""
 
 
 SENT_TOO_EARLY: Final = "a response was sent before it was known that the %s"

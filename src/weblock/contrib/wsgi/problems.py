@@ -12,7 +12,7 @@ from ..problems import Problem, problem_of
 from .clients import ClientGone
 
 Rewrite = Callable[[Problem, WeblockError], Problem]
-"""From a problem, and the error that it comes of, to the problem that is answered."""
+"""Returns the problem to respond with, from weblock's problem and the error that caused it."""
 
 CLIENT_GONE: Final = 499
 """What nginx's log has for a client that did not wait for its response; nobody reads the response."""

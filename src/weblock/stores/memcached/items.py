@@ -1,4 +1,4 @@
-"""Items, read with ``gets`` and replaced with ``cas`` or ``add``. All of it blocks."""
+"""Items, read with ``gets`` and replaced with ``cas`` or ``add``. All functions block."""
 
 from __future__ import annotations
 

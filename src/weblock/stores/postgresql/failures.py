@@ -11,7 +11,7 @@ from ...errors import ConfigurationError, EngineUnavailable
 from .settings import Settings
 
 LOST_RACE: Final = (errors.SerializationFailure, errors.DeadlockDetected)
-"""Another statement was quicker: the same one is tried again."""
+"""Another transaction was quicker: the statement is retried."""
 
 HARMLESS: Final = (*LOST_RACE, errors.LockNotAvailable, errors.QueryCanceled)
 """Errors after which a connection is as good as before."""

@@ -83,7 +83,7 @@ def _answers(connection: redis.Connection) -> bool:
 
 
 def look_at(connections: Connections, address: Address, settings: Settings) -> Seen | Finding:
-    """Return what a server tells, or that it cannot be asked."""
+    """Return a server's own report, or the finding that it cannot be asked."""
     try:
         with opened(connections.connection(address)) as connection:
             return _look(address, connection, settings)
