@@ -8,6 +8,7 @@ import pytest
 
 SHOP = """
 from fastapi import Depends, FastAPI
+from weblock.contrib import wsgi
 from weblock.contrib.asgi import LockMiddleware, Rule
 from weblock.contrib.fastapi import install, lock
 
@@ -20,6 +21,13 @@ rules = [
 async def plain(scope, receive, send): ...
 
 wrapped = LockMiddleware(plain, "memory://", rules)
+
+served = wsgi.LockMiddleware(lambda environ, start_response: [], "memory://", rules)
+
+class Flask:
+    wsgi_app = wsgi.RequestLayer(served, served._layer._locks)
+
+flask = Flask()
 
 app = FastAPI()
 app.add_middleware(LockMiddleware, locks="memory://", rules=rules)
@@ -39,7 +47,9 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("app", ["cli_shop:app", "cli_shop:wrapped"])
+@pytest.mark.parametrize(
+    "app", [f"cli_shop:{name}" for name in ("app", "wrapped", "served", "flask")]
+)
 def test_the_rule_that_matches_is_named(run, told, app: str) -> None:
     """The rule, its key as it is filled in, and its options are told."""
     done = run("rules", app, "post", "/shops/a%20b/items/07?page=2")

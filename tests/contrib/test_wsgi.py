@@ -724,7 +724,8 @@ class TestFrameworks:
         with locks.hold("item:7"), ThreadPoolExecutor(1) as thread:
             assert thread.submit(Gateway(layer, path="/items/7").serve).result().status == 409
 
-    @pytest.mark.filterwarnings("ignore:'cgi' is deprecated:DeprecationWarning")
+    # It imports what Python and setuptools have deprecated: cgi and pkg_resources.
+    @pytest.mark.filterwarnings("ignore:.*deprecated")
     def test_pyramid(self, locks):
         """A view of a route."""
         from pyramid.config import Configurator

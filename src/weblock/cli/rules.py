@@ -13,6 +13,7 @@ import click
 
 from .. import ConfigurationError
 from .._platform.logs import printable
+from ..contrib import wsgi
 from ..contrib.asgi.middleware import rules_of
 from ..contrib.rules import Explanation, explain
 from ..contrib.rules.explaining import path_and_query
@@ -29,7 +30,7 @@ from .app import No, Session, command, pass_session
 def rules_command(
     session: Session, app: str, method: str, target: str, *, header: Sequence[str], app_dir: str
 ) -> None:
-    """Says which rule of an ASGI application matches a request, and what it locks.
+    """Says which rule of an ASGI or WSGI application matches a request, and what it locks.
 
     URL is a path, with its query: /shops/7/items?page=2. METHOD is WEBSOCKET for a websocket. It imports
     the application as its server does, and sends it nothing. Exits with 1 if the request locks nothing.
@@ -61,7 +62,7 @@ def _by_rule(
     """Return what the application's rules lock: of several sets of rules, the first that locks."""
     said = [
         explain(rules, method, target, root_path=root_path, headers=headers)
-        for rules, root_path in rules_of(application)
+        for rules, root_path in (*rules_of(application), *wsgi.rules_of(application))
     ]
     return next((each for each in said if each.keys or each.problem), said[0] if said else None)
 

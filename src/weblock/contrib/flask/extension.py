@@ -112,7 +112,7 @@ class WebLock:
         wanted = Lock.of(keys, options)
 
         def decorate(view: F) -> F:
-            found = decorated(view, wanted, lambda: _installed().database)
+            found = decorated(view, wanted, _installed)
             self._views.append(found)
             return found
 

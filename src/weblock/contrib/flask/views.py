@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from flask import Flask, current_app, request
 
@@ -29,6 +29,12 @@ LEASE_KEY: Final = "weblock.lease"
 """Where in ``environ`` the lease of the view is."""
 
 _MARK: Final = "weblock_locks"
+
+
+class Installed(Protocol):
+    """What an application has of weblock."""
+
+    database: Database
 
 
 @dataclass(frozen=True)
@@ -58,8 +64,8 @@ class Lock:
         return in_order(found)
 
 
-def decorated(view: F, lock: Lock, database: Callable[[], Database]) -> F:
-    """Return a view that runs under a lock; ``database`` returns that of the application."""
+def decorated(view: F, lock: Lock, installed: Callable[[], Installed]) -> F:
+    """Return a view that runs under a lock; ``installed`` returns what the application has."""
     if isinstance(view, type):
         raise TypeError(
             f"@locks.lock decorates functions: in the class {view.__qualname__}, write"
@@ -74,7 +80,7 @@ def decorated(view: F, lock: Lock, database: Callable[[], Database]) -> F:
     @functools.wraps(view)
     def held(*args: Any, **kwargs: Any) -> Any:
         values = {**defaults, **(request.view_args or {}), **kwargs}
-        _acquire(together, values, database())
+        _acquire(together, values, installed().database)
         return current_app.ensure_sync(view)(*args, **kwargs)
 
     setattr(held, _MARK, together)
@@ -156,7 +162,7 @@ def _parsed(key: str | KeyFunction) -> KeyTemplate | KeyFunction:
 
 
 def _values(template: KeyTemplate, values: Mapping[str, object]) -> Mapping[str, object]:
-    for source in template.in_request().values():
+    for source in template.sources.values():
         if source.kind == "path" and source.name not in values:
             raise ConfigurationError(
                 f"lock({template.text!r}) wants the view's argument {source.name!r}; there is"

@@ -8,7 +8,7 @@ from ..problems import Problem
 from ..rules import Rule, RuleSet
 from .clients import ClientGone
 from .layer import RequestLayer
-from .middleware import LockMiddleware
+from .middleware import LockMiddleware, rules_of
 from .problems import Rewrite
 from .request import RequestLocks, request_locks
 
@@ -22,4 +22,5 @@ __all__ = [
     "Rule",
     "RuleSet",
     "request_locks",
+    "rules_of",
 ]

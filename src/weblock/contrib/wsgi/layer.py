@@ -45,6 +45,11 @@ class RequestLayer:
         self._locks = locks
         self._answer = answer
 
+    @property
+    def app(self) -> WSGIApplication:
+        """The application that it wraps."""
+        return self._app
+
     def __call__(
         self, environ: WSGIEnvironment, start_response: StartResponse, /
     ) -> Iterable[bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Unpack
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
@@ -94,3 +94,17 @@ class LockMiddleware:
         keys = found.keys(query=query_of(environ), headers=headers_of(environ))
         request_locks(environ).hold(in_order(keys), found.rule.options)
         return self._app(environ, start_response)
+
+
+def rules_of(app: object) -> Iterator[tuple[RuleSet, str]]:
+    """Return the rules and the root path of each ``LockMiddleware`` of an application.
+
+    It sees those that wrap the application, and those around a Flask application's ``wsgi_app``, through
+    other middleware that keeps what it wraps as ``app``.
+    """
+    seen: list[object] = []
+    while app is not None and all(app is not each for each in seen):
+        seen.append(app)
+        if isinstance(app, LockMiddleware):
+            yield app.rules, app.root_path
+        app = getattr(app, "wsgi_app", None) or getattr(app, "app", None)
