@@ -30,7 +30,7 @@ from .measuring import Effort, compete, paired
 from .redis_contenders import Peer, Target, installed
 from .redis_peers import script_time
 from .report import Findings, Goal, Line
-from .statistics import median_low
+from .statistics import median, median_low
 from .web import UvicornServer
 from .workers import Crew
 
@@ -78,11 +78,11 @@ class Race:
     def round(self, seconds: float) -> None:
         """Give each racer a slice."""
         for number, racer in enumerate(self.racers):
-            before = self._script_time()
+            before = self._time_of_scripts()
             found = compete(racer.crew, self.waiters, self.work, seconds, one_key=self.one_key)
             racer.rates.append(found.rate)
             if number == 0:
-                spent = self._script_time() - before
+                spent = self._time_of_scripts() - before
                 self.took.append(spent / max(1.0, found.rate * seconds))
 
     def line(self, effort: Effort, calls: str) -> Line:
@@ -96,13 +96,20 @@ class Race:
             f"{ratios[floors[0]]:.2f}" if floors else "",
             f"{ratios[best]:.2f} {best}" if best else "",
             f"{ratios[ours.name]:.2f}",
-            f"{effort.typical_time(self.took):.1f}" if self.server else "",
+            f"{self.script_time(effort):.1f}" if self.server else "",
             calls,
         ]
         title = f"{self.title} ÷ {base.name.removeprefix('floor: ')}"
         return Line(title, figures, goals=[Goal.at_least(self.goal, ratios[ours.name], "")])
 
-    def _script_time(self) -> float:
+    def script_time(self, effort: Effort) -> float:
+        """Return the microseconds that our scripts took for a section."""
+        if not effort.fastest:
+            return median(self.took)
+        rates = self.racers[0].rates
+        return self.took[rates.index(max(rates))]
+
+    def _time_of_scripts(self) -> float:
         return 0.0 if self.server is None else script_time(self.server)
 
 
@@ -159,7 +166,7 @@ def table(effort: Effort, *, awake: bool = True) -> Findings:
                 site.slices.append(site.measure(effort.slice))
         calls = _calls(servers[0].port)
     lines = [race.line(effort, calls.get(_face_of(race), "")) for race in races]
-    took = effort.typical_time(races[0].took)
+    took = races[0].script_time(effort)
     lines.append(_figure("server's time for one section, µs", took, 8))
     lines += [_web_line(effort, sites, site) for site in sites.values() if site.app.goal]
     for (engine, face), found in calls.items():

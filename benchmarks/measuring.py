@@ -26,10 +26,6 @@ class Effort:
     fastest: bool = False
     """Whether the fastest slices count, which other work has disturbed least, and not the median."""
 
-    def typical_time(self, times: Sequence[float]) -> float:
-        """Return the time that stands for those of all slices."""
-        return min(times) if self.fastest else median(times)
-
 
 Case = Callable[[Effort], Iterator[Findings]]
 

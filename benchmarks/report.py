@@ -100,8 +100,9 @@ def _rich(findings: Findings) -> Table:
     heads, rows = findings.cells()
     table = Table(title=findings.title, title_justify="left")
     for index, head in enumerate(heads):
+        inner = 0 < index < len(heads) - 1
         table.add_column(
-            head, no_wrap=True, justify="right" if 0 < index < len(heads) - 1 else "left"
+            head, no_wrap=inner or findings.compares, justify="right" if inner else "left"
         )
     for line, row in zip(findings.lines, rows, strict=True):
         missed = any(not goal.met for goal in line.goals)
