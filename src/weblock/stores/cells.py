@@ -33,7 +33,7 @@ class Acquire(partial[Step]):
 
     @property
     def claim(self) -> Claim:
-        """Who wants the key, and for how long."""
+        """The caller that wants the key, and for how long."""
         claim: Claim = self.keywords["claim"]
         return claim
 
