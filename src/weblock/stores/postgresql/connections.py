@@ -100,11 +100,15 @@ class Connections:
         )
         try:
             check(connection)
-            link = AsyncioLink(connection, timeout=self.settings.timeout)
+        except Unfit:
+            connection.pgconn.finish()
+            raise
+        link = AsyncioLink(connection, timeout=self.settings.timeout)
+        try:
             backend = connection.pgconn.backend_pid
             link.dialogue.pooled = not await link.ask(INTRODUCE, backend, self._limit)
         except BaseException:
-            connection.pgconn.finish()
+            link.close()  # Its loop must not look at a socket that is closed.
             raise
         return link
 
