@@ -187,7 +187,7 @@ _first = Observer.first_seen
 
 
 def _in_advance(self: Any, item: str, stamps: Any, now: float) -> Any:
-    return {each: seen - 1 for each, seen in _first(self, item, stamps, now).items()}
+    return {each: seen - 2 for each, seen in _first(self, item, stamps, now).items()}
 
 
 @pytest.mark.parametrize("mistake", [_as_written, _from_the_first_lease, _in_advance])

@@ -7,6 +7,7 @@ that compare the engine's time with the true one, there is one that bounds the o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -194,7 +195,14 @@ MUTANTS: Final = (
 )
 
 
+_REMEMBERED = re.compile(
+    r"fence = math\.max\([^=]*?(came_at\((?:\w+|tonumber\(\w+\))\))(?:, math\.min\([^)]*\))?\s*\)"
+)
+"""How the scripts make a fence: from the last one, and from when its owner came."""
+
+
 def fences_by_the_clock(script: Script) -> Script:
     """The scripts, where a fence is what the server's clock shows, whatever was granted before."""
-    remembered = "math.max(lock.fence + 1, epoch.fence + 1, came, math.min(now, epoch.recovered))"
-    return script._replace(text=script.text.replace(remembered, "came"))
+    text = _REMEMBERED.sub(r"fence = \1", script.text)
+    assert text.count("fence = came_at(") == script.text.count("came_at(") - 1, "no such mistake"
+    return script._replace(text=text)
