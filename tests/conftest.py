@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 import weakref
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support import longest_first
 from weblock.stores.file import machines
@@ -16,6 +18,16 @@ from weblock.stores.file import machines
 machines.told.append("a machine of tests")
 
 ENGINES_THREADS = {"weblock-keeper", "weblock-bell", "weblock-receiver", "weblock-lookout"}
+
+# The same examples each time, so that a change is blamed for what it breaks; a long run looks for new ones.
+# And a busy machine is no reason to fail.
+settings.register_profile(
+    "suite",
+    derandomize="WEBLOCK_LONG" not in os.environ,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("suite")
 
 # What a shell starts in the background ignores Ctrl-C, and so would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -67,15 +67,18 @@ def decided(
     """Return the rule that matches a path, and others that match it as another router reads it."""
     ways, normal = readings(path, root_path)
     certain = _certain(rules, ways)
-    before = rules if certain is None else rules[: rules.index(certain.rule)]
-    doubtful = [*_doubtful(before, (*normal, *ways))]
+    is_as_written = certain is not None and certain.rule.path.match(ways[0]) is not None
+    if certain and is_as_written:
+        others = rules[: rules.index(certain.rule)]
+    else:  # Nothing says that a router asks for this one first.
+        others = [rule for rule in rules if certain is None or rule is not certain.rule]
+    doubtful = [*_doubtful(others, (*normal, *ways))]
     if path.endswith("\n"):
         below = [each for each in _below_mounts(rules, path) if each != certain]
         if certain is None and below:
             certain, *below = below
         doubtful += below
     if certain:
-        is_as_written = certain.rule.path.match(ways[0]) is not None
         doubtful += _read_otherwise(rules, certain, ways[0], normal if is_as_written else ways)
     return certain, tuple(doubtful)
 
