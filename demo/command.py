@@ -16,6 +16,7 @@ from rich.console import Console
 
 from demo.engine import EngineError
 from demo.framework import FRAMEWORKS
+from demo.guard.story import tell as tell_guard
 from demo.process import ServerError
 from demo.story import tell
 from demo.versions.story import tell as tell_versions
@@ -52,6 +53,8 @@ def _story(console: Console, options: argparse.Namespace) -> Coroutine[None, Non
     if options.versions:
         requests = options.requests or 24
         return tell_versions(console, requests=requests, replicas=workers, picture=options.picture)
+    if options.guard:
+        return tell_guard(console, engine=options.engine, workers=workers)
     requests = options.requests or 12
     framework = FRAMEWORKS[options.framework]
     return tell(
@@ -127,7 +130,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--no-color", action="store_true", help="plain text; so does NO_COLOR, and a pipe"
     )
-    parser.add_argument(
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument(
+        "--guard",
+        action="store_true",
+        help="instead, a holder that sleeps through its lease and commits when it wakes up: without"
+        " and with the database as referee, in FastAPI with SQLAlchemy",
+    )
+    instead.add_argument(
         "--versions",
         action="store_true",
         help="instead, the same in five versions as articles have it, and in one line of weblock, on"
@@ -139,7 +149,10 @@ def _arguments() -> argparse.Namespace:
         metavar="FILE",
         help="also draw the timelines into this SVG file",
     )
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.guard and (options.requests or options.picture or options.framework != "fastapi"):
+        parser.error("--guard goes with --engine and --workers only")
+    return options
 
 
 def _number(least: int, most: int) -> Callable[[str], int]:

@@ -38,3 +38,11 @@ FRAMEWORKS: Final = {
     ),
     "flask": Framework("Flask", FLASK, "demo/flask.py", 'locks.lock("create_item")'),
 }
+
+GUARDED: Final = Framework(
+    "FastAPI",
+    (*UVICORN, "demo.guard.app:app"),
+    "demo/guard/app.py",
+    'Depends(guarded(get_session, lock("create_item")))',
+)
+"""The one with SQLAlchemy, whose commits the database may refuse."""

@@ -16,7 +16,7 @@ from demo.engine import Engine
 from demo.framework import Framework
 from demo.load import Answer
 from demo.outcome import BOUND, WORK, Run, Takeover
-from demo.timeline import ASCII, UNICODE, Marks, draw, legend
+from demo.timeline import ASCII, UNICODE, Marks, Note, draw, legend
 
 LONGEST_LIST: Final = 20
 """With more requests than this, equal answers are counted instead of listed."""
@@ -40,18 +40,20 @@ def compare(console: Console, without: Run, locked: Run) -> None:
     table = Table("", "without the lock", "with the lock", header_style="bold")
     if len(without.answers) <= LONGEST_LIST:
         for number, pair in enumerate(zip(without.answers, locked.answers, strict=True), 1):
-            table.add_row(f"request {number}", *map(_answer, pair))
+            table.add_row(f"request {number}", *map(answer_text, pair))
     else:
         table.add_row("answers", _counted(without.answers), _counted(locked.answers))
     table.add_section()
-    table.add_row("items made", *map(_items, (without, locked)), style="bold")
+    table.add_row(
+        "items made", *(items_text(each.items) for each in (without, locked)), style="bold"
+    )
     table.add_row("most at once", str(without.at_once), str(locked.at_once))
     table.add_row("workers involved", str(without.took_part), str(locked.took_part))
     console.print(table)
 
     marks = marks_of(console)
     console.print("\n[bold]Who was inside the handler when[/], by worker:")
-    console.print(_indented(legend(marks)))
+    console.print(indented(legend(marks)))
     console.print("\n[bold]Without the lock[/]: they count before others have added.")
     console.print(draw(without.sections, without.workers, console.width, marks=marks))
     console.print("\n[bold]With the lock[/]: one after another, whichever worker they are at.")
@@ -86,21 +88,21 @@ def _panel(title: str, says: str, run: Run) -> picture.Panel:
 
 def show_takeover(console: Console, takeover: Takeover) -> None:
     """How it went on after a death."""
-    marks = marks_of(console)
+    marks, death = marks_of(console), takeover.death
     console.print(
-        f"\n[bold]A worker dies while it holds the lock[/]: kill -9 {takeover.death.worker},"
+        f"\n[bold]A worker dies while it holds the lock[/]: kill -9 {death.worker},"
         f" at the {marks.death}, while others wait."
     )
     console.print(
         draw(
-            takeover.sections,
+            [death.cut(each) for each in takeover.sections],
             takeover.workers,
             console.width,
-            death=takeover.death,
+            notes=[Note(death.worker, death.at, death.at, marks.death, "bold red")],
             marks=marks,
         )
     )
-    console.print(_indented(_told(takeover)))
+    console.print(indented(_told(takeover)))
 
 
 def verdict(
@@ -130,7 +132,8 @@ def marks_of(console: Console) -> Marks:
     return UNICODE if console.encoding.startswith("utf") else ASCII
 
 
-def _indented(text: Text | str) -> Padding:
+def indented(text: Text | str) -> Padding:
+    """The text, moved a little to the right."""
     return Padding(text, (0, 0, 0, 2), expand=False)
 
 
@@ -156,7 +159,8 @@ def _text(answer: Answer) -> str:
     return f"{answer.status or '---'} {answer.code or answer.text}"
 
 
-def _answer(answer: Answer) -> Text:
+def answer_text(answer: Answer) -> Text:
+    """What a client was told, in a word or two."""
     return Text(_text(answer), "green" if answer.status == 201 else "dim")
 
 
@@ -165,8 +169,9 @@ def _counted(answers: list[Answer]) -> Text:
     return Text("\n".join(f"{count:>3} x {kind}" for kind, count in sorted(kinds.items())))
 
 
-def _items(run: Run) -> Text:
-    kept = run.items <= BOUND
+def items_text(items: int) -> Text:
+    """How many items there are, and whether that is too many."""
+    kept = items <= BOUND
     return Text(
-        f"{run.items}: bound of {BOUND} {'kept' if kept else 'BROKEN'}", "green" if kept else "red"
+        f"{items}: bound of {BOUND} {'kept' if kept else 'BROKEN'}", "green" if kept else "red"
     )

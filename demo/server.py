@@ -27,10 +27,12 @@ class Application:
     database: Path
     trace: Path
 
-    def start_anew(self) -> None:
-        """Forgets all items, and what the workers noted."""
+    def start_anew(self, *, items: int = 0) -> None:
+        """Forgets what the workers noted, and all items; so many of them are made anew."""
         with closing(sqlite3.connect(self.database, timeout=30)) as database:
             database.execute("DELETE FROM item")
+            for _ in range(items):
+                database.execute("INSERT INTO item DEFAULT VALUES")
             database.commit()
         self.trace.write_text("")
 
@@ -43,16 +45,25 @@ class Application:
 
 @asynccontextmanager
 async def serving(
-    directory: Path, engine: Engine, framework: Framework, *, workers: int, locked: bool
+    directory: Path,
+    engine: Engine,
+    framework: Framework,
+    *,
+    workers: int,
+    locked: bool,
+    ttl: float | None = None,
 ) -> AsyncIterator[Application]:
-    """Runs the application while the block lasts. Raises ``ServerError`` if it does not start."""
+    """Runs the application while the block lasts. Raises ``ServerError`` if it does not start.
+
+    Leases last ``ttl`` seconds; ``None`` is the engine's own.
+    """
     database, trace = directory / "items.sqlite3", directory / "trace.jsonl"
     environment = {
         "DEMO_DATABASE": str(database),
         "DEMO_ENGINE": engine.url,
         "DEMO_LOCK": "on" if locked else "off",
         "DEMO_NAMESPACE": engine.namespace,
-        "DEMO_TTL": str(engine.ttl),
+        "DEMO_TTL": str(ttl or engine.ttl),
         TRACE: str(trace),
     }
     command = [*framework.command]

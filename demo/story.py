@@ -60,7 +60,7 @@ async def tell(
                 if picture:
                     report.draw_picture(console, without, locked, picture)
                 status.update("3 of 3: a worker dies while it holds the lock ...")
-                takeover = await kill_the_holder(application, opened)
+                takeover = await kill_theholder_of(application, opened)
                 report.show_takeover(console, takeover)
     return report.verdict(console, framework, without, locked, takeover)
 
@@ -82,12 +82,12 @@ async def run(application: Application, requests: int) -> Run:
     return Run(answers, application.items(), trace.read(application.trace), application.workers)
 
 
-async def kill_the_holder(application: Application, engine: Engine) -> Takeover:
+async def kill_theholder_of(application: Application, engine: Engine) -> Takeover:
     """Kills the worker that is inside the lock, while other requests wait for it."""
     application.start_anew()
     async with client(application.url) as clients:
         doomed = asyncio.create_task(create_item(clients, work=60))
-        holder = await _holder(application, doomed)
+        holder = await holder_of(application, doomed)
         # The next connections go to the other workers, one to each.
         waiting = await create_items(clients, len(application.workers) - 1)
         await asyncio.wait(waiting, timeout=IN_VAIN)
@@ -99,7 +99,7 @@ async def kill_the_holder(application: Application, engine: Engine) -> Takeover:
     return Takeover(death, answers, items, sections, application.workers, engine)
 
 
-async def _holder(application: Application, doomed: asyncio.Task[Answer]) -> int:
+async def holder_of(application: Application, doomed: asyncio.Task[Answer]) -> int:
     """The worker that is at work on the request."""
     while not doomed.done():
         for section in trace.read(application.trace):

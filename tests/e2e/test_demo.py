@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,15 @@ def workers_starting(demo: Demo) -> bool:
     return bool(list(demo.scratch.glob("*/items.sqlite3")))
 
 
+def worker_stopped(demo: Demo) -> bool:
+    """Whether a worker is stopped inside its lock."""
+    for process in servers_below(demo.scratch):
+        with suppress(OSError):  # It may have ended meanwhile.
+            if "State:\tT" in Path(f"/proc/{process}/status").read_text():
+                return True
+    return False
+
+
 @pytest.mark.parametrize(
     ("name", "framework"),
     [
@@ -147,16 +157,39 @@ def test_it_shows_the_race_and_its_end(
     assert list(scratch.iterdir()) == []
 
 
+def test_it_shows_the_stale_commit_and_its_refusal(
+    demo: Callable[..., Demo], scratch: Path
+) -> None:
+    """A holder that slept through its lease breaks the bound without the guard, and not with it."""
+    running = demo("--guard", "--no-color", "--workers", "2")
+    output, errors = running.end()
+
+    assert running.process.returncode == 0, output + errors
+    assert errors == ""
+    assert re.search(r"items made +. 4: bound of 3 BROKEN +. 3: bound of 3 kept", output)
+    assert re.search(r"that was stopped .* 503 lease_lost", output)
+    for marks in ("░+█*!", "░+█*✗"):
+        assert re.search(rf"worker \d+ ·*█*{marks}", output), output
+    assert "The stale commit was refused." in output
+    assert max(map(len, output.splitlines())) <= 80
+    assert list(scratch.iterdir()) == []
+
+
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="it looks for them in /proc")
 @pytest.mark.parametrize(
     "moment",
-    [engine_starting, at_work, *([workers_starting] if "WEBLOCK_LONG" in os.environ else [])],
+    [
+        engine_starting,
+        at_work,
+        *([workers_starting, worker_stopped] if "WEBLOCK_LONG" in os.environ else []),
+    ],
 )
 def test_it_is_clean_when_interrupted(
     moment: Callable[[Demo], bool], demo: Callable[..., Demo], scratch: Path
 ) -> None:
     """Ctrl-C, even if it is repeated, leaves no process and no file, and one line says so."""
-    running = demo("--engine", "redis")
+    guard = ("--guard",) if moment is worker_stopped else ()
+    running = demo("--engine", "redis", *guard)
     running.until(lambda: moment(running))
     while running.process.poll() is None:
         running.process.send_signal(signal.SIGINT)
@@ -171,7 +204,13 @@ def test_it_is_clean_when_interrupted(
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--workers", "1"), ("--requests", "many"), ("--requests", "9" * 5000), ("--fast",)],
+    [
+        ("--workers", "1"),
+        ("--requests", "many"),
+        ("--requests", "9" * 5000),
+        ("--fast",),
+        ("--guard", "--picture", "it"),
+    ],
     ids=lambda arguments: arguments[-1][:8],
 )
 def test_bad_arguments_are_named(
