@@ -136,6 +136,9 @@ class Released(NamedTuple):
 
 Answer = Held | Waiting | Busy | Gone | Released
 
+GONE: Final = Gone()
+RELEASED: Final = Released()
+
 
 class Step(NamedTuple):
     """The outcome of an operation; ``woken`` is a waiter that has just got the lease."""
@@ -154,7 +157,7 @@ def acquire(state: KeyState, moment: Moment, claim: Claim, *, room: int) -> Step
     """
     state, woken = settle(state, moment)
     if state.voided and any(voided.owner == claim.owner for voided in state.voided):
-        return Step(state, Gone(), woken)
+        return Step(state, GONE, woken)
     grant = state.grant
     # Then nobody waits, either: the first that does has just been given the lease.
     if grant is None:
@@ -188,10 +191,10 @@ def release(state: KeyState, moment: Moment, owner: str, *, void: float = 0) -> 
     With ``void``, a late request of the same owner is rejected for this many seconds: for an owner
     that gave up without knowing what became of its request.
     """
-    answer: Answer = Gone()
+    answer: Answer = GONE
     if _holds(state, owner):
         if state.grant is not None and moment.now < state.grant.until:
-            answer = Released()
+            answer = RELEASED
         state = KeyState(state.fence, None, state.queue, state.voided)
     else:
         queue = tuple(place for place in state.queue if place.claim.owner != owner)
@@ -207,9 +210,9 @@ def force_release(state: KeyState, moment: Moment) -> Step:
 
     Returns ``Released`` if there was a lease, ``Gone`` if there was none or it had ended.
     """
-    answer: Answer = Gone()
+    answer: Answer = GONE
     if state.grant is not None and _lives(state.grant, moment):
-        answer = Released()
+        answer = RELEASED
         state = state._replace(grant=None)
     state, woken = settle(state, moment)
     return Step(state, answer, woken)
@@ -312,7 +315,7 @@ def _refreshed(
             queue = (*state.queue[:position], kept, *state.queue[position + 1 :])
             state = state._replace(queue=queue)
             return Step(state, _waiting(state, position), woken)
-    return Step(state, Gone(), woken)
+    return Step(state, GONE, woken)
 
 
 def _holds(state: KeyState, owner: str) -> bool:

@@ -220,7 +220,10 @@ class CellStore:
         return {owner: Reply(answer, outcome.now) for owner, answer in heartbeats.answers.items()}
 
     async def _apply(self, key: str, transition: Transition) -> Reply:
-        (_, answer, woken), now = await self._cells.update(key, transition, patience=self._patience)
+        return self._reply_to(await self._cells.update(key, transition, patience=self._patience))
+
+    def _reply_to(self, done: Done) -> Reply:
+        (_, answer, woken), now = done
         if woken:
             self._ring(woken)
         return Reply(answer, now)

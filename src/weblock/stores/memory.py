@@ -6,8 +6,9 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from .._core.ports import Runtime, Store, Switchboard
-from .._core.table import KeyState, Moment, current
+from .._core import table
+from .._core.ports import Reply, Runtime, Store, Switchboard
+from .._core.table import Claim, KeyState, Moment, current
 from .._platform.forks import heed_forks
 from .._platform.greenlets import original
 from .cells import CellStore, Done, LocalBells, Transition
@@ -32,8 +33,7 @@ class MemoryEngine:
         heed_forks(self)
 
     def connect(self, runtime: Runtime) -> Store:
-        cells = _MemoryCells(self, runtime)
-        return _MemoryStore(cells, LocalBells(self.switchboard), patience=0, beat_patience=0)
+        return _MemoryStore(_MemoryCells(self, runtime), LocalBells(self.switchboard))
 
     def close(self) -> None:
         """Nothing is open."""
@@ -59,7 +59,23 @@ class MemoryEngine:
 
 
 class _MemoryStore(CellStore):
+    """Takes the short way: nothing here has to be waited for, and ``LocalBells`` watch nothing."""
+
     process = LocalBells.process  # There is only one, in which all waiters are.
+
+    def __init__(self, cells: _MemoryCells, bells: LocalBells) -> None:
+        super().__init__(cells, bells, patience=0, beat_patience=0)
+        self._change = cells.change
+
+    async def acquire(self, key: str, claim: Claim, *, room: int) -> Reply:
+        return self._reply_to(
+            self._change(key, lambda state, now: table.acquire(state, now, claim, room=room))
+        )
+
+    async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
+        return self._reply_to(
+            self._change(key, lambda state, now: table.release(state, now, owner, void=void))
+        )
 
 
 class _MemoryCells:
@@ -68,6 +84,9 @@ class _MemoryCells:
         self._runtime = runtime
 
     async def update(self, key: str, transition: Transition, *, patience: float) -> Done:
+        return self.change(key, transition)
+
+    def change(self, key: str, transition: Transition) -> Done:
         engine = self._engine
         with engine.mutex:
             now = self._runtime.now()
@@ -87,7 +106,7 @@ class _MemoryCells:
     async def update_many(
         self, changes: Mapping[str, Transition], *, patience: float
     ) -> dict[str, Done]:
-        return {key: await self.update(key, changes[key], patience=patience) for key in changes}
+        return {key: self.change(key, transition) for key, transition in changes.items()}
 
     async def names(self, prefix: str, *, patience: float) -> list[str]:
         with self._engine.mutex:
