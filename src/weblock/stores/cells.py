@@ -222,7 +222,7 @@ class CellStore:
     async def _apply(self, key: str, transition: Transition) -> Reply:
         return self._reply_to(await self._cells.update(key, transition, patience=self._patience))
 
-    def _reply_to(self, done: Done) -> Reply:
+    def _reply_to(self, done: tuple[Step, float]) -> Reply:
         (_, answer, woken), now = done
         if woken:
             self._ring(woken)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from .._core import table
 from .._core.ports import Reply, Runtime, Store, Switchboard
-from .._core.table import Claim, KeyState, Moment, current
+from .._core.table import Claim, KeyState, Moment, Step, current
 from .._platform.forks import heed_forks
 from .._platform.greenlets import original
 from .cells import CellStore, Done, LocalBells, Transition
@@ -42,7 +43,8 @@ class MemoryEngine:
         """Start empty in a forked child: no leases, no marks."""
         self.states: dict[str, KeyState] = {}
         self.marks = MarksInProcess()
-        self.last_fence = 0
+        self.unused = KeyState()
+        """The state of all keys without any: the highest fence so far."""
         self.pruned_above = PRUNED_FROM
         self.mutex = original("threading", "Lock")()
 
@@ -52,10 +54,16 @@ class MemoryEngine:
         Done whenever their number has doubled, so that it costs each acquisition next to nothing.
         """
         for key, state in tuple(self.states.items()):
-            if current(state, moment).blank:
-                self.last_fence = max(self.last_fence, state.fence)
-                del self.states[key]
+            left = current(state, moment)
+            if left.blank:
+                self.forget(key, left)
         self.pruned_above = max(PRUNED_FROM, 2 * len(self.states))
+
+    def forget(self, key: str, state: KeyState) -> None:
+        """Drop a key whose ``state`` is blank."""
+        self.states.pop(key, None)
+        if state.fence > self.unused.fence:
+            self.unused = state
 
 
 class _MemoryStore(CellStore):
@@ -68,14 +76,10 @@ class _MemoryStore(CellStore):
         self._change = cells.change
 
     async def acquire(self, key: str, claim: Claim, *, room: int) -> Reply:
-        return self._reply_to(
-            self._change(key, lambda state, now: table.acquire(state, now, claim, room=room))
-        )
+        return self._reply_to(self._change(key, partial(table.acquire, claim=claim, room=room)))
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
-        return self._reply_to(
-            self._change(key, lambda state, now: table.release(state, now, owner, void=void))
-        )
+        return self._reply_to(self._change(key, partial(table.release, owner=owner, void=void)))
 
 
 class _MemoryCells:
@@ -84,29 +88,28 @@ class _MemoryCells:
         self._runtime = runtime
 
     async def update(self, key: str, transition: Transition, *, patience: float) -> Done:
-        return self.change(key, transition)
+        return Done(*self.change(key, transition))
 
-    def change(self, key: str, transition: Transition) -> Done:
+    def change(self, key: str, transition: Transition) -> tuple[Step, float]:
         engine = self._engine
         with engine.mutex:
             now = self._runtime.now()
-            state = engine.states.get(key) or KeyState(engine.last_fence)
+            state = engine.states.get(key, engine.unused)
             moment = Moment(now, int(time.time() * 1_000_000))
             step = transition(state, moment)
             state = step.state
             if state.grant is None and state.blank:
-                engine.states.pop(key, None)
-                engine.last_fence = max(engine.last_fence, state.fence)
+                engine.forget(key, state)
             else:
                 engine.states[key] = state
                 if len(engine.states) > engine.pruned_above:
                     engine.prune(moment)
-        return Done(step, now)
+        return step, now
 
     async def update_many(
         self, changes: Mapping[str, Transition], *, patience: float
     ) -> dict[str, Done]:
-        return {key: self.change(key, transition) for key, transition in changes.items()}
+        return {key: Done(*self.change(key, transition)) for key, transition in changes.items()}
 
     async def names(self, prefix: str, *, patience: float) -> list[str]:
         with self._engine.mutex:
