@@ -457,18 +457,17 @@ L = TypeVar("L", bound=BaseLease)
 
 
 class Inside(Generic[L]):
-    """The leases of one ``hold``, which any number of callers may share."""
+    """A ``hold`` of either face, which any number of callers may share: the leases that are inside."""
 
     __slots__ = ("_leases",)
 
-    def __init__(self) -> None:
-        self._leases: list[L] = []
+    _leases: list[L]
 
-    def enter(self, lease: L) -> L:
+    def _enter(self, lease: L) -> L:
         self._leases.append(lease)
         return lease
 
-    def leave(self) -> L:
+    def _leave(self) -> L:
         """Return the last lease of the task or thread that leaves, or else the last of all."""
         leases = tuple(self._leases)
         lease = leases[-1]

@@ -402,7 +402,7 @@ class AsyncLease(BaseLease):
         traceback: TracebackType | None,
     ) -> None:
         try:
-            await self.release()
+            await self._locker.release(self._holdings)
         except LeaseLost as loss:
             if error is None:
                 raise
@@ -425,23 +425,23 @@ class AsyncLease(BaseLease):
 AsyncLocks._lease = AsyncLease  # noqa: SLF001 - either class names the other
 
 
-class AsyncHold:
+class AsyncHold(Inside[AsyncLease]):
     """An ``async with`` block that holds keys."""
 
-    __slots__ = ("_inside", "_keys", "_locks", "_options")
+    __slots__ = ("_keys", "_locks", "_options")
 
     def __init__(self, locks: AsyncLocks, keys: tuple[str, ...], options: HoldOptions) -> None:
+        self._leases: list[AsyncLease] = []
         self._locks = locks
         self._keys = keys
         self._options = options
-        self._inside: Inside[AsyncLease] = Inside()
 
     def __repr__(self) -> str:
         keys = ", ".join(map(repr, self._keys))
         return f"<hold {keys} of {self._locks!r}>"
 
     async def __aenter__(self) -> AsyncLease:
-        return self._inside.enter(await self._locks.acquire(*self._keys, **self._options))
+        return self._enter(await self._locks.acquire(*self._keys, **self._options))
 
     async def __aexit__(
         self,
@@ -449,7 +449,7 @@ class AsyncHold:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._inside.leave().__aexit__(exc_type, error, traceback)
+        await self._leave().__aexit__(exc_type, error, traceback)
 
 
 class CancelledWhenLost:

@@ -404,7 +404,7 @@ class Lease(BaseLease):
         traceback: TracebackType | None,
     ) -> None:
         try:
-            self.release()
+            drive(self._locker.release(self._holdings))
         except LeaseLost as loss:
             if error is None:
                 raise
@@ -421,23 +421,23 @@ class Lease(BaseLease):
 Locks._lease = Lease  # noqa: SLF001 - either class names the other
 
 
-class Hold:
+class Hold(Inside[Lease]):
     """A ``with`` block that holds keys."""
 
-    __slots__ = ("_inside", "_keys", "_locks", "_options")
+    __slots__ = ("_keys", "_locks", "_options")
 
     def __init__(self, locks: Locks, keys: tuple[str, ...], options: HoldOptions) -> None:
+        self._leases: list[Lease] = []
         self._locks = locks
         self._keys = keys
         self._options = options
-        self._inside: Inside[Lease] = Inside()
 
     def __repr__(self) -> str:
         keys = ", ".join(map(repr, self._keys))
         return f"<hold {keys} of {self._locks!r}>"
 
     def __enter__(self) -> Lease:
-        return self._inside.enter(self._locks.acquire(*self._keys, **self._options))
+        return self._enter(self._locks.acquire(*self._keys, **self._options))
 
     def __exit__(
         self,
@@ -445,4 +445,4 @@ class Hold:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._inside.leave().__exit__(exc_type, error, traceback)
+        self._leave().__exit__(exc_type, error, traceback)
