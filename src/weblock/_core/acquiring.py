@@ -11,9 +11,10 @@ answer) becomes a debt, which the keeper pays.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
 
-from ..errors import AlreadyHeld, EngineRecovering, EngineUnavailable, LockTimeout
+from ..errors import AlreadyHeld, EngineRecovering, EngineUnavailable, LeaseLost, LockTimeout
 from ..keys import unqualified
 from .attempts import Attempts
 from .holding import Anchor, Hands, Holding, Status, Terms, Unprotected
@@ -133,7 +134,8 @@ class Locker:
                 for holding in got:
                     holding.check(self.runtime.now())
         except Exception:
-            await self._release_all(got)
+            with suppress(LeaseLost):
+                await self.release(got)
             raise
         except BaseException:
             self.abandon(got)
@@ -193,12 +195,24 @@ class Locker:
             pause = min(LONGEST_PAUSE, 2 * pause)
 
     async def release(self, holdings: Sequence[Holding | Unprotected]) -> None:
-        """Release all leases. Raises ``LeaseLost`` if one of them had ended before.
+        """Release all leases, the last one first.
 
-        An engine that does not answer is not an error here, because the lease was valid until now:
-        the keeper keeps trying, and the lease ends at its ttl.
+        Raises ``LeaseLost`` in the end if one of them had ended before. An engine that does not
+        answer is not an error here, because the lease was valid until now: the keeper keeps trying,
+        and the lease ends at its ttl.
         """
-        for lost in await self._release_all(holdings):
+        pending = list(holdings)
+        lost: Holding | None = None
+        try:
+            while pending:
+                last = pending[-1]
+                if isinstance(last, Holding) and not await self._release(last):
+                    lost = lost or last
+                pending.pop()
+        except BaseException:
+            self.abandon(pending)
+            raise
+        if lost:
             raise lost.loss()
 
     def abandon(self, holdings: Sequence[Holding | Unprotected]) -> None:
@@ -237,21 +251,6 @@ class Locker:
     def owe(self, key: str, owner: str, ttl: float, void: float) -> None:
         now = self.runtime.now()
         self.keeper.owe(Debt(key, owner, void, now=now, until=now + max(ttl, PLACE)))
-
-    async def _release_all(self, holdings: Sequence[Holding | Unprotected]) -> list[Holding]:
-        """Release the last lease first, and return those that had been lost."""
-        pending = list(holdings)
-        lost: list[Holding] = []
-        try:
-            while pending:
-                last = pending[-1]
-                if isinstance(last, Holding) and not await self._release(last):
-                    lost.append(last)
-                pending.pop()
-        except BaseException:
-            self.abandon(pending)
-            raise
-        return lost
 
     async def _release(self, holding: Holding) -> bool:
         """Release a lease, and return whether it was valid until then."""

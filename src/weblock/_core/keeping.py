@@ -9,7 +9,7 @@ not give back itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 from weakref import ref
 
 from ..errors import EngineUnavailable
@@ -147,7 +147,9 @@ class Keeper:
 
     def keep_holding(self, holding: Holding) -> None:
         self.holdings[holding.key] = self._kept[holding.owner] = holding
-        self._attend(holding.due)
+        self._attended = True
+        if holding.due < self._wakes_at or not self._running:
+            self._attend(holding.due)
 
     def drop(self, kept: Kept) -> None:
         if self._kept.get(kept.owner) is kept:
@@ -161,7 +163,8 @@ class Keeper:
 
     def stake(self, hands: Hands[Any], key: str, owner: str, ttl: float) -> None:
         """Give back whatever ``owner`` has as soon as no code refers to ``hands`` any more."""
-        stake = Stake(hands, cast("Callable[[Any], None]", self._bell.ring))
+        ring: Callable[[Any], None] = self._bell.ring
+        stake = Stake(hands, ring)
         stake.key, stake.owner, stake.ttl = key, owner, ttl
         self.stakes[owner] = stake
         if not self._running:

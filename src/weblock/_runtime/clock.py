@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
+import os
 import threading
 import time
 import weakref
@@ -31,8 +31,9 @@ are.)
 """
 
 
-new_owner: Final[Callable[[], str]] = partial(secrets.token_hex, 16)
-"""Makes a secret that nobody had before: 128 random bits."""
+def new_owner() -> str:
+    """Return a secret that nobody had before: 128 random bits."""
+    return os.urandom(16).hex()  # What ``secrets.token_hex`` does, in half the calls.
 
 
 def control() -> object:
