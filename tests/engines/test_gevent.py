@@ -12,7 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.servers import Server, fresh_quorum, fresh_url
+from tests.servers import (
+    Cluster,
+    SentinelDeployment,
+    Server,
+    fresh_memcached,
+    fresh_quorum,
+    fresh_url,
+)
 from tests.servers.ports import free_port
 from tests.support.waiting import PATIENCE, eventually
 from weblock._platform import greenlets
@@ -86,7 +93,7 @@ for _ in range(6):
     with opened(ttl=10) as locks, locks.hold("key", "other"):
         pass
     counts.append(descriptors())
-assert counts[-1] <= counts[1], counts
+eventually(lambda: descriptors() <= counts[1])  # A server may just be asked where others are.
 print("well")
 """
 
@@ -151,7 +158,7 @@ def done_by(script: str, *arguments: str) -> None:
     assert "gevent" not in done.stderr
 
 
-@pytest.fixture(params=["memory", "file", "redis", "quorum"])
+@pytest.fixture(params=["memory", "file", "redis", "quorum", "memcached"])
 def urls(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
     """An engine for which the keeper is a real thread."""
     match request.param:
@@ -161,6 +168,8 @@ def urls(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
             return [f"file://{tmp_path}/locks?allow_container=true"]
         case "redis":
             return [fresh_url()]
+        case "memcached":
+            return [fresh_memcached()]
     return fresh_quorum(3)
 
 
@@ -172,6 +181,18 @@ def test_a_holder_that_lets_no_greenlet_run_keeps_its_lease(urls: list[str]) -> 
 def test_a_loss_is_told_to_a_greenlet_of_the_holders_thread(urls: list[str]) -> None:
     """What the real thread finds lost reaches ``on_lost``; a process that still holds ends as it should."""
     done_by(LOSES, *urls)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts in /proc")
+@pytest.mark.parametrize("deployment", [SentinelDeployment, Cluster])
+def test_a_real_thread_finds_its_servers_by_itself(
+    deployment: type[SentinelDeployment | Cluster],
+) -> None:
+    """Where servers have to be looked up, a holder that computes keeps its lease, and nothing stays open."""
+    with deployment() as servers:
+        url = servers.url(recovery="off")
+        done_by(SERIALIZES, url)
+        done_by(COMES_AND_GOES, url)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts in /proc")
@@ -273,10 +294,7 @@ print("well")
 @pytest.mark.parametrize(
     "url",
     [
-        "redis+cluster://127.0.0.1:1",
-        "redis+sentinel://127.0.0.1:1/main",
         "zookeeper://127.0.0.1:1/locks",
-        "memcached://127.0.0.1:1",
         "postgresql://127.0.0.1:1",
     ],
 )

@@ -47,10 +47,13 @@ def patched_by() -> str | None:
 def new_thread(name: str, target: Callable[[], None], *, real: bool = False) -> Thread:
     """Return a daemon thread that is not started yet.
 
-    Under gevent it is a greenlet, or, if it must be ``real``, a thread of the operating system.
+    Under gevent it is a greenlet, or, if it must be ``real``, a thread of the operating system. A
+    greenlet that a real thread starts ends with that thread.
     """
     if real and patched_by() == "gevent":
         return _hubs().RealThread(name, target)  # type: ignore[no-any-return]
+    if here := real_thread_here():
+        return _hubs().Helper(here, target)  # type: ignore[no-any-return]
     return threading.Thread(target=target, name=name, daemon=True)
 
 
@@ -92,6 +95,16 @@ def renewed_by_greenlet(*, real_keeper: bool) -> str | None:
     if library is None or (library == "gevent" and real_keeper):
         return None
     return f"{library} has replaced this process's threads by greenlets"
+
+
+def do_at_home(work: Callable[[], object]) -> bool:
+    """Run ``work`` among the greenlets for which this real thread is there.
+
+    Return whether that has been arranged: in any other thread, the caller can do it by itself.
+    """
+    if here := real_thread_here():
+        here.do_at_home(work)
+    return here is not None
 
 
 def _hubs() -> Any:

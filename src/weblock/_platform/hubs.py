@@ -22,6 +22,7 @@ from typing import Any, Final, Generic, TypeVar
 import gevent
 from gevent import monkey
 from gevent.event import Event
+from gevent.pool import Group
 
 T = TypeVar("T")
 
@@ -102,6 +103,8 @@ class RealThread:
         self._here: tuple[Any, Any] | None = None
         self.last_works: set[Callable[[], None]] = set()
         """What it does at its end: connections that were made in it are closed in it."""
+        self.helpers = Group()
+        """Its greenlets, which end with it."""
         self.ending = False
         """Whether the process ends, and this thread has to end before it."""
 
@@ -156,6 +159,25 @@ class RealThread:
             works.callback(gevent.sleep, 0)  # For what is put off to the next turn of the hub.
             for work in self.last_works:
                 works.callback(work)
+            works.callback(self.helpers.kill, timeout=_PATIENCE)
+
+
+class Helper:
+    """What is a thread elsewhere: a greenlet of a real thread, which ends with it."""
+
+    def __init__(self, owner: RealThread, target: Callable[[], None]) -> None:
+        self._owner = owner
+        self._greenlet: Any = gevent.Greenlet(target)
+
+    @property
+    def ident(self) -> int | None:
+        return self._greenlet.minimal_ident if self._greenlet.started else None
+
+    def start(self) -> None:
+        self._owner.helpers.start(self._greenlet)
+
+    def join(self, timeout: float | None = None) -> None:
+        self._greenlet.join(timeout)
 
 
 if hasattr(os, "register_at_fork"):

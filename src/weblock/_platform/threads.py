@@ -10,7 +10,14 @@ from queue import Empty, SimpleQueue
 from typing import Final
 
 from .forks import heed_forks
-from .greenlets import Thread, new_thread, original, queue_class, real_thread_here
+from .greenlets import (
+    Thread,
+    do_at_home,
+    new_thread,
+    original,
+    queue_class,
+    real_thread_here,
+)
 from .logs import logger
 
 AGAIN_AFTER: Final = 0.1
@@ -58,8 +65,8 @@ class BackgroundThread:
         """
         if self._turn.locked():
             return True
-        if not self._real and (here := real_thread_here()):
-            here.do_at_home(self.start)  # A greenlet of this thread would end with it.
+        # A greenlet of a real thread would end with that.
+        if not self._real and do_at_home(self.start):
             return True
         of_thread: list[Thread] = []
         thread = new_thread(self._name, partial(self._run, of_thread), real=self._real)

@@ -44,7 +44,7 @@ class MemcachedEngine:
     """The leases on one server, as this process sees them."""
 
     scope = "cluster"
-    real_keeper = False  # Its connections are shared by all threads.
+    real_keeper = True
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -74,7 +74,7 @@ class MemcachedEngine:
         self.switchboard.ring_all(Ask())
 
     def after_fork(self) -> None:
-        self.connections.drop()
+        self.connections.abandon()
         self.switchboard.clear()
         self.observer.begin_anew()
         self.threads.begin_anew()

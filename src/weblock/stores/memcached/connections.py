@@ -6,12 +6,16 @@ import contextlib
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from ..._platform.greenlets import do_before_this_thread_ends, real_thread_here
 from ..._platform.polling import READABLE, new_poll
 from ...errors import EngineUnavailable
 from .server import refuse_unfit
 from .settings import Settings
+
+if TYPE_CHECKING:
+    from ..._platform.hubs import RealThread
 
 IDLE: Final = 32
 """How many unused connections are kept open at most."""
@@ -50,7 +54,8 @@ class Connections:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._name = settings.name
-        self._idle: list[Client] = []
+        self._idle: dict[RealThread | None, list[Client]] = {}
+        """Unused connections, by the real thread among greenlets that made them."""
         self._silent_at = -LATELY
         self._closed = False
 
@@ -75,9 +80,10 @@ class Connections:
                 self._silent_at = time.monotonic()
             raise EngineUnavailable(self._name, _explained(error)) from error
         else:
-            if self._closed or len(self._idle) >= IDLE:
+            idle = self._idle_here()
+            if self._closed or len(idle) >= IDLE:
                 return
-            self._idle.append(client)
+            idle.append(client)
             client = None
         finally:
             if client:
@@ -89,6 +95,7 @@ class Connections:
 
         if self._closed:
             raise EngineUnavailable(self._name, "it was closed")
+        do_before_this_thread_ends(self.drop)
         host, port, timeout = self._settings.host, self._settings.port, self._settings.timeout
         client: Client = base.Client(
             (host, port), connect_timeout=timeout, timeout=timeout, no_delay=True
@@ -105,15 +112,24 @@ class Connections:
         self.drop()
 
     def drop(self) -> None:
-        """Close unused connections; in a forked child, the parent keeps using them."""
-        while self._idle:
-            self._idle.pop().close()
+        """Close the unused connections of this thread."""
+        _close_all(self._idle.pop(real_thread_here(), []))
+
+    def abandon(self) -> None:
+        """Close the copies in a forked child; the parent keeps using them."""
+        for idle in self._idle.values():
+            _close_all(idle)
+        self._idle = {}
+
+    def _idle_here(self) -> list[Client]:
+        return self._idle.setdefault(real_thread_here(), [])
 
     def _kept(self) -> Client | None:
         """Return an open connection; one with unexpected data has ended."""
-        while self._idle:
+        idle = self._idle_here()
+        while idle:
             try:
-                client = self._idle.pop()
+                client = idle.pop()
             except IndexError:  # Another thread was quicker.
                 return None
             poll = new_poll()
@@ -122,6 +138,11 @@ class Connections:
                 return client
             client.close()
         return None
+
+
+def _close_all(clients: list[Client]) -> None:
+    while clients:
+        clients.pop().close()
 
 
 def _explained(error: Exception) -> str:

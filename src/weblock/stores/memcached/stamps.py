@@ -14,6 +14,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
+from ..._platform.greenlets import original
+
 KNOWN: Final = 10_000
 """How many items are remembered with the time when their stamps were first seen."""
 
@@ -47,7 +49,7 @@ class Observer:
     def begin_anew(self) -> None:
         """Start anew in a forked child: it has written nothing, and seen nothing."""
         self.process = secrets.token_hex(8)
-        self._guard = threading.Lock()
+        self._guard: threading.Lock = original("threading", "Lock")()
         self._by_item: OrderedDict[str, dict[Stamp, float]] = OrderedDict()
 
     def first_seen(self, item: str, stamps: Iterable[Stamp], now: float) -> Seen:

@@ -14,7 +14,7 @@ from ..._platform.forks import heed_forks
 from ..._requirements import require
 from ..findings import Finding
 from ..url import without_secrets
-from .settings import Deployment, Settings, parse
+from .settings import Settings, parse
 
 if TYPE_CHECKING:
     from .connections import Connections
@@ -46,14 +46,12 @@ class RedisEngine:
     """The leases of one deployment, as this process sees them."""
 
     scope = "cluster"
+    real_keeper = True
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.name = settings.name
         self.switchboard = Switchboard()
-        # The map of a cluster, and the master that Sentinels name, are found out by whichever thread needs
-        # them first, while the others wait for it: a greenlet may hold up the keeper there.
-        self.real_keeper = settings.deployment is Deployment.SINGLE
         from .connections import Connections
 
         self._connections: Connections = Connections(settings, self.switchboard)

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 import redis
 from redis import exceptions
 
+from ..._platform.greenlets import do_before_this_thread_ends, new_thread
 from ..._platform.logs import logger
 from .servers import Unfit
 from .settings import Address
@@ -29,9 +30,9 @@ CALM: Final = 5.0
 """Seconds without doubts after which a new one counts as the first."""
 
 
-def in_background(work: Callable[[], object], name: str) -> None:
+def in_background(work: Callable[[], None], name: str) -> None:
     """Run ``work`` in a thread of its own. Raises ``RuntimeError`` if there can be none."""
-    threading.Thread(target=work, name=f"weblock-{name}", daemon=True).start()
+    new_thread(f"weblock-{name}", work).start()
 
 
 class Poll:
@@ -84,11 +85,15 @@ class Lookup:
     ``look`` finds out, and returns whether anything has changed; where nothing is known yet, it
     raises redis-py's errors, or ``Unfit``. What is known is used while it is looked after: it is
     asked for again ``every`` so many seconds in the background, and waited for only when it has
-    become ``stale`` or is doubted.
+    become ``stale`` or is doubted. A real thread among greenlets calls ``on_end`` at its end, which
+    ends what it does in the background.
     """
 
-    def __init__(self, look: Callable[[], bool], *, every: float, stale: float) -> None:
+    def __init__(
+        self, look: Callable[[], bool], *, every: float, stale: float, on_end: Callable[[], None]
+    ) -> None:
         self._look = look
+        self._on_end = on_end
         self._every = every
         self._stale = stale
         self._known = False
@@ -120,6 +125,7 @@ class Lookup:
 
     def refresh(self) -> None:
         """Look again, unless another caller just has. Raises what ``look`` does."""
+        do_before_this_thread_ends(self._on_end)
         with self._guard:
             if self.ready():
                 return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -16,7 +15,7 @@ from redis import exceptions
 from redis.connection import DefaultParser
 
 from ..._core.ports import Readable
-from ..._platform.greenlets import do_before_this_thread_ends, real_thread_here
+from ..._platform.greenlets import do_before_this_thread_ends, new_thread, real_thread_here
 from ..._platform.polling import READABLE, new_poll, time_out_in_kernel
 from ..._platform.turns import Empty, Turn, Turns
 from .asking import Connect
@@ -220,9 +219,8 @@ class BlockingLinks:
                 await work
             return
         *others, last = works
-        threads = [threading.Thread(target=_driven, args=(work,), daemon=True) for work in others]
+        threads = [new_thread("weblock-side-by-side", partial(_driven, work)) for work in others]
         for thread in threads:
-            thread.name = "weblock-side-by-side"
             thread.start()
         await last
         for thread in threads:
@@ -356,7 +354,7 @@ async def _aside(work: Callable[[], BlockingLink]) -> BlockingLink:
                         each.discard()
 
     try:
-        threading.Thread(target=do, name="weblock-connecting", daemon=True).start()
+        new_thread("weblock-connecting", do).start()
     except RuntimeError as error:
         ours.close()
         theirs.close()

@@ -58,7 +58,7 @@ class ClusterNodes:
     """
 
     def __init__(
-        self, settings: Settings, layout: Layout, connect: Connect, on_change: Callable[[], None]
+        self, settings: Settings, layout: Layout, connect: Connect, on_change: Callable[[], object]
     ) -> None:
         self.peers = ""
         self._settings = settings
@@ -72,7 +72,7 @@ class ClusterNodes:
         self._slots = {
             bucket: key_slot(layout.tag(bucket).encode()) for bucket in range(layout.buckets)
         }
-        self._lookup = Lookup(self._look, every=ASK_EVERY, stale=float("inf"))
+        self._lookup = Lookup(self._look, every=ASK_EVERY, stale=float("inf"), on_end=self.abandon)
         self.ready = self._lookup.ready
         self.refresh = self._lookup.refresh
 
@@ -130,8 +130,9 @@ class ClusterNodes:
         self.peers = ",".join(each.peer for each in seen.values())
         self._begin(homes, {each: seen[each].server.incarnation for each in seen})
         self._seeds = [*masters, *(s for s in self._settings.addresses if s not in masters)]
-        changed, self._homes = homes != self._homes, homes
-        if changed:
+        before, self._homes = self._homes, homes
+        changed = before != homes
+        if changed and before:
             self._on_change()
         return changed
 

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from inspect import signature
 from typing import Any, Final
 
 import redis
 import redis.asyncio
+from redis import exceptions
 from redis.asyncio.retry import Retry as AsyncioRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from ..._core.ports import Switchboard
+from ..._platform.greenlets import do_at_home, real_thread_here
 from .aio import AsyncioLinks, LoopLinks
+from .asking import LONGEST_PAUSE
 from .blocking import BlockingLink, BlockingLinks, connected
 from .calls import Layout
 from .cluster import ClusterNodes
 from .nodes import Nodes, OneNode
 from .receiver import LISTENED_IN, Receiver
 from .sentinel import SentinelNodes
+from .servers import Unfit
 from .settings import Address, Deployment, Settings
 from .store import RedisStore
 from .wire import Admit, Links, Wire
@@ -44,7 +50,7 @@ class Connections:
         self._admit = admit
         self._switchboard = switchboard
         self._layout = Layout(settings.prefix, settings.buckets)
-        self._nodes = self._nodes_of(settings)
+        self._nodes = self._nodes_of(settings, self._move)
         # Where replicas must have a lease, who is rung asks for it and waits for them.
         self._trusted = not settings.min_replicas
         self._receiver = Receiver(
@@ -75,7 +81,7 @@ class Connections:
                 takes_turns=takes_turns,
             )
         self._links.append(links)
-        wire = Wire(self._settings, self._layout, self._nodes, links, admit=self._admit)
+        wire = Wire(self._settings, self._layout, self._nodes_here(), links, admit=self._admit)
         return RedisStore(self._settings.name, self._layout, wire)
 
     def servers(self) -> list[Address]:
@@ -104,14 +110,31 @@ class Connections:
         for links in self._links:
             links.abandon()
 
-    def _nodes_of(self, settings: Settings) -> Nodes:
+    def _nodes_here(self) -> Nodes:
+        """Return the nodes for the stores of this thread.
+
+        Callers wait for one another's lookups. A real thread among greenlets finds out for itself,
+        because a greenlet that looks makes no progress while another one computes.
+        """
+        if real_thread_here():
+            return self._nodes_of(self._settings, lambda: do_at_home(self._look_again))
+        return self._nodes
+
+    def _look_again(self) -> None:
+        """Find out for the callers what the keeper's thread has: perhaps they only wait."""
+        self._nodes.doubt()
+        time.sleep(LONGEST_PAUSE)  # Until then, they do not look again if they just have.
+        with suppress(exceptions.RedisError, Unfit, OSError):  # The next caller will see.
+            self._nodes.refresh()
+
+    def _nodes_of(self, settings: Settings, on_change: Callable[[], object]) -> Nodes:
         match settings.deployment:
             case Deployment.SINGLE:
                 return OneNode(settings.addresses[0])
             case Deployment.SENTINEL:
-                return SentinelNodes(settings, self._sentinel, self._move)
+                return SentinelNodes(settings, self._sentinel, on_change)
             case Deployment.CLUSTER:
-                return ClusterNodes(settings, self._layout, self._blocking, self._move)
+                return ClusterNodes(settings, self._layout, self._blocking, on_change)
 
     def _move(self) -> None:
         """Handle a change of servers: notifications may come from elsewhere."""

@@ -41,7 +41,7 @@ class Nodes(Protocol):
         """Make the next caller look again, after a server failed in this way."""
 
     def abandon(self) -> None:
-        """Start anew in a forked child."""
+        """Start anew, when the threads that were finding out are gone: in a forked child, say."""
 
 
 class OneNode:

@@ -40,7 +40,7 @@ class SentinelNodes:
 
     peers = ""
 
-    def __init__(self, settings: Settings, ask: Connect, on_change: Callable[[], None]) -> None:
+    def __init__(self, settings: Settings, ask: Connect, on_change: Callable[[], object]) -> None:
         self._settings = settings
         self._ask = ask
         self._on_change = on_change
@@ -48,7 +48,7 @@ class SentinelNodes:
         self._said: dict[Address, Named] = {}
         self._master: Address | None = None
         self._silent_until: dict[Address, float] = {}
-        self._lookup = Lookup(self._look, every=ASK_EVERY, stale=STALE)
+        self._lookup = Lookup(self._look, every=ASK_EVERY, stale=STALE, on_end=self.abandon)
         self.ready = self._lookup.ready
         self.refresh = self._lookup.refresh
 
