@@ -106,7 +106,7 @@ def _arguments() -> argparse.Namespace:
         default="file://",
         metavar="URL",
         help="where the locks are: file:// (this machine, the default), redis://host:port or the like,"
-        " or just redis or valkey, which starts a server for the demo",
+        " or just redis, valkey or postgresql, which starts a server for the demo",
     )
     parser.add_argument(
         "--framework",

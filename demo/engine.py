@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from demo.postgres import postgres_on
 from demo.process import Process, running
 from weblock import AsyncLocks, WeblockError
 
@@ -68,6 +69,16 @@ async def engine_for(asked: str, directory: Path) -> AsyncIterator[Engine]:
             # leases. This one has never given any, so there is nothing to wait for.
             url = f"redis://127.0.0.1:{port}?recovery=off"
             yield await _ready(url, f"redis://127.0.0.1:{port}, a {server.what} of the demo's own")
+    elif asked == "postgresql":
+        port, password = free_port(), secrets.token_hex(16)
+        try:
+            with postgres_on(port, directory, password) as server:
+                await server.until_it_says("ready to accept connections")
+                url = f"postgresql://postgres:{password}@127.0.0.1:{port}/postgres"
+                title = f"postgresql://127.0.0.1:{port}, a server of the demo's own"
+                yield await _ready(f"{url}?create=true&recovery=off", title)
+        except LookupError as error:
+            raise EngineError(str(error)) from error
     else:
         yield await _ready(asked)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import socket
 import subprocess
 import time
@@ -65,9 +66,18 @@ def _listens(port: int) -> bool:
 
 @contextmanager
 def running(
-    what: str, command: list[str], log: Path, environment: dict[str, str] | None = None
+    what: str,
+    command: list[str],
+    log: Path,
+    environment: dict[str, str] | None = None,
+    *,
+    user: int | None = None,
+    end: signal.Signals = signal.SIGKILL,
 ) -> Iterator[Process]:
-    """Runs a command while the block lasts; then it is killed, for it has nothing to save."""
+    """Runs a command while the block lasts; then it is killed, for it has nothing to save.
+
+    ``user`` is the number of the user that it runs as, if not ours; ``end`` the signal that ends it.
+    """
     with (
         log.open("wb") as output,
         subprocess.Popen(
@@ -77,10 +87,13 @@ def running(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
+            user=user,
+            group=user,
+            extra_groups=None if user is None else [],
             start_new_session=True,  # Ctrl-C is for the demo alone, which then ends all in order.
         ) as process,
     ):
         try:
             yield Process(what, process, log)
         finally:
-            process.kill()
+            process.send_signal(end)

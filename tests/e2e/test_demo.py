@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -12,12 +13,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
-from demo import engine
+from demo import engine, postgres
 
 TOP = Path(__file__).parents[2]
+
+LONG = pytest.mark.skipif(not os.environ.get("WEBLOCK_LONG"), reason="a long test: WEBLOCK_LONG=1")
 
 
 class Demo:
@@ -62,6 +66,7 @@ class Demo:
 def scratch() -> Iterator[Path]:
     """A short path: Unix sockets are made below it."""
     with tempfile.TemporaryDirectory(prefix="wl-") as directory:
+        Path(directory).chmod(0o711)  # PostgreSQL, which does not run as root, must get below it.
         yield Path(directory)
 
 
@@ -124,12 +129,8 @@ def worker_stopped(demo: Demo) -> bool:
     [
         ("file", "fastapi"),
         ("redis", "django"),
-        pytest.param(
-            *("file", "flask"),
-            marks=pytest.mark.skipif(
-                not os.environ.get("WEBLOCK_LONG"), reason="a long test: WEBLOCK_LONG=1"
-            ),
-        ),
+        pytest.param("file", "flask", marks=LONG),
+        pytest.param("postgresql", "fastapi", marks=LONG),
     ],
 )
 def test_it_shows_the_race_and_its_end(
@@ -245,6 +246,22 @@ def test_an_engine_that_cannot_be_used_is_named(
     assert list(scratch.iterdir()) == []
 
 
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="it looks for it in /proc")
+def test_it_starts_a_postgresql_and_ends_it(scratch: Path) -> None:
+    """A PostgreSQL of the demo's own grants locks, and nothing shows its password or outlives it."""
+
+    async def start() -> None:
+        async with engine.engine_for("postgresql", scratch) as opened:
+            password = urlsplit(opened.url).password
+            assert password
+            assert password not in opened.title
+            assert not opened.sees_deaths
+            assert servers_below(scratch)
+
+    asyncio.run(start())
+    assert servers_below(scratch) == []
+
+
 def test_a_server_that_nobody_has_is_no_riddle(
     monkeypatch: pytest.MonkeyPatch, scratch: Path
 ) -> None:
@@ -253,6 +270,9 @@ def test_a_server_that_nobody_has_is_no_riddle(
     monkeypatch.setattr(engine.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(engine.EngineError, match="install"):
         engine._program("redis")
+    monkeypatch.setattr(postgres, "_DEBIAN", scratch)
+    with pytest.raises(LookupError, match="install"):
+        postgres._programs()
 
 
 def test_an_application_that_does_not_start_is_no_riddle(
