@@ -3,7 +3,7 @@
 from ._core.attempts import Attempts
 from ._options import Duration, HoldOptions, LocksOptions
 from ._runtime.observing import Observer, observe
-from .aio import AsyncLease, AsyncLocks
+from .aio import AsyncLease, AsyncLocks, AsyncTerm
 from .caching import CacheOptions
 from .errors import (
     AlreadyHeld,
@@ -17,7 +17,7 @@ from .errors import (
 )
 from .inspection import KeyInfo
 from .keys import Key
-from .sync import Lease, Locks
+from .sync import Lease, Locks, Term
 
 __version__ = "0.1.0"
 
@@ -25,6 +25,7 @@ __all__ = [
     "AlreadyHeld",
     "AsyncLease",
     "AsyncLocks",
+    "AsyncTerm",
     "Attempts",
     "CacheOptions",
     "ConfigurationError",
@@ -41,6 +42,7 @@ __all__ = [
     "Locks",
     "LocksOptions",
     "Observer",
+    "Term",
     "WeblockError",
     "observe",
 ]

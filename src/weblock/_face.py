@@ -13,13 +13,13 @@ from ._core.attempts import Attempts
 from ._core.holding import Hands, Holding, Status, Unprotected
 from ._core.ports import SCOPES, Engine, Runtime
 from ._core.table import Released
-from ._options import HoldOptions, LocksOptions, Options, count
+from ._options import HoldOptions, LocksOptions, Options, count, in_turn
 from ._platform.greenlets import renewed_by_greenlet
 from ._platform.logs import logger
 from ._runtime.clock import control
 from ._runtime.keeper import keeper_of, leave_keeper
 from ._runtime.observing import LOGGER, ROOT, Audience, Observer, as_observer
-from .errors import ConfigurationError, EngineUnavailable
+from .errors import ConfigurationError, EngineUnavailable, LeaseLost
 from .events import Event, FailedOpen, Forced, NotRenewed
 from .inspection import KeyInfo, KeyInfos, info_of
 from .keys import CheckedKey, check_key, check_prefix, in_order, unqualified
@@ -33,6 +33,9 @@ _MOST_WARNINGS: Final = 20
 """Keys that are warned of: more of them may be what strangers have made up."""
 
 _warned_of: Final[set[str]] = set()
+
+ELECTION_PAUSE: Final = 1.0
+"""Seconds from an election that the engine did not answer to the next one, at most."""
 
 
 class Face:
@@ -205,6 +208,40 @@ class Face:
                 raise
             label = terms.label if caller is None else caller.label
             return locker, self._fail_open(names, label, failure)
+
+    def _standing(self, key: str, options: HoldOptions) -> HoldOptions:
+        """Return the options of a caller that stands for election. Refuses what cannot work."""
+        self._name(key)
+        options = in_turn(options)
+        self._options.of_call(options)
+        return options
+
+    async def _elect(
+        self, key: str, options: HoldOptions
+    ) -> tuple[Locker, Sequence[Holding | Unprotected]] | None:
+        """Return the lease of a new leader, or ``None`` if these locks are closed before.
+
+        While the engine does not answer, it asks again; the events tell of the outage.
+        """
+        while True:
+            try:
+                elected = await self._acquire((key,), options)
+            except (EngineUnavailable, ConfigurationError) as failure:
+                if self._closed:
+                    return None
+                if isinstance(failure, ConfigurationError):
+                    raise
+                runtime = self._locker.runtime
+                await runtime.sleep(ELECTION_PAUSE * (0.5 + runtime.jitter() / 2))
+                continue
+            if not self._closed:
+                return elected
+            locker, holdings = elected
+            locker.abandon(holdings)  # Another Locks has kept the engine open.
+
+    async def _leader(self, key: str) -> str | None:
+        info = await self._inspect(key)
+        return info.holder if info else None
 
     def _fail_open(
         self, names: Sequence[str], label: str, failure: EngineUnavailable
@@ -436,6 +473,11 @@ class BaseLease:
                 name, label = holding.key, holding.label
                 locker.health.refused(failure, "extend", name, label, since=since)
                 raise
+
+    def _is_own_loss(self, error: BaseException | None) -> bool:
+        if not isinstance(error, LeaseLost):
+            return False
+        return (error.key, error.fence) in self.fences.items()
 
     def _on_lost(self, tell: Callable[[], object]) -> None:
         """Call ``tell`` once, in the thread that notices the loss: it must not wait or raise."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
@@ -224,6 +224,49 @@ class AsyncLocks(Face):
             EngineUnavailable: The engine did not answer.
         """
         await self._forget(key)
+
+    def lead(self, key: str, **options: Unpack[HoldOptions]) -> AsyncGenerator[AsyncTerm, None]:
+        """Yield a term whenever this caller leads: one caller at a time does, of all that stand.
+
+        ``async for term in locks.lead("scheduler"):`` with a body that checks ``term.held``, or,
+        better, is an ``async with term:`` block: that is cancelled when the term is lost, and the
+        loop goes on.
+
+        The same term is yielded again for as long as its lease lasts, so a body may do one round of
+        work. When the term is lost, or the body has released it, the caller stands for election
+        again, in the queue. Leaving the loop releases the term. The loop ends when these locks are
+        closed; while the engine does not answer, it keeps trying.
+
+        Args:
+            key: What the candidates lock: ``"scheduler"``.
+            **options: Override the defaults: see ``HoldOptions``. Elections have no limit of time
+                unless ``wait`` is given, and nobody leads without a lease. ``max_hold`` limits a
+                term.
+
+        Raises:
+            LockTimeout: Others led for longer than ``wait``, or ``max_waiters`` were waiting.
+            InvalidKey: The key cannot exist.
+        """
+        return self._terms(key, self._standing(key, options))
+
+    async def _terms(self, key: str, options: HoldOptions) -> AsyncGenerator[AsyncTerm, None]:
+        while elected := await self._elect(key, options):
+            term = AsyncTerm(*elected)
+            try:
+                while term.held and not self._closed:
+                    yield term
+            finally:
+                with contextlib.suppress(LeaseLost):
+                    await term.release()
+
+    async def leader(self, key: str) -> str | None:
+        """Return the label of the caller that leads, or ``None`` if nobody does.
+
+        Raises:
+            InvalidKey: The key cannot exist.
+            EngineUnavailable: The engine did not answer.
+        """
+        return await self._leader(key)
 
     @overload
     def cached(
@@ -497,6 +540,37 @@ class CancelledWhenLost:
         if self._task:
             self._cancels = True
             self._task.cancel()
+
+
+class AsyncTerm(AsyncLease):
+    """The lease of a caller that leads.
+
+    ``async with term:`` cancels its block when the term is lost, and releases it when the block
+    ends. Unlike other leases, its loss is no error there: the loop of ``lead`` goes on.
+    """
+
+    __slots__ = ("_block",)
+
+    async def __aenter__(self) -> Self:
+        """Return the term, whose block is cancelled if it is lost."""
+        self._block = CancelledWhenLost(self)
+        await self._block.__aenter__()
+        return self
+
+    async def __aexit__(  # type: ignore[override]  # Only a term suppresses an error.
+        self,
+        exc_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        try:
+            await self._block.__aexit__(exc_type, error, traceback)
+            await super().__aexit__(exc_type, error, traceback)
+        except LeaseLost:
+            return True
+        finally:
+            del self._block
+        return self._is_own_loss(error)
 
 
 async def call(work: Callable[[*Ts], Awaitable[R]], args: tuple[*Ts]) -> R:

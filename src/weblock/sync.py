@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 from types import TracebackType
 from typing import Literal, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
@@ -227,6 +228,48 @@ class Locks(Face):
         """
         drive(self._forget(key))
 
+    def lead(self, key: str, **options: Unpack[HoldOptions]) -> Generator[Term, None, None]:
+        """Yield a term whenever this caller leads: one caller at a time does, of all that stand.
+
+        ``for term in locks.lead("scheduler"):`` with a body that checks ``term.held``, or is a
+        ``with term:`` block, from which the loss of the term leads back to the loop.
+
+        The same term is yielded again for as long as its lease lasts, so a body may do one round of
+        work. When the term is lost, or the body has released it, the caller stands for election
+        again, in the queue. Leaving the loop releases the term. The loop ends when these locks are
+        closed; while the engine does not answer, it keeps trying.
+
+        Args:
+            key: What the candidates lock: ``"scheduler"``.
+            **options: Override the defaults: see ``HoldOptions``. Elections have no limit of time
+                unless ``wait`` is given, and nobody leads without a lease. ``max_hold`` limits a
+                term.
+
+        Raises:
+            LockTimeout: Others led for longer than ``wait``, or ``max_waiters`` were waiting.
+            InvalidKey: The key cannot exist.
+        """
+        return self._terms(key, self._standing(key, options))
+
+    def _terms(self, key: str, options: HoldOptions) -> Generator[Term, None, None]:
+        while elected := drive(self._elect(key, options)):
+            term = Term(*elected)
+            try:
+                while term.held and not self._closed:
+                    yield term
+            finally:
+                with contextlib.suppress(LeaseLost):
+                    term.release()
+
+    def leader(self, key: str) -> str | None:
+        """Return the label of the caller that leads, or ``None`` if nobody does.
+
+        Raises:
+            InvalidKey: The key cannot exist.
+            EngineUnavailable: The engine did not answer.
+        """
+        return drive(self._leader(key))
+
     @overload
     def cached(self, key: str, compute: Callable[[], R], **options: Unpack[CacheOptions]) -> R: ...
 
@@ -419,6 +462,28 @@ class Lease(BaseLease):
 
 
 Locks._lease = Lease  # noqa: SLF001 - either class names the other
+
+
+class Term(Lease):
+    """The lease of a caller that leads.
+
+    ``with term:`` releases it when the block ends. Unlike other leases, its loss is no error there:
+    the loop of ``lead`` goes on.
+    """
+
+    __slots__ = ()
+
+    def __exit__(  # type: ignore[override]  # Only a term suppresses an error.
+        self,
+        exc_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        try:
+            super().__exit__(exc_type, error, traceback)
+        except LeaseLost:
+            return True
+        return self._is_own_loss(error)
 
 
 class Hold(Inside[Lease]):

@@ -7,10 +7,11 @@ A test tells its actors what to call, and either waits for the outcome (``do``) 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -151,6 +152,15 @@ class BlockingFace(Face):
         with locks.hold(*keys, **options) as lease:
             return body(lease)
 
+    def lead(
+        self, locks: Locks, key: str, body: Callable[[Any], Any], *, block: bool, **options: Any
+    ) -> None:
+        """Leads until ``body`` returns something true; with ``block``, in a block of each term."""
+        for term in locks.lead(key, **options):
+            with term if block else contextlib.nullcontext():
+                if body(term):
+                    break
+
     def serialize(self, locks: Locks, key: str, function: Callable[..., Any]) -> Any:
         return locks.serialized(key)(function)
 
@@ -193,6 +203,20 @@ class AsyncioFace(Face):
         """Something to ``do``: ``body`` inside an ``async with`` block."""
         async with locks.hold(*keys, **options) as lease:
             return body(lease)
+
+    async def lead(
+        self,
+        locks: AsyncLocks,
+        key: str,
+        body: Callable[[Any], Awaitable[Any]],
+        *,
+        block: bool,
+        **options: Any,
+    ) -> None:
+        async for term in locks.lead(key, **options):
+            async with term if block else contextlib.nullcontext():
+                if await body(term):
+                    break
 
     def serialize(self, locks: AsyncLocks, key: str, function: Callable[..., Any]) -> Any:
         return locks.serialized(key)(self.work(function))

@@ -83,6 +83,16 @@ class Strings:
 
         return {"ran": self.actor.do(self.locks.once, key, self.face.work(step), **options)}
 
+    def lead(self, key: str) -> dict[str, Any]:
+        """Leads until it is killed."""
+
+        def body(term: Any) -> None:
+            say({"fence": term.fence})
+            time.sleep(PATIENCE)
+
+        self.actor.do(self.face.lead, self.locks, key, self.face.work(body), block=True)
+        return {}
+
     def work_until_lost(self) -> dict[str, Any]:
         """Works on while the lease holds; says when it last was sure of it, and how it ended."""
         last = 0.0

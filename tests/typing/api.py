@@ -9,6 +9,7 @@ from weblock import (
     AlreadyHeld,
     AsyncLease,
     AsyncLocks,
+    AsyncTerm,
     Attempts,
     CacheOptions,
     ConfigurationError,
@@ -22,6 +23,7 @@ from weblock import (
     Locks,
     LocksOptions,
     LockTimeout,
+    Term,
     WeblockError,
 )
 from weblock.contrib.django import async_lease_of, lease_of
@@ -129,6 +131,16 @@ async def work(locks: Locks, async_locks: AsyncLocks) -> None:
     assert_type(locks.run("key", _length, "text", on_busy="skip"), int | None)
     assert_type(locks.once("init:v42", _length, "text", expiry=timedelta(days=1)), bool)
     assert_type(locks.forget("init:v42"), None)
+    for term in locks.lead("scheduler", max_hold=60):
+        assert_type(term, Term)
+        with term:
+            assert_type(term.fence, int | None)
+    async for async_term in async_locks.lead("scheduler"):
+        assert_type(async_term, AsyncTerm)
+        async with async_term:
+            async_term.check()
+    assert_type(locks.leader("scheduler"), str | None)
+    assert_type(await async_locks.leader("scheduler"), str | None)
     locks.run("key", _length, 7)  # pyright: ignore[reportArgumentType]
     locks.run("key", _length, "text", on_busy="no")  # pyright: ignore[reportCallIssue, reportArgumentType]
     assert_type(await async_locks.run("key", _async_length, "text"), int)
