@@ -484,7 +484,8 @@ class AsyncHold(Inside[AsyncLease]):
         return f"<hold {keys} of {self._locks!r}>"
 
     async def __aenter__(self) -> AsyncLease:
-        return self._enter(await self._locks.acquire(*self._keys, **self._options))
+        acquired = await self._locks._acquire(self._keys, self._options)  # noqa: SLF001 - of one module
+        return self._enter(AsyncLease(*acquired))
 
     async def __aexit__(
         self,

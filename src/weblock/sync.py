@@ -502,7 +502,8 @@ class Hold(Inside[Lease]):
         return f"<hold {keys} of {self._locks!r}>"
 
     def __enter__(self) -> Lease:
-        return self._enter(self._locks.acquire(*self._keys, **self._options))
+        acquired = drive(self._locks._acquire(self._keys, self._options))  # noqa: SLF001 - of one module
+        return self._enter(Lease(*acquired))
 
     def __exit__(
         self,
