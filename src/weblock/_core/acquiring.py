@@ -469,7 +469,8 @@ class Acquisition:
     ) -> Holding | None:
         """Return the lease for its holder; ``None`` if it has ended meanwhile."""
         deadline = anchor.deadline(until, at_most=at_most, drift=self._terms.drift)
-        if self._runtime.now() >= deadline:
+        now = self._runtime.now()
+        if now >= deadline:
             return None
         keeper = self._locker.keeper
         if keeper.over:
@@ -482,7 +483,7 @@ class Acquisition:
             self._terms,
             deadline=deadline,
             confirmed=confirmed,
-            now=self._runtime.now(),
+            now=now,
             control=self._runtime.control() if caller is None else caller.control,
             void=self._void() if self._in_doubt else 0.0,
             claim=self._claim,

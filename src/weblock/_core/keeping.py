@@ -125,7 +125,7 @@ class Keeper:
         self._debts: dict[str, Debt] = {}
         self.holdings: dict[str, Holding] = {}
         """The leases that this process has, by key."""
-        self._bell = runtime.bell()
+        self._take_bell()
         self._wakes_at = float("inf")
         self._attended = False
         """Whether something was to be kept since the last nap."""
@@ -163,8 +163,7 @@ class Keeper:
 
     def stake(self, hands: Hands[Any], key: str, owner: str, ttl: float) -> None:
         """Give back whatever ``owner`` has as soon as no code refers to ``hands`` any more."""
-        ring: Callable[[Any], None] = self._bell.ring
-        stake = Stake(hands, ring)
+        stake = Stake(hands, self._ring)
         stake.key, stake.owner, stake.ttl = key, owner, ttl
         self.stakes[owner] = stake
         if not self._running:
@@ -197,7 +196,7 @@ class Keeper:
         self._debts.clear()
         self.stakes.clear()
         self.holdings.clear()
-        self._bell = self._runtime.bell()
+        self._take_bell()
         self._running = False
         self._store = None
 
@@ -220,6 +219,11 @@ class Keeper:
                 self._let_go(heard)
         for debt in tuple(self._debts.values()):
             await self._pay(debt, store)
+
+    def _take_bell(self) -> None:
+        self._bell = self._runtime.bell()
+        self._ring: Callable[[Any], None] = self._bell.ring
+        """Rings with a message, or with a stake whose hands are gone."""
 
     def _attend(self, due: float) -> None:
         self._attended = True

@@ -95,7 +95,7 @@ class _MemoryCells:
         with engine.mutex:
             now = self._runtime.now()
             state = engine.states.get(key, engine.unused)
-            moment = Moment(now, int(time.time() * 1_000_000))
+            moment = Moment(now, time.time_ns() // 1000)
             step = transition(state, moment)
             state = step.state
             if state.grant is None and state.blank:

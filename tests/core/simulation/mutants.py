@@ -115,7 +115,7 @@ MUTANTS: Final = (
         "a grant that comes too late is taken",
         Acquisition,
         "_hold",
-        "if self._runtime.now() >= deadline:",
+        "if now >= deadline:",
         "if False:",
         ("P11", "P7", "P8"),
         seed=19,
