@@ -8,6 +8,8 @@ import pytest
 from django.core.cache import cache
 from django.core.handlers.asgi import ASGIHandler
 from django.core.handlers.wsgi import WSGIHandler
+from django.core.management import call_command
+from django.db import connection
 from django.test import override_settings
 
 from tests.servers import shared
@@ -17,6 +19,7 @@ from weblock import ConfigurationError, Locks, LockTimeout
 from weblock.contrib.django import async_locks, locks
 from weblock.contrib.django.databases import url_of_database
 from weblock.contrib.django.settings import aliases, of_alias
+from weblock.contrib.django.tables import create_tables
 from weblock.stores.postgresql.settings import parse
 
 REDIS = "django.core.cache.backends.redis"
@@ -186,3 +189,37 @@ def test_an_engine_that_is_down_stops_no_server(settings: Any) -> None:
     settings.MIDDLEWARE = settings.MIDDLEWARE[-1:]
     settings.WEBLOCK = {"default": {"URL": f"redis://127.0.0.1:{free_port()}"}}
     assert WSGIHandler()
+
+
+def test_migrate_creates_the_table_of_the_engine(transactional_db: None, settings: Any) -> None:
+    """Every migrate creates the table in the database that a URL names, and leaves one that exists."""
+    settings.WEBLOCK = {
+        "default": {"URL": "django://default?table=made_by_migrate&recovery=off"},
+        "elsewhere": {"URL": "django://other?table=made_elsewhere"},
+    }
+    try:
+        call_command("migrate", "weblock", verbosity=0)
+        with locks["default"].hold("key"):
+            call_command("migrate", "weblock", verbosity=0)
+            assert locks["default"].inspect("key")
+        assert "made_elsewhere" not in connection.introspection.table_names()
+    finally:
+        locks.close_where(lambda _engine: True)
+        with connection.cursor() as cursor:
+            cursor.execute("DROP TABLE IF EXISTS made_by_migrate")
+
+
+def test_a_router_keeps_the_table_out(transactional_db: None, settings: Any) -> None:
+    """Where a router does not let a database migrate weblock, nothing is created."""
+    settings.WEBLOCK = {"default": {"URL": "django://default?table=kept_out"}}
+    settings.DATABASE_ROUTERS = [f"{__name__}.{_NoLocks.__name__}"]
+    create_tables(using="default")
+    assert "kept_out" not in connection.introspection.table_names()
+
+
+class _NoLocks:
+    """A router."""
+
+    def allow_migrate(self, _database: str, app: str, **_hints: object) -> bool:
+        """All but weblock."""
+        return app != "weblock"

@@ -14,13 +14,18 @@ _NOT_OF_LIBPQ: Final = frozenset({"assume_role", "isolation_level", "pool", "ser
 """Options of Django's, or of its connections alone."""
 
 
+def alias_of(url: str) -> str:
+    """Return the alias in ``DATABASES`` that ``django://alias?options`` names."""
+    return url.removeprefix(SCHEME).partition("?")[0]
+
+
 def url_of_database(url: str, databases: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the URL of the engine in the database that ``django://alias`` names.
 
     The engine has connections of its own, with the settings of Django's. Raises
     ``ConfigurationError`` for an alias that does not exist, or whose database has no engine.
     """
-    alias, _, options = url.removeprefix(SCHEME).partition("?")
+    alias, options = alias_of(url), url.partition("?")[2]
     database = databases.get(alias)
     if database is None:
         raise ConfigurationError(

@@ -19,7 +19,7 @@ from django.utils.module_loading import import_string
 from ..._options import LocksOptions, seconds
 from ...errors import ConfigurationError
 from ..guarding import LOCK_WAIT
-from .databases import SCHEME, url_of_database
+from .databases import SCHEME, alias_of, url_of_database
 from .rules import Rules
 from .view_lock import DEFAULT
 
@@ -77,6 +77,16 @@ class AliasSettings:
 def aliases() -> tuple[str, ...]:
     """Return the names of the aliases; only ``default`` if nothing is set."""
     return tuple(_setting()) or (DEFAULT,)
+
+
+def engines_in(database: str) -> list[str]:
+    """Return the URLs of the engines that ``django://`` keeps in a database of Django's."""
+    urls = [given.get("URL") for given in _setting().values()]
+    return [
+        url_of_database(url, django_settings.DATABASES)
+        for url in urls
+        if isinstance(url, str) and url.startswith(SCHEME) and alias_of(url) == database
+    ]
 
 
 def of_alias(alias: str) -> AliasSettings:
