@@ -13,7 +13,7 @@ from ._core.attempts import Attempts
 from ._core.holding import Hands, Holding, Status, Unprotected
 from ._core.ports import SCOPES, Engine, Runtime
 from ._core.table import Released
-from ._options import HoldOptions, LocksOptions, Options, count, in_turn
+from ._options import Duration, HoldOptions, LocksOptions, Options, count, in_turn, seconds
 from ._platform.greenlets import renewed_by_greenlet
 from ._platform.logs import logger
 from ._runtime.clock import control
@@ -285,6 +285,33 @@ class Face:
         await self._ask("ping", prefix, self._locker.store.look(f"{prefix}ping"))
         return runtime.now() - began
 
+    def _at_least(self, given: Duration | None, options: HoldOptions) -> float | None:
+        """Return for how many seconds a run keeps its key taken. Refuses what cannot work."""
+        if given is None:
+            return None
+        least = seconds("at_least", given)
+        max_hold = self._options.of_call(options)[0].max_hold
+        if max_hold is not None and least > max_hold:
+            raise ConfigurationError(
+                f"at_least={least:g} is longer than max_hold={max_hold:g}, after which the lease"
+                " is lost: raise max_hold="
+            )
+        return least
+
+    async def _keep_for(self, lease: BaseLease, least: float | None) -> float | None:
+        """Make a new lease last for so many seconds at least; return the time when they are over."""
+        if least is None:
+            return None
+        until = self._locker.runtime.now() + least
+        # By 0, too: a lease that was handed over is short until its holder confirms it.
+        await lease._extend(max(0.0, least - lease.remaining()))  # noqa: SLF001
+        return until
+
+    def _leave_taken(self, lease: BaseLease, until: float | None) -> None:
+        """End a lease whose key stays taken until then, without releasing it."""
+        if until is not None and self._locker.runtime.now() < until:
+            lease._leave()  # noqa: SLF001
+
     async def _is_done(self, key: str) -> bool:
         name, store = self._name(key), self._locker.store
         return await self._ask("once", name, self._locker.insist(lambda: store.marked(name)))
@@ -473,6 +500,14 @@ class BaseLease:
                 name, label = holding.key, holding.label
                 locker.health.refused(failure, "extend", name, label, since=since)
                 raise
+
+    def _leave(self) -> None:
+        """End the lease for its holder, while it lasts in the engine: ``release`` does nothing then.
+
+        One that is lost stays lost.
+        """
+        for holding in self._leased:
+            self._locker.leave(holding)
 
     def _is_own_loss(self, error: BaseException | None) -> bool:
         if not isinstance(error, LeaseLost):

@@ -199,7 +199,7 @@ _OTHER_NAMES: Final = {
     **dict.fromkeys(("blocking", "blocking_timeout", "acquire_timeout", "block"), _WAIT),
     **dict.fromkeys(("expire", "expires", "expiry", "lease", "lease_time", "duration"), _TTL),
     **dict.fromkeys(("auto_renewal", "auto_renew", "keep_alive"), "renew= (True by default)"),
-    **dict.fromkeys(("max_time", "max_lease", "deadline"), "max_hold= (seconds)"),
+    **dict.fromkeys(("max_time", "max_lease", "deadline", "at_most"), "max_hold= (seconds)"),
 }
 """The names of our options in other packages."""
 

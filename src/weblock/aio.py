@@ -129,6 +129,7 @@ class AsyncLocks(Face):
         work: Callable[[*Ts], Awaitable[R]],
         *args: *Ts,
         on_busy: Literal["wait"] = ...,
+        at_least: Duration | None = ...,
         **options: Unpack[HoldOptions],
     ) -> R: ...
 
@@ -139,6 +140,7 @@ class AsyncLocks(Face):
         work: Callable[[*Ts], Awaitable[R]],
         *args: *Ts,
         on_busy: Literal["skip"],
+        at_least: Duration | None = ...,
         **options: Unpack[HoldOptions],
     ) -> R | None: ...
 
@@ -148,6 +150,7 @@ class AsyncLocks(Face):
         work: Callable[[*Ts], Awaitable[R]],
         *args: *Ts,
         on_busy: OnBusy = "wait",
+        at_least: Duration | None = None,
         **options: Unpack[HoldOptions],
     ) -> R | None:
         """Call ``work(*args)`` while holding the key, and return its result.
@@ -162,6 +165,11 @@ class AsyncLocks(Face):
             on_busy: ``"wait"`` (the default) waits for a busy key and then raises ``LockTimeout``.
                 ``"skip"`` returns ``None`` without calling the work; it does not wait, unless
                 ``wait`` is given.
+            at_least: For how many seconds the key stays taken, also if the work ends before, so
+                that a machine whose clock is late does not run it again. The lease stays in the
+                engine meanwhile, up to one ``ttl`` longer; with ``file://`` and ``memory://``, as
+                long as this process has its locks open. ``max_hold`` is the limit to the other
+                side.
             **options: Override the defaults: see ``HoldOptions``.
 
         Raises:
@@ -171,6 +179,7 @@ class AsyncLocks(Face):
         """
         refuse_coroutine(work)
         skips = skips_where_busy(on_busy, options)
+        least = self._at_least(at_least, options)
         try:
             lease = await self.acquire(key, **options)
         except LockTimeout:
@@ -178,7 +187,11 @@ class AsyncLocks(Face):
                 return None
             raise
         async with lease, CancelledWhenLost(lease):
-            return await call(work, args)
+            until = await self._keep_for(lease, least)
+            try:
+                return await call(work, args)
+            finally:
+                self._leave_taken(lease, until)
 
     async def once(
         self,

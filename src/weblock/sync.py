@@ -128,6 +128,7 @@ class Locks(Face):
         work: Callable[[*Ts], R],
         *args: *Ts,
         on_busy: Literal["wait"] = ...,
+        at_least: Duration | None = ...,
         **options: Unpack[HoldOptions],
     ) -> R: ...
 
@@ -138,6 +139,7 @@ class Locks(Face):
         work: Callable[[*Ts], R],
         *args: *Ts,
         on_busy: Literal["skip"],
+        at_least: Duration | None = ...,
         **options: Unpack[HoldOptions],
     ) -> R | None: ...
 
@@ -147,6 +149,7 @@ class Locks(Face):
         work: Callable[[*Ts], R],
         *args: *Ts,
         on_busy: OnBusy = "wait",
+        at_least: Duration | None = None,
         **options: Unpack[HoldOptions],
     ) -> R | None:
         """Call ``work(*args)`` while holding the key, and return its result.
@@ -161,6 +164,11 @@ class Locks(Face):
             on_busy: ``"wait"`` (the default) waits for a busy key and then raises ``LockTimeout``.
                 ``"skip"`` returns ``None`` without calling the work; it does not wait, unless
                 ``wait`` is given.
+            at_least: For how many seconds the key stays taken, also if the work ends before, so
+                that a machine whose clock is late does not run it again. The lease stays in the
+                engine meanwhile, up to one ``ttl`` longer; with ``file://`` and ``memory://``, as
+                long as this process has its locks open. ``max_hold`` is the limit to the other
+                side.
             **options: Override the defaults: see ``HoldOptions``.
 
         Raises:
@@ -170,6 +178,7 @@ class Locks(Face):
         """
         refuse_async(work)
         skips = skips_where_busy(on_busy, options)
+        least = self._at_least(at_least, options)
         try:
             lease = self.acquire(key, **options)
         except LockTimeout:
@@ -177,7 +186,11 @@ class Locks(Face):
                 return None
             raise
         with lease:
-            return work(*args)
+            until = drive(self._keep_for(lease, least))
+            try:
+                return work(*args)
+            finally:
+                self._leave_taken(lease, until)
 
     def once(
         self,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers import a_redis, fresh_url
 from tests.support.waiting import eventually
 from weblock import Locks
 
@@ -234,6 +235,7 @@ def test_what_our_caller_ignores_is_ignored(weblock: Program) -> None:
     [
         (["--ttl", "4", "--kill-after", "3"], "half of the ttl"),
         (["--wait", "-1"], "wait=-1.0 must be 0 seconds"),
+        (["--at-least", "9", "--max-hold", "5"], "not more than --max-hold"),
         (["--ttl", "soon"], "not a valid float"),
     ],
 )
@@ -242,6 +244,24 @@ def test_options_that_cannot_work_are_refused(weblock, options, said) -> None:
     done = weblock.run("run", "nightly", *options, "--", "echo", "ran")
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
+
+
+def test_a_key_stays_locked_after_its_command() -> None:
+    """With ``--at-least``, the key is busy when command and ``weblock`` have ended, and not run again."""
+    url = fresh_url(a_redis())
+    again = ("run", "--skip-if-busy", "--at-least", "600", "nightly", "--", "echo", "ran")
+    assert Program(url).run(*again).stdout == "ran\n"
+    done = Program(url).run(*again)
+    assert (done.returncode, done.stdout) == (0, "")
+    with Locks.from_url(url) as locks:
+        assert locks.inspect("nightly").remaining > 300
+
+
+def test_files_cannot_keep_a_key_locked(weblock: Program) -> None:
+    """``file://`` frees a key when its process has ended, so ``--at-least`` is refused there."""
+    done = weblock.run("run", "nightly", "--at-least", "60", "--", "echo", "ran")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "name an engine that several machines share" in done.stderr
 
 
 def test_a_command_that_would_wait_for_itself_is_refused(weblock: Program) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
 import threading
@@ -111,6 +112,77 @@ class TestUnderTheLock:
             renewed(locks, lease)
         assert now() + lease.remaining() > asked + LONG * 0.98
         one.do(lease.release)
+
+
+@pytest.mark.promise("locks")
+@pytest.mark.of_core
+class TestAtLeast:
+    """Keys that stay taken for longer than the work takes."""
+
+    @pytest.mark.parametrize("work", [lambda: "done", lambda: 1 / 0], ids=["ends", "raises"])
+    def test_a_key_stays_taken(self, locks, face, one, *, other, work) -> None:
+        """Work that ends or raises at once leaves its key taken, also when its lease is forgotten."""
+        with contextlib.suppress(ZeroDivisionError):
+            one.do(locks.run, "key", face.work(work), at_least=LONG, ttl=LONG / 10)
+        gc.collect()
+        eventually(lambda: locks._locker.keeper.idle)
+        assert other.do(locks.try_acquire, "key") is None
+        assert one.do(locks.run, "key", face.work(list), on_busy="skip") is None
+        assert one.do(locks.inspect, "key").remaining > LONG / 2
+
+    def test_it_becomes_free_by_itself(self, locks, face, one, other) -> None:
+        """A caller that waits gets the key when the time is over."""
+        one.do(locks.run, "key", face.work(list), at_least=0.2, ttl=0.1)
+        assert other.do(locks.run, "key", face.work(lambda: "ran"), wait=LONG) == "ran"
+
+    def test_work_that_takes_longer_frees_the_key(self, locks, face, one, other) -> None:
+        """When it ends, nothing keeps the key."""
+        gate = Gate()
+        running = one.begin(
+            locks.run, "key", face.after(gate, lambda: "done"), at_least=0.01, ttl=LONG
+        )
+        gate.until_reached()
+        over = now() + 0.02
+        eventually(lambda: now() > over)
+        gate.set()
+        assert running.result(LONG) == "done"
+        other.do(other.do(locks.acquire, "key", wait=0).release)
+
+    def test_a_loss_is_told_nevertheless(self, locks, face, one, probe) -> None:
+        """Work whose lease is taken away ends in ``LeaseLost``, and takes the key of nobody."""
+        gate = Gate()
+        running = one.begin(
+            locks.run, "key", face.after(gate, lambda: "done"), at_least=LONG, ttl=0.5
+        )
+        gate.until_reached()
+        assert probe.force_release("key")
+        (lease,) = locks._locker.keeper.holdings.values()
+        eventually(lambda: not lease.held(now()))
+        gate.set()
+        with pytest.raises(LeaseLost):
+            running.result(LONG)
+        assert probe.inspect("key") is None
+
+    def test_values_that_cannot_work_are_refused(self, locks, face, one) -> None:
+        """Before the work runs: no duration, and one that is longer than ``max_hold``."""
+        with pytest.raises(ConfigurationError, match="at_least='soon' is not a duration"):
+            one.do(locks.run, "key", face.work(list), at_least="soon")
+        with pytest.raises(ConfigurationError, match="raise max_hold="):
+            one.do(locks.run, "key", face.work(list), at_least=2, max_hold=1)
+
+
+@pytest.mark.promise("locks", "processes")
+@pytest.mark.of_core
+@pytest.mark.costly
+def test_a_key_stays_taken_without_its_process(promises, locks, one, puppet) -> None:
+    """The process may end meanwhile, where the engine does not free what the dead had."""
+    runner = puppet()
+    assert runner.do("run", "key", at_least=LONG, ttl=1) == {}
+    runner.kill()
+    if promises.death_noticed_at_once:
+        one.do(one.do(locks.acquire, "key", wait=LONG).release)
+    else:
+        assert one.do(locks.inspect, "key").remaining > LONG / 2
 
 
 @pytest.fixture

@@ -83,6 +83,11 @@ class Strings:
 
         return {"ran": self.actor.do(self.locks.once, key, self.face.work(step), **options)}
 
+    def run(self, key: str, **options: Any) -> dict[str, Any]:
+        """Runs work that ends at once."""
+        self.actor.do(self.locks.run, key, self.face.work(list), **options)
+        return {}
+
     def lead(self, key: str) -> dict[str, Any]:
         """Leads until it is killed."""
 

@@ -129,6 +129,7 @@ async def work(locks: Locks, async_locks: AsyncLocks) -> None:
     """What runs work has the result of that work, or what says that it was skipped."""
     assert_type(locks.run("key", _length, "text", wait=1), int)
     assert_type(locks.run("key", _length, "text", on_busy="skip"), int | None)
+    assert_type(locks.run("key", _length, "text", at_least=timedelta(minutes=1)), int)
     assert_type(locks.once("init:v42", _length, "text", expiry=timedelta(days=1)), bool)
     assert_type(locks.forget("init:v42"), None)
     for term in locks.lead("scheduler", max_hold=60):

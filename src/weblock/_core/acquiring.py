@@ -227,6 +227,17 @@ class Locker:
             if ours:
                 holding.tell_release()
 
+    def leave(self, holding: Holding) -> None:
+        """End a lease for its holder, while it lasts in the engine to its end, without renewal.
+
+        One that is lost stays lost.
+        """
+        self.keeper.drop_holding(holding)
+        if holding.status is Status.HELD and holding.let_go(self.runtime.now()):
+            self.keeper.stakes.pop(holding.owner, None)
+            if self.observers.wants_leases:
+                holding.tell_release()
+
     async def give_back(self, key: str, owner: str, ttl: float, void: float) -> Answer | None:
         """Release whatever ``owner`` has; what cannot be released now becomes a debt."""
         if self.keeper.over:  # Asking the engine would open again what was closed.

@@ -18,6 +18,7 @@ from typing import Any, Final
 import click
 
 from .. import AlreadyHeld, ConfigurationError, HoldOptions, Lease, LeaseLost, Locks, LockTimeout
+from .._options import LONGEST
 from .._platform.logs import printable
 from ..operating import duration
 from .app import Session, command, pass_session
@@ -57,6 +58,12 @@ LOST: Final = 0
     help="Seconds from SIGTERM to SIGKILL, when the lease is ending.",
 )
 @click.option("--max-hold", type=float, help="Seconds that the command may run.")
+@click.option(
+    "--at-least",
+    type=float,
+    default=0.0,
+    help="Seconds that KEY stays locked, also if the command ends before.",
+)
 @click.option("--label", help="What others see of the holder. [default: host:process command]")
 @click.option(
     "--fence-env",
@@ -76,6 +83,7 @@ def run_command(
     ttl: float,
     kill_after: float,
     max_hold: float | None,
+    at_least: float,
     label: str | None,
     fence_env: str,
 ) -> None:
@@ -88,6 +96,8 @@ def run_command(
     When the lease is ending and cannot be renewed, the command gets SIGTERM --kill-after seconds
     before, and SIGKILL just before it ends, so that it has ended before another gets the key. When the lease
     is taken away, it gets both then.
+
+    With --at-least, a machine whose clock is late finds KEY busy, and does not run the command again.
     """
     _check(ttl, kill_after)
     label = label or f"{socket.gethostname()}:{os.getpid()} {Path(arguments[0]).name}"
@@ -97,12 +107,15 @@ def run_command(
     logs = logging.CRITICAL if session.json else logging.WARNING
     with session.locks(logs=logs) as locks, signals() as heard:
         _check_engine(locks)
+        if at_least:
+            _check_at_least(locks, at_least, max_hold)
         _refuse_own(locks, key)
         group = Group()
         try:
-            lease = _acquire(locks, key, hold, ttl, heard)
+            lease = _acquire(locks, key, hold, max(ttl, at_least), heard)
             report.acquired(lease)
-            code = Run(group, lease, heard, kill_after, report).until_it_ends(arguments, fence_env)
+            run = Run(group, lease, heard, kill_after, report, at_least=at_least)
+            code = run.until_it_ends(arguments, fence_env)
         except LockTimeout as busy:
             if not skip_if_busy:
                 raise
@@ -130,6 +143,19 @@ def _check_engine(locks: Locks) -> None:
         raise ConfigurationError(
             f"{locks.engine} locks inside one process, and excludes no other command: name file:// for"
             " one machine, redis:// for several, or noop:// to lock nothing"
+        )
+
+
+def _check_at_least(locks: Locks, at_least: float, max_hold: float | None) -> None:
+    limit = LONGEST if max_hold is None else max_hold
+    if not 0 < at_least <= limit:
+        raise ConfigurationError(
+            f"--at-least {at_least:g} must be more than 0, and not more than --max-hold"
+        )
+    if locks.scope == "host":
+        raise ConfigurationError(
+            f"{locks.engine} frees what a process held as soon as it ends, so --at-least cannot keep a"
+            " key locked there: name an engine that several machines share, such as redis://"
         )
 
 
@@ -221,13 +247,21 @@ class Run:
     """One command, from its start to its end, and the lease that it runs under."""
 
     def __init__(
-        self, group: Group, lease: Lease, heard: Heard, kill_after: float, report: Report
+        self,
+        group: Group,
+        lease: Lease,
+        heard: Heard,
+        kill_after: float,
+        report: Report,
+        *,
+        at_least: float,
     ) -> None:
         self._group = group
         self._lease = lease
         self._heard = heard
         self._kill_after = kill_after
         self._report = report
+        self._taken_until = time.monotonic() + at_least
         self._kill_at: float | None = None
         """When the command is killed that has been told to end."""
 
@@ -298,6 +332,8 @@ class Run:
 
     def _release(self) -> LeaseLost | None:
         try:
+            if time.monotonic() < self._taken_until:
+                self._lease._leave()  # noqa: SLF001 - as Locks.run does
             self._lease.release()
         except LeaseLost as lost:
             return lost
