@@ -500,13 +500,13 @@ class AsyncHold(Inside[AsyncLease]):
         acquired = await self._locks._acquire(self._keys, self._options)  # noqa: SLF001 - of one module
         return self._enter(AsyncLease(*acquired))
 
-    async def __aexit__(
+    def __aexit__(
         self,
         exc_type: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> None:
-        await self._leave().__aexit__(exc_type, error, traceback)
+    ) -> Coroutine[Any, Any, None]:
+        return self._leave().__aexit__(exc_type, error, traceback)
 
 
 class CancelledWhenLost:

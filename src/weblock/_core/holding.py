@@ -189,8 +189,8 @@ class Holding:
         """End the lease from the holder's side, and return whether it was valid until then."""
         if self.status is Status.HELD and now < self.deadline:
             self.status = Status.RELEASED
-        else:
-            self.lose(self._why_it_ends())
+            return True
+        self.lose(self._why_it_ends())
         return self.status is Status.RELEASED
 
     def tell_release(self) -> None:
