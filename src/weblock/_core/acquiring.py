@@ -478,10 +478,15 @@ class Acquisition:
     def _hold(
         self, fence: int, anchor: Anchor, until: float, at_most: float, *, confirmed: bool
     ) -> Holding | None:
-        """Return the lease for its holder; ``None`` if it has ended meanwhile."""
+        """Return the lease for its holder; ``None`` if the engine has to be asked whether it has it.
+
+        A lease may have ended meanwhile. Of one that was handed over, half of that time may be gone:
+        a process that notices so late might get no processor in time to confirm it in the background.
+        """
         deadline = anchor.deadline(until, at_most=at_most, drift=self._terms.drift)
         now = self._runtime.now()
-        if now >= deadline:
+        least = 0.0 if confirmed else min(self._claim.ttl, HANDOFF) / 2
+        if now >= deadline - least:
             return None
         keeper = self._locker.keeper
         if keeper.over:

@@ -115,7 +115,7 @@ MUTANTS: Final = (
         "a grant that comes too late is taken",
         Acquisition,
         "_hold",
-        "if now >= deadline:",
+        "if now >= deadline - least:",
         "if False:",
         ("P11", "P7", "P8"),
         seed=19,
