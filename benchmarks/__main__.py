@@ -7,12 +7,19 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from . import cases, goals, growth, machine, redis_peers, redlock_peers, web
+from . import cases, goals, growth, machine, postgresql_peers, redis_peers, redlock_peers, web
 from .measuring import Effort
 from .plot import plotted
 from .report import Findings, show, write_between_marks
 
-CASES = {**cases.CASES, **redis_peers.CASES, **redlock_peers.CASES, **web.CASES, **growth.CASES}
+CASES = {
+    **cases.CASES,
+    **redis_peers.CASES,
+    **redlock_peers.CASES,
+    **postgresql_peers.CASES,
+    **web.CASES,
+    **growth.CASES,
+}
 
 THOROUGH = Effort(rounds=9, slice=0.5, idle=10.0)
 QUICK = Effort(rounds=3, slice=0.1, idle=1.0)

@@ -42,6 +42,16 @@ def test_the_redis_engine_is_measured_beside_other_locks(tmp_path: Path) -> None
     assert ">weblock, asyncio</text>" in plot.read_text()
 
 
+def test_the_postgresql_engine_is_measured_beside_advisory_locks() -> None:
+    """Its cases start a server of their own."""
+    command = [sys.executable, "-m", "benchmarks", "--quick", "--rounds=1", "--only=postgresql"]
+    run = subprocess.run([*command, "--markdown"], capture_output=True, text=True, check=False)
+
+    assert run.returncode == 0, run.stderr
+    assert "| weblock postgresql://, asyncio |" in run.stdout
+    assert "| pg_advisory_lock, psycopg |" in run.stdout
+
+
 def test_the_adapters_are_measured_beside_the_bare_application() -> None:
     """The same requests go to servers with and without them, whose answers are looked at."""
     command = [sys.executable, "-m", "benchmarks", "--quick", "--rounds=1", "--only=web"]
