@@ -134,7 +134,7 @@ class Locker:
                 for holding in got:
                     holding.check(self.runtime.now())
         except Exception:
-            with suppress(LeaseLost):
+            with suppress(LeaseLost):  # Why not all were acquired says more.
                 await self.release(got)
             raise
         except BaseException:

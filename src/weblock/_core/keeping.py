@@ -147,7 +147,7 @@ class Keeper:
 
     def keep_holding(self, holding: Holding) -> None:
         self.holdings[holding.key] = self._kept[holding.owner] = holding
-        self._attended = True
+        self._attended = True  # And no more is to be done if it wakes in time anyway.
         if holding.due < self._wakes_at or not self._running:
             self._attend(holding.due)
 
