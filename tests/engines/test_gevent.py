@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +23,11 @@ from tests.servers import (
 )
 from tests.servers.ports import free_port
 from tests.support.waiting import PATIENCE, eventually
+from weblock._core.ports import Switchboard
 from weblock._platform import greenlets
+from weblock.stores.redis import connections
+from weblock.stores.redis.nodes import OneNode
+from weblock.stores.redis.settings import Address, parse
 
 HERE = f"""
 from gevent import monkey; monkey.patch_all()
@@ -204,6 +209,47 @@ def test_real_threads_leave_nothing_open(urls: list[str]) -> None:
 def test_forked_children_renew_by_a_real_thread_of_their_own(urls: list[str]) -> None:
     """After a fork both processes keep their leases while they compute."""
     done_by(FORKS, *urls)
+
+
+class Told(OneNode):
+    """The servers, as one thread knows them, and what it is told of them."""
+
+    def __init__(self, on_change: Callable[[], object]) -> None:
+        super().__init__(Address("127.0.0.1", 1))
+        self.on_change = on_change
+        self.told: list[str] = []
+
+    def doubt(self, address: Address | None = None, error: Exception | None = None) -> None:
+        self.told.append("doubt")
+
+    def refresh(self) -> None:
+        self.told.append("refresh")
+
+
+def test_callers_that_only_wait_follow_what_the_real_thread_finds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """When the keeper's thread finds other servers, the callers' greenlets look for them, too."""
+    made: list[Told] = []
+    at_home: list[Callable[[], object]] = []
+
+    def nodes(_settings: object, _ask: object, on_change: Callable[[], object]) -> Told:
+        made.append(Told(on_change))
+        return made[-1]
+
+    monkeypatch.setattr(connections, "SentinelNodes", nodes)
+    monkeypatch.setattr(connections, "LONGEST_PAUSE", 0.0)
+    monkeypatch.setattr(connections, "do_at_home", at_home.append)
+    settings = parse("redis+sentinel://127.0.0.1:1/main", {})
+    of_process = connections.Connections(settings, Switchboard())
+    of_process.store(suspends=False)
+    monkeypatch.setattr(connections, "real_thread_here", object)
+    of_process.store(suspends=False)
+    callers, keepers = made
+    keepers.on_change()
+    (work,) = at_home
+    work()
+    assert (callers.told, keepers.told) == (["doubt", "refresh"], [])
 
 
 def test_a_process_may_end_while_its_keeper_waits_for_a_server() -> None:
