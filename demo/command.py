@@ -31,7 +31,7 @@ with one line of weblock. Then a worker is killed while it holds the lock."""
 
 EXIT_STATUS: Final = """\
 Exit status: 0 if the race was seen, the lock held, and a waiting request took over from the killed
-worker; 1 if not; 2 for bad arguments, or if the engine cannot be used; 130 if interrupted."""
+worker (with --guard: if the stale commit was seen, and refused); 1 if not; 2 for bad arguments, or if the engine cannot be used; 130 if interrupted."""
 
 
 def run() -> int:
