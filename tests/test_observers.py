@@ -361,3 +361,22 @@ def test_an_outage_that_no_acquisition_met_ends_too(
     assert heard.names == ["unavailable", "unavailable", "available", *lease, *lease]
     (back,) = heard.of(Available)
     assert back.requests == 2
+
+
+def test_a_finalizer_that_removes_an_observer_waits_for_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The collector may run at any allocation, also while its thread is making a change itself."""
+    heard: list[Event] = []
+    ends = [observe(Observer(heard.append, immediate=True))]
+    refresh = observing.Audience.refresh
+
+    def interrupted(audience: observing.Audience) -> None:
+        while ends:
+            ends.pop()()
+        refresh(audience)
+
+    monkeypatch.setattr(observing.Audience, "refresh", interrupted)
+    with Locks.from_url(f"memory://{uuid.uuid4().hex}") as locks, locks.hold("a"):
+        pass
+    assert heard == []

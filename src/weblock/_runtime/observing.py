@@ -6,6 +6,7 @@ import inspect
 import logging
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from logging import DEBUG
@@ -136,9 +137,7 @@ class Audience(Observers):
         self.sleepers: Sequence[Callable[[], bool]] = ()
         """Observers that want nothing yet."""
         self._looks = Seldom(0.1)
-        with _everywhere.guard:
-            _everywhere.audiences.add(self)
-            self.refresh()
+        _everywhere.join(self)
 
     def add(self, observer: Observer) -> Callable[[], None]:
         """Add an observer, and return a function that removes it."""
@@ -178,22 +177,54 @@ class Audience(Observers):
             each.flush(FLUSH)
 
 
+Change = Callable[[tuple[Observer, ...]], tuple[Observer, ...]]
+
+
 class _Everywhere:
     """The observers of the whole process, and all objects that have events for them."""
 
     def __init__(self) -> None:
-        self.guard = threading.Lock()
         self.observers: tuple[Observer, ...] = ()
-        self.audiences: weakref.WeakSet[Audience] = weakref.WeakSet()
+        self._audiences: weakref.WeakSet[Audience] = weakref.WeakSet()
+        self._changes: deque[Change] = deque()
+        self.after_fork()
         heed_forks(self)
 
     def after_fork(self) -> None:
-        self.guard = threading.Lock()
+        self._guard = threading.Lock()
 
-    def replace(self, observers: tuple[Observer, ...]) -> None:
-        self.observers = observers
-        for audience in tuple(self.audiences):
+    def join(self, audience: Audience) -> None:
+        """Have an audience hear of changes, and of the observers that there are."""
+        with self._guard:
+            self._audiences.add(audience)
             audience.refresh()
+        self._catch_up()
+
+    def change(self, change: Change) -> None:
+        """Change the observers, or have the thread do it that is at it.
+
+        It never waits, for a finalizer may call it at any allocation, also of a thread that is in the
+        middle of a change itself.
+        """
+        self._changes.append(change)
+        self._catch_up()
+
+    def settle(self) -> None:
+        """Wait until the changes so far have been made."""
+        with self._guard:
+            pass
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        # Looked at again after each turn: whoever came meanwhile has left its change to us.
+        while self._changes and self._guard.acquire(blocking=False):
+            try:
+                while self._changes:
+                    self.observers = self._changes.popleft()(self.observers)
+                for audience in tuple(self._audiences):
+                    audience.refresh()
+            finally:
+                self._guard.release()
 
 
 _everywhere = _Everywhere()
@@ -206,12 +237,11 @@ def observe(observer: Callable[[Event], object] | Observer) -> Callable[[], None
     ``ConfigurationError`` as ``Observer`` does.
     """
     added = as_observer(observer)
-    with _everywhere.guard:
-        _everywhere.replace((*_everywhere.observers, added))
+    _everywhere.change(lambda before: (*before, added))
+    _everywhere.settle()
 
     def stop() -> None:
-        with _everywhere.guard:
-            _everywhere.replace(tuple(each for each in _everywhere.observers if each is not added))
+        _everywhere.change(lambda before: tuple(each for each in before if each is not added))
 
     return stop
 
