@@ -194,7 +194,7 @@ class _Everywhere:
         self._guard = threading.Lock()
 
     def join(self, audience: Audience) -> None:
-        """Have an audience hear of changes, and of the observers that there are."""
+        """Tell an audience of the observers that there are, and of changes to them from now on."""
         with self._guard:
             self._audiences.add(audience)
             audience.refresh()
@@ -216,7 +216,7 @@ class _Everywhere:
         self._catch_up()
 
     def _catch_up(self) -> None:
-        # Looked at again after each turn: whoever came meanwhile has left its change to us.
+        # Looked at again after each turn: a thread that came meanwhile has left its change to us.
         while self._changes and self._guard.acquire(blocking=False):
             try:
                 while self._changes:
