@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -115,15 +116,22 @@ def verdict(
         "only one worker had the lock: try --requests 50": locked.across,
         "no request took over from the killed worker in time": takeover.succeeded,
     }
+    return tell_whether_shown(
+        console,
+        claims,
+        f"[bold green]The lock held.[/] It is in one line of {framework.file},"
+        f" [cyan]{framework.line}[/], and nothing else differs.",
+    )
+
+
+def tell_whether_shown(console: Console, claims: Mapping[str, bool], success: str) -> int:
+    """Says which claims were not shown, or ``success``. Returns the exit status."""
     failures = [failure for failure, shown in claims.items() if not shown]
     console.print()
     for failure in failures:
         console.print(f"[bold red]Not shown:[/] {failure}.")
     if not failures:
-        console.print(
-            f"[bold green]The lock held.[/] It is in one line of {framework.file},"
-            f" [cyan]{framework.line}[/], and nothing else differs."
-        )
+        console.print(success)
     return 1 if failures else 0
 
 

@@ -13,7 +13,7 @@ from demo.framework import GUARDED
 from demo.guard import TTL
 from demo.guard.outcome import Sleep
 from demo.outcome import BOUND
-from demo.report import answer_text, indented, items_text, marks_of
+from demo.report import answer_text, indented, items_text, marks_of, tell_whether_shown
 from demo.timeline import Marks, Note, draw, legend
 
 ASLEEP: Final = "blue"
@@ -58,16 +58,12 @@ def verdict(console: Console, without: Sleep, guarded: Sleep) -> int:
         "without the guard, no worker committed after another had taken over": without.stale,
         "with the guard, the stale commit was not refused": guarded.refused,
     }
-    failures = [failure for failure, shown in claims.items() if not shown]
-    console.print()
-    for failure in failures:
-        console.print(f"[bold red]Not shown:[/] {failure}.")
-    if not failures:
-        console.print(
-            f"[bold green]The stale commit was refused.[/] It is in one line of {GUARDED.file},"
-            f" [cyan]{GUARDED.line}[/]. docs/guard.md says why no moment to sleep is left."
-        )
-    return 1 if failures else 0
+    return tell_whether_shown(
+        console,
+        claims,
+        f"[bold green]The stale commit was refused.[/] It is in one line of {GUARDED.file},"
+        f" [cyan]{GUARDED.line}[/]. docs/guard.md says why no moment to sleep is left.",
+    )
 
 
 def _draw(console: Console, sleep: Sleep, marks: Marks) -> None:

@@ -119,6 +119,22 @@ def other(face: BlockingFace | AsyncioFace) -> Actor:
 
 
 @pytest.fixture
+def tasks() -> Iterator[AsyncioFace]:
+    """The asyncio face, for what only tasks can do, as being cancelled."""
+    face = AsyncioFace()
+    yield face
+    face.close()
+
+
+@pytest.fixture
+def asynchronous(tasks: AsyncioFace, url: str) -> Iterator[Any]:
+    """Locks of the asyncio face."""
+    locks = tasks.open(url)
+    yield locks
+    tasks.shut(locks)
+
+
+@pytest.fixture
 def puppet(face: BlockingFace | AsyncioFace, url: str) -> Iterator[Callable[..., Puppet]]:
     """Starts processes that lock on the engine under test, on the face under test."""
     started: list[Puppet] = []

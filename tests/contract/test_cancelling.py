@@ -18,25 +18,9 @@ from tests.support.waiting import eventually, queue_of
 from weblock import AsyncLocks, Locks
 from weblock._runtime.blocking import BlockingBell
 
-from .faces import AsyncioFace, ThreadActor
+from .faces import ThreadActor
 
 pytestmark = pytest.mark.promise("locks")
-
-
-@pytest.fixture
-def tasks():
-    """The asyncio face: a thread cannot be cancelled."""
-    face = AsyncioFace()
-    yield face
-    face.close()
-
-
-@pytest.fixture
-def asynchronous(tasks, url):
-    """Locks of the asyncio face."""
-    locks = tasks.open(url)
-    yield locks
-    tasks.shut(locks)
 
 
 def test_a_cancelled_waiter_leaves_nothing(asynchronous, tasks, waiting) -> None:

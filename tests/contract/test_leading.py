@@ -20,7 +20,6 @@ from weblock import (
     LockTimeout,
 )
 
-from .faces import AsyncioFace
 from .renewals import hurry
 
 LONG = 60.0
@@ -226,22 +225,6 @@ def test_an_election_outlasts_an_outage(locks, one, *, stand, body, monkeypatch)
     assert next(failures, None) is None
     body.step_down()
     stands.result(PATIENCE)
-
-
-@pytest.fixture
-def tasks():
-    """The asyncio face."""
-    face = AsyncioFace()
-    yield face
-    face.close()
-
-
-@pytest.fixture
-def asynchronous(tasks, url):
-    """Locks of the asyncio face."""
-    locks = tasks.open(url)
-    yield locks
-    tasks.shut(locks)
 
 
 @pytest.mark.promise("locks")
