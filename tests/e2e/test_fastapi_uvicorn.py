@@ -87,8 +87,8 @@ def test_a_naive_lock_breaks_the_bound_in_a_real_database(server, way):
 def test_500_wait_and_the_others_are_served_as_ever(server, name):
     """Each has a place in the engine, and costs its process no thread and no connection.
 
-    A health check takes as many steps as while one waits: at its best, of some tries, for heartbeats
-    take steps of their own.
+    A health check takes no more steps than while one waits: at its best, for the steps of a heartbeat
+    that falls into it are counted with its own.
     """
     holder = server.probe.acquire(name)
     with contextlib.ExitStack() as stack:
@@ -98,8 +98,7 @@ def test_500_wait_and_the_others_are_served_as_ever(server, name):
         files, threads = server.resources()
         crowd += [stack.enter_context(server.raw(f"/quick/{name}")) for _ in range(499)]
         eventually(lambda: server.waiting_for(name) == 500, within=PATIENCE)
-        with_all = min(calls_for_health(server) for _ in range(20))
-        assert with_all == with_one
+        eventually(lambda: calls_for_health(server) <= with_one, within=PATIENCE)
         more_files, more_threads = server.resources()
         assert more_files - files - 499 < 5  # A connection of the keeper's may have come.
         assert more_threads - threads < 3
