@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.support.waiting import PATIENCE
 from weblock import Locks
+from weblock.cli import doctor
 from weblock.cli.app import app
 
 _numbers = itertools.count()
@@ -46,6 +48,12 @@ def run(url: str) -> Iterator[Run]:
     yield run
     for logger, level in zip(loggers, levels, strict=True):
         logger.setLevel(level)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The doctor finds no engine slow, however busy this machine is."""
+    monkeypatch.setattr(doctor, "SLOW", PATIENCE)
 
 
 @pytest.fixture

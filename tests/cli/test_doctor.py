@@ -11,6 +11,8 @@ import pytest
 from tests.servers import Memcached, SentinelDeployment, fresh_memcached, fresh_quorum, fresh_url
 from tests.servers.postgres import fresh_postgresql, shared_postgres
 from tests.servers.sentinel import SERVICE
+from tests.support.waiting import PATIENCE
+from weblock.cli import doctor
 from weblock.stores.file import diagnosis as of_directories
 from weblock.stores.findings import Finding, Level, bytes_of, time_of
 from weblock.stores.memcached import diagnosis as of_memcached
@@ -97,6 +99,14 @@ def findings(told, *arguments: str) -> dict[str, dict[str, Any]]:
     return {each["subject"]: each for each in told("doctor", *arguments)["findings"]}
 
 
+def test_a_slow_engine_is_warned_of(monkeypatch, told) -> None:
+    """An engine that takes long to answer is a warning, with what to do."""
+    monkeypatch.setattr(doctor, "SLOW", 0.0)
+    found = findings(told, "--url", "memory://")["round trip"]
+    assert (found["level"], found["remedy"]) == ("warning", "Run it nearer to the application.")
+
+
+@pytest.mark.usefixtures("patient")
 def test_a_real_server_is_examined(run, told) -> None:
     """On a server with the least rights all is found, and a key is locked there."""
     url = fresh_url()
@@ -117,7 +127,7 @@ def test_each_server_of_a_quorum_is_examined(run, told) -> None:
     def arguments(urls: list[str]) -> list[str]:
         return [part for each in urls for part in ("--url", each)]
 
-    report = told("doctor", *arguments([*fresh_quorum(2), nobody[0]]))
+    report = told("doctor", *arguments([*fresh_quorum(2, timeout=PATIENCE), nobody[0]]))
     found = {(each["subject"], each["where"]): each for each in report["findings"]}
     assert found["reachable", "127.0.0.1:1"]["level"] == "warning"
     assert found["majority", ""]["text"] == "2 of 3 servers answer, and 2 are needed."

@@ -174,7 +174,7 @@ def test_a_signal_ends_the_waiting(weblock: Program, locks: Locks) -> None:
 def test_a_command_whose_lease_is_taken_away_ends(weblock: Program, locks: Locks) -> None:
     """When the lease is lost, the command gets SIGTERM, and ``weblock`` exits with 76."""
     script = "trap 'echo told; exit 0' TERM; echo ready; while :; do sleep 0.02; done"
-    arguments = ("--ttl", "0.6", "--kill-after", "0.3", "--", "sh", "-c", script)
+    arguments = ("--ttl", "6", "--kill-after", "3", "--", "sh", "-c", script)
     with weblock.start("run", "nightly", *arguments) as running:
         assert running.stdout.readline() == "ready\n"
         assert locks.force_release("nightly")
@@ -185,7 +185,7 @@ def test_a_command_whose_lease_is_taken_away_ends(weblock: Program, locks: Locks
 
 def test_a_command_that_does_not_end_is_killed(weblock, locks, output, tmp_path) -> None:
     """A command that ignores SIGTERM is killed before its lease ends, and another gets the key."""
-    arguments = ("--ttl", "1", "--kill-after", "0.5", "--max-hold", "1", "--json")
+    arguments = ("--ttl", "4", "--kill-after", "0.5", "--max-hold", "4", "--json")
     command = ("--", "sh", "-c", STUBBORN)
     with weblock.start("run", "nightly", *arguments, *command, cwd=tmp_path) as running:
         assert readline(output) == "ready\n"
@@ -207,7 +207,7 @@ def test_nothing_outlives_weblock(weblock, output, tmp_path) -> None:
 
 def test_a_weblock_that_hangs_lets_nothing_run_on(weblock, output, tmp_path) -> None:
     """While ``weblock`` itself is stopped, the command is killed when the lease ends."""
-    arguments = ("--ttl", "0.6", "--kill-after", "0.1", "--", "sh", "-c", STUBBORN)
+    arguments = ("--ttl", "4", "--kill-after", "0.1", "--", "sh", "-c", STUBBORN)
     with weblock.start("run", "nightly", *arguments, cwd=tmp_path) as running:
         assert readline(output) == "ready\n"
         running.send_signal(signal.SIGSTOP)
