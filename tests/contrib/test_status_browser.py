@@ -29,6 +29,8 @@ from weblock.contrib.status import StatusPage
 PICTURES = os.environ.get("WEBLOCK_PICTURES", "")
 """A folder for the pictures of the docs: docs/images."""
 
+FITS = "return document.body.scrollWidth <= innerWidth"
+
 EVIL = "item:<script>document.title='evil'</script>\u202e"
 
 
@@ -98,18 +100,18 @@ def test_in_a_browser(page: str, locks: Locks, tmp_path: Path) -> None:
         stack.enter_context(busy(locks, "shop:7", "web-1:4242 POST /shops/7/items", *waiters))
         shows(browser, "shop:7", "web-1:4242 POST /shops/7/items", "order:1042")
         shows(browser, "item:<script>document.title='evil'</script>\\u{202e}", "<img src=x")
-        assert browser.title == "3 held, 3 waiting"
+        eventually(lambda: browser.title == "3 held, 3 waiting")
         assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
         with pytest.raises(LockTimeout):
             locks.acquire("order:1042", wait=0.01, label="web-9:31 POST /orders/1042")
         shows(browser, "timed out", "web-9:31 POST /orders/1042 waited")
 
-        browser.find_element(By.CSS_SELECTOR, "tr[data-key='shop:7'] summary").click()
+        click(browser, "tr[data-key='shop:7'] summary")
         shows(browser, *waiters)
         picture(browser, tmp_path, "light")
         for scheme, width in (("dark", 1280), ("light", 390)):
             emulate(browser, scheme, width)
-            assert browser.execute_script("return document.body.scrollWidth <= innerWidth")
+            eventually(lambda: browser.execute_script(FITS))
             picture(browser, tmp_path, "dark" if scheme == "dark" else "phone")
         emulate(browser, "light", 1280)
 
@@ -120,15 +122,19 @@ def test_in_a_browser(page: str, locks: Locks, tmp_path: Path) -> None:
         assert info.holder == waiters[0]
 
 
-def release(browser: Chrome, key: str) -> None:
-    """Clicks the key's button and says yes. A row may be drawn anew just then."""
+def click(browser: Chrome, selector: str) -> None:
+    """Clicks an element of a row, which may be drawn anew just then."""
 
-    def click() -> bool:
-        row = browser.find_element(By.CSS_SELECTOR, f"tr[data-key='{key}']")
-        row.find_element(By.TAG_NAME, "button").click()
+    def clicked() -> bool:
+        browser.find_element(By.CSS_SELECTOR, selector).click()
         return True
 
-    eventually(click, despite=StaleElementReferenceException)
+    eventually(clicked, despite=StaleElementReferenceException)
+
+
+def release(browser: Chrome, key: str) -> None:
+    """Clicks the key's button and says yes."""
+    click(browser, f"tr[data-key='{key}'] button")
     alert = WebDriverWait(browser, PATIENCE).until(alert_is_present())
     assert alert.text.startswith("Take shop:7 away from web-1:4242 POST /shops/7/items?")
     alert.accept()

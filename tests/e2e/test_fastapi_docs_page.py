@@ -12,12 +12,12 @@ from fastapi import Depends, FastAPI
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
-from selenium.webdriver.support.wait import WebDriverWait
 
 from tests.contrib.django.browser import browsing
 from tests.servers.ports import free_port
-from tests.support.waiting import PATIENCE, eventually
+from tests.support.waiting import eventually
 from weblock.contrib.fastapi import install, lock
 
 
@@ -52,7 +52,7 @@ def docs():
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", ws="none"))
     thread = threading.Thread(target=server.run)
     thread.start()
-    eventually(lambda: server.started, within=PATIENCE)
+    eventually(lambda: server.started)
     yield f"http://127.0.0.1:{port}/docs"
     server.should_exit = True
     thread.join()
@@ -68,15 +68,14 @@ def test_the_page_shows_the_problems(docs, tmp_path):
     """409 and 503 stand at the operation that locks, with their media type, and at no other."""
     with browsing(tmp_path) as browser:
         browser.get(docs)
-        wait = WebDriverWait(browser, PATIENCE)
-        found = wait.until(lambda it: it.find_elements(By.CSS_SELECTOR, ".opblock"))
-        assert len(found) == 2
         locking, other = (
             browser.find_element(By.CSS_SELECTOR, f".opblock-{m}") for m in ("post", "get")
         )
-        wait.until(lambda _: len(statuses(locking)) == 3)
+        eventually(lambda: len(statuses(locking)) == 3, despite=StaleElementReferenceException)
+        eventually(lambda: statuses(other), despite=StaleElementReferenceException)
         assert statuses(locking) == {"200", "409", "503"}
         assert statuses(other) == {"200"}
+        assert len(browser.find_elements(By.CSS_SELECTOR, ".opblock")) == 2
         assert "The resource is busy" in locking.text
         assert "application/problem+json" in locking.get_attribute("innerHTML")
         assert "engine_unavailable" in locking.get_attribute("innerHTML")

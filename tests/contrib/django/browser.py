@@ -10,6 +10,7 @@ from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 
 from tests.servers import debian
+from tests.support.waiting import PATIENCE
 
 FLAGS = (
     "--headless",
@@ -36,7 +37,7 @@ def browsing(folder: Path) -> Iterator[Chrome]:
     driver = Service(str(debian.program("chromedriver", "chromium-driver")))
     browser = Chrome(options=options, service=driver)
     try:
-        browser.implicitly_wait(20)
+        browser.implicitly_wait(PATIENCE)
         yield browser
     finally:
         browser.quit()

@@ -19,6 +19,7 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
 from tests.support.busy import busy
+from tests.support.waiting import eventually
 from weblock.contrib.django import locks
 from weblock.contrib.django.models import Fence
 
@@ -227,19 +228,25 @@ def test_in_a_browser(live_server: LiveServer, tmp_path: Path) -> None:
         for width in (390, 1280):  # A phone, first.
             metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
             browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-            assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+            eventually(lambda width=width: width_of_page(browser) <= width)  # type: ignore[misc]
             assert row.find_element(By.TAG_NAME, "th").rect["width"] > 100
 
         row.find_element(By.LINK_TEXT, "Release…").click()
+        button = browser.find_element(By.CSS_SELECTOR, "input[value='Yes, release it']")
         assert "It passes to web-2:977 POST /items at once" in browser.page_source
         browser.save_screenshot(str(tmp_path / "question.png"))
 
-        browser.find_element(By.CSS_SELECTOR, "input[value='Yes, release it']").click()
+        button.click()
         said = browser.find_element(By.CLASS_NAME, "messagelist").text
         assert said == "Released item:1, taken from web-1:4242 POST /items."
         row = browser.find_element(By.CSS_SELECTOR, "tr[data-key='item:1']")
         assert "web-2:977 POST /items" in row.text
         browser.save_screenshot(str(tmp_path / "released.png"))
+
+
+def width_of_page(browser: Chrome) -> int:
+    """How many pixels the page needs."""
+    return int(browser.execute_script("return document.documentElement.scrollWidth"))
 
 
 def log_in(browser: Chrome, page: str) -> None:
