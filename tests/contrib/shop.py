@@ -1,4 +1,4 @@
-"""A shop with room for three items, whose commits are slow enough to be overtaken."""
+"""A shop with room for three items, whose commits can be overtaken."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+from tests.support.waiting import PATIENCE
 from weblock import AsyncLocks
 
 BOUND = 3
-
-OVERTAKING = 0.05
-"""Seconds that a commit waits, at most, for somebody to look at the items before it is done."""
 
 
 class CommitFailed(Exception):
@@ -26,6 +24,8 @@ class Shop:
         self.items = 0
         self.events: list[str] = []
         self.commits_fail = False
+        self.visitors = 0
+        """How many look at the items, if they can. Else nobody is waited for without end."""
         self._looked = threading.Condition()
         self._looks = 0
 
@@ -52,12 +52,19 @@ class Shop:
 
     def _commit(self, added: int) -> None:
         with self._looked:
-            before = self._looks
-            self._looked.wait_for(lambda: self._looks > before, OVERTAKING)
+            self._wait_to_be_overtaken()
             if self.commits_fail:
                 raise CommitFailed
             self.items += added
             self.events.append("commit")
+
+    def _wait_to_be_overtaken(self) -> None:
+        """Returns when another has looked, or soon: who is inside a lock would wait in vain."""
+        before = self._looks
+        patience = PATIENCE if self.visitors else 0.05
+        self._looked.wait_for(
+            lambda: self._looks > before or self._looks == self.visitors, patience
+        )
 
 
 class Session:

@@ -17,7 +17,7 @@ from starlette.routing import Mount, Route
 
 from tests.servers import Server
 from tests.servers.ports import free_port
-from tests.support.aio import eventually, until_waited_for
+from tests.support.aio import PATIENCE, eventually, until_waited_for
 from tests.support.events import Heard
 from weblock import AsyncLocks, ConfigurationError, LockTimeout
 from weblock.contrib.asgi import LockMiddleware, Rule, RuleSet, request_locks
@@ -126,7 +126,7 @@ class TestARule:
         app = Steered()
         app.goes_on.set()
         with Server() as server:
-            heard, url = Heard(), server.url(recovery="off")
+            heard, url = Heard(), server.url(recovery="off", timeout=PATIENCE)
             async with AsyncLocks.from_url(url, wait=0, observers=[heard.observer]) as locks:
                 rules = [
                     Rule("/open", key="x", on_unavailable="open"),

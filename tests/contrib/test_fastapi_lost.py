@@ -16,6 +16,7 @@ from tests.support.http import client_of
 from weblock import AsyncLease, AsyncLocks, ConfigurationError, LeaseLost
 from weblock.contrib.fastapi import install, lock
 
+from .losing import lose
 from .naive import naive_lock
 from .wire import Exchange
 
@@ -23,12 +24,6 @@ NEVER = 60.0
 
 one = lock("x")
 Held = Annotated[AsyncLease, Depends(one)]
-
-
-def lose(lease: AsyncLease) -> None:
-    """Has the keeper find that somebody else has taken the lease, at this very moment."""
-    for holding in lease._holdings:
-        holding.lose("taken")
 
 
 @pytest.fixture

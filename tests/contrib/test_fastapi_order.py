@@ -150,6 +150,7 @@ def naive_application(
 @pytest.mark.parametrize(("lock_scope", "session_scope", "order"), NAIVE_BREAKS_THE_BOUND)
 async def test_a_naive_dependency_breaks_the_bound(shop, locks, lock_scope, session_scope, order):
     """A ``yield`` dependency releases before the commit in these orders: too many items."""
+    shop.visitors = REQUESTS
     await create_items(naive_application(shop, locks, lock_scope, session_scope, order))
     assert shop.items > BOUND
 

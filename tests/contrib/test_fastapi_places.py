@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Security, WebSocket
 from fastapi.security import SecurityScopes
 
 from tests.servers import Server
-from tests.support.aio import until_waited_for
+from tests.support.aio import PATIENCE, until_waited_for
 from tests.support.events import Heard
 from tests.support.http import client_of
 from weblock import AsyncLease, AsyncLocks, ConfigurationError, Locks
@@ -210,7 +210,8 @@ async def test_an_endpoint_may_run_without_a_lease_while_the_engine_is_down(tmp_
     """
     app = FastAPI()
     with Server() as server:
-        locks, heard = install(app, server.url(recovery="off"), wait=0), Heard()
+        url, heard = server.url(recovery="off", timeout=PATIENCE), Heard()
+        locks = install(app, url, wait=0)
         locks.observe(heard.observer)
 
         @app.post("/open")

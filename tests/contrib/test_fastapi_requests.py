@@ -26,6 +26,7 @@ from weblock import (
 from weblock.contrib.fastapi import install, lock
 from weblock.stores.url import engine_for
 
+from .losing import lose
 from .shop import CommitFailed
 from .wire import Exchange
 
@@ -351,9 +352,9 @@ class TestWhoIsToldWhat:
 
         @app.post("/items", status_code=201)
         async def create(
-            lease: Annotated[AsyncLease, Depends(lock("x", max_hold=0.1))], later: BackgroundTasks
+            lease: Annotated[AsyncLease, Depends(lock("x"))], later: BackgroundTasks
         ) -> None:
-            later.add_task(eventually, lambda: not lease.held)
+            later.add_task(lose, lease)
 
         exchange = Exchange()
         with caplog.at_level(logging.ERROR, "weblock"):

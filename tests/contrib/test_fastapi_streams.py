@@ -13,18 +13,13 @@ from tests.support.aio import eventually
 from weblock import AsyncLease, AsyncLocks
 from weblock.contrib.fastapi import install, lock
 
+from .losing import lose
 from .wire import Exchange
 
 sse = pytest.importorskip("fastapi.sse", reason="FastAPI 0.135 has them")
 
 Held = Annotated[AsyncLease, Depends(lock("x"))]
 RESPONSES = {"events": sse.EventSourceResponse, "raw": StreamingResponse}
-
-
-def lose(lease: AsyncLease) -> None:
-    """Has the keeper find that somebody else has taken the lease, at this very moment."""
-    for holding in lease._holdings:
-        holding.lose("taken")
 
 
 class Streams:

@@ -17,6 +17,8 @@ from weblock import ConfigurationError, LeaseLost, Locks, LockTimeout, WeblockEr
 from weblock.contrib.flask import WebLock, lease_of
 from weblock.contrib.sqlalchemy import fence_table
 
+from . import losing
+
 
 @pytest.fixture
 def locks(url):
@@ -56,8 +58,7 @@ def is_free(locks, key):
 def lose(locks, lease):
     """Takes a lease away, in a way that its holder notices at once."""
     locks.force_release(lease.key)
-    for holding in lease._holdings:
-        holding.lose("taken")
+    losing.lose(lease)
 
 
 class TestViews:

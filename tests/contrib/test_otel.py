@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.servers import Server
-from tests.support.waiting import eventually, waiters
+from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import AsyncLocks, ConfigurationError, EngineUnavailable, Key, Locks, LockTimeout
 from weblock.contrib.otel import WeblockInstrumentor, instrument, observer, traced
 
@@ -177,9 +177,9 @@ def test_losses_are_counted_by_reason(locks: Locks, sdk: Telemetry) -> None:
 def test_an_engine_that_is_down_is_seen(sdk: Telemetry) -> None:
     """The gauge of an engine follows whether it answers, and callers that got nothing are counted."""
     with Server() as server:
-        url = server.url(recovery="off", timeout=0.2)
+        url = server.url(recovery="off", timeout=PATIENCE)
         telling = observer(**sdk.providers)
-        with Locks.from_url(url, wait=0.2, observers=[telling]) as locks:
+        with Locks.from_url(url, wait=0, observers=[telling]) as locks:
             locks.acquire("a").release()
             assert sdk.value("weblock.engine.up") == 1
             server.kill()

@@ -19,6 +19,8 @@ from weblock.contrib.fastapi import guarded, install, lock
 from weblock.contrib.guarding import TABLE, FenceLocked, StaleFence, dialect_of, marks_of
 from weblock.contrib.sqlalchemy import fence_table, guard
 
+from .losing import lose
+
 Held = Annotated[AsyncLease, Depends(lock("x"))]
 
 
@@ -67,12 +69,6 @@ def lease(url):
             lease.release()
         except LeaseLost:
             pass
-
-
-def lose(lease) -> None:
-    """Has the keeper find that somebody else has taken the lease, at this very moment."""
-    for holding in lease._holdings:
-        holding.lose("taken")
 
 
 def items(engine: Engine) -> int:

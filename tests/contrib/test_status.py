@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.aio import eventually
+from tests.support.aio import PATIENCE, eventually
 from tests.support.busy import busy
 from tests.support.http import client_of
 from weblock import AsyncLocks, ConfigurationError, Locks, LockTimeout, events
@@ -77,8 +77,11 @@ async def test_authorize_decides(url: str, is_async: bool) -> None:
 
 
 @pytest.mark.parametrize("face", [Locks, AsyncLocks])
-async def test_it_tells_keys_holders_and_queues(url: str, locks: Locks, face: Any) -> None:
+async def test_it_tells_keys_holders_and_queues(
+    url: str, locks: Locks, face: Any, monkeypatch
+) -> None:
     """As JSON it tells what ``list`` does, the longest queue first, and the numbers, on both faces."""
+    monkeypatch.setattr("weblock.contrib.status.looking.SELDOM", PATIENCE)  # No look but ours.
     page = StatusPage(face.from_url(url), insecure=True)
     assert (await told(page))["keys"] == []
     with busy(locks, "a", "web-1"), busy(locks, "b", "web-2", "web-3"):

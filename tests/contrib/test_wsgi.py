@@ -23,6 +23,7 @@ from weblock import AlreadyHeld, AsyncLocks, Attempts, ConfigurationError, Locks
 from weblock._core import acquiring
 from weblock.contrib.wsgi import LockMiddleware, RequestLayer, Rule, RuleSet, clients, request_locks
 
+from . import losing
 from .gateway import Gateway, plain
 
 ITEMS = [Rule("/items", key="items")]
@@ -156,7 +157,10 @@ class TestARule:
     def test_one_may_run_without_a_lease_while_the_engine_is_down(self):
         """A rule with ``on_unavailable="open"``, and no other."""
         rules = [Rule("/open", key="x", on_unavailable="open"), Rule("/closed", key="x")]
-        with Server() as server, Locks.from_url(server.url(recovery="off"), wait=0) as locks:
+        with (
+            Server() as server,
+            Locks.from_url(server.url(recovery="off", timeout=PATIENCE), wait=0) as locks,
+        ):
             layer = LockMiddleware(plain, locks, rules)
             statuses = [Gateway(layer, path=path).serve().status for path in ("/open", "/closed")]
             server.kill()
@@ -561,9 +565,7 @@ class TestALostLease:
 
         def lose(environ):
             locks.force_release("items")
-            lease = request_locks(environ).leases[0]
-            for holding in lease._holdings:
-                holding.lose("taken")
+            losing.lose(request_locks(environ).leases[0])
 
         return lose
 

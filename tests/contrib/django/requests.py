@@ -48,9 +48,10 @@ def at_once(count: int, work: Callable[[], Any]) -> list[Any]:
 
 
 class Crowd:
-    """Those who look at the items: each may wait, for a while, until another has looked too."""
+    """So many who look at the items: each may wait, for a while, until another has looked too."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int) -> None:
+        self._count = count
         self._looked = threading.Condition()
         self._looks = 0
 
@@ -59,8 +60,10 @@ class Crowd:
             self._looks += 1
             self._looked.notify_all()
 
-    def linger(self) -> None:
-        """Gives another 0.05 s to look: what keeps everybody else out loses no more than that."""
+    def linger(self, patience: float = 0.05) -> None:
+        """Gives another time to look, if one is left: what keeps everybody else out loses no more than that."""
         with self._looked:
             before = self._looks
-            self._looked.wait_for(lambda: self._looks > before, 0.05)
+            self._looked.wait_for(
+                lambda: self._looks > before or self._looks == self._count, patience
+            )

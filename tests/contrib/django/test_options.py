@@ -238,7 +238,7 @@ async def test_a_quorum_that_recovers_is_said(middleware: bool, serve: Any, sett
     settings.MIDDLEWARE = settings.MIDDLEWARE if middleware else []
     serve(items=lock("items")(keys_of))
     with ExitStack() as stack:
-        urls = [stack.enter_context(Server()).url(recovery=60) for _ in range(3)]
+        urls = [stack.enter_context(Server()).url(recovery=3600) for _ in range(3)]
         settings.WEBLOCK = {"default": {"URL": urls, "WAIT": 0}}
         for response in (fetch_in_thread("/items"), await AsyncClient().post("/items")):
             assert (response.status_code, response.json()["code"]) == (503, "engine_recovering")
@@ -295,7 +295,7 @@ def test_locks_may_be_stacked(serve: Any) -> None:
 
 @pytest.mark.parametrize("middleware", [True, False], ids=["middleware", "no middleware"])
 async def test_stacked_locks_are_taken_in_one_order(
-    middleware: bool, serve: Any, settings: Any
+    middleware: bool, serve: Any, settings: Any, url: str
 ) -> None:
     """Views that stack the same locks in opposite orders take them in one order, so none waits for the other."""
     settings.MIDDLEWARE = settings.MIDDLEWARE if middleware else []
@@ -308,7 +308,7 @@ async def test_stacked_locks_are_taken_in_one_order(
             assert (await AsyncClient().post(path)).status_code == 200
     finally:
         stop()
-    assert [event.key for event in acquired] == ["a", "b", "c"] * 4
+    assert [event.key for event in acquired if event.engine == url] == ["a", "b", "c"] * 4
 
 
 @pytest.mark.parametrize("middleware", [True, False], ids=["middleware", "no middleware"])
@@ -406,7 +406,7 @@ def test_a_stream_is_sent_outside_the_lock(serve: Any) -> None:
 def test_the_lease_of_a_view_is_extended_in_its_own_world(serve: Any) -> None:
     """A view extends its lease, and sees its fence, by plain calls in a thread."""
 
-    @lock("items", ttl=1)
+    @lock("items", ttl=20)
     def view(request: Any) -> HttpResponse:
         request.weblock.extend(60)
         assert request.weblock.fence > 0
@@ -419,12 +419,12 @@ def test_the_lease_of_a_view_is_extended_in_its_own_world(serve: Any) -> None:
 async def test_the_lease_of_a_view_is_extended_across_worlds(serve: Any) -> None:
     """So it does where the middleware has acquired in a task; and a coroutine awaits it."""
 
-    @lock("items", ttl=1)
+    @lock("items", ttl=20)
     def view(request: Any) -> HttpResponse:
         request.weblock.extend(60)
         return HttpResponse(str(request.weblock.remaining() > 50))
 
-    @lock("items", ttl=1)
+    @lock("items", ttl=20)
     async def async_view(request: Any) -> HttpResponse:
         await request.weblock.extend(60)
         return HttpResponse(str(request.weblock.remaining() > 50))

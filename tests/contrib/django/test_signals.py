@@ -105,8 +105,10 @@ def test_a_timeout_is_told(told: Told) -> None:
 
 def test_a_loss_is_told_once(told: Told) -> None:
     """A lease that was taken away is told of as lost, and not as released."""
-    lease = locks["default"].acquire("item:1", ttl=0.3)
+    lease = locks["default"].acquire("item:1")
     locks["default"].force_release("item:1", by="an operator")
+    with pytest.raises(LeaseLost):
+        lease.extend(1)
     eventually(lambda: Lost in kinds(told))
     with pytest.raises(LeaseLost):
         lease.release()

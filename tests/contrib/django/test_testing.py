@@ -198,14 +198,19 @@ def test_engines_are_replaced_and_options_stay() -> None:
 
 def test_engines_end_with_their_use() -> None:
     """Of a run of many tests, with the settings of each, no engine's thread is left."""
-    before = threading.enumerate()
+    before = keepers()
     with memory_locks():
         for _ in range(3):
             with override_settings(WEBLOCK=None), memory_locks(), locks["default"].hold("key"):
-                assert set(threading.enumerate()) > set(before)
+                assert keepers() - before
         with locks["default"].hold("key") as lease:
             assert lease.held
-    assert set(threading.enumerate()) <= set(before)
+    assert keepers() <= before
+
+
+def keepers() -> set[threading.Thread]:
+    """The threads that renew leases, each for one engine."""
+    return {each for each in threading.enumerate() if each.name == "weblock-keeper"}
 
 
 def in_another_thread(default: Any) -> None:

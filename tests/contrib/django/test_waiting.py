@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from django.contrib.auth.models import User
 from django.core.handlers.asgi import ASGIHandler
-from django.db import connection, connections
+from django.db import DatabaseError, connection, connections
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client
 
@@ -174,6 +174,8 @@ def test_naive_waiters_starve_the_holder(database: Any, serve: Any, logged_in: A
     serve(hold=hold, wait=wait)
     client = logged_in()
     database(OPTIONS={"pool": {**POOL, "timeout": 0.3}})
+    eventually(User.objects.exists, despite=DatabaseError)  # The pool has its connection.
+    connection.close()
 
     def visit(path: str) -> int:
         try:
