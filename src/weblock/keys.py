@@ -54,7 +54,7 @@ class Key(CheckedKey):
 
     @classmethod
     def _of(cls, text: str, template: str) -> Self:
-        key = super().__new__(cls, text)
+        key = str.__new__(cls, text)
         key.template = template
         return key
 

@@ -38,26 +38,16 @@ LONGEST_LABEL: Final = 200
 class RequestLeases(Generic[L]):
     """What one request holds, from its first key until everything is released."""
 
-    __slots__ = (
-        "_by_key",
-        "_method",
-        "_path",
-        "flow",
-        "leases",
-        "over",
-        "waited",
-        "while_waiting",
-    )
+    over = False
+    """Whether the request has ended: it acquires nothing any more."""
+    waited: float | None = None
+    """Seconds that it has waited for keys; ``None`` if it has asked for none."""
+    while_waiting: Callable[[], object] | None = None
+    """Called now and then while the request waits in a thread; what it raises ends the wait."""
 
     def __init__(self, method: str, path: str) -> None:
         self.leases: list[L] = []
         """In the order in which they were acquired."""
-        self.over = False
-        """Whether the request has ended: it acquires nothing any more."""
-        self.waited: float | None = None
-        """Seconds that it has waited for keys; ``None`` if it has asked for none."""
-        self.while_waiting: Callable[[], object] | None = None
-        """Called now and then while the request waits in a thread; what it raises ends the wait."""
         self._by_key: dict[tuple[object, str], L] = {}
         self._method = method
         self._path = path

@@ -76,10 +76,12 @@ class _MemoryStore(CellStore):
         self._change = cells.change
 
     async def acquire(self, key: str, claim: Claim, *, room: int) -> Reply:
-        return self._reply_to(self._change(key, partial(table.acquire, claim=claim, room=room)))
+        step, now = self._change(key, partial(table.acquire, claim=claim, room=room))
+        return self._reply_to((step, now)) if step.woken else Reply(step.answer, now)
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
-        return self._reply_to(self._change(key, partial(table.release, owner=owner, void=void)))
+        step, now = self._change(key, partial(table.release, owner=owner, void=void))
+        return self._reply_to((step, now)) if step.woken else Reply(step.answer, now)
 
 
 class _MemoryCells:

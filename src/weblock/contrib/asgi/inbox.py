@@ -24,35 +24,23 @@ class Inbox:
     and what it returns is kept for the application.
     """
 
-    __slots__ = (
-        "_ahead",
-        "_direct",
-        "_gone",
-        "_pending",
-        "_reading",
-        "_receive",
-        "_room",
-        "_whole",
-        "_withheld",
-        "withholds",
-    )
+    _room = LIMIT
+    _pending: asyncio.Task[None] | None = None
+    _reading = False
+    _direct: asyncio.Future[None] | None = None
+    _gone = False
+    _whole = False
+    _withheld: asyncio.Event | None = None
+    withholds = False
+    """Whether a disconnect is hidden from the application, so that it runs to its end.
+
+    An application that has not received the whole body still sees it, because it may be waiting for
+    the rest.
+    """
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._ahead: deque[Message] = deque()
-        self._room = LIMIT
-        self._pending: asyncio.Task[None] | None = None
-        self._reading = False
-        self._direct: asyncio.Future[None] | None = None
-        self._gone = False
-        self._whole = False
-        self._withheld: asyncio.Event | None = None
-        self.withholds = False
-        """Whether a disconnect is hidden from the application, so that it runs to its end.
-
-        An application that has not received the whole body still sees it, because it may be waiting
-        for the rest.
-        """
 
     async def receive(self) -> Message:
         """Return the next message, for the application."""

@@ -54,11 +54,11 @@ class RequestLayer:
         answer: Answer = problem_of,
     ) -> None:
         self._app = app
-        self._locks = locks
-        self._hold_back = seconds_or_none(hold_back)
+        self.locks = locks
+        self.hold_back = seconds_or_none(hold_back)
+        self.answer = answer
         self._owns_locks = owns_locks
         self._before_start = before_start
-        self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request or websocket; pass anything else on."""
@@ -74,15 +74,12 @@ class RequestLayer:
     async def serve(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
         """Let ``app`` serve one request or websocket, and release what it has acquired."""
         outer = scope.get(SCOPE_KEY)
-        if isinstance(outer, RequestLocks) and outer.locks is self._locks and not outer.over:
+        if isinstance(outer, RequestLocks) and outer.locks is self.locks and not outer.over:
             await app(scope, receive, send)  # A layer farther out, on the same locks, releases.
             return
-        exchange = _Exchange(app, scope, receive, self._answer)
-        inbox = Inbox(receive)
-        outbox = Outbox(send, inbox.tell_disconnect, asyncio.get_running_loop())
-        request = RequestLocks(self._locks, scope, inbox, outbox, self._hold_back)
-        scope[SCOPE_KEY] = request
-        exchange.inbox, exchange.request, exchange.outbox = inbox, request, outbox
+        exchange = _Exchange(self, app, scope, receive, send)
+        scope[SCOPE_KEY] = request = exchange.request
+        outbox = exchange.outbox
         try:
             # In a task of its own, also where nothing is locked: nobody knows that beforehand, and
             # what cancels ours must not cancel locked work.
@@ -95,7 +92,7 @@ class RequestLayer:
         except Exception as error:  # noqa: BLE001 - it is raised again, unless it is answered
             await exchange.answer_error(error)
         finally:
-            inbox.close(scope["type"])
+            exchange.inbox.close(scope["type"])
 
     async def _start(
         self, before_start: Callable[[], None], scope: Scope, receive: Receive, send: Send
@@ -120,7 +117,7 @@ class RequestLayer:
         await self._app(scope, receive, rest_and_send)
 
     async def _rest(self) -> None:
-        await asyncio.to_thread(self._locks._rest)  # noqa: SLF001 - for the owner of the locks
+        await asyncio.to_thread(self.locks._rest)  # noqa: SLF001 - for the owner of the locks
 
 
 class _Exchange:
@@ -128,15 +125,16 @@ class _Exchange:
 
     __slots__ = ("_answer_to", "_app", "_receive", "_scope", "inbox", "outbox", "request")
 
-    inbox: Inbox
-    request: RequestLocks
-    outbox: Outbox
-
-    def __init__(self, app: App, scope: Scope, receive: Receive, answer_to: Answer) -> None:
+    def __init__(
+        self, layer: RequestLayer, app: App, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         self._app = app
         self._scope = scope
         self._receive = receive
-        self._answer_to = answer_to
+        self._answer_to = layer.answer
+        self.inbox = inbox = Inbox(receive)
+        self.outbox = Outbox(send, inbox.tell_disconnect, asyncio.get_running_loop())
+        self.request = RequestLocks(layer.locks, scope, inbox, self.outbox, layer.hold_back)
 
     async def work(self, ended: asyncio.Future[None]) -> LeaseLost | None:
         """Run the application, and release when it has ended, however it ended."""
@@ -150,7 +148,9 @@ class _Exchange:
             if not isinstance(error, asyncio.CancelledError):
                 logger.warning("a request whose lease was lost failed", exc_info=error)
         finally:
-            loss = await request.release()
+            request.over = True
+            if request.leases:
+                loss = await request.release()
             if not ended.done():
                 ended.set_result(None)
         return loss

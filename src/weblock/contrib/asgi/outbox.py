@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
 
 from ..._face import BaseLease
@@ -55,23 +55,22 @@ class Outbox:
     ``promises`` something is not taken when a lease is lost: the loss is raised.
     """
 
-    __slots__ = (
-        "_complete",
-        "_held",
-        "_is_open",
-        "_letting_go",
-        "_on_stream",
-        "_send",
-        "_size",
-        "_timer",
-        "closed",
-        "loop",
-        "policy",
-        "promises",
-        "sent",
-        "streams",
-        "timing",
-    )
+    _size = 0
+    _complete = False
+    _is_open = False
+    _timer: asyncio.Handle | None = None
+    _letting_go: asyncio.Task[None] | None = None
+    policy: Policy | None = None
+    timing: bytes | None = None
+    """The response's ``Server-Timing``."""
+    sent = False
+    """Whether a part of the response has been sent."""
+    streams = False
+    """Whether there was more to come after that."""
+    closed = False
+    """Whether a websocket has been closed."""
+    promises = True
+    """Whether the response says that work was done, or refused: an error of the server does not."""
 
     def __init__(
         self, send: Send, on_stream: Callable[[], None], loop: asyncio.AbstractEventLoop
@@ -80,44 +79,32 @@ class Outbox:
         self._send = send
         self._on_stream = on_stream
         self._held: list[Message] = []
-        self._size = 0
-        self._complete = False
-        self._is_open = False
-        self._timer: asyncio.Handle | None = None
-        self._letting_go: asyncio.Task[None] | None = None
-        self.policy: Policy | None = None
-        self.timing: bytes | None = None
-        """The response's ``Server-Timing``."""
-        self.sent = False
-        """Whether a part of the response has been sent."""
-        self.streams = False
-        """Whether there was more to come after that."""
-        self.closed = False
-        """Whether a websocket has been closed."""
-        self.promises = True
-        """Whether the response says that work was done, or refused: an error of the server does not."""
 
-    async def send(self, message: Message) -> None:
-        """Sends or keeps a message of the application. Raises ``LeaseLost``."""
-        begins = message["type"] == "http.response.start"
-        if begins:
+    def send(self, message: Message) -> Awaitable[None]:
+        """Send or keep a message of the application. Raises ``LeaseLost``."""
+        if message["type"] == "http.response.start":
             self.promises = message["status"] < 500
-            if self.timing:
-                headers = [*message.get("headers", ()), (b"server-timing", self.timing)]
-                message = {**message, "headers": headers}
         policy = self.policy
-        if policy is None or self._is_open or self.sent:
-            if policy and self.promises:
-                policy.check()
-            if self._letting_go:
-                await asyncio.wait({self._letting_go})
-            await self._pass_on(message)
-        elif begins and not _is_event_stream(message):
+        # Most requests lock nothing, and their messages go straight to the server.
+        return self._pass_on(message) if policy is None else self._send_by(policy, message)
+
+    async def _send_by(self, policy: Policy, message: Message) -> None:
+        begins = message["type"] == "http.response.start"
+        if begins and self.timing:
+            headers = [*message.get("headers", ()), (b"server-timing", self.timing)]
+            message = {**message, "headers": headers}
+        is_open = self._is_open or self.sent
+        if begins and not is_open and not _is_event_stream(message):
             self._begin_to_hold(message, policy)
-        else:
-            if self.promises:
-                policy.check()
+            return
+        if self.promises:
+            policy.check()
+        if not is_open:
             await self._hold(message, policy)
+            return
+        if self._letting_go:
+            await asyncio.wait({self._letting_go})
+        await self._pass_on(message)
 
     async def finish(self) -> None:
         """Send what was held back: the application has ended."""
@@ -189,14 +176,15 @@ class Outbox:
         except OSError:
             logger.debug("a client left before it had its response", exc_info=True)
 
-    async def _pass_on(self, message: Message) -> None:
+    def _pass_on(self, message: Message) -> Awaitable[None]:
         self.sent = True
-        self.closed = message["type"] == "websocket.close"
         if message.get("more_body"):
             # A stream, which may be endless, ends when nobody wants it any more.
             self.streams = True
             self._on_stream()
-        await self._send(message)
+        elif message["type"] == "websocket.close":
+            self.closed = True
+        return self._send(message)
 
     def _stop_holding(self) -> None:
         self._is_open = True

@@ -91,20 +91,14 @@ class RequestLocks(RequestLeases[AsyncLease]):
     held back (``outbox``).
     """
 
-    __slots__ = (
-        "_gave_up",
-        "_inbox",
-        "_outbox",
-        "_seconds",
-        "_timer",
-        "_turns",
-        "_unwanted",
-        "_waiter",
-        "_watch",
-        "interrupted",
-        "locks",
-        "loop",
-    )
+    _turns: asyncio.Lock | None = None
+    _timer: asyncio.Handle
+    _waiter: asyncio.Task[object] | None = None
+    _watch: asyncio.Task[None] | None = None
+    _gave_up = False
+    _unwanted = False
+    interrupted = False
+    """Whether an adapter has cancelled what the request was doing, since its lease was lost."""
 
     def __init__(
         self,
@@ -116,20 +110,12 @@ class RequestLocks(RequestLeases[AsyncLease]):
     ) -> None:
         # Not the scope itself, which has us: that cycle would be left to the garbage collector.
         is_http = scope["type"] == "http"
-        self.loop = outbox.loop
         super().__init__(scope["method"] if is_http else "WEBSOCKET", scope["path"])
+        self.loop = outbox.loop
         self.locks = locks
         self._inbox = inbox
         self._outbox = outbox if is_http else None
         self._seconds = hold_back
-        self._turns: asyncio.Lock | None = None
-        self._timer: asyncio.Handle
-        self._waiter: asyncio.Task[object] | None = None
-        self._watch: asyncio.Task[None] | None = None
-        self._gave_up = False
-        self._unwanted = False
-        self.interrupted = False
-        """Whether an adapter has cancelled what the request was doing, since its lease was lost."""
 
     @property
     def streams(self) -> bool:

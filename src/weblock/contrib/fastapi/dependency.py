@@ -9,15 +9,16 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import CodeType
-from typing import Annotated, Any, Final, Literal, NoReturn, Unpack, get_args
+from typing import Annotated, Any, Final, Literal, NamedTuple, NoReturn, Unpack, get_args
 
 from fastapi import BackgroundTasks, Depends
 from fastapi.exceptions import RequestValidationError
 from fastapi.requests import HTTPConnection
 
 from ..._options import HoldOptions, Options
+from ...aio import AsyncLease
 from ...errors import ConfigurationError
 from ...keys import CheckedKey, KeyTemplate, Source, in_order
 from ..asgi import RequestLease, RequestLocks, request_locks
@@ -58,6 +59,7 @@ class LockDependency:
     keys: tuple[KeyTemplate | KeyFunction, ...]
     options: tuple[tuple[str, object], ...]
     on_lost: OnLost = "cancel"
+    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # FastAPI sees key functions as what this depends on, and solves them before.
@@ -74,6 +76,11 @@ class LockDependency:
         object.__setattr__(self, "__signature__", signature.replace(parameters=parameters))
         # Where FastAPI looks to see whether to await what it gets, and not to call it in a thread.
         object.__setattr__(self, "__call__", LockDependency._acquire)
+        # FastAPI asks for it several times for each request.
+        object.__setattr__(self, "_hash", hash((self.keys, self.options, self.on_lost)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def __repr__(self) -> str:
         keys = [
@@ -119,7 +126,8 @@ class LockDependency:
         lease = await request.hold(in_order(keys), options)
         if self.on_lost == "cancel":
             task, endpoint = asyncio.current_task(request.loop), scope.get("endpoint")
-            lease.on_lost(functools.partial(interrupt, request, task, endpoint))
+            # As on a loop, which we are on: the lease would look whether it is used in a thread.
+            AsyncLease.on_lost(lease, functools.partial(interrupt, request, task, endpoint))
         return lease
 
 
@@ -190,7 +198,7 @@ def values_for(template: KeyTemplate, connection: HTTPConnection) -> Mapping[str
     """
     scope = connection.scope
     path, values = scope["path_params"], {}
-    for name, source, field in _declarations(template, scope.get("route")):
+    for name, source, declared, loc in _declarations(template, scope.get("route")):
         if source.kind == "path":
             if source.name not in path:
                 refuse_unknown_path_parameters(template, path)
@@ -198,8 +206,8 @@ def values_for(template: KeyTemplate, connection: HTTPConnection) -> Mapping[str
         else:
             query = scope["query_string"].decode("latin-1")
             value = sent_value(source, query=query, headers=connection.headers.getlist)
-        if field:
-            value = _converted(value, source, field)
+        if declared:
+            value = _converted(value, declared, loc)
         if value is not None:
             values[name] = value
     return values
@@ -217,8 +225,16 @@ def refuse_unknown_path_parameters(template: KeyTemplate, known: Mapping[str, ob
             )
 
 
-Declaration = tuple[str, Source, Any]
-"""A name in a template, where its value is, and its declared field, or ``None``."""
+class Declaration(NamedTuple):
+    """How a request has a value that a template needs."""
+
+    name: str
+    source: Source
+    declared: Any = None
+    """The parameter of the endpoint or one of its dependencies, if one is declared."""
+    loc: tuple[str, ...] = ()
+    """Where the parameter is, as errors name it."""
+
 
 _of_routes: Final[dict[int, tuple[weakref.ref[Any], dict[str, list[Declaration]]]]] = {}
 """By template text, by the ``id`` of a route, which has no hash, while it lives."""
@@ -230,21 +246,22 @@ def _declarations(template: KeyTemplate, route: Any) -> list[Declaration]:
     known = _of_routes.get(number)
     if known is None or known[0]() is not route:
         if getattr(route, "dependant", None) is None:
-            return [(name, source, None) for name, source in template.sources.items()]
+            return [Declaration(name, source) for name, source in template.sources.items()]
         gone = functools.partial(_of_routes.pop, number)
         known = _of_routes[number] = weakref.ref(route, gone), {}
     found = known[1].get(template.text)
     if found is None:
         found = known[1][template.text] = [
-            (name, source, _field_of(source, route.dependant))
-            for name, source in template.sources.items()
+            _declaration(name, source, route.dependant) for name, source in template.sources.items()
         ]
     return found
 
 
-def _field_of(source: Source, dependant: Any) -> Any | None:
-    fields = declared_fields(dependant, f"{source.kind}_params")
-    return next((field for field in fields if is_named(field, source)), None)
+def _declaration(name: str, source: Source, dependant: Any) -> Declaration:
+    for each in declared_fields(dependant, f"{source.kind}_params"):
+        if is_named(each, source):
+            return Declaration(name, source, each, (source.kind, each.alias))
+    return Declaration(name, source)
 
 
 def declared_fields(dependant: Any, kind: str) -> Iterator[Any]:
@@ -254,21 +271,20 @@ def declared_fields(dependant: Any, kind: str) -> Iterator[Any]:
         yield from declared_fields(each, kind)
 
 
-def is_named(field: Any, source: Source) -> bool:
+def is_named(declared: Any, source: Source) -> bool:
     """Return whether an endpoint's parameter is what a template names."""
     if source.kind == "header":
-        return str(field.alias).lower().replace("_", "-") == source.name.replace("_", "-")
-    return bool(field.alias == source.name)
+        return str(declared.alias).lower().replace("_", "-") == source.name.replace("_", "-")
+    return bool(declared.alias == source.name)
 
 
-def _converted(value: object, source: Source, field: Any) -> object:
-    loc = (source.kind, field.alias)
+def _converted(value: object, declared: Any, loc: tuple[str, ...]) -> object:
     if value is None:
-        if field.field_info.is_required():
+        if declared.field_info.is_required():
             missing = {"type": "missing", "loc": loc, "msg": "Field required", "input": None}
             raise RequestValidationError([missing])
-        return field.get_default()
-    converted, errors = field.validate(value, {}, loc=loc)
+        return declared.get_default()
+    converted, errors = declared.validate(value, {}, loc=loc)
     if errors:
         raise RequestValidationError(errors if isinstance(errors, list) else [errors])
     return converted
