@@ -160,6 +160,7 @@ class Face:
             switchboard=engine.switchboard,
             engine=engine.name,
             observers=self._observers,
+            lease_table=getattr(engine, "lease_table", None),
         )
 
     def observe(self, observer: Callable[[Event], object] | Observer) -> Callable[[], None]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.servers import Postgres
+from weblock.stores.postgresql import statements
 
 from .stopped_sections import Rounds
 
@@ -54,12 +55,12 @@ def _server(name, others):
     return MariaDB() if name == "mariadb" else PgBouncer(others["postgresql"])
 
 
-def rounds(urls, case, folder: Path, count: int, *, guarded: bool) -> Rounds:
+def rounds(urls, case, engine: Path | str, count: int, *, guarded: bool) -> Rounds:
     """So many sections that were stopped, before each of their steps in turn."""
     name, isolation = case
-    with Rounds(
-        urls(name), isolation, f"file://{folder}?allow_container=true", guarded=guarded
-    ) as found:
+    if isinstance(engine, Path):
+        engine = f"file://{engine}?allow_container=true"
+    with Rounds(urls(name), isolation, engine, guarded=guarded) as found:
         steps = itertools.count()
         for _ in range(count):
             if not found.run(next(steps)):
@@ -86,4 +87,33 @@ def test_a_stopped_section_never_commits_what_is_stale(urls, case, tmp_path):
 def test_without_the_guard_some_do(urls, case, tmp_path):
     """The same sections, with the lease alone."""
     found = rounds(urls, case, tmp_path, ROUNDS, guarded=False)
+    assert found.stale
+
+
+def leases_in(database: str) -> str:
+    """The URL of an engine in a database, by that of SQLAlchemy's."""
+    return f"{database.replace('+psycopg', '')}?create=true&recovery=off"
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "case", [*POSTGRESQL, *PGBOUNCER] if LONG else POSTGRESQL[1:2], ids="-".join
+)
+def test_none_does_where_the_leases_are_in_the_database(urls, case):
+    """The check of the lease itself is as good as that of a fence, and needs no other table."""
+    found = rounds(urls, case, leases_in(urls(case[0])), ROUNDS, guarded=True)
+    assert found.stale == 0
+    assert found.outcomes["StaleFence"]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not LONG, reason="the simulator finds it, too; with WEBLOCK_LONG=1")
+@pytest.mark.parametrize("case", POSTGRESQL[:2], ids="-".join)
+def test_some_do_where_a_lease_is_granted_as_it_is_renewed(urls, case, monkeypatch):
+    """With a lock on the row that the check does not conflict with, stale sections are not refused."""
+    for name in ("_ACQUIRE", "_FREE"):
+        text = getattr(statements, name)
+        assert "FOR UPDATE" in text
+        monkeypatch.setattr(statements, name, text.replace("FOR UPDATE", "FOR NO KEY UPDATE"))
+    found = rounds(urls, case, leases_in(urls(case[0])), ROUNDS, guarded=True)
     assert found.stale

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from weblock._core import table
 from weblock._core.table import (
     HANDOFF,
@@ -276,6 +278,34 @@ def test_force_on_a_dead_holder() -> None:
     assert (step.answer, holder(step.state), queued(step.state)) == (Gone(), "d", [])
     step = table.force_release(after(claim("a", "p1"), claim("b", "p2")), at(1, "p1"))
     assert (step.answer, holder(step.state)) == (Gone(), "b")
+
+
+def test_nobody_is_granted_a_key_before_a_commit() -> None:
+    """While a former holder's transaction is open, its ended lease goes on, whoever asks."""
+    committing = at(TTL + 1)._replace(committing=True)
+    queue = after(claim("a"), claim("b"))
+    asked = table.acquire(queue, committing, claim("c"), room=5)
+    assert (holder(asked.state), queued(asked.state), asked.woken) == ("a", ["b", "c"], None)
+    refused = table.acquire(queue, committing, claim("c"), room=0)
+    assert isinstance(refused.answer, Busy)
+    later = table.refresh(asked.state, at(TTL + 2), "c", TTL)
+    assert holder(later.state) == "c"  # "b" has not kept its place.
+
+
+@pytest.mark.parametrize("release", ["release", "force_release"])
+def test_a_key_released_before_a_commit_is_kept_for_it(release: str) -> None:
+    """It goes to the first waiter when the transaction has ended, and not before."""
+    committing = at(1)._replace(committing=True)
+    queue = after(claim("a"), claim("b"))
+    if release == "release":
+        step = table.release(queue, committing, "a")
+    else:
+        step = table.force_release(queue, committing)
+    assert step.answer == Released()
+    assert (queued(step.state), step.woken) == (["b"], None)
+    assert step.state.fence == queue.fence
+    handed = table.refresh(step.state, at(2), "b", TTL)
+    assert (holder(handed.state), handed.state.fence) == ("b", queue.fence + 1)
 
 
 def test_a_look_shows_what_is_live() -> None:

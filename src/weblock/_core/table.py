@@ -28,6 +28,9 @@ HANDOFF: Final = 1.5
 PLACE: Final = 4.0
 """Seconds that a place in the queue lasts without a heartbeat."""
 
+COMMIT: Final = 0.25
+"""Seconds after which it is asked again whether a former holder's transaction has ended."""
+
 SEEN: Final = 16
 """Places of a full queue that one claim checks, to find some that have lapsed."""
 
@@ -82,12 +85,15 @@ class Moment(NamedTuple):
 
     ``now`` is its own clock, in seconds; ``fence_floor`` the lowest fence that it may give;
     ``alive`` says whether a process lives (an engine that cannot tell answers yes, and time
-    decides).
+    decides). ``committing`` says that a former holder's transaction has checked its lease and has not
+    ended yet: until then nobody is granted the key, whatever the time. Only an engine in a database
+    can know of one.
     """
 
     now: float
     fence_floor: int
     alive: Callable[[str], bool] = lambda _process: True
+    committing: bool = False
 
 
 class Held(NamedTuple):
@@ -252,6 +258,8 @@ def settle(state: KeyState, moment: Moment) -> tuple[KeyState, Grant | None]:
     grant = state.grant
     if grant is not None and moment.now < grant.until and moment.alive(grant.claim.process):
         return state, None
+    if moment.committing:
+        return _kept_for_a_commit(state, moment), None
     if grant is None and not state.queue:
         return state, None
     queue = _from_first_live(_behind(grant, state.queue), moment)
@@ -262,6 +270,16 @@ def settle(state: KeyState, moment: Moment) -> tuple[KeyState, Grant | None]:
     length = min(claim.ttl, HANDOFF)
     state = _granted(state, moment, claim, length, confirmed=False)
     return state, state.grant
+
+
+def _kept_for_a_commit(state: KeyState, moment: Moment) -> KeyState:
+    """Return a state whose lease goes on; if it was released already, a lease that nobody has."""
+    grant = state.grant
+    if grant is None:
+        claim = Claim("committing", "", COMMIT, "a transaction that has not ended")
+        grant = Grant(claim, state.fence, moment.now, moment.now, confirmed=True)
+    grant = grant._replace(until=moment.now + COMMIT)
+    return KeyState(state.fence, grant, state.queue, state.voided)
 
 
 def _lives(grant: Grant, moment: Moment) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import weakref
 from collections import OrderedDict
@@ -20,6 +21,7 @@ from sqlalchemy import (  # noqa: E402 - only what fits can be imported
     DateTime,
     Engine,
     MetaData,
+    Pool,
     String,
     Table,
     TextClause,
@@ -29,11 +31,13 @@ from sqlalchemy import (  # noqa: E402 - only what fits can be imported
 from sqlalchemy.engine import AdaptedConnection  # noqa: E402
 from sqlalchemy.exc import DBAPIError  # noqa: E402
 
+from .._core.ports import LeaseTable  # noqa: E402
 from .._face import BaseLease  # noqa: E402
 from .._platform.logs import logger  # noqa: E402
 from ..errors import ConfigurationError, LeaseLost  # noqa: E402
 from ..keys import unqualified  # noqa: E402
 from .guarding import (  # noqa: E402
+    DATABASE,
     LENGTHS,
     LOCK_WAIT,
     TABLE,
@@ -51,9 +55,12 @@ from .guarding import (  # noqa: E402
     Trouble,
     checking,
     dialect_of,
+    dialect_of_leases,
     kind_of,
+    lease_table_of,
     marks_of,
     raising,
+    remedy_for,
     run,
     still_ours,
     sweep_is_due,
@@ -92,6 +99,8 @@ def guard(
     between that check and the COMMIT does not commit after another holder has followed. Before the
     session's first statement, the lease's fence is written into a table of the database
     (``fence_table``), and it is read again, under a lock, before each COMMIT of what was written.
+    If the engine keeps its leases in the same database, the lease itself is read instead, and no
+    other table is needed.
 
     It holds as long as the session does, even after the lease has been released: create a new
     session for other work. Code that commits without a session, through a ``Connection`` for
@@ -216,6 +225,11 @@ _told: Final[weakref.WeakKeyDictionary[Engine, OrderedDict[str, None]]] = (
 )
 """The last sections that each engine has been told of: each is written once."""
 
+_lease_tables: Final[
+    weakref.WeakKeyDictionary[Pool, dict[Callable[[], LeaseTable], LeaseTable | None]]
+] = weakref.WeakKeyDictionary()
+"""The tables of leases that are in the database of a pool, or ``None`` if they are elsewhere."""
+
 
 class _Fenced:
     """A session whose database rejects a holder that another has followed."""
@@ -228,6 +242,7 @@ class _Fenced:
             )
         self._lease = lease
         self._marks = marks_of(lease)
+        self._lease_table = lease_table_of(lease)
         self._wait = wait
         self._get_bind: Callable[..., Engine | Connection] = session.get_bind
         self._wrote: dict[Connection, bool] = {}
@@ -248,6 +263,8 @@ class _Fenced:
                 "guard(..., fence=True) needs a session that is bound to an engine, not to a"
                 " connection, whose transaction may be older than the lease"
             )
+        if not self._dialect_at(bind).raising:
+            return bind
         told = _told.setdefault(bind, OrderedDict())
         for mark in self._marks:
             if mark.token not in told:
@@ -291,7 +308,8 @@ class _Fenced:
     def _raise(self, engine: Engine, mark: Mark) -> None:
         with engine.connect() as connection:
             by_itself = connection.execution_options(isolation_level="AUTOCOMMIT")
-            asked = _asked(by_itself, self._wait)
+            dialect = self._dialect_at(engine)
+            asked = _asked(by_itself, dialect, self._wait)
             try:
                 run(raising(mark), asked)
             except StaleFence as stale:
@@ -305,15 +323,34 @@ class _Fenced:
                 )
                 run(raising(mark.above(stale.newest)), asked)
             if sweep_is_due():
-                by_itself.execute(text(_dialect(by_itself, self._wait).sweeping))
+                by_itself.execute(text(dialect.sweeping))
+
+    def _dialect_at(self, engine: Engine) -> Dialect:
+        """Return the statements for a database: where the leases are, theirs."""
+        if leases := self._lease_table_at(engine):
+            return dialect_of_leases(leases)
+        return _dialect_of(_name_of(engine), self._wait)
+
+    def _lease_table_at(self, engine: Engine) -> LeaseTable | None:
+        """Return the table of the lease, if it is in this database, which is asked once."""
+        if self._lease_table is None or _name_of(engine) != "postgresql":
+            return None
+        known = _lease_tables.setdefault(engine.pool, {})
+        if self._lease_table not in known:
+            with engine.connect() as connection:
+                there = _without_blocking(connection, self._lease_table)
+                known[self._lease_table] = (
+                    there if there.database == _database(connection) else None
+                )
+        return known[self._lease_table]
 
     def _is_held(self, connection: Connection) -> bool:
         """Return whether the engine confirms that the lease is held; false if it cannot be asked."""
         try:
             asking = self._lease.extend(0)  # type: ignore[attr-defined] # both faces have it
             if inspect.isawaitable(asking):
-                driver: Any = connection.connection.dbapi_connection
-                if not isinstance(driver, AdaptedConnection):
+                driver = _async_driver(connection)
+                if driver is None:
                     asking.close()  # type: ignore[attr-defined] # it is a coroutine
                     return False
                 driver.run_async(lambda _driver: asking)
@@ -345,11 +382,14 @@ class _Fenced:
 
     def _look(self, connection: Connection) -> None:
         for mark in self._marks:
-            run(still_ours(mark), _asked(connection, self._wait))
+            run(still_ours(mark), self._asked(connection))
+
+    def _asked(self, connection: Connection) -> Callable[[Statement], Any]:
+        return _asked(connection, self._dialect_at(connection.engine), self._wait)
 
     def _check(self, connection: Connection, mark: Mark) -> None:
         try:
-            run(checking(mark), _asked(connection, self._wait))
+            run(checking(mark), self._asked(connection))
         except Conflict as conflict:
             self._explain_here(conflict.error)
             raise conflict.error from None
@@ -371,16 +411,39 @@ def _dialect_of(name: str, wait: float) -> Dialect:
     return dialect_of(name, wait=wait)
 
 
-def _dialect(connection: Connection, wait: float) -> Dialect:
-    name = connection.dialect.name
-    if name == "mysql" and getattr(connection.dialect, "is_mariadb", False):
-        name = "mariadb"
-    return _dialect_of(name, wait)
+def _name_of(engine: Engine) -> str:
+    is_mariadb = engine.dialect.name == "mysql" and getattr(engine.dialect, "is_mariadb", False)
+    return "mariadb" if is_mariadb else engine.dialect.name
 
 
-def _asked(connection: Connection, wait: float) -> Callable[[Statement], Any]:
+def _async_driver(connection: Connection) -> Any:
+    """Return the connection of an asyncio driver, or ``None`` for other drivers."""
+    driver: Any = connection.connection.dbapi_connection
+    return driver if isinstance(driver, AdaptedConnection) else None
+
+
+def _without_blocking(connection: Connection, work: Callable[[], LeaseTable]) -> LeaseTable:
+    """Do what blocks: in a thread, where the session is that of an event loop."""
+    if driver := _async_driver(connection):
+        found: LeaseTable = driver.run_async(lambda _driver: asyncio.to_thread(work))
+        return found
+    return work()
+
+
+def _database(connection: Connection) -> Any:
+    try:
+        return connection.scalar(text(DATABASE))
+    except DBAPIError as error:
+        if trouble_of(error) is Trouble.NO_RIGHT:
+            raise ConfigurationError(
+                "the guard must know whether the leases are in this database: GRANT EXECUTE ON"
+                " FUNCTION pg_control_system() TO your application's user"
+            ) from error
+        raise
+
+
+def _asked(connection: Connection, dialect: Dialect, wait: float) -> Callable[[Statement], Any]:
     """Return a function that runs the statements of a step."""
-    dialect = _dialect(connection, wait)
 
     def ask(statement: Statement) -> Any:
         try:
@@ -396,6 +459,8 @@ def _asked(connection: Connection, wait: float) -> Callable[[Statement], Any]:
                     f"the database has no table {TABLE}, which guard(..., fence=True) needs: see"
                     " weblock.contrib.sqlalchemy.fence_table"
                 ) from error
+            if remedy := remedy_for(trouble, dialect):
+                raise ConfigurationError(remedy) from error
             raise
 
     return ask
@@ -405,8 +470,7 @@ def _answer(connection: Connection, dialect: Dialect, statement: Statement) -> A
     mark = statement.mark
     match statement:
         case Raise():
-            values = {"lock_key": mark.key, "fence": mark.fence, "token": mark.token}
-            done = connection.execute(text(dialect.raising), {"digest": mark.digest, **values})
+            done = connection.execute(text(dialect.raising), mark.values())
             return done.rowcount in dialect.certain
         case Check():
             return _row(connection, dialect.checking, mark)
@@ -415,5 +479,5 @@ def _answer(connection: Connection, dialect: Dialect, statement: Statement) -> A
 
 
 def _row(connection: Connection, sql: str, mark: Mark) -> Row | None:
-    found = connection.execute(text(sql), {"digest": mark.digest}).first()
+    found = connection.execute(text(sql), mark.values()).first()
     return Row(*found) if found else None

@@ -369,6 +369,31 @@ def test_a_read_only_transaction_is_left_alone(serve: Any, guard: Any) -> None:
     assert hooks == ["done"]
 
 
+@isolated
+def test_where_the_leases_are_in_the_database_they_are_checked(
+    isolation: IsolationLevel, database: Any, serve: Any, settings: Any, url: str
+) -> None:
+    """With ``django://default`` the lease takes the place of the fence: one statement, and no row."""
+    database(ATOMIC_REQUESTS=True, OPTIONS={"isolation_level": isolation})
+    there = "django://default?recovery=off&create=true&table=guarded_lease"
+    settings.WEBLOCK = {"default": {"URL": there, "WAIT": 0, "GUARD": "database"}}
+    story = Story()
+    serve(items=lock("create_item")(story.create))
+    try:
+        response = fetch("/items")
+        assert (response.status_code, response.json()["code"]) == (503, "lease_lost")
+        assert story.items.count() == 1
+        story.items.all().delete()
+        sent = statements("default", lambda: fetch("/items"))
+    finally:
+        locks.close_where(lambda engine: engine.startswith("postgresql"))
+        with connection.cursor() as cursor:
+            cursor.execute("DROP TABLE guarded_lease")
+    assert [sql for sql in sent if TABLE in sql or "guarded_lease" in sql] == sent[-2:-1]
+    assert sent[-2].endswith("FOR KEY SHARE")
+    assert sent[-1] == "COMMIT"
+
+
 def test_copy_outside_of_a_transaction_is_refused(serve: Any, guard: Any) -> None:
     """What would commit without being seen says what to do instead."""
 

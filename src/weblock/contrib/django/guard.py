@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from django.db import DEFAULT_DB_ALIAS, connections, router
 from django.db.utils import Error
 
+from ..._core.ports import LeaseTable
 from ..._face import BaseLease
 from ..._platform.logs import logger
 from ...errors import ConfigurationError
 from ...keys import unqualified
 from ..guarding import (
+    DATABASE,
     TABLE,
     Check,
     Conflict,
@@ -34,8 +36,11 @@ from ..guarding import (
     Trouble,
     checking,
     dialect_of,
+    dialect_of_leases,
+    lease_table_of,
     marks_of,
     raising,
+    remedy_for,
     run,
     still_ours,
     sweep_is_due,
@@ -49,12 +54,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class _GuardedLease:
-    """One lease: its databases, how long each may keep us waiting, and the locks it is from."""
+    """One lease: its databases, how long each may keep us waiting, and the locks it is from.
+
+    ``lease_table`` tells the table that it is in, if it is in a database.
+    """
 
     mark: Mark
     databases: frozenset[str]
     wait: float
     locks: Locks
+    lease_table: Callable[[], LeaseTable] | None
     known_to: set[str] = field(default_factory=set)
 
     def holds(self) -> bool:
@@ -74,7 +83,8 @@ class Guard:
         """Write a lease of ``locks`` into the databases, before any other statement."""
         databases = guarded_databases(wanted.databases)
         self._leases += [
-            _GuardedLease(mark, databases, wanted.wait, locks) for mark in marks_of(lease)
+            _GuardedLease(mark, databases, wanted.wait, locks, lease_table_of(lease))
+            for mark in marks_of(lease)
         ]
 
     def covers(self, database: str) -> bool:
@@ -99,7 +109,7 @@ class Guard:
         for guarded in self.leases():
             if connection.alias not in guarded.known_to:
                 continue
-            asked = _asked(connection, guarded.wait)
+            asked = _asked(connection, guarded)
             try:
                 run(checking(guarded.mark), asked)
             except Conflict as conflict:
@@ -121,7 +131,7 @@ class Guard:
         for guarded in self.leases():
             for alias in guarded.known_to:
                 try:
-                    run(still_ours(guarded.mark), _asked(connections[alias], guarded.wait))
+                    run(still_ours(guarded.mark), _asked(connections[alias], guarded))
                 except StaleFence as stale:
                     stale.__cause__ = error
                     return stale
@@ -137,7 +147,13 @@ class Guard:
 
 
 def _raise(connection: Any, guarded: _GuardedLease) -> None:
-    mark, asked = guarded.mark, _asked(connection, guarded.wait)
+    mark, asked, dialect = (
+        guarded.mark,
+        _asked(connection, guarded),
+        _dialect_at(connection, guarded),
+    )
+    if not dialect.raising:
+        return  # The engine has written it there.
     try:
         run(raising(mark), asked)
     except StaleFence as stale:
@@ -150,7 +166,7 @@ def _raise(connection: Any, guarded: _GuardedLease) -> None:
         )
         run(raising(mark.above(stale.newest)), asked)
     if sweep_is_due() and not connection.in_atomic_block:
-        _execute(connection, _dialect(_vendor(connection), guarded.wait).sweeping, mark)
+        _execute(connection, dialect.sweeping, mark)
 
 
 def _refuse_or_tell(connection: Any, mark: Mark, asked: Callable[[Statement], Any]) -> None:
@@ -175,20 +191,57 @@ def guarded_databases(only: frozenset[str] | None) -> frozenset[str]:
 
 
 @cache
-def _dialect(vendor: str, wait: float) -> Dialect:
+def _dialect(vendor: str, wait: float, leases: LeaseTable | None) -> Dialect:
     """Return the statements, with placeholders of Django's cursors."""
-    dialect = dialect_of(vendor, wait=wait)
+    dialect = dialect_of_leases(leases) if leases else dialect_of(vendor, wait=wait)
 
     def placed(sql: str) -> str:
         return _PARAMETER.sub(r"%(\1)s", sql)
 
-    return Dialect(
-        placed(dialect.raising),
-        dialect.certain,
-        placed(dialect.checking),
-        placed(dialect.looking),
-        placed(dialect.sweeping),
+    return replace(
+        dialect,
+        raising=placed(dialect.raising),
+        checking=placed(dialect.checking),
+        looking=placed(dialect.looking),
+        sweeping=placed(dialect.sweeping),
     )
+
+
+def _dialect_at(connection: Any, guarded: _GuardedLease) -> Dialect:
+    """Return the statements for a database: where the leases are, theirs."""
+    return _dialect(
+        _vendor(connection), guarded.wait, _lease_table_at(connection, guarded.lease_table)
+    )
+
+
+_lease_tables: Final[dict[tuple[object, ...], LeaseTable | None]] = {}
+"""The tables of leases that are in a database, or ``None`` if they are elsewhere; each is asked once."""
+
+
+def _lease_table_at(connection: Any, asked: Callable[[], LeaseTable] | None) -> LeaseTable | None:
+    """Return the table of a lease, if it is in this database."""
+    if asked is None or connection.vendor != "postgresql":
+        return None
+    settings = connection.settings_dict
+    place = (asked, *(settings[name] for name in ("HOST", "PORT", "NAME")))
+    if place not in _lease_tables:
+        there = asked()
+        _lease_tables[place] = there if there.database == _database(connection) else None
+    return _lease_tables[place]
+
+
+def _database(connection: Any) -> str:
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(DATABASE)
+            return str(cursor.fetchone()[0])
+    except Error as error:
+        if trouble_of(error) is Trouble.NO_RIGHT:
+            raise ConfigurationError(
+                "the guard must know whether the leases are in the database"
+                f" {connection.alias!r}: GRANT EXECUTE ON FUNCTION pg_control_system() to its user"
+            ) from error
+        raise
 
 
 _PARAMETER: Final = re.compile(r"(?<!:):([a-z_]+)")
@@ -200,12 +253,13 @@ def _vendor(connection: Any) -> str:
     return str(connection.vendor)
 
 
-def _asked(connection: Any, wait: float) -> Callable[[Statement], Any]:
+def _asked(connection: Any, guarded: _GuardedLease) -> Callable[[Statement], Any]:
     """Return a function that runs the statements of a step."""
+    dialect, wait = _dialect_at(connection, guarded), guarded.wait
 
     def ask(statement: Statement) -> Any:
         try:
-            return _answer(connection, _dialect(_vendor(connection), wait), statement)
+            return _answer(connection, dialect, statement)
         except Error as error:
             trouble = trouble_of(error)
             if trouble is Trouble.CONFLICT:
@@ -214,6 +268,8 @@ def _asked(connection: Any, wait: float) -> Callable[[Statement], Any]:
                 raise FenceLocked(unqualified(statement.mark.key), wait=wait) from error
             if trouble is Trouble.NO_TABLE:
                 raise _no_table(connection.alias) from error
+            if remedy := remedy_for(trouble, dialect):
+                raise ConfigurationError(remedy) from error
             raise
 
     return ask
@@ -231,14 +287,8 @@ def _answer(connection: Any, dialect: Dialect, statement: Statement) -> Any:
 
 
 def _execute(connection: Any, sql: str, mark: Mark) -> tuple[int, Row | None]:
-    values = {
-        "digest": mark.digest,
-        "lock_key": mark.key,
-        "fence": mark.fence,
-        "token": mark.token,
-    }
     with connection.cursor() as cursor:
-        cursor.execute(sql, values)
+        cursor.execute(sql, mark.values())
         found = cursor.fetchone() if cursor.description else None
         return cursor.rowcount, Row(*found) if found else None
 

@@ -4,12 +4,16 @@ A small table has one row for each key, with the fence of the section that began
 writes its own there before it reads anything (``raising``), and reads it again, under a lock that
 is kept until COMMIT, before it commits (``checking``). ``docs/guard.md`` has the proof.
 
+Where the leases themselves are in that database, their own table takes its place, and the engine
+writes there.
+
 ``protocol`` decides, and knows no database; ``sql`` says it in each database's words; ``reading``
 tells which statements write nothing. The adapters of Django and SQLAlchemy run it.
 """
 
 from __future__ import annotations
 
+from ...stores.postgresql.statements import DATABASE
 from .errors import FenceLocked, StaleFence
 from .protocol import (
     Check,
@@ -20,15 +24,28 @@ from .protocol import (
     Row,
     Statement,
     checking,
+    lease_table_of,
     marks_of,
     raising,
     run,
     still_ours,
 )
 from .reading import Kind, kind_of
-from .sql import LENGTHS, LOCK_WAIT, TABLE, Dialect, Trouble, dialect_of, sweep_is_due, trouble_of
+from .sql import (
+    LENGTHS,
+    LOCK_WAIT,
+    TABLE,
+    Dialect,
+    Trouble,
+    dialect_of,
+    dialect_of_leases,
+    remedy_for,
+    sweep_is_due,
+    trouble_of,
+)
 
 __all__ = [
+    "DATABASE",
     "LENGTHS",
     "LOCK_WAIT",
     "TABLE",
@@ -46,9 +63,12 @@ __all__ = [
     "Trouble",
     "checking",
     "dialect_of",
+    "dialect_of_leases",
     "kind_of",
+    "lease_table_of",
     "marks_of",
     "raising",
+    "remedy_for",
     "run",
     "still_ours",
     "sweep_is_due",

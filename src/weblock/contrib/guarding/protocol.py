@@ -11,12 +11,15 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from ..._core.ports import LeaseTable
 from ..._face import BaseLease
 from ...keys import unqualified
 from .errors import StaleFence
 
 ATTEMPTS: Final = 5
 """How often to try to raise a fence while others do so at the same time."""
+
+SALT: Final = "weblock guard "
 
 SINCE: Final = "has begun since"
 
@@ -34,6 +37,15 @@ class Mark:
     key: str
     fence: int
     token: str
+
+    def values(self) -> dict[str, Any]:
+        """Return the parameters of the statements."""
+        return {
+            "digest": self.digest,
+            "lock_key": self.key,
+            "fence": self.fence,
+            "token": self.token,
+        }
 
     def above(self, fence: int) -> Mark:
         """Return the section with a fence above another."""
@@ -85,9 +97,14 @@ def marks_of(lease: BaseLease) -> list[Mark]:
     return sorted(marks, key=lambda mark: mark.digest)
 
 
+def lease_table_of(lease: BaseLease) -> Callable[[], LeaseTable] | None:
+    """Return what tells the table that a lease is in; ``None`` if its engine is no database."""
+    return lease._locker.lease_table  # noqa: SLF001
+
+
 def _mark(name: str, fence: int, owner: str) -> Mark:
     digest = hashlib.sha256(name.encode()).hexdigest()
-    token = hashlib.sha256(f"weblock guard {owner}".encode()).hexdigest()[:32]
+    token = hashlib.sha256(f"{SALT}{owner}".encode()).hexdigest()[:32]
     return Mark(digest, name, fence, token)
 
 

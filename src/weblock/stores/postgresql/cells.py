@@ -135,11 +135,11 @@ class RowCells:
             done = Done(step, reading.now)
             if step.state == reading.state:
                 outcomes[key] = done
-            elif reading.version is not None and not _must_wait(reading, step):
+            elif reading.version is not None and not _grants(reading, step):
                 changed[key] = done
                 rows.append(self._row(reading, step))
         if rows:
-            for name, _ in await self._try(self._statements.write_some, json.dumps(rows)):
+            for name, *_ in await self._try(self._statements.write_some, json.dumps(rows)):
                 outcomes[text_of(name)] = changed[text_of(name)]
         return outcomes
 
@@ -161,20 +161,26 @@ class RowCells:
                 outcomes[reading.key] = Done(Step(reading.state, held), reading.now)
         return readings, outcomes
 
-    async def _replace(self, reading: Reading, transition: Transition) -> Done | None:
+    async def _replace(
+        self, reading: Reading, transition: Transition, *, committing: bool = False
+    ) -> Done | None:
         """Write the result of a transition; return ``None`` if another caller was quicker."""
-        step = transition(reading.state, _moment(reading))
-        if step.state != reading.state:
-            if _must_wait(reading, step):
-                raise EngineRecovering(
-                    self._settings.name,
-                    "it was promoted, restored or emptied just now",
-                    retry_after=reading.quiet - reading.now,
-                )
-            row = self._row(reading, step)
-            if not await self._try(self._statements.write, json.dumps([row])):
-                return None
-        return Done(step, reading.now)
+        step = transition(reading.state, _moment(reading)._replace(committing=committing))
+        if step.state == reading.state:
+            return Done(step, reading.now)
+        grants = _grants(reading, step)
+        if grants and reading.now < reading.quiet:
+            raise EngineRecovering(
+                self._settings.name,
+                "it was promoted, restored or emptied just now",
+                retry_after=reading.quiet - reading.now,
+            )
+        statement = self._statements.grant if grants else self._statements.write
+        for _, refused, *_ in await self._try(statement, json.dumps([self._row(reading, step)])):
+            if refused == b"t":
+                return await self._replace(reading, transition, committing=True)
+            return Done(step, reading.now)
+        return None
 
     def _row(self, reading: Reading, step: Step) -> dict[str, object]:
         row = written(reading, step.state)
@@ -247,8 +253,6 @@ def _moment(reading: Reading) -> Moment:
     return Moment(reading.now, max(round(reading.now * 1_000_000), reading.floor + 1))
 
 
-def _must_wait(reading: Reading, step: Step) -> bool:
-    """Return whether a lease would be granted while the server is to grant none."""
-    before, after = reading.state.grant, step.state.grant
-    anew = after is not None and (before is None or before.fence != after.fence)
-    return anew and reading.now < reading.quiet
+def _grants(reading: Reading, step: Step) -> bool:
+    """Return whether a transition grants a lease: each has a fence of its own."""
+    return step.state.fence != reading.state.fence

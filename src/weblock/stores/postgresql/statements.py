@@ -14,6 +14,12 @@ DONE: Final = "\x01"
 IDLE: Final = 60.0
 """Seconds after which a row that nobody uses may be removed."""
 
+DATABASE: Final = """
+SELECT concat_ws('/', system_identifier, pg_database.oid)
+FROM pg_control_system(), pg_database WHERE datname = current_database()
+"""
+"""What tells a database from all others, also from one that was restored or is fed from it."""
+
 _DDL: Final = """\
 CREATE TABLE {table} (
     key text COLLATE "C" PRIMARY KEY,
@@ -66,12 +72,19 @@ seen AS (
     LEFT JOIN {table} AS lease ON lease.key = wanted.key
 )"""
 
+# The check before a guarded COMMIT locks the row FOR KEY SHARE. A lease is granted under FOR UPDATE, the
+# only lock that conflicts with it, so no lease is granted before that transaction has ended, and one
+# with an older snapshot cannot overlook the grant. All else locks FOR NO KEY UPDATE, and need not wait.
 _ACQUIRE: Final = """
-WITH {server}, {seen}, taken AS (
+WITH {server}, {seen}, free AS (
+    SELECT lease.key FROM {table} AS lease CROSS JOIN server
+    WHERE lease.key = $1 AND lease.ends <= server.now FOR UPDATE OF lease SKIP LOCKED
+), taken AS (
     INSERT INTO {table} AS lease (key, {columns})
     SELECT $1, $2::bigint, greatest((now * 1e6)::bigint, floor + 1), $3, $4, $5, $6::float8, now,
         now + $6::float8, true, '', now + $6::float8
-    FROM seen WHERE known AND quiet <= now AND coalesce(ends, 0) <= now
+    FROM seen LEFT JOIN free ON true
+    WHERE known AND quiet <= now AND (version IS NULL OR free.key IS NOT NULL)
     ON CONFLICT (key) DO UPDATE SET version = excluded.version,
         fence = greatest(excluded.fence, lease.fence + 1), owner = excluded.owner,
         process = excluded.process, label = excluded.label, ttl = excluded.ttl,
@@ -122,11 +135,13 @@ WITH new AS (
 ), unchanged AS (
     SELECT lease.key FROM {table} AS lease JOIN new ON new.key = lease.key
     WHERE lease.version = new.seen ORDER BY lease.key FOR NO KEY UPDATE OF lease {skip}
+), free AS (
+    {free}
 ), changed AS (
     UPDATE {table} AS lease SET version = new.version, fence = new.fence, owner = new.owner,
         process = new.process, label = new.label, ttl = new.ttl, since = new.since,
         until = new.until, confirmed = new.confirmed, waiting = new.waiting, ends = new.ends
-    FROM new JOIN unchanged ON unchanged.key = new.key
+    FROM new JOIN free ON free.key = new.key
     WHERE lease.key = new.key AND lease.version = new.seen
     RETURNING lease.key
 ), added AS (
@@ -136,9 +151,17 @@ WITH new AS (
 ), done AS (
     SELECT key FROM changed UNION ALL SELECT key FROM added
 )
-SELECT new.key, CASE WHEN new.channel <> '' THEN pg_notify(new.channel, new.payload) END
-FROM new JOIN done ON done.key = new.key
+SELECT new.key, done.key IS NULL,
+    CASE WHEN done.key IS NOT NULL AND new.channel <> '' THEN pg_notify(channel, payload) END
+FROM new LEFT JOIN unchanged ON unchanged.key = new.key LEFT JOIN done ON done.key = new.key
+WHERE unchanged.key IS NOT NULL OR done.key IS NOT NULL
 """
+
+_UNCHANGED: Final = "SELECT key FROM unchanged"
+
+_FREE: Final = """
+    SELECT lease.key FROM {table} AS lease JOIN unchanged ON unchanged.key = lease.key
+    FOR UPDATE OF lease SKIP LOCKED"""
 
 _ADMIT: Final = """
 INSERT INTO {table} AS it (key, {columns})
@@ -184,6 +207,12 @@ _MARKED: Final = """
 SELECT 1 FROM {table} WHERE key = $1 AND ends > extract(epoch FROM clock_timestamp())::float8
 """
 
+_LEASE_TABLE: Final = """
+SELECT ({database}), (
+    SELECT format('%I.%I', nspname, relname) FROM pg_class
+    JOIN pg_namespace ON pg_namespace.oid = relnamespace WHERE pg_class.oid = to_regclass($1)
+)
+"""
 
 _SIZE: Final = """
 SELECT count(*) FILTER (WHERE owner <> ''), count(*), pg_total_relation_size('{table}')
@@ -215,9 +244,11 @@ class Statements:
         self.release = prepared("release", _RELEASE)
         self.renew = prepared("renew", _RENEW)
         """Renews leases, also while others wait or join; all else is only read."""
-        self.write = prepared("write", _WRITE, skip="")
-        self.write_some = prepared("write_some", _WRITE, skip="SKIP LOCKED")
+        self.write = prepared("write", _WRITE, skip="", free=_UNCHANGED)
+        self.write_some = prepared("write_some", _WRITE, skip="SKIP LOCKED", free=_UNCHANGED)
         """Rows that another transaction has locked stay as they are."""
+        self.grant = prepared("grant", _WRITE, skip="", free=_FREE.format(**parts))
+        """Writes a new lease, unless the transaction of a former holder has checked its own."""
         self.granted = prepared("granted", _GRANTED)
         self.mark = prepared("mark", _MARK)
         self.marked = prepared("marked", _MARKED)
@@ -225,6 +256,7 @@ class Statements:
         self.names = Statement(_NAMES.format(**parts))
         self.admit = Statement(_ADMIT.format(**parts))
         self.clean = Statement(_CLEAN.format(**parts, idle=IDLE))
+        self.lease_table = Statement(_LEASE_TABLE.format(database=DATABASE))
         self.exists = Statement("SELECT to_regclass($1) IS NOT NULL")
         self.size = Statement(_SIZE.format(**parts))
         self.creation = tuple(
