@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,10 +40,11 @@ def main(arguments: list[str] | None = None) -> int:
         return _goals(effort, asked)
     shown: list[Findings] = []
     try:
-        for name in asked.only or (redis_peers.CASES if asked.redis else cases.CASES):
-            for findings in CASES[name](effort):
-                show(findings, markdown=asked.markdown)
-                shown.append(findings)
+        with _cores(asked):
+            for name in asked.only or (redis_peers.CASES if asked.redis else cases.CASES):
+                for findings in CASES[name](effort):
+                    show(findings, markdown=asked.markdown)
+                    shown.append(findings)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -51,13 +53,19 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def _cores(asked: argparse.Namespace) -> AbstractContextManager[None]:
+    """Return what keeps the cores awake, unless they may sleep."""
+    return nullcontext() if asked.asleep else machine.awake()
+
+
 def _goals(effort: Effort, asked: argparse.Namespace) -> int:
     """Print the table of goals, and write it where it is wanted if the machine was quiet."""
     calm = machine.Calm()
     if asked.write and (why := calm.disturbances()):
         print(f"Nothing is measured for {asked.write}: {'; '.join(why)}.", file=sys.stderr)
         return 1
-    findings = goals.table(effort, awake=not asked.asleep)
+    with _cores(asked):
+        findings = goals.table(effort)
     show(findings, markdown=asked.markdown)
     why = calm.disturbances()
     how = "the fastest slice of each" if effort.fastest else "medians of paired slices"
@@ -96,7 +104,9 @@ def _parser() -> argparse.ArgumentParser:
         " fastest slices, which gives ratios that are of use on a busy machine",
     )
     parser.add_argument(
-        "--asleep", action="store_true", help="with --goals: do not keep the cores awake"
+        "--asleep",
+        action="store_true",
+        help="do not keep the cores awake while they have nothing to do",
     )
     parser.add_argument(
         "--write",

@@ -34,7 +34,7 @@ def uncontended(effort: Effort) -> Iterator[Findings]:
     """Acquire and release, blocking and asyncio, with nobody else there."""
     blocking = (contenders.EMBEDDED, contenders.FILELOCK, contenders.SQLITE)
     on_asyncio = (contenders.EMBEDDED_ASYNCIO, contenders.FILELOCK_ASYNCIO)
-    with machine.scratch() as directory, machine.awake():
+    with machine.scratch() as directory:
         rates = blocking_rates(blocking, directory, effort)
         yield _uncontended("Uncontended, blocking", rates, {contenders.FILELOCK.name: 2.0})
         rates = asyncio.run(asyncio_rates(on_asyncio, directory, effort))
@@ -45,7 +45,7 @@ def memory(effort: Effort) -> Iterator[Findings]:
     """The memory engine beside asyncio.Lock: uncontended, and handed from task to task."""
     compared = (contenders.MEMORY_ASYNCIO, contenders.ASYNCIO_LOCK)
     goal = {contenders.ASYNCIO_LOCK.name: 0.25}
-    with machine.scratch() as directory, machine.awake():
+    with machine.scratch() as directory:
         rates = asyncio.run(asyncio_rates(compared, directory, effort))
         yield _uncontended("One process, uncontended, asyncio", rates, goal)
         for waiters in (8, 64):
@@ -145,7 +145,6 @@ async def _task_rates(
 
 def _hot(waiters: int, effort: Effort) -> Iterator[Findings]:
     with ExitStack() as stack:
-        stack.enter_context(machine.awake())
         crews = []
         for contender in _HOT:
             crew = Crew(contender, stack.enter_context(machine.scratch()), PROCESSES)

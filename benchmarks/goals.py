@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -145,10 +145,9 @@ class Entries:
         return self._crews[contender, processes]
 
 
-def table(effort: Effort, *, awake: bool = True) -> Findings:
+def table(effort: Effort) -> Findings:
     """Measure every case that has a goal, in one interleaved run."""
     with ExitStack() as stack:
-        stack.enter_context(machine.awake() if awake else nullcontext())
         servers = [stack.enter_context(Server()) for _ in range(3)]
         entries = Entries(stack)
         races = [

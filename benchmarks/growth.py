@@ -48,7 +48,7 @@ Measure = Callable[[int], Coroutine[Any, Any, Cost]]
 def growth(effort: Effort) -> Iterator[Findings]:
     """How the cost of a section on Redis grows with waiters, keys, processes and masters."""
     few = 3 if effort.slice < 0.2 else None  # Of a quick run.
-    with machine.awake(), Server() as server, Cluster() as cluster:
+    with Server() as server, Cluster() as cluster:
         url = f"redis://127.0.0.1:{server.port}/0?recovery=off"
         one, three = (url, [server]), (cluster.url(recovery="off"), cluster.nodes)
 

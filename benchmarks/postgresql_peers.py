@@ -30,7 +30,7 @@ PROCESSES = 2
 
 def alone(effort: Effort) -> Iterator[Findings]:
     """PostgreSQL, and nobody else wants the key: one thread, and one task."""
-    with machine.awake(), machine.scratch() as directory, Postgres() as server:
+    with machine.scratch() as directory, Postgres() as server:
         weblock, advisory, on_asyncio = _contenders(server.url())
         rates = blocking_rates([weblock, advisory], directory, effort)
         rates |= asyncio.run(asyncio_rates([on_asyncio], directory, effort))
@@ -45,7 +45,6 @@ def alone(effort: Effort) -> Iterator[Findings]:
 def hot8(effort: Effort) -> Iterator[Findings]:
     """PostgreSQL, one key, 8 waiters in 2 processes, with 0 ms and 1 ms of work."""
     with ExitStack() as stack:
-        stack.enter_context(machine.awake())
         server = stack.enter_context(Postgres())
         crews = []
         for contender in _contenders(server.url()):

@@ -59,7 +59,7 @@ _OURS = (peers.WEBLOCK, peers.WEBLOCK_ASYNCIO)
 
 def alone(effort: Effort) -> Iterator[Findings]:
     """Nobody else wants the key: one thread, one task, and 32 tasks with a key each."""
-    with machine.awake(), machine.scratch() as directory, Server() as server:
+    with machine.scratch() as directory, Server() as server:
         target = Target(server.port)
         blocking = [
             contender
@@ -99,7 +99,7 @@ def hot256(effort: Effort) -> Iterator[Findings]:
     compared = (*_OURS, peers.PUSH)
     few: dict[Peer, list[Slice]] = {peer: [] for peer in compared}
     many: dict[Peer, list[Slice]] = {peer: [] for peer in compared}
-    with machine.awake(), Server() as server, _crews(compared, Target(server.port)) as crews:
+    with Server() as server, _crews(compared, Target(server.port)) as crews:
         for crew in crews.values():
             compete(crew, 256, 0.0, 0.1)  # opens everything
         for _ in range(effort.rounds):
@@ -242,7 +242,7 @@ class _Contest:
 def _hot(waiters: int, effort: Effort) -> Iterator[Findings]:
     compared = installed(_HOT)
     seconds = 2 * effort.slice  # So that each of 64 has its turn often enough to tell who is fair.
-    with machine.awake(), Server() as server, _crews(compared, Target(server.port)) as crews:
+    with Server() as server, _crews(compared, Target(server.port)) as crews:
         client = server.client()
         for crew in crews.values():
             compete(crew, waiters, 0.0, 0.1)  # opens everything

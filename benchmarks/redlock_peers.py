@@ -115,7 +115,7 @@ def _contest(
     """Each in turn, round by round."""
     ports = [server.port for server in servers]
     found: Contest = {peer: [] for peer in compared}
-    with machine.awake(), ExitStack() as stack:
+    with ExitStack() as stack:
         crews = {}
         for peer in compared:
             directory = stack.enter_context(machine.scratch())

@@ -25,7 +25,6 @@ _SCHEDULED = 2  # Linux's number for the clock of the time that a process was on
 def web(effort: Effort) -> Iterator[Findings]:
     """Requests of a trivial endpoint on uvicorn: bare, with the adapters, and with a lock."""
     with ExitStack() as stack:
-        stack.enter_context(machine.awake())
         servers = {app.name: stack.enter_context(UvicornServer(app)) for app in APPS}
         for server in servers.values():
             server.measure(0.2)  # imports and opens everything
