@@ -20,7 +20,15 @@ from benchmarks.report import Findings, Line, write_between_marks
 
 def test_the_quick_mode_of_a_case_prints_its_table() -> None:
     """Whoever runs one case gets its figures, with the goal and whether it was met."""
-    command = [sys.executable, "-m", "benchmarks", "--quick", "--rounds=1", "--only=uncontended"]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks",
+        "--quick",
+        "--asleep",
+        "--rounds=1",
+        "--only=uncontended",
+    ]
     run = subprocess.run([*command, "--markdown"], capture_output=True, text=True, check=False)
 
     assert run.returncode == 0, run.stderr
@@ -32,7 +40,15 @@ def test_the_quick_mode_of_a_case_prints_its_table() -> None:
 def test_the_redis_engine_is_measured_beside_other_locks(tmp_path: Path) -> None:
     """Its cases start a server of their own; a plot of the rates is written where it is wanted."""
     plot = tmp_path / "plot.svg"
-    command = [sys.executable, "-m", "benchmarks", "--quick", "--rounds=1", "--only=redis-alone"]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks",
+        "--quick",
+        "--asleep",
+        "--rounds=1",
+        "--only=redis-alone",
+    ]
     command += ["--markdown", "--plot", str(plot)]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
 
@@ -44,7 +60,15 @@ def test_the_redis_engine_is_measured_beside_other_locks(tmp_path: Path) -> None
 
 def test_the_postgresql_engine_is_measured_beside_advisory_locks() -> None:
     """Its cases start a server of their own."""
-    command = [sys.executable, "-m", "benchmarks", "--quick", "--rounds=1", "--only=postgresql"]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks",
+        "--quick",
+        "--asleep",
+        "--rounds=1",
+        "--only=postgresql",
+    ]
     run = subprocess.run([*command, "--markdown"], capture_output=True, text=True, check=False)
 
     assert run.returncode == 0, run.stderr
@@ -54,7 +78,15 @@ def test_the_postgresql_engine_is_measured_beside_advisory_locks() -> None:
 
 def test_the_adapters_are_measured_beside_the_bare_application() -> None:
     """The same requests go to servers with and without them, whose answers are looked at."""
-    command = [sys.executable, "-m", "benchmarks", "--quick", "--rounds=1", "--only=web"]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks",
+        "--quick",
+        "--asleep",
+        "--rounds=1",
+        "--only=web",
+    ]
     run = subprocess.run([*command, "--markdown"], capture_output=True, text=True, check=False)
 
     assert run.returncode == 0, run.stderr
@@ -131,7 +163,7 @@ def test_growth_is_told_by_an_exponent() -> None:
 @pytest.mark.parametrize("arguments", [["--goals"], ["--only=growth"]])
 def test_goals_and_growth_are_measured(arguments: list[str]) -> None:
     """One round of each case gives the table of goals, and the tables of growth."""
-    command = [sys.executable, "-m", "benchmarks", "--quick", "--rounds=1", *arguments]
+    command = [sys.executable, "-m", "benchmarks", "--quick", "--asleep", "--rounds=1", *arguments]
     run = subprocess.run([*command, "--markdown"], capture_output=True, text=True, check=False)
 
     assert run.returncode == 0, run.stderr

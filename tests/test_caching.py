@@ -23,7 +23,7 @@ from django.core.cache.backends.locmem import LocMemCache
 
 from tests.servers import fresh_url, shared
 from tests.servers.memcached import Memcached
-from tests.support.waiting import now
+from tests.support.waiting import PATIENCE, now, until_renewed
 from weblock import AsyncLocks, ConfigurationError, InvalidKey, Locks, LockTimeout
 
 LONG = 60.0
@@ -130,15 +130,15 @@ class TestOnce:
 
     def test_the_naive_cache_is_stampeded(self) -> None:
         """Without a lock, all who miss compute."""
-        cache, computing, together = PlainCache(), Computing(), threading.Barrier(200)
+        cache, missing = PlainCache(), threading.Barrier(200)
 
-        def one() -> int:
-            together.wait(LONG)
-            return self.naive(cache, "key", computing)
+        def compute() -> int:
+            missing.wait(PATIENCE)  # Until all have missed.
+            return 1
 
         with ThreadPoolExecutor(200) as pool:
-            [each.result() for each in [pool.submit(one) for _ in range(200)]]
-        assert computing.number > 1
+            asked = [pool.submit(self.naive, cache, "key", compute) for _ in range(200)]
+            assert [each.result() for each in asked] == [1] * 200
 
     def test_two_hundred_threads_miss(self, url: str, key: str) -> None:
         """Two hundred threads that miss at once compute one value, and all get it."""
@@ -300,14 +300,14 @@ class TestComputing:
                 late.result(LONG)
 
     def test_a_slow_one_keeps_its_lease(self, locks, key) -> None:
-        """It may take longer than the ttl: the lease is renewed, and the value is kept."""
+        """The lease is renewed while it computes, and the value is kept."""
         cache = PlainCache()
 
         def slow() -> str:
-            time.sleep(1.5)
+            until_renewed(lambda: locks.inspect(key).remaining)
             return "slow"
 
-        assert locks.cached(key, slow, expiry=LONG, cache=cache, ttl=1) == "slow"
+        assert locks.cached(key, slow, expiry=LONG, cache=cache, ttl=3) == "slow"
         assert cache.entries[key]["value"] == "slow"
 
     def test_the_value_of_a_lost_lease_is_not_kept(self, locks, key) -> None:

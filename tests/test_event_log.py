@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 import uuid
 from dataclasses import fields
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.servers import Server
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 from weblock import EngineUnavailable, Locks, LockTimeout
 from weblock._runtime import event_log
 from weblock.events import (
@@ -65,6 +67,20 @@ def everything(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "weblock")
 
 
+def records(caplog: pytest.LogCaptureFixture, engine: str) -> list[logging.LogRecord]:
+    """What was logged of an engine: other threads may log of others."""
+    return [each for each in caplog.records if each.__dict__.get("engine") == engine]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time that the log goes by, which the test sets."""
+    clock = [1000.0]
+    stands = SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda _seconds: time.sleep(0.001))
+    monkeypatch.setattr(event_log, "time", stands)
+    return clock
+
+
 LEVELS = {
     "DEBUG": {"waiting", "acquired", "released", "gave_up"},
     "INFO": {"timed_out", "refused"},
@@ -84,7 +100,7 @@ def test_events_have_their_levels_and_fields(
     """Each event is one record with its level, its facts and the fields that all have, ready for JSON."""
     event = made(kind)
     event_log.write(event)
-    (record,) = caplog.records
+    (record,) = records(caplog, event.engine)
     assert kind.name in LEVELS[record.levelname]
     assert record.name == ("weblock.audit" if kind.name == "forced" else "weblock")
     facts: dict[str, Any] = record.__dict__
@@ -96,17 +112,16 @@ def test_events_have_their_levels_and_fields(
 
 
 def test_an_outage_is_told_when_it_begins_now_and_then_and_when_it_ends(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, clock: list[float]
 ) -> None:
     """A silent engine is one warning at once, one for each minute, and one line when it is back."""
-    engine, clock = f"redis://{uuid.uuid4().hex}", [1000.0]
-    monkeypatch.setattr(event_log.time, "monotonic", lambda: clock[0])
+    engine = f"redis://{uuid.uuid4().hex}"
     for _ in range(1040):
         event_log.write(made(Unavailable, engine=engine))
         clock[0] += 0.125
     event_log.write(made(Available, engine=engine, lasted=130.0, requests=1040))
     event_log.write(made(Available, engine=engine))
-    begun, *reminders, back = caplog.records
+    begun, *reminders, back = records(caplog, engine)
     assert begun.getMessage() == f"engine {engine} does not answer: it is down"
     assert [record.levelname for record in reminders] == ["WARNING"] * 2
     assert "has not answered for 60 s, and 481 requests were given up" in reminders[0].getMessage()
@@ -118,31 +133,36 @@ def test_an_outage_is_told_when_it_begins_now_and_then_and_when_it_ends(
 
 def test_an_engine_that_recovers_is_no_outage(caplog: pytest.LogCaptureFixture) -> None:
     """It answers, and why it grants nothing is told by another event."""
-    event_log.write(made(Unavailable, recovering=True))
-    assert not caplog.records
+    event = made(Unavailable, recovering=True)
+    event_log.write(event)
+    assert not records(caplog, event.engine)
 
 
 @pytest.mark.parametrize(("kind", "most"), [(TimedOut, 1), (Lost, 10), (AtRisk, 10)])
 def test_a_flood_is_a_few_lines_with_a_count(
-    kind: type[Event], most: int, caplog: pytest.LogCaptureFixture
+    kind: type[Event], most: int, caplog: pytest.LogCaptureFixture, clock: list[float]
 ) -> None:
     """Of a thousand events in a second some are lines, and one more line says how many there were."""
     engine = f"redis://{uuid.uuid4().hex}"
     for number in range(1000):
         event_log.write(made(kind, engine=engine, key=f"item:{number}"))
-    eventually(lambda: "more like it within a second" in caplog.text)
-    *lines, last = [each for each in caplog.records if each.__dict__["engine"] == engine]
-    assert len(lines) == most
+    assert len(records(caplog, engine)) == most
+    clock[0] += 1
+    eventually(lambda: len(records(caplog, engine)) > most)
+    *lines, last = records(caplog, engine)
+    assert "more like it within a second" in last.getMessage()
     assert sum(each.__dict__["count"] for each in (*lines, last)) == 1000
     assert "'item:999'" in last.getMessage()
 
 
-def test_sorts_of_keys_do_not_drown_each_other(caplog: pytest.LogCaptureFixture) -> None:
+def test_sorts_of_keys_do_not_drown_each_other(
+    caplog: pytest.LogCaptureFixture, clock: list[float]
+) -> None:
     """A flood at one template leaves the first line of another."""
     engine = f"redis://{uuid.uuid4().hex}"
     for template in ("item:{item_id}", "item:{item_id}", "shop:{shop_id}", None):
         event_log.write(made(TimedOut, engine=engine, template=template))
-    assert len(caplog.records) == 3
+    assert len(records(caplog, engine)) == 3
 
 
 @pytest.mark.parametrize(
@@ -150,10 +170,13 @@ def test_sorts_of_keys_do_not_drown_each_other(caplog: pytest.LogCaptureFixture)
 )
 def test_nobody_can_forge_a_line(text: str, caplog: pytest.LogCaptureFixture) -> None:
     """What others wrote, keys and labels and causes, begins no line, moves no cursor and closes no quote."""
-    event_log.write(made(TimedOut, key=text, holder=text, label=text))
-    event_log.write(made(AtRisk, key=text, cause=text))
-    event_log.write(made(EVENTS["forced"], key=text, by=text, holder=text))
-    for record in caplog.records:
+    engine = f"memory://{uuid.uuid4().hex}"
+    event_log.write(made(TimedOut, engine=engine, key=text, holder=text, label=text))
+    event_log.write(made(AtRisk, engine=engine, key=text, cause=text))
+    event_log.write(made(EVENTS["forced"], engine=engine, key=text, by=text, holder=text))
+    written = records(caplog, engine)
+    assert len(written) == 3
+    for record in written:
         message = record.getMessage()
         assert message.isprintable()
         assert message.count(repr(text)) >= 1
@@ -163,17 +186,19 @@ def test_nobody_can_forge_a_line(text: str, caplog: pytest.LogCaptureFixture) ->
 
 def test_a_line_is_not_without_end(caplog: pytest.LogCaptureFixture) -> None:
     """However long a key, a label or a cause is, its line is short."""
-    event_log.write(made(AtRisk, key="k" * 512, cause="c" * 100_000))
-    (record,) = caplog.records
+    event = made(AtRisk, key="k" * 512, cause="c" * 100_000)
+    event_log.write(event)
+    (record,) = records(caplog, event.engine)
     assert len(record.getMessage()) < 1000
 
 
 def test_a_dead_server_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     """Requests to a server that is down are one warning, and it is told when it is back."""
     with Server() as server:
-        url = server.url(recovery="off", timeout=0.2)
-        with Locks.from_url(url, wait=0.2) as locks:
+        url = server.url(recovery="off", timeout=PATIENCE)
+        with Locks.from_url(url, wait=0) as locks:
             locks.acquire("a").release()
+            engine = locks.engine
             server.kill()
             for _ in range(3):
                 with pytest.raises(EngineUnavailable):
@@ -182,11 +207,8 @@ def test_a_dead_server_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
                 locks.ping()
             server.start()
             eventually(locks.ping, despite=EngineUnavailable)
-    lines = [
-        each
-        for each in caplog.records
-        if each.__dict__.get("event") in ("unavailable", "available")
-    ]
+    outage = ("unavailable", "available")
+    lines = [each for each in records(caplog, engine) if each.__dict__["event"] in outage]
     assert [each.levelname for each in lines] == ["WARNING", "INFO"]
     assert "does not answer" in lines[0].getMessage()
     assert lines[1].__dict__["requests"] >= 4
@@ -200,8 +222,7 @@ def test_levels_may_change_at_any_time(
     engine = f"memory://{uuid.uuid4().hex}"
 
     def logged() -> list[str]:
-        facts = [each.__dict__ for each in caplog.records]
-        return [each["event"] for each in facts if each.get("engine") == engine]
+        return [each.__dict__["event"] for each in records(caplog, engine)]
 
     caplog.set_level(logging.NOTSET, "weblock")
     caplog.set_level(logging.WARNING, logger)

@@ -21,7 +21,7 @@ import pytest
 
 from tests.support.events import Heard
 from tests.support.forks import needs_fork
-from tests.support.waiting import PATIENCE, eventually
+from tests.support.waiting import PATIENCE, eventually, until_renewed
 from weblock import (
     AsyncLocks,
     ConfigurationError,
@@ -33,6 +33,7 @@ from weblock import (
     observe,
 )
 from weblock._core import observers, telling
+from weblock._platform.logs import Seldom
 from weblock._runtime import event_log, observing
 from weblock.events import EVENTS, Acquired, Answered, Available, Event, Lost, NotRenewed, Released
 
@@ -54,14 +55,13 @@ def stuck() -> Iterator[Callable[[Event], None]]:
 def test_a_slow_observer_holds_up_nobody(url: str, stuck: Callable[[Event], None]) -> None:
     """While an observer does not return, locks are acquired, renewed and lost in time, and others hear of it."""
     heard: list[Event] = []
-    with Locks.from_url(url, observers=[stuck, heard.append], ttl=0.3) as locks:
-        lease = locks.acquire("renewed")
-        lost = locks.acquire("lost", renew=False)
+    with Locks.from_url(url, observers=[stuck, heard.append]) as locks:
+        lease = locks.acquire("renewed", ttl=3)
+        lost = locks.acquire("lost", renew=False, ttl=0.3)
         told = threading.Event()
         lost.on_lost(told.set)
         assert told.wait(PATIENCE)
-        time.sleep(0.4)
-        lease.check()
+        until_renewed(lease.remaining)
         lease.release()
         eventually(lambda: [type(each) for each in heard] == [Acquired, Acquired, Lost, Released])
 
@@ -81,7 +81,7 @@ def test_an_observer_that_raises_is_logged_and_called_again(
         for _ in range(3):
             locks.acquire("a").release()
         eventually(lambda: len(called) == 12)
-    failures = [each for each in caplog.records if "an observer failed" in each.message]
+    failures = [each for each in caplog.records if repr(fail) in each.message]
     assert len(failures) == 2
 
 
@@ -93,6 +93,7 @@ def test_events_beyond_what_a_slow_observer_may_leave_are_dropped(
 ) -> None:
     """A slow observer costs bounded memory, and a warning says that it misses events."""
     monkeypatch.setattr(observing, "MOST_UNTOLD", 10)
+    monkeypatch.setattr(observing, "_too_slow", Seldom(60.0))  # No other test has been told yet.
     observer = Observer(stuck)
     with Locks.from_url(url, observers=[observer]) as locks:
         for _ in range(20):
@@ -315,6 +316,7 @@ def test_what_nobody_wants_costs_no_call(face: type[Locks | AsyncLocks], url: st
     assert not logging.getLogger("weblock").isEnabledFor(logging.DEBUG)
     with once_at_a_time(face, url) as acquire_and_release:
         acquire_and_release()
+        gc.collect()  # Else what other tests have left may be finalized meanwhile.
         sys.setprofile(note)
         try:
             acquire_and_release()
