@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ import pytest
 from django.core.cache.backends.locmem import LocMemCache
 
 from tests.servers import fresh_url
+from tests.support.renewals import renewed
 from tests.support.waiting import eventually
 from weblock import Locks
 
@@ -121,7 +121,7 @@ class TestSlow:
         assert computing.most_at_once == 2
 
     def test_the_lease_lasts(self, cache, locks) -> None:
-        """A lease is renewed while the work takes its time."""
-        computing = Computing(lasts=lambda: time.sleep(1.5))
-        all_miss(lambda: locks.cached("key", computing, expiry=60, cache=cache, ttl=1, wait=60), 2)
+        """A lease is renewed again and again while the work takes its time."""
+        computing = Computing(lasts=lambda: [renewed(locks) for _ in range(3)])
+        all_miss(lambda: locks.cached("key", computing, expiry=60, cache=cache, ttl=60, wait=60), 2)
         assert computing.calls == computing.most_at_once == 1

@@ -12,6 +12,7 @@ import pytest
 import redis.asyncio
 
 from tests.servers import fresh_url, shared
+from tests.support.renewals import hurry, renewed
 from tests.support.waiting import eventually
 from weblock import AsyncLocks, LeaseLost, Locks
 
@@ -51,12 +52,13 @@ def page(shown):
     return shown("heartbeat.md")
 
 
-def unawaited() -> list[str]:
-    """Coroutines that nobody has awaited are told of when they are collected."""
+def unawaited(coroutine: str) -> list[str]:
+    """Coroutines of this name that nobody has awaited are told of when they are collected."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         gc.collect()
-    return [str(each.message) for each in told if "never awaited" in str(each.message)]
+    messages = [str(each.message) for each in told]
+    return [each for each in messages if "never awaited" in each and coroutine in each]
 
 
 class Work:
@@ -98,7 +100,7 @@ class TestSkipping:
         async with locks.hold("nightly"):
             assert await asyncio.create_task(page.nightly(locks, work, "monday")) is None
         assert called == []
-        assert unawaited() == []
+        assert unawaited(work.__qualname__) == []
 
 
 class TestLosing:
@@ -122,26 +124,22 @@ class TestLosing:
     async def test_run_stops(self, locks) -> None:
         """Work whose lease is lost is cancelled, and says so."""
         work = Work()
-        running = asyncio.create_task(locks.run("work", work.run, ttl=0.5))
+        running = asyncio.create_task(locks.run("work", work.run, ttl=60))
         await work.began.wait()
         assert await locks.force_release("work")
+        hurry(locks)
         with pytest.raises(LeaseLost):
             await running
         assert work.cancelled
 
 
 class TestComputing:
-    async def compute(self) -> bool:
-        """Blocks the event loop for longer than the ttl, and says whether the lock is free then."""
-        time.sleep(1.5)  # noqa: ASYNC251 - that is the point
-        return True
-
     async def test_map_lock_loses_it(self, page, server) -> None:
         """A heartbeat on the same loop does not beat while the work computes."""
         free: list[bool] = []
 
         async def work() -> None:
-            await self.compute()
+            time.sleep(0.5)  # noqa: ASYNC251 - that is the point
             free.append(await server.get(KEY) is None)
 
         with pytest.raises(redis.exceptions.LockError):
@@ -150,7 +148,13 @@ class TestComputing:
 
     async def test_run_keeps_it(self, locks) -> None:
         """The keeper's thread does."""
-        assert await locks.run("work", self.compute, ttl=1)
+
+        async def work() -> bool:
+            for _ in range(3):
+                renewed(locks)  # It blocks the loop meanwhile.
+            return True
+
+        assert await locks.run("work", work, ttl=60)
 
 
 class TestOnce:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
 import redis
 
 from tests.servers import fresh_url
+from tests.support.renewals import renewed
 from tests.support.waiting import eventually
 from weblock import Locks
 
@@ -62,8 +62,8 @@ def test_a_guessed_timeout_lets_two_in(page, client) -> None:
 
 
 def test_a_lease_lasts_as_long_as_the_work(page) -> None:
-    """A lease of the same length is renewed, and one at a time is at work."""
-    section = Section(lambda: time.sleep(1.5))
-    with Locks.from_url(fresh_url(), ttl=1) as locks:
+    """A lease is renewed again and again while the work goes on, and one at a time is at work."""
+    with Locks.from_url(fresh_url(), ttl=60, wait=60) as locks:
+        section = Section(lambda: [renewed(locks) for _ in range(3)])
         two(lambda: page.create_item_alone(locks, section.work))
     assert section.most == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.renewals import end
 from tests.support.waiting import eventually, now
 from weblock import AlreadyHeld, InvalidKey, LockTimeout
 
@@ -233,12 +234,14 @@ def test_the_block_passes_the_lease_and_the_result(locks, face, one, waiting) ->
     assert waiting("key") is None
 
 
-def test_a_hold_may_be_shared(locks, face, one, other) -> None:
+def test_a_hold_may_be_shared(locks, face, one, other, probe) -> None:
     """Of those who share one ``hold``, each ends just its own lease, also one that was lost."""
-    shared = locks.hold("key", ttl=0.3, renew=False)
+    shared = locks.hold("key", ttl=60, renew=False)
     enter, leave = ("__enter__", "__exit__") if face.name == "sync" else ("__aenter__", "__aexit__")
     lost = one.do(getattr(shared, enter))
-    eventually(lambda: not lost.held)
+    end(locks, lost)
+    assert probe.force_release("key")
+    assert not lost.held
     mine = other.do(locks.acquire, "other")
     theirs = other.do(getattr(shared, enter))
     with pytest.raises(Exception, match="lost"):

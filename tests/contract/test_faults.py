@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from tests.support.forks import needs_fork
@@ -42,7 +40,8 @@ def test_a_killed_holder(promises, locks, one, puppet, waiting) -> None:
     holder = puppet(ttl=ttl)
     fence = holder.do("acquire", "key")["fence"]
     waiter = one.begin(locks.acquire, "key", wait=None)
-    eventually(lambda: waiting("key") == 1)
+    # Where a machine kept the holder from renewing its lease, the waiter has got the key already.
+    eventually(lambda: waiting("key") == 1 or waiter.done())
     holder.kill()
     lease = waiter.result(LONG / 3)
     assert lease.fence > fence
@@ -167,17 +166,17 @@ def test_a_fork_in_the_middle(locks, one, puppet) -> None:
 
 @needs_fork
 def test_a_fork_after_the_engine_was_opened(locks, one, puppet) -> None:
-    """A child of a preloading server keeps its own lease for longer than its ttl, and takes it along."""
-    parent = puppet(ttl=1)
+    """A child of a preloading server has its own lease renewed, and takes along what nobody renews."""
+    parent = puppet(ttl=LONG)
     parent.do("acquire", "key")
     parent.do("release")
     parent.do("fork")
     assert parent.do("child", "acquire", "key")["fence"] > 0
-    until = now() + 2
-    while now() < until:
-        assert one.do(locks.try_acquire, "key") is None
-        time.sleep(0.05)
+    assert parent.do("child", "renewed") == {}
+    assert one.do(locks.try_acquire, "key") is None
     assert parent.do("acquire", "key", wait=0)["error"] == "LockTimeout"
+    assert parent.do("child", "release").keys() == {"at"}
+    assert parent.do("child", "acquire", "key", ttl=1)["fence"] > 0
     parent.do("end_child")
     one.do(one.do(locks.acquire, "key", wait=LONG / 3).release)
 

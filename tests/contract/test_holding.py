@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import threading
-import time
 from datetime import timedelta
 
 import pytest
 
+from tests.support.renewals import end, renewed
 from tests.support.waiting import PATIENCE, eventually, now
 from weblock import LeaseLost
-
-from .renewals import renewed
 
 TTL = 1.0
 
 
 @pytest.mark.promise("locks")
-@pytest.mark.costly
 def test_a_busy_holder_keeps_its_lease(locks, one, probe) -> None:
-    """A holder that blocks its thread or its event loop for longer than its ttl holds on."""
-    ttl = 2 * TTL  # A third of it must do for a renewal, also where all processors are busy.
-    lease = one.do(locks.acquire, "key", ttl=ttl)
-    until = now() + 1.5 * ttl
-    blocked = one.begin(time.sleep, 1.5 * ttl)
-    while now() < until:
-        assert probe.try_acquire("key") is None
-        time.sleep(ttl / 20)
-    blocked.result(30)
+    """A holder that blocks its thread or its event loop is renewed again and again."""
+    lease = one.do(locks.acquire, "key", ttl=60)
+    blocks, go_on = threading.Event(), threading.Event()
+    blocked = one.begin(lambda: blocks.set() or go_on.wait(PATIENCE))
+    assert blocks.wait(PATIENCE)
+    for _ in range(3):
+        renewed(locks, lease)
+    assert probe.try_acquire("key") is None
+    go_on.set()
+    assert blocked.result(PATIENCE)
     lease.check()
     one.do(lease.release)
 
@@ -74,14 +72,13 @@ def test_check_after_release(locks, one) -> None:
 
 
 @pytest.mark.promise("locks")
-def test_extend_pushes_the_deadline_out(locks, one, other) -> None:
-    """An extended lease outlives its ttl without any renewal."""
-    lease = one.do(locks.acquire, "key", ttl=TTL, renew=False)
+def test_extend_pushes_the_deadline_out(locks, one, other, probe) -> None:
+    """An extended lease outlives its ttl without any renewal, in its holder's eyes and the engine's."""
+    lease = one.do(locks.acquire, "key", ttl=10, renew=False)
     asked = now()
-    one.do(lease.extend, timedelta(seconds=60))
-    assert now() + lease.remaining() > asked + 60 * 0.98
-    ended = now() + TTL
-    eventually(lambda: now() > ended)
+    one.do(lease.extend, timedelta(seconds=3600))
+    assert now() + lease.remaining() > asked + 3600 * 0.98
+    assert now() + probe.inspect("key").remaining > asked + 3600 * 0.98
     assert other.do(locks.try_acquire, "key") is None
     one.do(lease.release)
 
@@ -180,14 +177,17 @@ def test_on_lost_is_told_once(locks, face, one) -> None:
 
 
 def test_on_lost_is_not_told_of_a_release(locks, one, other) -> None:
-    """A lease that is given back in time was not lost."""
+    """A lease that is given back in time was not lost, also when its ttl is over."""
     calls: list[str] = []
-    lease = one.do(locks.acquire, "key", ttl=0.3, renew=False)
-    one.do(lease.on_lost, lambda: calls.append("lost"))
+    lease = one.do(locks.acquire, "key", ttl=60)
+    one.do(lease.on_lost, lambda: calls.append("the first was lost"))
     one.do(lease.release)
-    later = other.do(locks.acquire, "key", ttl=0.3, renew=False)
-    eventually(lambda: not later.held)
-    assert calls == []
+    later = other.do(locks.acquire, "key", ttl=60)
+    other.do(later.on_lost, lambda: calls.append("the second was lost"))
+    end(locks, lease)
+    end(locks, later)
+    eventually(lambda: calls)
+    assert calls == ["the second was lost"]
 
 
 def test_a_callback_that_fails_harms_nobody(locks, one, other) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.renewals import hurry
 from tests.support.waiting import PATIENCE, eventually
 from weblock import (
     AsyncLocks,
@@ -19,8 +20,6 @@ from weblock import (
     Locks,
     LockTimeout,
 )
-
-from .renewals import hurry
 
 LONG = 60.0
 """A ttl that no test waits for: whoever had to would fail."""

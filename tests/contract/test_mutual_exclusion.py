@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import PATIENCE
+
 from .engines import Promises
 from .history import Counter, fences_out_of_order, overlaps, read_journals
 from .puppets import Worker
@@ -28,7 +30,7 @@ def test_thousands_of_sections_of_threads_tasks_and_processes(
             assert worker.hear() == "ready"
         for worker in workers:
             worker.say("go")
-        done = sum(worker.hear(within=100)["done"] for worker in workers)
+        done = sum(worker.hear(within=2 * PATIENCE)["done"] for worker in workers)
     finally:
         for worker in workers:
             worker.close()

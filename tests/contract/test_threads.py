@@ -10,9 +10,8 @@ import threading
 
 import pytest
 
+from tests.support.renewals import renewed
 from tests.support.waiting import eventually
-
-from .renewals import renewed
 
 TTL = 60.0
 """Seconds, longer than any machine lets a thread wait."""

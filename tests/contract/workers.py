@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.support.renewals import renewed
 from tests.support.waiting import PATIENCE
 from weblock import AsyncLocks, Locks, WeblockError
 from weblock._runtime.clock import now
@@ -66,6 +67,11 @@ class Strings:
     def release(self) -> dict[str, Any]:
         self.actor.do(self.lease.release)
         return {"at": now()}
+
+    def renewed(self) -> dict[str, Any]:
+        """Returns when its keeper has renewed the lease, which it does now."""
+        renewed(self.locks, self.lease)
+        return {}
 
     def check(self) -> dict[str, Any]:
         self.lease.check()

@@ -165,7 +165,7 @@ async def test_a_turn_that_came_while_the_loop_was_blocked_is_taken(engine: Step
     with Locks(engine, ttl=TTL) as others:
         async with AsyncLocks(engine, ttl=TTL) as locks:
             lease = others.acquire("k")
-            waiter = asyncio.create_task(locks.acquire("k", wait=0.5))
+            waiter = asyncio.create_task(locks.acquire("k", wait=HANDOFF))
             await asyncio.to_thread(eventually, lambda: others.inspect("k").waiters)  # type: ignore[union-attr]
             lease.release()
             handed_over = now()

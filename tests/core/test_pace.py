@@ -6,6 +6,8 @@ import pytest
 
 from weblock import AsyncLocks, LockTimeout
 from weblock._core.pace import Pace
+from weblock._core.ports import Ask
+from weblock._runtime.clock import now
 
 
 @pytest.mark.parametrize(
@@ -22,8 +24,8 @@ from weblock._core.pace import Pace
 def test_the_pace_of_a_queue_tells_when_it_is_ones_turn(seen, hint):
     """So many seconds for each place so far; the rest of the lease where nothing has moved."""
     pace = Pace()
-    for place, now in seen:
-        pace.saw(place, now)
+    for place, when in seen:
+        pace.saw(place, when)
     assert pace.until_its_turn(7.0) == hint
     assert pace.place == (seen[-1][0] if seen else None)
 
@@ -34,11 +36,16 @@ async def test_who_gives_up_in_a_queue_that_moves_knows_its_place():
         holder = await locks.acquire("x")
         others = [asyncio.create_task(locks.acquire("x", wait=None)) for _ in range(2)]
         await asyncio.sleep(0)
-        patient = asyncio.create_task(locks.acquire("x", wait=2.5))
+        patient = asyncio.create_task(locks.acquire("x", wait=300))
         while len((await locks.inspect("x")).waiters) < 3:  # noqa: ASYNC110 - the engine rings nobody
             await asyncio.sleep(0.01)
         await holder.release()
         lease = await others[0]
+        *_, place = locks._locker.keeper._kept.values()
+        while place._pace.place != 1:  # noqa: ASYNC110 - a heartbeat tells it
+            await asyncio.sleep(0.01)
+        place._give_up_at = now()
+        place._bell.ring(Ask())
         with pytest.raises(LockTimeout) as refused:
             await patient
         await lease.release()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import select
 import socket
 import sys
@@ -49,9 +51,10 @@ def test_the_end_of_a_connection_can_be_read(poll, pair) -> None:
 def test_a_closed_descriptor_is_returned(poll, pair) -> None:
     """A descriptor that was closed does not look as if nothing had come: reading it fails."""
     ours, _theirs = pair
-    fd = ours.fileno()
+    # A number that no other thread of this process is given meanwhile: it would be the lowest.
+    fd = fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, 900)
     poll.register(fd, READABLE)
-    ours.close()
+    os.close(fd)
     assert [each for each, _events in poll.poll(0)] == [fd]
 
 
