@@ -18,7 +18,9 @@ MAX_LENGTH: Final = 512
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029]")
 _NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
-_NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_-]*)?)(?::([a-z]+))?")
+_NAME = re.compile(
+    r"([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_-]*)?|0|[1-9][0-9]?)(?::([a-z]+))?"
+)
 _UNRESERVED: Final = "-._~"
 _KINDS: Final = ("path", "query", "header")
 
@@ -178,6 +180,11 @@ class KeyTemplate:
         the query string and the headers. Raises ``ConfigurationError`` for another prefix.
         """
         for name in self.names:
+            if name.isdecimal():
+                raise ConfigurationError(
+                    f"key template {self.text!r} has {{{name}}}: the values of a request have names,"
+                    " not places: write a name like {item_id}"
+                )
             if name not in self.sources:
                 raise ConfigurationError(
                     f"key template {self.text!r} has {{{name}}}: before the dot of a request's key"
@@ -189,11 +196,15 @@ class KeyTemplate:
     def for_call_of(self, function: Callable[..., object]) -> CallKey:
         """Return a function that makes a key from the arguments of a call of ``function``.
 
-        Raises ``ConfigurationError`` if the template names a parameter that it does not have.
+        ``{0}`` is the first argument, however it is passed. Raises ``ConfigurationError`` if the
+        template names a parameter that the function does not have.
         """
         signature = inspect.signature(function)
+        places = [name for name in self.names if name.isdecimal()]
         for name in self.names:
-            if name not in signature.parameters:
+            if not (
+                _has_place(signature, name) if name in places else name in signature.parameters
+            ):
                 there = ", ".join(signature.parameters) or "none"
                 raise ConfigurationError(
                     f"key template {self.text!r} needs {name!r}, which is no parameter of"
@@ -203,7 +214,10 @@ class KeyTemplate:
         def key_of(args: tuple[object, ...], kwargs: dict[str, object]) -> str:
             call = signature.bind(*args, **kwargs)
             call.apply_defaults()
-            return self.fill(call.arguments)
+            values: dict[str, object] = call.arguments
+            if places:
+                values = {**values, **{str(place): value for place, value in enumerate(call.args)}}
+            return self.fill(values)
 
         constant = Key._of(self.text, self.text)  # noqa: SLF001 - of the same module
         return key_of if self.names else lambda _args, _kwargs: constant
@@ -247,9 +261,18 @@ def _place(text: str, piece: str) -> tuple[str, str]:
     return name, converter
 
 
+def _has_place(signature: inspect.Signature, place: str) -> bool:
+    """Return whether a function takes a positional argument of that number."""
+    kinds = [each.kind for each in signature.parameters.values()]
+    positional = kinds.count(inspect.Parameter.POSITIONAL_ONLY) + kinds.count(
+        inspect.Parameter.POSITIONAL_OR_KEYWORD
+    )
+    return int(place) < positional or inspect.Parameter.VAR_POSITIONAL in kinds
+
+
 def _source(name: str) -> Source | None:
     kind, dot, rest = name.rpartition(".")
-    if dot and kind not in _KINDS:
+    if name.isdecimal() or (dot and kind not in _KINDS):
         return None
     return Source(kind or "path", rest.lower() if kind == "header" else rest)
 

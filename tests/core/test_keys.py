@@ -107,7 +107,7 @@ def test_what_is_not_named_is_not_used() -> None:
         ("item:item_id}", "unmatched brace"),
         ("item:{{item_id}}", "unmatched brace"),
         ("item:{}", "a name like"),
-        ("item:{0}", "a name like"),
+        ("item:{007}", "a name like"),
         ("item:{a b}", "a name like"),
         ("item:{a!r}", "a name like"),
         ("item:{a:>10}", "a name like"),
@@ -154,6 +154,24 @@ def test_a_template_names_parameters() -> None:
         KeyTemplate.parse("{items}").for_call_of(function)
     with pytest.raises(TypeError, match="missing a required argument"):
         key_of((), {})
+
+
+def test_a_template_names_places() -> None:
+    """``{0}`` is the first argument of a call, also where it is passed by name or left out."""
+
+    def function(item: int, shop: str = "main", *rest: int, flag: bool = False) -> None: ...
+
+    key_of = KeyTemplate.parse("{1}/{0}").for_call_of(function)
+    assert key_of((7,), {}) == key_of((), {"item": 7}) == "main/7"
+    assert (
+        KeyTemplate.parse("{2:int}/{flag}").for_call_of(function)((7, "x", "08"), {}) == "8/False"
+    )
+    with pytest.raises(InvalidKey, match="needs '2'"):
+        KeyTemplate.parse("{2}").for_call_of(function)((7,), {})
+    with pytest.raises(ConfigurationError, match="needs '1', which is no parameter"):
+        KeyTemplate.parse("{1}").for_call_of(lambda item, *, flag=False: None)
+    with pytest.raises(ConfigurationError, match=r"have names, not places: .* like \{item_id\}"):
+        KeyTemplate.parse("item:{0}").in_request()
 
 
 @pytest.mark.parametrize(

@@ -45,13 +45,17 @@ class RequestLeases(Generic[L]):
     while_waiting: Callable[[], object] | None = None
     """Called now and then while the request waits in a thread; what it raises ends the wait."""
 
-    def __init__(self, method: str, path: str) -> None:
+    def __init__(self, method: str, path: str, within: RequestLeases[L] | None = None) -> None:
+        """``within`` is what this is a part of: its keys are not acquired again, nor released here."""
         self.leases: list[L] = []
         """In the order in which they were acquired."""
         self._by_key: dict[tuple[object, str], L] = {}
+        if within:
+            self._by_key.update(within._by_key)  # noqa: SLF001 - of the same class
         self._method = method
         self._path = path
-        self.flow: Final = object()  # Nothing more: a task may keep its context for long.
+        # An object and nothing more: a task may keep its context for long.
+        self.flow: Final[object] = within.flow if within else object()
         """What ``part_of`` is for all that runs for the request.
 
         None of it can wait for what the request holds: that would be to wait for itself.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 from urllib.parse import parse_qsl
@@ -62,6 +63,16 @@ def _host_name(header: str) -> str:
     """
     name, bracket, _ = header.strip().lower().partition("]")
     return name + bracket if bracket else name.partition(":")[0].removesuffix(".")
+
+
+def wanted_by(
+    function: Callable[..., object], values: Mapping[str, object]
+) -> Mapping[str, object]:
+    """Return those of the values that a key function names as parameters; all, if it takes any."""
+    parameters = inspect.signature(function).parameters
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return values
+    return {name: values[name] for name in parameters if name in values}
 
 
 def keys_made_by(function: Callable[..., object], made: object) -> list[CheckedKey]:

@@ -12,8 +12,8 @@ from flask import Flask, current_app
 from ..._options import HoldOptions, LocksOptions
 from ...errors import ConfigurationError
 from ...sync import Locks
+from ..settings import opened
 from ..wsgi import RequestLayer, Rewrite
-from ..wsgi.layer import opened
 from .answers import answer_errors
 from .commands import commands
 from .database import Database

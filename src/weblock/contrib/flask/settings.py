@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from ..._options import LocksOptions, seconds
 from ...errors import ConfigurationError
-from ...sync import Locks
 from ..guarding import LOCK_WAIT
+from ..settings import Wanted, configured
 from ..wsgi import Rewrite
 
 PREFIX: Final = "WEBLOCK_"
-
-OPTIONS: Final = tuple(name.upper() for name in LocksOptions.__annotations__)
-"""What ``LocksOptions`` lists, in the upper case of settings."""
-
-OTHERS: Final = ("URL", "REWRITE", "GUARD", "GUARD_WAIT")
 
 LEASE: Final = "lease"
 DATABASE: Final = "database"
@@ -30,7 +25,7 @@ class Settings:
     ``guard_wait`` is in seconds, or ``None`` where the leases alone are checked before a COMMIT.
     """
 
-    locks: Locks | str | Sequence[str] | None
+    locks: Wanted
     options: LocksOptions
     rewrite: Rewrite | None
     guard_wait: float | None = None
@@ -38,33 +33,24 @@ class Settings:
     def with_config(self, config: Mapping[str, Any]) -> Settings:
         """Return the settings of an application. Raises ``ConfigurationError``."""
         given = {
-            name.removeprefix(PREFIX): value
+            name.removeprefix(PREFIX).lower(): value
             for name, value in config.items()
             if name.startswith(PREFIX)
         }
-        for name in given:
-            if name not in (*OTHERS, *OPTIONS):
-                there = ", ".join(PREFIX + known for known in (*OTHERS, *OPTIONS))
-                raise ConfigurationError(f"app.config has {PREFIX}{name:.80}; there is {there}")
-        options = {name.lower(): given[name] for name in OPTIONS if name in given}
+        locks, options = configured(
+            self.locks,
+            self.options,
+            given,
+            spell=lambda name: PREFIX + name.upper(),
+            others=("rewrite", "guard", "guard_wait"),
+        )
         return replace(
             self,
-            locks=self._locks(given),
-            options=cast("LocksOptions", {**self.options, **options}),
-            rewrite=_function(given.get("REWRITE", self.rewrite)),
+            locks=locks,
+            options=options,
+            rewrite=_function(given.get("rewrite", self.rewrite)),
             guard_wait=_guard_wait(given),
         )
-
-    def _locks(self, given: Mapping[str, Any]) -> Locks | str | Sequence[str] | None:
-        if "URL" not in given:
-            return self.locks
-        if isinstance(self.locks, Locks):
-            raise ConfigurationError(
-                f"app.config has {PREFIX}URL, but WebLock was given locks that are open already: give"
-                " one of them"
-            )
-        url: str | Sequence[str] | None = given["URL"]
-        return url
 
 
 def _function(rewrite: Rewrite | None) -> Rewrite | None:
@@ -74,13 +60,13 @@ def _function(rewrite: Rewrite | None) -> Rewrite | None:
 
 
 def _guard_wait(given: Mapping[str, Any]) -> float | None:
-    kind = given.get("GUARD", LEASE)
+    kind = given.get("guard", LEASE)
     if kind not in (LEASE, DATABASE):
         raise ConfigurationError(
             f"{PREFIX}GUARD is {kind!r:.80}: {LEASE!r} or {DATABASE!r} is wanted"
         )
     if kind == DATABASE:
-        return seconds(f"{PREFIX}GUARD_WAIT", given.get("GUARD_WAIT", LOCK_WAIT), least=0.001)
-    if "GUARD_WAIT" in given:
+        return seconds(f"{PREFIX}GUARD_WAIT", given.get("guard_wait", LOCK_WAIT), least=0.001)
+    if "guard_wait" in given:
         raise ConfigurationError(f"app.config has {PREFIX}GUARD_WAIT without GUARD={DATABASE!r}")
     return None

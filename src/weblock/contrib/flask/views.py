@@ -15,7 +15,7 @@ from ..._options import HoldOptions, Options
 from ...errors import ConfigurationError
 from ...keys import CheckedKey, KeyTemplate, in_order
 from ...sync import Lease
-from ..request_values import keys_made_by, request_values
+from ..request_values import keys_made_by, request_values, wanted_by
 from ..wsgi import RequestLocks, request_locks
 from ..wsgi.target import headers_of, query_of
 from .database import Database
@@ -59,7 +59,7 @@ class Lock:
             if isinstance(key, KeyTemplate):
                 found.append(key.fill(_values(key, values)))
             else:
-                made = current_app.ensure_sync(key)(**_wanted_by(key, values))
+                made = current_app.ensure_sync(key)(**wanted_by(key, values))
                 found += keys_made_by(key, made)
         return in_order(found)
 
@@ -173,14 +173,6 @@ def _values(template: KeyTemplate, values: Mapping[str, object]) -> Mapping[str,
     return request_values(
         template, path=values, query=query_of(environ), headers=headers_of(environ)
     )
-
-
-def _wanted_by(function: KeyFunction, values: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the arguments of the view that a key function names; all, if it takes any."""
-    parameters = inspect.signature(function).parameters
-    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-        return values
-    return {name: values[name] for name in parameters if name in values}
 
 
 def _defaults_of(view: Callable[..., Any]) -> dict[str, object]:

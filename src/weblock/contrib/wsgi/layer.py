@@ -8,15 +8,13 @@ have been reported as done.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Self
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from ..._options import LocksOptions
 from ..._platform.logs import logger
 from ..._runtime.blocking import drive
 from ..._runtime.clock import part_of
-from ...aio import AsyncLocks
 from ...errors import LeaseLost
 from ...sync import Locks
 from .outbox import Outbox
@@ -173,17 +171,3 @@ class Work:
         finally:
             loss = drive(self._request.release())
         return loss
-
-
-def opened(locks: Locks | str | Sequence[str] | None, options: LocksOptions) -> Locks:
-    """Return the locks of an application, which are made here if only their engine is named."""
-    if isinstance(locks, Locks):
-        if options:
-            raise TypeError(f"give {', '.join(options)} to the Locks instead")
-        return locks
-    if isinstance(locks, AsyncLocks):
-        raise TypeError(
-            "an AsyncLocks is awaited, and a WSGI application waits in its thread: give"
-            " Locks.from_url(...), or the engine's URL"
-        )
-    return Locks.from_url(locks, **options)

@@ -12,7 +12,8 @@ from ...errors import ConfigurationError
 from ...keys import in_order
 from ...sync import Locks
 from ..rules import Match, Rule, RuleSet
-from .layer import RequestLayer, opened
+from ..settings import opened
+from .layer import RequestLayer
 from .problems import Rewrite, answer_of
 from .request import request_locks
 from .target import find, headers_of, query_of

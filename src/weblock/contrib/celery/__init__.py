@@ -1,0 +1,11 @@
+"""Celery: ``WebLock(app, "redis://...")``, then ``@app.task(lock="invoice:{0}")``."""
+
+from ..._requirements import require
+
+require("weblock.contrib.celery", "celery")
+
+from .extension import WebLock  # noqa: E402 - only what fits can be imported
+from .running import lease_of  # noqa: E402
+from .task import LockedTask  # noqa: E402
+
+__all__ = ["LockedTask", "WebLock", "lease_of"]

@@ -1,0 +1,545 @@
+"""``weblock.contrib.celery``, task by task, in this process: eager mode, and what a worker calls."""
+
+import contextvars
+import functools
+import gc
+import itertools
+import os
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+from celery import Celery, Task, shared_task
+from celery.exceptions import Ignore, Retry
+
+from tests.support.events import Heard
+from tests.support.waiting import PATIENCE, eventually, waiters
+from weblock import AlreadyHeld, ConfigurationError, LeaseLost, Locks, LockTimeout
+from weblock.contrib.celery import LockedTask, WebLock, lease_of
+from weblock.events import TimedOut
+
+numbers = itertools.count()
+
+
+@pytest.fixture
+def locks(url):
+    """Locks of this test's own."""
+    with Locks.from_url(url, wait=PATIENCE, label="worker") as locks:
+        yield locks
+
+
+@pytest.fixture
+def bare():
+    """An application without locks."""
+    app = Celery(f"shop{next(numbers)}", broker="memory://", set_as_current=False)
+    app.task = functools.partial(app.task, shared=False)  # Not in the applications of other tests.
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def app(bare, locks):
+    """An application with locks."""
+    WebLock(bare, locks)
+    return bare
+
+
+@contextmanager
+def held(locks, *keys, **options):
+    """Somebody else holds the keys."""
+    with ThreadPoolExecutor(1) as stranger:
+        lease = stranger.submit(locks.acquire, *keys, **options).result()
+        try:
+            yield lease
+        finally:
+            stranger.submit(lease.release).result()
+
+
+def keys_of(locks):
+    """What is held at this moment."""
+    return [info.key for info in locks.list()]
+
+
+def lose(lease):
+    """Has a lease lost, in a way that its holder notices at once."""
+    for holding in lease._holdings:
+        holding.lose("taken")
+
+
+class TestKeys:
+    @pytest.mark.parametrize(
+        ("lock", "expected"),
+        [
+            ("constant", ["constant"]),
+            ("invoice:{number}", ["invoice:7"]),
+            ("invoice:{0}", ["invoice:7"]),
+            ("{1}/{shop}/{0:int}", ["main/main/7"]),
+            (["b:{0}", "a:{shop}"], ["a:main", "b:7"]),
+            (lambda number: f"made:{number}", ["made:07"]),
+            (lambda **values: sorted(values), ["number", "shop"]),
+        ],
+        ids=["constant", "name", "place", "mixed", "several", "function", "function-of-all"],
+    )
+    def test_where_keys_come_from(self, app, locks, lock, expected):
+        """Arguments by name or place, with the defaults, however they are passed; or functions."""
+        number = "07" if callable(lock) or ":int" in str(lock) else 7
+
+        @app.task(lock=lock)
+        def pay(number, shop="main"):
+            assert list(lease_of().keys) == expected
+            return keys_of(locks)
+
+        for result in (
+            pay(number),
+            pay.apply((number,)).get(),
+            pay.apply((), {"number": number}).get(),
+        ):
+            assert result == expected
+        assert keys_of(locks) == []
+
+    def test_the_label_names_the_task(self, app, locks):
+        """Operators see which task holds a key, as Celery's log names it."""
+
+        @app.task(lock="a")
+        def pay():
+            return locks.inspect("a").holder
+
+        assert pay.apply(task_id="17").get() == f"worker {pay.name}[17]"
+        assert pay() == f"worker {pay.name}"
+
+    def test_a_method_as_the_key(self, app, locks):
+        """A class may make its keys in a method, which takes ``self``."""
+
+        class Pay(app.Task):
+            name = "pay"
+
+            def lock(self, number):
+                return f"{self.name}:{number}"
+
+            def run(self, number):
+                return keys_of(locks)
+
+        assert app.register_task(Pay()).apply((7,)).get() == ["pay:7"]
+
+
+class TestTasks:
+    def test_every_kind_of_task(self, app, locks):
+        """Bound, shared and class-based ones, of a base, a mixin, and one that retries by itself."""
+
+        class Own(Task):
+            def __call__(self, *args, **kwargs):
+                return self.run(*args, **kwargs)
+
+        class Base(LockedTask):
+            abstract = True
+            lock = "base:{0}"
+
+        class Mixin:
+            def run(self, number):
+                return keys_of(locks)
+
+        class Mixed(Mixin, Base, Own):
+            name = "mixed"
+
+        @app.task(bind=True, lock="bound:{0}")
+        def bound(self, number):
+            assert self.request.args == (number,)
+            return keys_of(locks)
+
+        @shared_task(name=f"shared-{app.main}", lock="shared:{number}", typing=False)
+        def shared(number):
+            return keys_of(locks)
+
+        @app.task(base=Base)
+        def based(number):
+            return keys_of(locks)
+
+        @app.task(lock="again:{0}", autoretry_for=(OSError,), retry_kwargs={"countdown": 0})
+        def again(number, failures=[]):  # noqa: B006 - what the attempts have in common
+            failures.append(keys_of(locks))
+            if len(failures) < 3:
+                raise OSError
+            return failures
+
+        assert bound.apply((7,)).get() == ["bound:7"]
+        assert app.tasks[shared.name].apply((7,)).get() == ["shared:7"]
+        assert based.apply((7,)).get() == ["base:7"]
+        assert app.register_task(Mixed()).apply((7,)).get() == ["base:7"]
+        assert again.apply((7,)).get() == [["again:7"]] * 3
+        assert keys_of(locks) == []
+
+    def test_a_run_that_calls_the_one_it_overrides(self, app, locks):
+        """The lock is that of the class, and is acquired once; for other arguments, again."""
+
+        class Parent(app.Task):
+            lock = "parent"
+
+            def run(self, amount):
+                return [(amount, keys_of(locks))]
+
+        class Child(Parent):
+            name = "child"
+            lock = "child:{number}"
+
+            def run(self, number, amount):
+                return super().run(amount) + (self.run(number - 1, amount) if number else [])
+
+        ran = app.register_task(Child()).apply((1, 5)).get()
+        assert ran == [(5, ["child:1"]), (5, ["child:0", "child:1"])]
+
+    def test_without_a_lock_nothing_changes(self, app, bare, locks):
+        """Tasks that name no lock, Celery's own among them, have no lease."""
+
+        @app.task
+        def free():
+            with pytest.raises(ConfigurationError, match="no task holds a lock"):
+                lease_of()
+            return keys_of(locks)
+
+        assert free.apply().get() == []
+
+    def test_settings_may_add_a_lock(self, app, locks):
+        """``task_annotations`` say it of a task that cannot be changed."""
+        app.conf.task_annotations = {"theirs": {"lock": "theirs:{0}"}}
+
+        @app.task(name="theirs")
+        def theirs(number):
+            return keys_of(locks)
+
+        assert theirs.apply((7,)).get() == ["theirs:7"]
+
+    def test_a_function_that_retries_is_not_in_the_lock_of_its_next_attempt(self, app, locks):
+        """``self.retry`` ends the lock, too."""
+
+        @app.task(bind=True, lock="a", max_retries=2)
+        def pay(self):
+            if self.request.retries < 2:
+                raise self.retry(countdown=0)
+            return keys_of(locks), self.request.retries
+
+        assert pay.apply().get() == (["a"], 2)
+        assert keys_of(locks) == []
+
+
+class TestBusy:
+    def test_waiting(self, app, locks):
+        """By default a task waits its turn; when that takes too long, it fails."""
+
+        @app.task(lock="a")
+        def patient():
+            return "ran"
+
+        @app.task(lock="a", wait=0.01)
+        def hasty():
+            raise AssertionError
+
+        with ThreadPoolExecutor(1) as thread:
+            with held(locks, "a"):
+                assert isinstance(hasty.apply().result, LockTimeout)
+                turn = thread.submit(patient.apply)
+                eventually(lambda: waiters(locks, "a") == 1)
+            assert turn.result().get() == "ran"
+
+    def test_what_fails_on_a_busy_key_may_retry_by_itself(self, app, locks):
+        """``autoretry_for`` sees the errors of the lock."""
+        attempts = []
+
+        @app.task(bind=True, lock="a", wait=0, autoretry_for=(LockTimeout,), max_retries=2)
+        def pay(self): ...
+
+        def before_start(self, *_):
+            attempts.append(self.request.retries)
+
+        type(pay._get_current_object()).before_start = before_start
+        with held(locks, "a"):
+            assert isinstance(pay.apply().result, LockTimeout)
+        assert attempts == [0, 1, 2]
+
+    def test_skipping(self, app, locks, caplog):
+        """It is ignored, which the log says with the reason, and an event with the holder."""
+        caplog.set_level("INFO", "weblock")
+        heard = Heard()
+        locks.observe(heard.observer)
+
+        @app.task(lock="skipped:{0}", on_busy="skip")
+        def pay(number):
+            return "ran"
+
+        with held(locks, "skipped:7", label="another"):
+            assert pay.apply((7,), task_id="17").state == "IGNORED"
+            assert pay(7) is None
+            assert pay.apply((8,)).get() == "ran"
+        assert [event.holder for event in heard.of(TimedOut)] == ["another"] * 2
+        told = [record.getMessage() for record in caplog.records]
+        assert any(f"task {pay.name}[17] is skipped: lock 'skipped:7'" in line for line in told)
+
+    def test_a_chord_goes_on_without_the_tasks_that_are_skipped(self, app, locks):
+        """It would wait for an ignored one forever."""
+
+        @app.task(lock="a", on_busy="skip")
+        def part():
+            raise AssertionError
+
+        def run(**request):
+            part.push_request(id="1", called_directly=False, **request)
+            try:
+                return part.run()
+            finally:
+                part.pop_request()
+
+        with held(locks, "a"):
+            assert run(chord={"task": "body"}) is None
+            with pytest.raises(Ignore):
+                run()
+
+    @pytest.mark.parametrize("on_busy", ["skip", "wait"])
+    def test_a_task_is_not_skipped_because_of_itself(self, app, locks, on_busy):
+        """A delivery after its worker was killed waits for the lease of the first to end."""
+
+        @app.task(lock="a", on_busy=on_busy, wait=0, ttl=PATIENCE)
+        def pay():
+            return "ran"
+
+        with ThreadPoolExecutor(1) as thread:
+            with held(locks, "a", label=f"the one that died {pay.name}[17]"):
+                delivered = thread.submit(pay.apply, task_id="17")
+                eventually(lambda: waiters(locks, "a") == 1)
+                assert pay.apply(task_id="18").state in ("IGNORED", "FAILURE")
+            assert delivered.result().get() == "ran"
+
+    def test_retrying(self, app, locks):
+        """It is Celery's own retry, later, and fails with ``LockTimeout`` when there were enough."""
+
+        @app.task(lock="a", on_busy="retry", max_retries=3)
+        def pay(): ...
+
+        @app.task(lock="a", on_busy="retry", busy_countdown=17)
+        def later(): ...
+
+        def retry_of(task):
+            task.push_request(id="1", called_directly=False, is_eager=True, args=(), kwargs={})
+            try:
+                with pytest.raises(Retry) as retried:
+                    task.run()
+            finally:
+                task.pop_request()
+            return retried.value
+
+        with held(locks, "a"):
+            assert retry_of(later).when == 17
+            assert 1 <= retry_of(pay).when <= 1.5 * 11
+            assert isinstance(retry_of(pay).exc, LockTimeout)
+            assert isinstance(pay.apply().result, LockTimeout)
+            with pytest.raises(LockTimeout):
+                pay()
+        assert pay.apply().state == "SUCCESS"
+
+
+class TestNesting:
+    def test_a_task_in_a_task(self, app, locks):
+        """It runs under the lease that the outer one holds already, and gives back what is its own."""
+
+        @app.task(lock=["a", "c"])
+        def inner(name):
+            own, again = lease_of(), None
+            assert list(own.keys) == ["a", "c"]
+            assert keys_of(locks) == ["a", "b", "c"]
+            if name == "first":
+                again = inner.delay("second").result
+            own.check()
+            return own.fences["a"], again
+
+        @app.task(lock=["a", "b"])
+        def outer():
+            fence = lease_of().fences["a"]
+            ran = inner.apply(("first",)).result
+            assert ran == (fence, (fence, None))
+            assert inner("direct") == (fence, None)
+            assert keys_of(locks) == ["a", "b"]
+            return True
+
+        app.conf.task_always_eager = True
+        assert outer.delay().get()
+        assert keys_of(locks) == []
+
+    def test_a_task_does_not_wait_for_itself(self, app, locks):
+        """Code in a task that acquires the task's own key gets an error at once."""
+
+        @app.task(lock="a")
+        def pay():
+            locks.acquire("a")
+
+        assert isinstance(pay.apply().result, AlreadyHeld)
+
+    def test_what_outlives_a_task_is_not_inside_it(self, app, locks):
+        """A thread with the context of a task that has ended acquires for itself."""
+        contexts = []
+
+        @app.task(lock="a")
+        def pay():
+            contexts.append(contextvars.copy_context())
+            return keys_of(locks)
+
+        pay.apply()
+        assert contexts[0].run(pay) == ["a"]
+        with pytest.raises(ConfigurationError):
+            contexts[0].run(lease_of)
+
+
+class TestEnds:
+    def test_a_task_whose_lease_is_lost_fails(self, app, locks):
+        """Whatever it returns; another error stays what it is, with a note."""
+
+        @app.task(lock="a")
+        def pay(error=None):
+            lose(lease_of())
+            if error:
+                raise error
+            return "done"
+
+        assert isinstance(pay.apply().result, LeaseLost)
+        failed = pay.apply((KeyError("x"),)).result
+        assert isinstance(failed, KeyError)
+        assert "meanwhile, the lease of 'a'" in failed.__notes__[0]
+
+    def test_it_is_told_of_the_loss(self, app, locks):
+        """``on_lost`` is called while the task runs: a method, or a function of the task and the lease."""
+        told = threading.Event()
+        seen = []
+
+        def tell(task, lease):
+            seen.append((task.name, lease.key))
+            told.set()
+
+        @app.task(lock="a", on_lost=tell)
+        def pay():
+            lose(lease_of())
+            assert told.wait(PATIENCE)
+
+        assert isinstance(pay.apply().result, LeaseLost)
+        assert seen == [(pay.name, "a")]
+
+    def test_the_key_may_stay_taken(self, app, locks):
+        """``at_least`` is for schedulers whose clocks differ."""
+
+        @app.task(lock="a", at_least=3600, on_busy="skip")
+        def report():
+            return "done"
+
+        assert report.apply().get() == "done"
+        assert report.apply().state == "IGNORED"
+        assert locks.inspect("a").remaining > 60
+
+    def test_nothing_keeps_the_lease_of_a_task(self, app, locks):
+        """It is gone when the task is, though a callback knows it."""
+        leases = []
+
+        @app.task(lock="a", on_lost=lambda task, lease: None)
+        def pay():
+            leases.append(weakref.ref(lease_of()._holdings))
+
+        pay.apply()
+        gc.collect()
+        assert leases[0]() is None
+
+
+class TestWhatCannotWork:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"lock": "a:{other}"}, "no parameter of .*pay; there is: number"),
+            ({"lock": "a:{1}"}, "needs '1', which is no parameter"),
+            ({"lock": []}, "names no key"),
+            ({"lock": 7}, "must be a key"),
+            ({"on_busy": "never"}, "'wait', 'skip' or 'retry'"),
+            ({"ttl": "long"}, "ttl='long'"),
+            ({"wait": -1}, "wait=-1"),
+            ({"busy_countdown": -1}, "busy_countdown=-1"),
+            ({"at_least": "long"}, "at_least='long'"),
+        ],
+    )
+    def test_options(self, app, options, message):
+        """They are refused when the task is made."""
+        app.finalize()
+        with pytest.raises(ConfigurationError, match=message):
+
+            @app.task(**{"lock": "a", **options})
+            def pay(number): ...
+
+    def test_a_coroutine(self, app):
+        """Celery would run it when the lock is released."""
+        app.finalize()
+        with pytest.raises(TypeError, match="pay is async"):
+
+            @app.task(lock="a")
+            async def pay(): ...
+
+    def test_an_application_without_locks(self, bare):
+        """A task that wants a lock does not run without one."""
+
+        @bare.task(base=LockedTask, lock="a")
+        def pay(): ...
+
+        assert "WebLock(app" in str(pay.apply().result)
+
+    def test_a_base_that_does_not_lock(self, app):
+        """A task whose own base class would ignore its lock does not run."""
+
+        class Own(Task):
+            abstract = True
+
+        @app.task(base=Own, lock="a")
+        def pay(): ...
+
+        app.finalize()
+        refused = pay.apply().result
+        assert isinstance(refused, ConfigurationError)
+        assert "Own would ignore" in str(refused)
+
+    def test_an_application_twice(self, app, url):
+        """One application has one ``WebLock``, and the other way round."""
+        web = WebLock()
+        with pytest.raises(ConfigurationError, match="no application"):
+            _ = web.locks
+        with pytest.raises(ConfigurationError, match="already"):
+            web.init_app(app)
+
+
+class TestSettings:
+    def test_settings_go_first(self, bare, url):
+        """``app.conf`` decides, read when it is first needed, and with a prefix as Celery has it."""
+        web = WebLock(bare, "memory://not-this", ttl=3)
+        bare.config_from_object(
+            {"CELERY_WEBLOCK_URL": url, "CELERY_WEBLOCK_NAMESPACE": "shop"}, namespace="CELERY"
+        )
+        with web.locks as locks:
+            assert (locks.engine, locks.namespace) == (url, "shop")
+            assert web.locks is locks
+
+    def test_settings_that_cannot_work(self, bare, url):
+        """An unknown one is named, and so are a URL and locks at once."""
+        bare.conf.weblock_timeout = 3
+        with pytest.raises(ConfigurationError, match=r"weblock_timeout; there is weblock_url"):
+            _ = WebLock(bare, url).locks
+
+    def test_locks_and_a_url(self, app, url):
+        """Locks that are open already cannot have another URL."""
+        other = Celery("other", broker="memory://", set_as_current=False)
+        other.conf.weblock_url = url
+        with (
+            Locks.from_url(url) as locks,
+            pytest.raises(ConfigurationError, match="weblock_url is set"),
+        ):
+            _ = WebLock(other, locks).locks
+        other.close()
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+    def test_a_fork_opens_its_own(self, bare):
+        """A child that was forked while a thread of its parent opened the locks can open them."""
+        web = WebLock(bare, "memory://")
+        web._opening.acquire()
+        web.after_fork()
+        with web.locks as locks:
+            assert locks.scope == "process"

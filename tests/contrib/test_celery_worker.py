@@ -1,0 +1,143 @@
+"""``weblock.contrib.celery`` on real workers with a real broker, which are killed and stopped."""
+
+import os
+import signal
+import sys
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from celery import Celery
+
+from tests.servers import Server, fresh_url
+from tests.servers.process import spawn
+from tests.support.waiting import eventually, waiters
+from weblock import Locks
+
+LONG = "WEBLOCK_LONG" in os.environ
+TOP = Path(__file__).parents[2]
+
+POOLS = {
+    "prefork": ("--pool", "prefork", "--concurrency", "2"),
+    "threads": ("--pool", "threads", "--concurrency", "4"),
+    "gevent": ("--pool", "gevent", "--concurrency", "4"),
+}
+
+
+class Site:
+    """A broker, an engine, and workers that share a folder."""
+
+    def __init__(self, folder, broker):
+        self.folder = folder
+        url = f"redis://127.0.0.1:{broker.port}/0"
+        engine = fresh_url(recovery="off")
+        self.client = Celery(broker=url, set_as_current=False)
+        self.locks = Locks.from_url(engine)
+        self.env = {
+            "C_FORCE_ROOT": "1",
+            "PYTHONPATH": str(TOP),
+            "PYTHONWARNINGS": "ignore",  # That it runs as root.
+            "TASKS_BROKER": url,
+            "TASKS_FOLDER": str(folder),
+            "TASKS_LOCKS": engine,
+        }
+
+    @contextmanager
+    def worker(self, name, pool):
+        """A worker that is ready; its log is shown if the test fails."""
+        log = self.log_of(name)
+        command = [
+            sys.executable,
+            "-m",
+            "celery",
+            "--app",
+            "tests.contrib.celery_worker:app",
+            "worker",
+        ]
+        alone = ("--without-gossip", "--without-mingle", "--without-heartbeat")
+        named = ("--hostname", f"{name}@test", "--loglevel", "INFO")
+        process = spawn([*command, *alone, *named, *POOLS[pool]], log=log, env=self.env)
+        try:
+            eventually(lambda: " ready." in log.read_text())
+            yield process
+        except BaseException:
+            print(log.read_text())  # noqa: T201 - pytest shows it
+            raise
+        finally:
+            process.kill()
+            process.wait()
+
+    def log_of(self, name):
+        return self.folder / f"{name}.log"
+
+    def send(self, *names):
+        """Sends sections of one key; returns their ids."""
+        return [self.client.send_task("section", ("k", name)).id for name in names]
+
+    def told(self, *marks):
+        """Waits until tasks have told this: ``begun-NAME`` or ``ended-NAME``."""
+        eventually(lambda: all((self.folder / mark).exists() for mark in marks))
+
+    def let_end(self, *names):
+        for name in names:
+            (self.folder / f"go-{name}").touch()
+
+    @property
+    def holder(self):
+        info = self.locks.inspect("section:k")
+        return info.holder if info else None
+
+
+@pytest.fixture
+def site(tmp_path):
+    """A broker of this test's own, since a worker that is killed leaves messages in it."""
+    broker = Server()
+    site = Site(tmp_path, broker)
+    with site.locks:
+        yield site
+    site.client.close()
+    broker.close()
+
+
+def test_a_worker_and_its_end(site):
+    """No task is lost with its process, processes take turns, and a worker that stops ends its task."""
+    with site.worker("one", "prefork") as worker:
+        # Its process is killed, and the key busy, when it is delivered again: but by itself.
+        site.client.send_task("killed")
+        site.told("begun-killed", "ended-killed")
+
+        (first,) = site.send("first")
+        site.told("begun-first")
+        (second,) = site.send("second")
+        eventually(lambda: waiters(site.locks, "section:k") == 1)
+        assert site.holder.endswith(f"section[{first}]")
+        site.let_end("first")
+        site.told("ended-first", "begun-second")
+
+        worker.send_signal(signal.SIGTERM)
+        eventually(lambda: "Warm shutdown" in site.log_of("one").read_text())
+        assert site.holder.endswith(f"section[{second}]")
+        site.let_end("second")
+        assert worker.wait() == 0
+        site.told("ended-second")
+        assert site.holder is None
+
+
+@pytest.mark.skipif(not LONG, reason="it starts several workers: WEBLOCK_LONG=1")
+@pytest.mark.parametrize("pool", POOLS)
+def test_another_worker_goes_on(site, pool):
+    """A worker that is killed while it holds a key frees it within the ttl, whatever the pool."""
+    with site.worker("one", pool) as worker:
+        site.send("first")
+        begun = site.folder / "begun-first"
+        eventually(lambda: begun.exists() and begun.read_text())
+        worker.kill()
+        with suppress(ProcessLookupError):  # Only a process of a prefork pool is still there.
+            os.kill(int(begun.read_text()), signal.SIGKILL)
+        worker.wait()
+    (site.folder / "inside").unlink()
+    with site.worker("two", pool):
+        site.send("second", "third")
+        site.let_end("second", "third")
+        site.told("ended-second", "ended-third")
+    eventually(lambda: site.holder is None)
