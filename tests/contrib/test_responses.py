@@ -12,7 +12,7 @@ from starlette.background import BackgroundTask
 
 from tests.support.aio import eventually, until_waited_for
 from weblock import AsyncLease
-from weblock.contrib.asgi import RequestLayer, RequestLocks
+from weblock.contrib.asgi import AsyncRequestLocks, RequestLayer
 from weblock.contrib.asgi.inbox import Inbox
 from weblock.contrib.asgi.outbox import Outbox
 from weblock.contrib.fastapi import install, lock
@@ -195,7 +195,7 @@ def no_collections():
 
 def of_requests():
     """How many objects of requests there are."""
-    kinds = (RequestLocks, Inbox, Outbox)
+    kinds = (AsyncRequestLocks, Inbox, Outbox)
     return sum(type(each) in kinds for each in gc.get_objects())
 
 

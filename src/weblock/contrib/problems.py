@@ -7,11 +7,19 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final
 
-from ..errors import EngineRecovering, EngineUnavailable, InvalidKey, LeaseLost, LockTimeout
+from ..errors import (
+    EngineRecovering,
+    EngineUnavailable,
+    InvalidKey,
+    LeaseLost,
+    LockTimeout,
+    WeblockError,
+)
 
 ENGINE_RETRY_AFTER: Final = 5
 """``Retry-After`` in seconds when the engine is down."""
@@ -50,7 +58,13 @@ class Problem:
         return json.dumps(content).encode()
 
 
-def problem_of(error: BaseException | None, *, debug: bool = False) -> Problem | None:
+Rewrite = Callable[[Problem, WeblockError], Problem]
+"""Returns the problem to respond with, from weblock's problem and the error that caused it."""
+
+
+def problem_of(
+    error: BaseException | None, rewrite: Rewrite | None = None, *, debug: bool = False
+) -> Problem | None:
     """Return the problem that a client gets for an error; ``None`` if it is not weblock's.
 
     With ``debug``, an outage names the engine and its error, which clients of a production server
@@ -59,6 +73,8 @@ def problem_of(error: BaseException | None, *, debug: bool = False) -> Problem |
     problem = _problem_of(error)
     if problem and debug and isinstance(error, EngineUnavailable):
         problem.more["debug"] = str(error)
+    if problem and rewrite and isinstance(error, WeblockError):
+        return rewrite(problem, error)
     return problem
 
 

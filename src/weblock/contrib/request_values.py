@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 from urllib.parse import parse_qsl
 
 from ..errors import ConfigurationError, InvalidKey
 from ..keys import CheckedKey, KeyTemplate, Source, check_key
 
 _HOST: Final = Source("header", "host")
+
+KeyFunction = Callable[..., Any]
+"""A function of an application that returns a key, or several."""
 
 Headers = Callable[[str], Sequence[str]]
 """Returns the values of a header by its lower-case name: several, if sent several times."""
@@ -73,6 +76,18 @@ def wanted_by(
     if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return values
     return {name: values[name] for name in parameters if name in values}
+
+
+def parsed(key: str | KeyFunction) -> KeyTemplate | KeyFunction:
+    """Return a key function as it is, and the template of a key that a request can fill in.
+
+    Raises ``ConfigurationError`` for a template that it cannot.
+    """
+    if callable(key):
+        return key
+    template = KeyTemplate.parse(key)
+    template.in_request()
+    return template
 
 
 def keys_made_by(function: Callable[..., object], made: object) -> list[CheckedKey]:

@@ -4,18 +4,20 @@ Frameworks' adapters acquire through it, from inside (``request_locks``); it rel
 ``LockMiddleware`` acquires by itself, what its rules say.
 """
 
+from ..problems import Problem, Rewrite, problem_of
 from ..rules import Rule, RuleSet
+from .answers import ProblemResponse
 from .layer import RequestLayer
 from .middleware import LockMiddleware
-from .problems import Problem, Rewrite, problem_of
-from .request import RequestLease, RequestLocks, request_locks
+from .request import AsyncRequestLocks, RequestLease, request_locks
 
 __all__ = [
+    "AsyncRequestLocks",
     "LockMiddleware",
     "Problem",
+    "ProblemResponse",
     "RequestLayer",
     "RequestLease",
-    "RequestLocks",
     "Rewrite",
     "Rule",
     "RuleSet",

@@ -4,7 +4,7 @@ The application commits its work before it returns, whatever the order of its pa
 is released after that is released after the commit. And since the answer is held back until then,
 a slow client cannot keep the lock, and a commit that fails cannot have been reported as done.
 
-The way of a request is a line: ``Inbox`` (what the client sends), ``RequestLocks`` (what is acquired),
+The way of a request is a line: ``Inbox`` (what the client sends), ``AsyncRequestLocks`` (what is acquired),
 the application, the release, ``Outbox`` (what the client is sent).
 """
 
@@ -19,12 +19,13 @@ from ..._runtime.clock import part_of
 from ...aio import AsyncLocks
 from ...errors import LeaseLost
 from ...sync import Locks
+from ..problems import problem_of
 from ..request import to_its_end
+from .answers import answer_of, close_with
 from .inbox import Inbox
 from .outbox import Outbox
-from .problems import problem_of
 from .protocol import App, Message, Receive, Scope, Send
-from .request import SCOPE_KEY, ClientGone, RequestLocks
+from .request import SCOPE_KEY, AsyncRequestLocks, ClientGone
 
 Answer = Callable[[BaseException], App | None]
 """Returns the application that responds to an error; ``None`` if the error is not weblock's."""
@@ -51,7 +52,7 @@ class RequestLayer:
         hold_back: Duration | None = None,
         owns_locks: bool = False,
         before_start: Callable[[], None] | None = None,
-        answer: Answer = problem_of,
+        answer: Answer = answer_of,
     ) -> None:
         self._app = app
         self.locks = locks
@@ -74,7 +75,7 @@ class RequestLayer:
     async def serve(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
         """Let ``app`` serve one request or websocket, and release what it has acquired."""
         outer = scope.get(SCOPE_KEY)
-        if isinstance(outer, RequestLocks) and outer.locks is self.locks and not outer.over:
+        if isinstance(outer, AsyncRequestLocks) and outer.locks is self.locks and not outer.over:
             await app(scope, receive, send)  # A layer farther out, on the same locks, releases.
             return
         exchange = _Exchange(self, app, scope, receive, send)
@@ -134,7 +135,7 @@ class _Exchange:
         self._answer_to = layer.answer
         self.inbox = inbox = Inbox(receive)
         self.outbox = Outbox(send, inbox.tell_disconnect, asyncio.get_running_loop())
-        self.request = RequestLocks(layer.locks, scope, inbox, self.outbox, layer.hold_back)
+        self.request = AsyncRequestLocks(layer.locks, scope, inbox, self.outbox, layer.hold_back)
 
     async def work(self, ended: asyncio.Future[None]) -> LeaseLost | None:
         """Run the application, and release when it has ended, however it ended."""
@@ -186,7 +187,7 @@ class _Exchange:
         problem = problem_of(error)
         is_open = self._scope["type"] == "websocket" and not self.outbox.closed
         if is_open and problem:
-            await self.outbox.send(problem.as_close())
+            await self.outbox.send(close_with(problem))
         return is_open
 
     async def _answer_problem(self, error: BaseException) -> None:

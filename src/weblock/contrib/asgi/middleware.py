@@ -11,9 +11,10 @@ from ..._options import Duration, LocksOptions
 from ...aio import AsyncLocks
 from ...errors import ConfigurationError
 from ...keys import in_order
+from ..problems import Rewrite
 from ..rules import Match, Rule, RuleSet
+from .answers import answer_of
 from .layer import RequestLayer, opened
-from .problems import Rewrite, problem_of
 from .protocol import App, Receive, Scope, Send
 from .request import request_locks
 
@@ -66,7 +67,7 @@ class LockMiddleware:
                 "LockMiddleware has no rules, so it would lock nothing: say what to lock, as in"
                 ' rules=[Rule("/shops/{shop}/items", methods=["POST"], key="shop:{shop}")]'
             )
-        answer = functools.partial(problem_of, rewrite=rewrite)
+        answer = functools.partial(answer_of, rewrite=rewrite)
         self._layer = RequestLayer(app, locks, hold_back=hold_back, owns_locks=owned, answer=answer)
 
     @property

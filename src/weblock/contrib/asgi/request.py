@@ -84,7 +84,7 @@ def _on_a_loop() -> bool:
     return True
 
 
-class RequestLocks(RequestLeases[AsyncLease]):
+class AsyncRequestLocks(RequestLeases[AsyncLease]):
     """Acquires for one request. The layer around the application releases, when it has returned.
 
     While the request waits, its client is watched (``inbox``); from its first key on, the response is
@@ -251,14 +251,14 @@ def _rest_of(
             return lease
 
 
-def request_locks(scope: Scope) -> RequestLocks:
+def request_locks(scope: Scope) -> AsyncRequestLocks:
     """Return the locks of the request whose scope this is.
 
     Raises ``ConfigurationError`` where there is no request layer around the application, or no
     rule of a ``LockMiddleware`` matches.
     """
     found = scope.get(SCOPE_KEY)
-    if not isinstance(found, RequestLocks):
+    if not isinstance(found, AsyncRequestLocks):
         raise ConfigurationError(
             "this application has no lock layer: call"
             ' weblock.contrib.fastapi.install(app, "redis://...") where the app is made, once;'

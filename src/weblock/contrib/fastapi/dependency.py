@@ -8,7 +8,7 @@ import asyncio
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Annotated, Any, Final, Literal, NamedTuple, NoReturn, Unpack, get_args
@@ -21,13 +21,10 @@ from ..._options import HoldOptions, Options
 from ...aio import AsyncLease
 from ...errors import ConfigurationError
 from ...keys import CheckedKey, KeyTemplate, Source, in_order
-from ..asgi import RequestLease, RequestLocks, request_locks
-from ..request_values import keys_made_by, sent_value
+from ..asgi import AsyncRequestLocks, RequestLease, request_locks
+from ..request_values import KeyFunction, keys_made_by, parsed, sent_value
 
 OnLost = Literal["cancel", "continue"]
-
-KeyFunction = Callable[..., Any]
-"""A dependency that returns a key, or several: with parameters of its own, ``def`` or async."""
 
 
 class NotOfRequest:
@@ -167,19 +164,11 @@ def lock(
     Options().of_call(options)  # What cannot work is refused here, not at the first request.
     if on_lost not in get_args(OnLost):
         raise ConfigurationError(f"on_lost={on_lost!r:.80} must be 'cancel' or 'continue'")
-    return LockDependency(tuple(map(_parsed, keys)), tuple(sorted(options.items())), on_lost)
+    return LockDependency(tuple(map(parsed, keys)), tuple(sorted(options.items())), on_lost)
 
 
 def _name_of(function: object) -> str:
     return str(getattr(function, "__qualname__", function))
-
-
-def _parsed(key: str | KeyFunction) -> KeyTemplate | KeyFunction:
-    if callable(key):
-        return key
-    template = KeyTemplate.parse(key)
-    template.in_request()
-    return template
 
 
 # What a key is made of: the values that the endpoint will see.
@@ -294,7 +283,7 @@ def _converted(value: object, declared: Any, loc: tuple[str, ...]) -> object:
 # dependencies around it, but a task that is suspended shows which coroutines it is in.
 
 
-def interrupt(request: RequestLocks, task: asyncio.Task[Any] | None, endpoint: object) -> None:
+def interrupt(request: AsyncRequestLocks, task: asyncio.Task[Any] | None, endpoint: object) -> None:
     """Cancel the endpoint if it is ``async def``, or a stream that it returned; once.
 
     Never a thread or a dependency: cancelling the task that waits for a thread does not stop the

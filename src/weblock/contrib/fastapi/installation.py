@@ -20,9 +20,10 @@ from ...errors import (
     LockTimeout,
     WeblockError,
 )
-from ..asgi import Problem, RequestLayer, Rewrite, problem_of
+from ..asgi import ProblemResponse, RequestLayer
 from ..asgi.layer import opened, seconds_or_none
 from ..asgi.protocol import App, Receive, Scope, Send
+from ..problems import Problem, Rewrite, problem_of
 from .routes import check_keys, document, document_mounted
 
 ANSWERED: Final = (LockTimeout, EngineUnavailable, LeaseLost, InvalidKey)
@@ -117,7 +118,7 @@ class _Answers:
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "websocket":
                 assert isinstance(error, WeblockError)
-                await self._problem(error)(scope, receive, send)
+                await self._response(error)(scope, receive, send)
                 return
             response = handler(Request(scope, receive), error)
             response = await response if inspect.isawaitable(response) else response
@@ -130,13 +131,13 @@ class _Answers:
         ours = (each for each in type(error).__mro__ if issubclass(each, WeblockError))
         return next((self._handlers[each] for each in ours if each in self._handlers), None)
 
-    async def _handle(self, connection: HTTPConnection, error: WeblockError) -> Problem:
+    async def _handle(self, connection: HTTPConnection, error: WeblockError) -> ProblemResponse:
         """Respond inside the application's middleware, which adds CORS headers and logs."""
         if connection.scope["type"] == "websocket":
             raise error  # The layer knows whether it was accepted.
-        return self._problem(error)
+        return self._response(error)
 
-    def _problem(self, error: WeblockError) -> Problem:
+    def _response(self, error: WeblockError) -> ProblemResponse:
         problem = problem_of(error, self._rewrite, debug=self._app.debug)
         assert problem is not None
-        return problem
+        return ProblemResponse(problem)

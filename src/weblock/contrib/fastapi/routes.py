@@ -27,7 +27,7 @@ from ...errors import (
     WeblockError,
 )
 from ...keys import KeyTemplate
-from ..asgi import Problem
+from ..problems import Problem
 from .dependency import (
     LockDependency,
     declared_fields,

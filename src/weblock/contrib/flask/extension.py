@@ -12,13 +12,14 @@ from flask import Flask, current_app
 from ..._options import HoldOptions, LocksOptions
 from ...errors import ConfigurationError
 from ...sync import Locks
+from ..request_values import KeyFunction
 from ..settings import opened
 from ..wsgi import RequestLayer, Rewrite
 from .answers import answer_errors
 from .commands import commands
 from .database import Database
 from .settings import Settings
-from .views import KeyFunction, Lock, decorated, refuse_unlocked
+from .views import Lock, decorated, refuse_unlocked
 
 NAME: Final = "weblock"
 """Under which Flask keeps the extension."""

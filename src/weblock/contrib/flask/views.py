@@ -15,13 +15,10 @@ from ..._options import HoldOptions, Options
 from ...errors import ConfigurationError
 from ...keys import CheckedKey, KeyTemplate, in_order
 from ...sync import Lease
-from ..request_values import keys_made_by, request_values, wanted_by
+from ..request_values import KeyFunction, keys_made_by, parsed, request_values, wanted_by
 from ..wsgi import RequestLocks, request_locks
 from ..wsgi.target import headers_of, query_of
 from .database import Database
-
-KeyFunction = Callable[..., Any]
-"""Returns a key, or several; it is called with those arguments of the view that it names."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -50,7 +47,7 @@ class Lock:
         if not keys:
             raise TypeError('name at least one key: @locks.lock("create_item")')
         Options().of_call(options)  # What cannot work is refused here, not at the first request.
-        return cls(tuple(map(_parsed, keys)), tuple(sorted(options.items())))
+        return cls(tuple(map(parsed, keys)), tuple(sorted(options.items())))
 
     def keys_of(self, values: Mapping[str, object]) -> tuple[CheckedKey, ...]:
         """Return the keys of a request whose view is called with these values."""
@@ -151,14 +148,6 @@ def _hold(
     lease = held.hold(keys, options)
     database.guard(lease)
     return lease
-
-
-def _parsed(key: str | KeyFunction) -> KeyTemplate | KeyFunction:
-    if callable(key):
-        return key
-    template = KeyTemplate.parse(key)
-    template.in_request()
-    return template
 
 
 def _values(template: KeyTemplate, values: Mapping[str, object]) -> Mapping[str, object]:

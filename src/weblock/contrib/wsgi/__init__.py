@@ -4,12 +4,11 @@ Frameworks' adapters acquire through it, from inside (``request_locks``); it rel
 ``LockMiddleware`` acquires by itself, what its rules say. Needs nothing but Python.
 """
 
-from ..problems import Problem
+from ..problems import Problem, Rewrite
 from ..rules import Rule, RuleSet
 from .clients import ClientGone
 from .layer import RequestLayer
 from .middleware import LockMiddleware, rules_of
-from .problems import Rewrite
 from .request import RequestLocks, request_locks
 
 __all__ = [

@@ -11,10 +11,11 @@ from ..._options import LocksOptions
 from ...errors import ConfigurationError
 from ...keys import in_order
 from ...sync import Locks
+from ..problems import Rewrite
 from ..rules import Match, Rule, RuleSet
 from ..settings import opened
 from .layer import RequestLayer
-from .problems import Rewrite, answer_of
+from .problems import answer_of
 from .request import request_locks
 from .target import find, headers_of, query_of
 

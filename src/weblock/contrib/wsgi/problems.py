@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from http.client import responses
 from typing import Final
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from ...errors import WeblockError
-from ..problems import Problem, problem_of
+from ..problems import Problem, Rewrite, problem_of
 from .clients import ClientGone
-
-Rewrite = Callable[[Problem, WeblockError], Problem]
-"""Returns the problem to respond with, from weblock's problem and the error that caused it."""
 
 CLIENT_GONE: Final = 499
 """What nginx's log has for a client that did not wait for its response; nobody reads the response."""
@@ -22,12 +18,8 @@ def answer_of(error: BaseException, rewrite: Rewrite | None = None) -> WSGIAppli
     """Return the application that responds to an error; ``None`` for one that is not weblock's."""
     if isinstance(error, ClientGone):
         return _nothing
-    problem = problem_of(error)
-    if problem is None:
-        return None
-    if rewrite and isinstance(error, WeblockError):
-        problem = rewrite(problem, error)
-    return _Answer(problem)
+    problem = problem_of(error, rewrite)
+    return _Answer(problem) if problem else None
 
 
 class _Answer:

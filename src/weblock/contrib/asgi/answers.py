@@ -1,0 +1,49 @@
+"""Problem details as responses of an ASGI application."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ..problems import Problem, Rewrite, problem_of
+from .protocol import App, Message, Receive, Scope, Send
+
+TRY_AGAIN_LATER: Final = 1013
+"""The close code of a websocket, where the server cannot send a response instead."""
+
+
+class ProblemResponse:
+    """A problem as an ASGI application, which responds with it."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Respond to a request, or reject a websocket that was not accepted yet."""
+        if scope["type"] == "http":
+            await self._respond(send, "http.response")
+        elif "websocket.http.response" in (scope.get("extensions") or {}):
+            await self._respond(send, "websocket.http.response")
+        else:
+            await send(close_with(self._problem))
+
+    async def _respond(self, send: Send, kind: str) -> None:
+        problem, body = self._problem, self._problem.body
+        fields = {
+            "Content-Type": problem.media_type,
+            "Content-Length": str(len(body)),
+            **problem.headers,
+        }
+        headers = [(name.lower().encode(), value.encode()) for name, value in fields.items()]
+        await send({"type": f"{kind}.start", "status": problem.status, "headers": headers})
+        await send({"type": f"{kind}.body", "body": body})
+
+
+def close_with(problem: Problem) -> Message:
+    """Return the message that closes a websocket because of a problem."""
+    return {"type": "websocket.close", "code": TRY_AGAIN_LATER, "reason": problem.code}
+
+
+def answer_of(error: BaseException, rewrite: Rewrite | None = None) -> App | None:
+    """Return the application that responds to an error; ``None`` for one that is not weblock's."""
+    problem = problem_of(error, rewrite)
+    return ProblemResponse(problem) if problem else None
