@@ -103,3 +103,28 @@ async def test_a_lost_lease_breaks_it_off(locks, kind, world):
     assert not exchange.complete
     assert b"second" not in exchange.body
     assert await locks.try_acquire("x")
+
+
+@pytest.mark.parametrize("headers", [{}, {"content-length": "2"}], ids=["endless", "of 2 bytes"])
+async def test_what_is_made_is_sent_while_the_rest_is_late(locks, monkeypatch, headers):
+    """A slow download begins before it is complete, whether or not it says how long it is."""
+    monkeypatch.setattr("weblock.contrib.asgi.outbox.STREAMS_AFTER", 0.0)
+    app, goes_on = FastAPI(), asyncio.Event()
+    install(app, locks)
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"1"
+        await goes_on.wait()
+        yield b"2"
+
+    @app.post("/items", dependencies=[Depends(lock("x"))])
+    async def download() -> StreamingResponse:
+        return StreamingResponse(parts(), headers=headers)
+
+    exchange = Exchange()
+    served = exchange.served_by(app)
+    await eventually(lambda: len(exchange.sent) == 2)
+    assert not exchange.complete
+    goes_on.set()
+    await served
+    assert exchange.complete

@@ -28,7 +28,8 @@ class Policy(NamedTuple):
 
     A complete response waits until the application has returned, for until then the work that it
     reports may still fail to commit. It is let go earlier if it is a stream of events, if it passes
-    ``LIMIT`` before its last part, or if its last part is late (``STREAMS_AFTER``).
+    ``LIMIT`` before its last part, or if its last part is late (``STREAMS_AFTER``, which counts from
+    its first part where the headers tell its length).
     """
 
     hold_back: float | None
@@ -94,9 +95,11 @@ class Outbox:
             headers = [*message.get("headers", ()), (b"server-timing", self.timing)]
             message = {**message, "headers": headers}
         is_open = self._is_open or self.sent
-        if begins and not is_open and not _is_event_stream(message):
-            self._begin_to_hold(message, policy)
-            return
+        if begins and not is_open:
+            fields = _fields(message)
+            if not fields.get(b"content-type", b"").startswith(b"text/event-stream"):
+                self._begin_to_hold(message, policy, has_length=b"content-length" in fields)
+                return
         if self.promises:
             policy.check()
         if not is_open:
@@ -136,10 +139,12 @@ class Outbox:
             self._letting_go.cancel()
         await self.close()
 
-    def _begin_to_hold(self, start: Message, policy: Policy) -> None:
+    def _begin_to_hold(self, start: Message, policy: Policy, *, has_length: bool) -> None:
         self._held.append(start)
         self._complete = False
-        self._timer = self.loop.call_soon(self._expect_the_rest, policy)
+        # A response that says how long it is, is most often sent at once and complete.
+        if not has_length or policy.hold_back is not None:
+            self._timer = self.loop.call_soon(self._expect_the_rest, policy)
 
     def _expect_the_rest(self, policy: Policy) -> None:
         """Limit the wait. Most responses are complete before this is called, and need no timer."""
@@ -151,7 +156,9 @@ class Outbox:
         self._size += len(message.get("body", b""))
         is_stream = message["type"] == "http.response.start"  # One of events: others are held.
         self._complete = not is_stream and not message.get("more_body", False)
-        if self._complete and policy.hold_back is None and self._timer:
+        if not self._complete and not is_stream and self._timer is None:
+            self._expect_the_rest(policy)
+        elif self._complete and policy.hold_back is None and self._timer:
             self._timer.cancel()
         if is_stream or (policy.background() if self._complete else self._size > LIMIT):
             self._begin_to_let_go()
@@ -196,8 +203,6 @@ async def _nowhere(message: Message) -> None:
     """Sends nothing: the exchange is over."""
 
 
-def _is_event_stream(start: Message) -> bool:
-    for name, value in start.get("headers", ()):
-        if name.lower() == b"content-type":
-            return bool(value.startswith(b"text/event-stream"))
-    return False
+def _fields(start: Message) -> dict[bytes, bytes]:
+    """Return the headers of a response by their lower-case names; of several, the last."""
+    return {name.lower(): value for name, value in start.get("headers", ())}
