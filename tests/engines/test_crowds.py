@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +15,7 @@ import pytest
 
 from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import LeaseLost, Locks
+from weblock._core import acquiring, table
 from weblock.stores import file as file_engine
 from weblock.stores.cells import CellStore
 from weblock.stores.file import FileEngine, busy
@@ -23,11 +26,21 @@ from .processes import Child, Failed
 
 CROWD = 32
 SECTIONS = 3
+FOR_EVER = 3600.0
 
 WITHOUT_HEARTBEATS = """
 from weblock._core import acquiring, table
 acquiring.BEAT = table.PLACE = 3600
 """
+
+GIVES_UP = """
+import signal
+def give_up(*_):
+    raise weblock.LockTimeout("k", wait=0)
+signal.signal(signal.SIGUSR1, give_up)
+locks.acquire("k", wait=None)
+"""
+"""Waits until a signal says that its time is up."""
 
 
 class Calls:
@@ -46,8 +59,11 @@ class Calls:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No heartbeat fails on a slow machine, after which its waiter would ask once more."""
+    """However slow the machine, no waiter has to ask again for what it had, and none is passed over."""
     monkeypatch.setattr(file_engine, "BEAT_PATIENCE", PATIENCE)
+    monkeypatch.setattr(table, "PLACE", FOR_EVER)
+    for module in (table, acquiring):
+        monkeypatch.setattr(module, "HANDOFF", FOR_EVER)
 
 
 @contextlib.contextmanager
@@ -133,9 +149,10 @@ def test_a_waiter_behind_one_that_gave_up_notices_the_death_of_the_holder(
     """Without any heartbeat: the one that gives up tells the one behind it whom to watch now."""
     holder, impatient, last = [child(before=WITHOUT_HEARTBEATS).open() for _ in range(3)]
     holder.run("lease = locks.acquire('k', ttl=3600)")
-    impatient.begin("locks.acquire('k', wait=2)")
+    impatient.begin(GIVES_UP)
     until_wait(locks, 1)
     queue_up(locks, [last])
+    os.kill(impatient.pid, signal.SIGUSR1)
     with pytest.raises(Failed, match="LockTimeout"):
         impatient.outcome()
     holder.kill()
@@ -152,7 +169,7 @@ def test_a_crowd_at_a_record_file_seldom_asks_the_kernel_who_is_inside(
     record.write_bytes(b"0")
     moving, still = (Busy(str(record), 5, 0.0, asks_who=True) for _ in range(2))
     for tenth in range(1, 49):
-        record.write_bytes(b"%d" % tenth)
+        os.utime(record, (tenth, tenth))
         assert moving.stuck(tenth / 10) is None
     assert not asked
     for tenth in range(1, 49):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.waiting import eventually, waiters
+from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import Locks
 
 from .keys import key_outside, keys_in, record_of
@@ -26,6 +26,11 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (fd, hard))
 os.close(fd)
 """
 
+RENEWALS = """
+from tests.engines.renewing import renew_often, until_renewed
+renew_often()
+"""
+
 TOLD = r"process \d+ has as many files open as it may \(EMFILE\): raise its limit"
 
 
@@ -40,7 +45,7 @@ def test_without_descriptors_a_lease_is_renewed_and_released(
 ) -> None:
     """It needs none that it did not have; who needs one is told what is wrong, and may try again."""
     other = key_outside(record_of(folder, "k"))
-    process = child().open(ttl=1)
+    process = child(before=RENEWALS).open(ttl=PATIENCE)
     process.run("lease = locks.acquire('k')")
     fence = process.run(NONE_LEFT + "lease.fence")
     with pytest.raises(Failed, match=TOLD) as refusal:
@@ -49,9 +54,8 @@ def test_without_descriptors_a_lease_is_renewed_and_released(
     with pytest.raises(Failed, match=TOLD) as refusal:
         process.run("locks.once('x', int)")
     assert refusal.value.name == "EngineUnavailable"
-    process.run("granted = time.monotonic()")
-    eventually(lambda: process.run("time.monotonic() - granted") > 2.5)
-    process.run("lease.check(); lease.extend(1); lease.release()")
+    process.run("until_renewed(lease)")
+    process.run("lease.extend(1); lease.release()")
     assert process.run(f"kept = locks.acquire({other!r}, wait=0); kept.fence") > 0
     with pytest.raises(Failed, match=TOLD):
         process.run("locks.acquire('k', wait=0).fence")

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.waiting import eventually, waiters
+from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import AlreadyHeld, AsyncLocks, ConfigurationError, EngineUnavailable, Locks
 from weblock.stores import file as file_engine
 from weblock.stores.file import FileEngine, default_directory, directory, trust
@@ -286,15 +286,15 @@ def test_a_deep_directory_works_although_socket_paths_are_short(
     """Waking and noticing a death do not depend on how long the path is."""
     deep = tmp_path.joinpath(*["a directory with a long name"] * 6)
     deep.mkdir(parents=True)
-    with Locks.from_url(f"file://{deep}/locks", wait=30) as locks:
+    with Locks.from_url(f"file://{deep}/locks") as locks:
         holder, waiter = [child(before=f"url = 'file://{deep}/locks'").open() for _ in range(2)]
-        holder.run("lease = locks.acquire('k', ttl=300)")
-        waiter.begin("locks.acquire('k', wait=30, ttl=300).fence")
+        holder.run("lease = locks.acquire('k', ttl=3600)")
+        waiter.begin("locks.acquire('k', wait=None, ttl=3600).fence")
         eventually(lambda: waiters(locks, "k") == 1)
         holder.run("lease.release()")
         assert waiter.outcome() > 0
         waiter.kill()
-        locks.acquire("k", wait=20).release()
+        locks.acquire("k", wait=PATIENCE).release()
 
 
 @pytest.mark.parametrize("spelling", ["{0}/link/locks", "{0}/locks/", "{0}/./locks", "{0}/locks/."])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.servers import Server
+from tests.support.waiting import PATIENCE
 from weblock import AsyncLocks, EngineUnavailable, LeaseLost, Locks
 
 from .processes import Child
@@ -58,11 +59,11 @@ def test_a_directory_that_was_deleted_takes_it_along(folder: Path, locks: Locks)
 def test_any_majority_knows_what_is_done() -> None:
     """A server that was away when it was noted, or that has lost it, changes nothing."""
     servers = [Server() for _ in range(3)]
-    urls = [server.url(recovery="off", timeout=0.3) for server in servers]
+    urls = [server.url(recovery="off", timeout=2) for server in servers]
     try:
         with Locks.from_url(urls) as locks:
             servers[0].kill()
-            assert locks.once("init", lambda: None, wait=30)
+            assert locks.once("init", lambda: None, wait=PATIENCE)
             servers[0].start()
         with Locks.from_url(urls) as locks:
             servers[1].kill()
@@ -94,7 +95,7 @@ def test_a_step_is_noted_when_the_engine_is_back() -> None:
             server.stop()
             threading.Timer(1, server.cont).start()
 
-        assert locks.once("init", step, wait=60, ttl=60)
+        assert locks.once("init", step, wait=PATIENCE, ttl=PATIENCE)
         assert not locks.once("init", lambda: pytest.fail("it ran again"))
 
 
@@ -109,7 +110,7 @@ async def test_work_is_cancelled_while_the_engine_hangs() -> None:
                 began.set()
                 await asyncio.Event().wait()
 
-            running = asyncio.create_task(locks.run("work", work, ttl=1))
+            running = asyncio.create_task(locks.run("work", work, ttl=2, wait=PATIENCE))
             await began.wait()
             server.stop()
             with pytest.raises(LeaseLost):

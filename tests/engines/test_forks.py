@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.waiting import eventually, waiters
+from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import Locks, LockTimeout
 
 from .keys import keys_in, record_of
@@ -24,23 +24,23 @@ def test_the_death_of_a_holder_is_noticed_although_its_child_lives(
     locks: Locks, child: Callable[..., Child]
 ) -> None:
     """A forked child does not keep its parent alive in the eyes of others."""
-    parent = child().open(ttl=60)
+    parent = child().open(ttl=3600)
     parent.run("lease = locks.acquire('k')")
     parent.run(FORK)
     with pytest.raises(LockTimeout):
         locks.acquire("k", wait=0)
     parent.kill()
-    locks.acquire("k", wait=5).release()
+    locks.acquire("k", wait=PATIENCE).release()
 
 
 def test_one_who_waits_notices_the_death_of_a_holder_although_its_child_lives(
     locks: Locks, child: Callable[..., Child]
 ) -> None:
     """The same for one who was already waiting when the parent died."""
-    parent, waiter = child().open(ttl=60), child().open()
+    parent, waiter = child().open(ttl=3600), child().open()
     parent.run("lease = locks.acquire('k')")
     parent.run(FORK)
-    waiter.begin("locks.acquire('k', wait=30).fence")
+    waiter.begin("locks.acquire('k', wait=None).fence")
     eventually(lambda: waiters(locks, "k") == 1)
     parent.kill()
     assert waiter.outcome() > 0
@@ -51,7 +51,7 @@ def test_a_fork_while_threads_are_inside_record_files_leaves_nothing_locked(
 ) -> None:
     """Neither the children nor the files are stuck, and the death of the parent frees its keys."""
     keys = keys_in(record_of(folder, "k"), 4)
-    parent = child().open(ttl=60, wait=None)
+    parent = child().open(ttl=3600, wait=None)
     parent.run(f"""
     import threading
     def hammer(key):
@@ -80,7 +80,7 @@ def test_a_fork_while_threads_are_inside_record_files_leaves_nothing_locked(
     assert fences[0] > 0
     parent.kill()
     for key in keys:
-        locks.acquire(key, wait=5).release()
+        locks.acquire(key, wait=PATIENCE).release()
 
 
 def test_a_fork_while_a_record_file_is_opened_inherits_none(child: Callable[..., Child]) -> None:

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.waiting import eventually, waiters
+from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import AsyncLocks, EngineUnavailable, LeaseLost, Locks
 from weblock.stores import url as urls
 from weblock.stores.file import FileEngine
 
 from .keys import record_of
 from .processes import Child
+from .renewing import renew_often
 
 
 def delete(folder: Path) -> None:
@@ -44,21 +45,22 @@ def of_the_key(folder: Path) -> None:
 
 @pytest.mark.parametrize("lose", [delete, move, replace, of_the_key])
 def test_a_holder_whose_record_is_lost_is_told(
-    url: str, folder: Path, lose: Callable[[Path], None]
+    url: str, folder: Path, lose: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its next renewal finds out; the one who waited goes on, with a higher fence."""
+    renew_often(monkeypatch)
     lost = threading.Event()
-    with Locks.from_url(url, ttl=1, wait=30) as locks, ThreadPoolExecutor(1) as pool:
+    with Locks.from_url(url, ttl=PATIENCE, wait=None) as locks, ThreadPoolExecutor(1) as pool:
         lease = locks.acquire("k")
         waiting = pool.submit(locks.acquire, "k")
         eventually(lambda: waiters(locks, "k") == 1)
         lease.on_lost(lost.set)
         lose(folder)
-        assert lost.wait(30)
+        assert lost.wait(PATIENCE)
         with pytest.raises(LeaseLost) as loss:
             lease.check()
         assert loss.value.reason == "taken"
-        later = waiting.result(30)
+        later = waiting.result(PATIENCE)
         assert later.fence > lease.fence
         later.release()
 
@@ -82,7 +84,7 @@ def test_processes_that_wait_meet_in_the_new_directory(
     folder: Path, child: Callable[..., Child], lose: Callable[[Path], None]
 ) -> None:
     """All who waited get the key, one after the other: they are at one about where it is now."""
-    holder, *others = [child().open(ttl=60, wait=30) for _ in range(4)]
+    holder, *others = [child().open(ttl=3600, wait=None) for _ in range(4)]
     holder.run("lease = locks.acquire('k')")
     for other in others:
         other.begin("""
@@ -108,14 +110,14 @@ def test_a_directory_that_cannot_be_made_again_makes_the_engine_unavailable(
     above = tmp_path / "above"
     above.mkdir()
     with Locks.from_url(f"file://{above}/locks", ttl=1) as locks:
-        lease = locks.acquire("k")
+        lease = locks.acquire("k", wait=PATIENCE)
         shutil.rmtree(above)
         above.write_text("")
         with pytest.raises(EngineUnavailable, match="locks cannot be used: Not a directory"):
             locks.acquire("other", wait=0)
         eventually(lambda: not lease.held)
         above.unlink()
-        locks.acquire("k").release()
+        locks.acquire("k", wait=PATIENCE, ttl=PATIENCE).release()
 
 
 @pytest.mark.parametrize("name", ["*.bell", "*.life", "weblock"])
@@ -123,7 +125,7 @@ def test_a_cleaner_that_removes_sockets_or_marker_only_makes_it_slower(
     folder: Path, name: str, child: Callable[..., Child]
 ) -> None:
     """Leases stay what they are, and who waits gets its turn by its heartbeat."""
-    holder, waiter = child().open(ttl=60), child().open(wait=30)
+    holder, waiter = child().open(ttl=3600), child().open(wait=None)
     holder.run("lease = locks.acquire('k')")
     waiter.begin("locks.acquire('k').fence")
     with Locks.from_url(f"file://{folder}") as probe:
@@ -155,11 +157,11 @@ def test_removed_sockets_are_made_again(
     for each in [*folder.glob("*.bell"), *folder.glob("*.life")]:
         each.unlink()
     make_due(engine_of(url))
-    lease = locks.acquire("k")
+    lease = locks.acquire("k", ttl=PATIENCE)
     process = engine_of(url).process
     assert (folder / f"{process}.bell").is_socket()
     assert (folder / f"{process}.life").is_socket()
-    waiter = child().open(wait=30)
+    waiter = child().open(wait=None)
     waiter.begin("locks.acquire('k').fence")
     eventually(lambda: waiters(locks, "k") == 1)
     lease.check()
@@ -184,7 +186,7 @@ def test_the_sockets_of_the_dead_are_their_proof_and_go_when_they_are_old(
     folder: Path, locks: Locks, child: Callable[..., Child]
 ) -> None:
     """A lease of a dead process is void also to those who start later, or had never met it."""
-    victim, bystander = child().open(ttl=60), child().open()
+    victim, bystander = child().open(ttl=3600), child().open()
     victim.run("lease = locks.acquire('k')")
     victim.kill()
     child().open()  # It tidies up.
@@ -200,10 +202,12 @@ async def test_the_loop_goes_on_while_the_directory_is_lost_again_and_again(
     url: str, folder: Path
 ) -> None:
     """Moving into a new directory needs no help from outside, and leaves no thread behind."""
+    before = set(threading.enumerate())  # One of another test may just be ending.
     async with AsyncLocks.from_url(url) as locks:
         for _ in range(5):
-            lease = await locks.acquire("k", wait=1)
+            lease = await locks.acquire("k", wait=PATIENCE)
             shutil.rmtree(folder)
             with pytest.raises(LeaseLost):
                 await lease.release()
-        assert sum(each.name == "weblock-bell" for each in threading.enumerate()) <= 1
+        started = set(threading.enumerate()) - before
+        assert sum(each.name == "weblock-bell" for each in started) <= 1

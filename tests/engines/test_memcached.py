@@ -25,9 +25,9 @@ from weblock import (
 from weblock._core.ports import Pulse
 from weblock._core.table import Claim, Held, Waiting
 from weblock._runtime.blocking import BlockingRuntime, drive
-from weblock.stores.memcached import MemcachedEngine, open_engine
+from weblock.stores.memcached import MemcachedEngine, connections, open_engine
 from weblock.stores.memcached.format import Names
-from weblock.stores.memcached.lookout import LONGEST_LOOK
+from weblock.stores.memcached.lookout import LONGEST_LOOK, Lookout
 from weblock.stores.memcached.stamps import Observer
 from weblock.stores.memcached.threads import THREADS
 
@@ -152,15 +152,13 @@ def test_those_who_wait_do_not_poll_busily() -> None:
                 _in_thread(lambda: waiters.acquire("key", wait=None).release()) for _ in range(20)
             ]
             eventually(lambda: len(holder.inspect("key").waiters) == 20)
-            eventually(
-                lambda: waiters._engine.lookout._watches["default:key"].pause >= LONGEST_LOOK
-            )
-            before, started = _gets(server), time.monotonic()
-            eventually(lambda: time.monotonic() > started + 1.5)
-            looks = (_gets(server) - before) / 3  # The item, and the two that tell of the server.
-            elapsed = time.monotonic() - started
-            beats = 1.4 * 2 * elapsed + 2  # Those who lost to another heartbeat look again.
-            assert looks <= elapsed / (0.75 * LONGEST_LOOK) + beats + 2
+            lookout, looks = waiters._engine.lookout, []
+            eventually(lambda: _pause(lookout) >= LONGEST_LOOK)
+            plan, started = lookout._plan, time.monotonic()
+            lookout._plan = lambda *looked: (looks.append(looked), plan(*looked))
+            eventually(lambda: len(looks) >= 5)
+            count, elapsed = len(looks), time.monotonic() - started
+            assert count <= elapsed / (0.75 * LONGEST_LOOK) + 2
             lease.release()
             for each in tasks:
                 each.join(LONG)
@@ -178,14 +176,9 @@ def _refused_in_the_end(locks: Locks) -> None:
         locks.acquire("key", wait=None)
 
 
-def _gets(server: Memcached) -> int:
-    with socket.create_connection(("127.0.0.1", server.port)) as sock:
-        sock.sendall(b"stats\r\n")
-        with sock.makefile("rb") as lines:
-            for line in lines:
-                if line.startswith(b"STAT cmd_get "):
-                    return int(line.split()[2])
-    raise AssertionError
+def _pause(lookout: Lookout) -> float:
+    watch = lookout._watches.get("default:key")
+    return watch.pause if watch else 0.0
 
 
 class TestServers:
@@ -238,25 +231,21 @@ class TestServers:
         """After a restart or a flush nobody gets a key before its former holder is told, and fences go on."""
         with Memcached("-M") as server:
             url = f"{server.url}?recovery=3"
-            with Locks.from_url(url, ttl=2) as holder, Locks(open_engine(url)) as other:
+            # Without renewals, it is not the holder who notices what has happened.
+            with (
+                Locks.from_url(url, ttl=2, renew=False) as holder,
+                Locks(open_engine(url)) as other,
+            ):
                 lease = _as_soon_as_it_grants(holder)
                 if how == "flush":
                     assert server.ask(b"flush_all") == b"OK"
                 else:
                     server.kill()
                     server.start()
-                refused: list[EngineUnavailable] = []
-                while lease.held:
-                    try:
-                        assert other.try_acquire("key") is None
-                    except EngineUnavailable as error:
-                        refused.append(error)
-                recovering = [each for each in refused if isinstance(each, EngineRecovering)]
-                assert recovering
-                assert all(0 < each.retry_after <= 3 for each in recovering)
+                assert 0 < _recovery(other).retry_after <= 3
+                theirs = _as_soon_as_it_grants(other)
                 with pytest.raises(LeaseLost):
                     lease.check()
-                theirs = _as_soon_as_it_grants(other)
                 assert theirs.fence > lease.fence
                 theirs.release()
 
@@ -320,7 +309,7 @@ class TestServers:
 
         async def main() -> bool:
             async with AsyncLocks.from_url(f"{server.url}?recovery=off&timeout=0.3") as locks:
-                lease = await locks.acquire("key")
+                lease = await locks.acquire("key", wait=LONG)
                 await lease.release()
                 server.stop()
                 asked = asyncio.create_task(locks.acquire("key", wait=0))
@@ -334,12 +323,13 @@ class TestServers:
         with Memcached("-M") as server:
             assert asyncio.run(main())
 
-    def test_who_waits_for_silence_waits_once(self) -> None:
+    def test_who_waits_for_silence_waits_once(self, monkeypatch) -> None:
         """Of many who ask a server that is silent, those whose turn comes later are told at once."""
+        monkeypatch.setattr(connections, "LATELY", LONG)
 
         async def main() -> list[EngineUnavailable]:
             async with AsyncLocks.from_url(f"{server.url}?recovery=off&timeout=0.5") as locks:
-                await (await locks.acquire("key")).release()
+                await (await locks.acquire("key", wait=LONG)).release()
                 server.stop()
                 asked = (locks.acquire(f"{number}", wait=0) for number in range(200))
                 errors = await asyncio.gather(*asked, return_exceptions=True)
@@ -349,7 +339,7 @@ class TestServers:
         with Memcached("-M") as server:
             errors = asyncio.run(main())
         assert {type(each) for each in errors} == {EngineUnavailable}
-        assert len([each for each in errors if each.__cause__]) < 3 * THREADS
+        assert len([each for each in errors if each.__cause__]) <= THREADS
 
     def test_a_long_list_among_strangers(self) -> None:
         """Hundreds of keys are listed in full, out of a cache in which others have their own items."""
@@ -468,6 +458,17 @@ def _fill(server: Memcached, like: bytes, count: int) -> Iterator[bytes]:
             name = b"%0*d" % (len(like), number)
             sock.sendall(b"set %s 0 0 %d\r\n%s\r\n" % (name, size, bytes(size)))
             yield lines.readline()
+
+
+def _recovery(locks: Locks) -> EngineRecovering:
+    """What a caller is told by a server that has forgotten; it may just be starting."""
+    while True:
+        try:
+            assert locks.try_acquire("key") is None
+        except EngineRecovering as recovering:
+            return recovering
+        except EngineUnavailable:
+            time.sleep(0.02)
 
 
 def _as_soon_as_it_grants(locks: Locks) -> Any:

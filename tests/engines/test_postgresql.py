@@ -137,12 +137,12 @@ class TestStatements:
             Locks.from_url(f"{url}&timeout=0.3", wait=0.5, ttl=0.5) as locks,
             psycopg.connect(shared_postgres().url()) as other,
         ):
-            locks.acquire("key").release()
+            locks.acquire("key", ttl=LONG, wait=PATIENCE).release()
             other.execute(f"SELECT FROM {table_of(locks)} FOR UPDATE".encode())
             with pytest.raises(EngineUnavailable, match=r"row of the key locked|within 0.3 s"):
                 locks.acquire("key")
             other.rollback()
-            locks.acquire("key").release()
+            locks.acquire("key", ttl=LONG, wait=PATIENCE).release()
 
 
 class TestTheTable:
@@ -283,13 +283,13 @@ class TestFaults:
 
         async def asynchronously() -> None:
             async with AsyncLocks.from_url(url, wait=0) as locks:
-                await locks.ping()
+                await (await locks.acquire("key", wait=PATIENCE)).release()
                 with stopped(server), pytest.raises(EngineUnavailable, match=r"within 0.3 s"):
                     await locks.acquire("key")
                 await (await locks.acquire("key", wait=PATIENCE)).release()
 
         with Locks.from_url(url, wait=0) as locks:
-            locks.ping()
+            locks.acquire("key", wait=PATIENCE).release()
             with stopped(server), pytest.raises(EngineUnavailable, match=r"within 0.3 s"):
                 locks.acquire("key")
             locks.acquire("key", wait=PATIENCE).release()
@@ -313,7 +313,7 @@ class TestFaults:
         server = shared_postgres()
         bouncer = PgBouncer(server)
         try:
-            url = fresh_postgresql().replace(str(server.port), str(bouncer.port))
+            url = fresh_postgresql().replace(f":{server.port}/", f":{bouncer.port}/")
             url = url.replace("locks:secret", "postgres")
             with (
                 Locks.from_url(url, ttl=LONG, wait=PATIENCE) as locks,

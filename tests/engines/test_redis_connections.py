@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,7 +15,7 @@ import redis
 import redis.asyncio
 
 from tests.servers import Server, fresh_url, shared
-from tests.support.waiting import eventually, waiters
+from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import AsyncLocks, EngineUnavailable, Locks
 from weblock.stores.redis.aio import AsyncioLink
 from weblock.stores.redis.calls import packed
@@ -48,8 +49,8 @@ async def test_five_hundred_tasks_wait_on_three_connections(server: Server) -> N
 
             tasks = [asyncio.ensure_future(one(number)) for number in range(500)]
             await asyncio.to_thread(eventually, lambda: waiters(locks, "a") == 500)
-            # One of the loop's, one of the keeper's.
-            assert connections(server, "crowd") <= 3
+            # One of the loop's, one of the keeper's. One that was replaced may not be closed yet.
+            await asyncio.to_thread(eventually, lambda: connections(server, "crowd") <= 3)
             lease.release()
             await asyncio.gather(*tasks)
     assert served == list(range(500))
@@ -69,7 +70,7 @@ def test_a_hundred_threads_wait_on_a_pool_of_four(server: Server) -> None:
         eventually(lambda: waiters(locks, "a") == 100)
         lease.extend(1)
         # Four of the pool, one that hears the rings, and the keeper's.
-        assert connections(server, "crowd") <= 6
+        eventually(lambda: connections(server, "crowd") <= 6)
         lease.release()
         assert len({call.result() for call in calls}) == 100
 
@@ -82,7 +83,7 @@ def test_holders_hold_no_connection(server: Server) -> None:
         for lease in leases:
             lease.extend(1)
         # One of the pool, and the keeper's.
-        assert connections(server, "crowd") <= 2
+        eventually(lambda: connections(server, "crowd") <= 2)
         for lease in leases:
             lease.release()
 
@@ -108,23 +109,19 @@ def test_heartbeats_of_many_waiters_go_in_one_command(server: Server) -> None:
         with ThreadPoolExecutor(50) as pool:
             calls = [pool.submit(lambda: locks.acquire("a").release()) for _ in range(50)]
             eventually(lambda: waiters(locks, "a") == 50)
-            before, since = scripts_run(server), uptime(server)
-            eventually(lambda: uptime(server) >= since + 4)
-            heartbeats = scripts_run(server) - before
+            with server.client() as client:
+                before = scripts_run(client)
+                time.sleep(2.5)  # Two heartbeats of each, or three: fewer if the machine is slow.
+                heartbeats = scripts_run(client) - before
             lease.release()
             for call in calls:
                 call.result()
     assert heartbeats < 50
 
 
-def scripts_run(server: Server) -> int:
+def scripts_run(client: redis.Redis) -> int:
     """How many scripts the server has run."""
-    return int(server.client().info("commandstats")["cmdstat_evalsha"]["calls"])
-
-
-def uptime(server: Server) -> int:
-    """Seconds for which the server has run."""
-    return int(server.client().info("server")["uptime_in_seconds"])
+    return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])
 
 
 async def test_a_server_that_forgets_the_scripts_is_told_them_again(server: Server) -> None:
@@ -208,8 +205,8 @@ async def test_what_a_stopped_server_does_later_leaves_nothing(server: Server) -
     url = server.url(recovery="off", timeout=0.3)
     with Locks.from_url(url, wait=0, ttl=60) as locks:
         async with AsyncLocks.from_url(url, wait=0, ttl=60) as others:
-            locks.acquire("a").release()
-            await (await others.acquire("b")).release()
+            locks.acquire("a", wait=PATIENCE).release()
+            await (await others.acquire("b", wait=PATIENCE)).release()
             server.stop()
             with pytest.raises(EngineUnavailable, match="did not answer in time"):
                 locks.acquire("a")
@@ -217,7 +214,9 @@ async def test_what_a_stopped_server_does_later_leaves_nothing(server: Server) -
                 await others.acquire("b")
             server.cont()
             for key in ("a", "b"):
-                await asyncio.to_thread(eventually, lambda key=key: free(locks, key))
+                await asyncio.to_thread(
+                    eventually, lambda key=key: free(locks, key), despite=EngineUnavailable
+                )
 
 
 def free(locks: Locks, key: str) -> bool:
@@ -230,7 +229,7 @@ def free(locks: Locks, key: str) -> bool:
 
 def test_closing_ends_every_connection_and_thread(server: Server) -> None:
     """What is closed leaves neither connections nor threads."""
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with Locks.from_url(server.url(recovery="off", client_name="gone"), wait=60) as locks:
         with ThreadPoolExecutor(2) as pool:
             lease = locks.acquire("a")
@@ -240,7 +239,7 @@ def test_closing_ends_every_connection_and_thread(server: Server) -> None:
             waiting.result()
         assert connections(server, "gone") > 0
     eventually(lambda: connections(server, "gone") == 0)
-    eventually(lambda: threading.active_count() == before)
+    eventually(lambda: not set(threading.enumerate()) - before)
 
 
 def locks_url(locks: AsyncLocks) -> str:
@@ -270,7 +269,7 @@ async def test_a_late_reply_fails_nobody_else(server: Server) -> None:
 
     The late one is passed over when it comes.
     """
-    link = await _link(server)
+    link = await _link(server, timeout=3.0)
     link.subscribe("news")
     with server.client() as client:
         late = asyncio.ensure_future(link.exchange([packed("BLPOP", "list", "0")]))
@@ -339,8 +338,10 @@ def _written(link: AsyncioLink) -> list[bytes]:
     return written
 
 
-async def _link(server: Server) -> AsyncioLink:
+async def _link(server: Server, timeout: float = 1.0) -> AsyncioLink:
     address = Address("127.0.0.1", server.port)
-    link = AsyncioLink(address, timeout=1.0, on_push=lambda _push: None, on_end=lambda _link: None)
+    link = AsyncioLink(
+        address, timeout=timeout, on_push=lambda _push: None, on_end=lambda _link: None
+    )
     await link.open(redis.asyncio.Connection(port=server.port, protocol=3))
     return link

@@ -12,9 +12,11 @@ from redis.crc import key_slot
 
 from tests.servers import Cluster, a_redis, a_valkey, an_older_redis
 from tests.servers.cluster import Move
-from tests.support.waiting import eventually, waiters
+from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import AsyncLocks, EngineUnavailable, Locks
 from weblock.stores.redis.calls import Layout
+
+from .renewing import renew_often, until_renewed
 
 TTL = 2.0
 LAYOUT = Layout("weblock", 128)
@@ -55,24 +57,26 @@ PARTS = {
 
 
 @pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
-def test_leases_outlive_a_slot_that_stays_half_moved(cluster: Cluster, parts: tuple[str]) -> None:
-    """Renewed for longer than their ttl, kept from others, released; and free locks can be had."""
+def test_leases_outlive_a_slot_that_stays_half_moved(
+    cluster: Cluster, parts: tuple[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Renewed again and again, kept from others, released; and free locks can be had."""
+    renew_often(monkeypatch)
     held, free, handed = KEYS[:3]
-    lost = threading.Event()
     with (
         ThreadPoolExecutor(2) as pool,
-        Locks.from_url(cluster.url(recovery=TTL), ttl=TTL, wait=60) as locks,
-        Locks.from_url(cluster.url(recovery=TTL), ttl=TTL, wait=60) as others,
+        Locks.from_url(cluster.url(recovery=TTL), ttl=PATIENCE, wait=PATIENCE) as locks,
+        Locks.from_url(cluster.url(recovery=TTL), ttl=PATIENCE, wait=PATIENCE) as others,
     ):
         fence = fence_of(locks, free)
         lease = locks.acquire(held)
-        lease.on_lost(lost.set)
         before = locks.acquire(handed)
         early = pool.submit(lambda: fence_of(others, handed))
         eventually(lambda: waiters(locks, handed) == 1)
         move = moved(cluster, *parts)
         try:
-            assert not lost.wait(2 * TTL)
+            for _ in range(3):
+                until_renewed(lease, before)
             lease.extend(1)
             assert others.try_acquire(held) is None
             for one, another in ((locks, others), (others, locks)):
@@ -105,7 +109,7 @@ def test_a_process_that_comes_while_a_slot_is_half_moved_can_lock(cluster: Clust
     others = [each for each in slots if each and cluster.master_of(slots[each]) is first]
     move = cluster.begin_move(slots[0])
     try:
-        with Locks.from_url(cluster.url(recovery=TTL), ttl=TTL, wait=20) as locks:
+        with Locks.from_url(cluster.url(recovery=TTL), ttl=PATIENCE, wait=PATIENCE) as locks:
             for bucket in (others[0], 0):
                 fence_of(locks, keys[bucket])
         assert move.target.client().keys("*{0}*") != [], "the lock that nobody had is made there"
@@ -117,7 +121,7 @@ def test_a_process_that_comes_while_a_slot_is_half_moved_can_lock(cluster: Clust
 
 async def test_asyncio_goes_on_too(cluster: Cluster) -> None:
     """Tasks hold, wait for and hand over keys of a slot that is half-moved."""
-    async with AsyncLocks.from_url(cluster.url(recovery=TTL), ttl=TTL, wait=60) as locks:
+    async with AsyncLocks.from_url(cluster.url(recovery=TTL), ttl=PATIENCE, wait=PATIENCE) as locks:
         lease = await locks.acquire(KEYS[3])
         move = await asyncio.to_thread(moved, cluster, ":lock:")
         try:
@@ -164,7 +168,7 @@ def test_keys_that_move_one_by_one_under_load(cluster: Cluster) -> None:
 
     urls = [cluster.url(recovery=TTL)] * 2
     with ThreadPoolExecutor(4) as pool:
-        engines = [Locks.from_url(url, ttl=20, wait=60) for url in urls]
+        engines = [Locks.from_url(url, ttl=PATIENCE, wait=PATIENCE) for url in urls]
         calls = [pool.submit(work, engines[number % 2]) for number in range(4)]
         try:
             for parts in PARTS.values():
@@ -188,8 +192,10 @@ def test_replicas_must_have_a_lease_that_was_asked_elsewhere(cluster: Cluster) -
     """With ``min_replicas``, a lease of a half-moved slot counts only when replicas have it."""
     url = cluster.url(recovery=TTL, min_replicas=1)
     with (
-        Locks.from_url(url, ttl=TTL, wait=60) as locks,
-        Locks.from_url(cluster.url(recovery=TTL, min_replicas=5), ttl=TTL, wait=0) as demanding,
+        Locks.from_url(url, ttl=PATIENCE, wait=PATIENCE) as locks,
+        Locks.from_url(
+            cluster.url(recovery=TTL, min_replicas=5), ttl=PATIENCE, wait=0
+        ) as demanding,
     ):
         locks.acquire(KEYS[6]).release()  # It may have to recover first.
         move = moved(cluster, "")
@@ -208,7 +214,7 @@ def test_what_was_done_is_known_in_a_half_moved_slot(cluster: Cluster) -> None:
     steps: dict[str, Callable[[], None]] = {
         key: lambda key=key: done.append(key) for key in KEYS[8:10]
     }
-    with Locks.from_url(cluster.url(recovery=TTL), ttl=TTL, wait=60) as locks:
+    with Locks.from_url(cluster.url(recovery=TTL), ttl=PATIENCE, wait=PATIENCE) as locks:
         locks.once(KEYS[8], steps[KEYS[8]])
         move = moved(cluster, ":lock:", ":epoch")
         try:

@@ -18,9 +18,12 @@ from redis.crc import key_slot
 from tests.servers import Cluster, SentinelDeployment, Server
 from tests.servers.cluster import SLOTS
 from tests.servers.proxy import Proxy
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 from weblock import AsyncLocks, EngineUnavailable, Locks, LockTimeout
+from weblock.stores.redis import asking
 from weblock.stores.redis.calls import Layout
+
+from .renewing import renew_often, until_renewed
 
 TTL = 3.0
 FOR_EVER = 60.0
@@ -51,27 +54,26 @@ def began_with(cluster: Cluster, slot: int) -> Server:
     return next(cluster.nodes[index] for index in range(3) if slot < SLOTS * (index + 1) // 3)
 
 
-def test_a_hung_master_loses_no_lease_elsewhere(cluster: Cluster) -> None:
-    """Leases of the other masters are renewed while one of them stands still for two ttl."""
-    lost = threading.Event()
+def test_a_hung_master_loses_no_lease_elsewhere(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leases of the other masters are renewed again and again while one of them stands still."""
+    renew_often(monkeypatch)
     hung, *others = cluster.nodes[:3]
-    with Locks.from_url(cluster.url(recovery="off"), ttl=TTL, wait=0) as locks:
+    with Locks.from_url(cluster.url(recovery="off"), ttl=PATIENCE, wait=0) as locks:
         unanswered = [locks.acquire(key) for key in keys_of(cluster, hung, 5)]
         leases = [locks.acquire(key) for each in others for key in keys_of(cluster, each, 5)]
-        for lease in leases:
-            lease.on_lost(lost.set)
         hung.stop()
         try:
-            assert not lost.wait(2 * TTL)
-            for lease in leases:
-                lease.check()
+            for _ in range(5):
+                until_renewed(*leases)
+            assert all(lease.held for lease in unanswered)  # They were to be renewed all the while.
             for each in others:
                 locks.acquire(f"{keys_of(cluster, each, 6)[5]}").release()
         finally:
             hung.cont()
         for lease in leases:
             lease.release()
-        assert len(unanswered) == 5  # They were to be renewed all the while.
 
 
 async def test_a_hung_master_holds_up_nobody_elsewhere(cluster: Cluster) -> None:
@@ -99,7 +101,7 @@ def test_a_master_that_hung_is_used_again(cluster: Cluster) -> None:
     url = cluster.url(recovery="off", timeout=0.3, connect_timeout=0.3)
     with Locks.from_url(url, ttl=TTL, wait=0) as locks:
         key = keys_of(cluster, hung, 1)[0]
-        locks.acquire(key).release()
+        locks.acquire(key, wait=PATIENCE).release()
         hung.stop()
         for _ in range(3):
             with pytest.raises(EngineUnavailable):
@@ -108,18 +110,23 @@ def test_a_master_that_hung_is_used_again(cluster: Cluster) -> None:
         eventually(lambda: _tried(locks, key))
 
 
-def test_a_dead_master_is_not_looked_for_by_everybody(cluster: Cluster) -> None:
+def test_a_dead_master_is_not_looked_for_by_everybody(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However many ask for keys of a master that died, the others are asked now and then where it is."""
+    monkeypatch.setattr(
+        asking, "LONGEST_PAUSE", PATIENCE
+    )  # So that it hardly matters how long it takes.
     dead, *others = cluster.nodes[:3]
     with Locks.from_url(cluster.url(recovery="off"), wait=0) as locks:
         key = keys_of(cluster, dead, 1)[0]
         locks.acquire(key).release()
         dead.kill()
         before = connections_made(others)
-        for _ in range(300):
+        for _ in range(150):
             with pytest.raises(EngineUnavailable):
                 locks.acquire(key)
-        assert connections_made(others) - before < 100
+        assert connections_made(others) - before < 75
 
 
 def connections_made(servers: list[Server]) -> int:

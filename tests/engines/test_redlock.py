@@ -27,6 +27,8 @@ from weblock.stores.quorum.tally import Tally
 from weblock.stores.redis.blocking import connected
 from weblock.stores.redis.store import RedisStore
 
+from .renewing import renew_often
+
 TTL = 2.0
 DOWN = EngineUnavailable("redis://x", "it is down")
 
@@ -39,8 +41,9 @@ def servers() -> Iterator[list[Server]]:
 
 
 def urls(servers: list[Server], **options: object) -> list[str]:
-    """The URLs of a quorum."""
-    return [server.url(**{"recovery": "off", **options}) for server in servers]
+    """The URLs of a quorum; one of its servers that is slow is no outage."""
+    patient = {"recovery": "off", "timeout": 2, "connect_timeout": 2}
+    return [server.url(**{**patient, **options}) for server in servers]
 
 
 class TestTally:
@@ -177,7 +180,7 @@ def test_one_server_under_two_names_is_found_out(servers: list[Server]) -> None:
     first, second, _ = urls(servers)
     twice = first.replace("127.0.0.1", "localhost")
     with Locks.from_url([first, second, twice], wait=0) as locks:
-        locks.acquire("a").release()
+        locks.acquire("a", wait=PATIENCE).release()
         servers[1].kill()
         with pytest.raises(EngineUnavailable, match="1 of 3 servers answered"):
             locks.acquire("b")
@@ -185,8 +188,8 @@ def test_one_server_under_two_names_is_found_out(servers: list[Server]) -> None:
 
 async def test_any_minority_may_be_down(servers: list[Server]) -> None:
     """With one of three down, hung or empty, everybody goes on; both faces exclude each other."""
-    with Locks.from_url(urls(servers), ttl=TTL, wait=20) as locks:
-        async with AsyncLocks.from_url(urls(servers), ttl=TTL, wait=20) as others:
+    with Locks.from_url(urls(servers), wait=PATIENCE) as locks:
+        async with AsyncLocks.from_url(urls(servers), wait=PATIENCE) as others:
             fences = []
             for trouble in (servers[0].kill, servers[0].start, servers[1].stop, servers[1].cont):
                 trouble()
@@ -226,9 +229,12 @@ def test_with_a_majority_down_it_is_said(servers: list[Server]) -> None:
             lease.check()
 
 
-def test_a_server_that_lost_a_lease_is_given_it_back(servers: list[Server]) -> None:
+def test_a_server_that_lost_a_lease_is_given_it_back(
+    servers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A lease outlives the loss of one server, and then of another, for it is repaired meanwhile."""
-    with Locks.from_url(urls(servers), ttl=TTL, wait=20) as locks, locks.hold("a") as lease:
+    renew_often(monkeypatch)
+    with Locks.from_url(urls(servers), ttl=PATIENCE) as locks, locks.hold("a") as lease:
         for server in servers:
             server.restart(keep_data=False)
             eventually(lambda server=server: server.command("KEYS", "*:lock:*a"))
@@ -260,7 +266,7 @@ def test_a_clock_that_is_behind_is_told_once(caplog: pytest.LogCaptureFixture) -
         clocks.compare(Tally(3, 100.0, replies))
         clocks.compare(Tally(3, 100.0, {0: DOWN, 1: DOWN, 2: Reply(free, 5400.0)}))
         clocks.compare(Tally(3, 100.0, {0: DOWN}))
-    (record,) = caplog.records
+    (record,) = [each for each in caplog.records if "the clock of" in each.getMessage()]
     assert record.levelname == "WARNING"
     assert "the clock of redis://c is 3600 s behind that of redis://a" in record.getMessage()
 
@@ -279,10 +285,13 @@ class TestWhatIsRemembered:
         assert set(engine.candidates) == {"o9", "other"}
         engine.close()
 
-    def test_one_that_is_renewed_is_remembered(self, servers: list[Server]) -> None:
+    def test_one_that_is_renewed_is_remembered(
+        self, servers: list[Server], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Each renewal says for how long it is to be remembered from then on."""
+        renew_often(monkeypatch)
         engine = open_quorum(urls(servers))
-        with Locks(engine, ttl=1) as locks, locks.hold("k") as lease:
+        with Locks(engine, ttl=PATIENCE) as locks, locks.hold("k") as lease:
             candidate = engine.candidates[lease.owner]
             until = candidate.forgotten_at
             eventually(lambda: candidate.forgotten_at > until)
@@ -335,7 +344,7 @@ def test_a_fork_while_it_connects_holds_nobody_up(
     monkeypatch.setattr("weblock.stores.redis.blocking.connected", connected_beside_a_fork)
     try:
         with Locks.from_url(urls(servers)) as locks:
-            locks.acquire("k", wait=5).release()
+            locks.acquire("k", wait=PATIENCE).release()
             assert children
             assert all(os.waitpid(child, os.WNOHANG) == (0, 0) for child in children)
     finally:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import PATIENCE
 from weblock import EngineUnavailable, Locks, LockTimeout
 from weblock.stores.file import FileEngine
 from weblock.stores.file.records import _FIRST_SLOT, _HEADER
@@ -106,7 +108,7 @@ def test_processes_killed_while_they_hammer_leave_every_state_readable(
     chance = random.Random(1)
     hammer = f"""
     import threading
-    locks = Locks.from_url(url, wait=None, ttl=30)
+    locks = Locks.from_url(url, wait=None, ttl=3600)
     def hammer(key):
         while True:
             with locks.hold(key):
@@ -117,7 +119,7 @@ def test_processes_killed_while_they_hammer_leave_every_state_readable(
     """
     fences = dict.fromkeys(keys, 0)
     with Locks.from_url(url) as locks:
-        for _ in range(12):
+        for _ in range(30 if "WEBLOCK_LONG" in os.environ else 6):
             victim, survivor = child(), child()
             victim.begin(hammer)
             survivor.run(hammer)
@@ -127,6 +129,6 @@ def test_processes_killed_while_they_hammer_leave_every_state_readable(
             victim.kill()
             survivor.kill()
             for key in keys:
-                with locks.hold(key, wait=1) as lease:
+                with locks.hold(key, wait=PATIENCE) as lease:
                     assert lease.fence > fences[key]
                     fences[key] = lease.fence

@@ -231,7 +231,7 @@ class TestServer:
 
     def test_a_stop_beyond_the_ttl(self, server) -> None:
         """The holder is told in time, nobody gets the key meanwhile, and then it is free."""
-        url = fresh_zookeeper(server.address, timeout=0.5)
+        url = fresh_zookeeper(server.address, timeout=1)
         shorter = url.replace("session_timeout=2", "session_timeout=1")
         with Locks.from_url(url) as locks, Locks.from_url(shorter) as others:
             lease = locks.acquire("key", ttl=1)
@@ -297,7 +297,7 @@ class TestSession:
 
     def test_a_request_is_not_sent_late(self, server) -> None:
         """Who gave up during an outage gets nothing when it is over."""
-        url = fresh_zookeeper(server.address, timeout=0.3)
+        url = fresh_zookeeper(server.address, timeout=2)
         longer = url.replace("session_timeout=2", "session_timeout=3")
         with Locks.from_url(url) as locks, Locks.from_url(longer) as others:
             locks.acquire("key").release()

@@ -16,12 +16,14 @@ from urllib.parse import urlencode
 
 import psycopg
 
+from tests.support.waiting import eventually
 from weblock.stores.postgresql import open_engine
 
 from .database import DatabaseServer
 from .process import spawn
 
 _SPEEDY = ["fsync=off", "synchronous_commit=off", "full_page_writes=off", "max_connections=300"]
+_SPEEDY += ["autovacuum=off"]  # Its snapshots would keep dead rows for longer, now and then.
 
 
 class Postgres(DatabaseServer):
@@ -49,9 +51,12 @@ class Postgres(DatabaseServer):
 
     def kill(self) -> None:
         """Ends all its processes with SIGKILL, as a crash does."""
-        self._signal_all(signal.SIGKILL)
+        children = self._signal_all(signal.SIGKILL)
         assert self._process
         self._process.wait()
+        eventually(
+            lambda: not any(map(_lives, children))
+        )  # None may keep the memory that they share.
 
     def start(self) -> None:
         """Starts it again, on its port, and waits until it can be written to."""
@@ -73,13 +78,14 @@ class Postgres(DatabaseServer):
         with (data / "postgresql.auto.conf").open("a") as configuration:
             configuration.write("restore_command = 'false'\n")
 
-    def _signal_all(self, number: signal.Signals) -> None:
+    def _signal_all(self, number: signal.Signals) -> list[int]:
         assert self._process
-        pid = self._process.pid
+        pid, children = self._process.pid, _children_of(self._process.pid)
         # The first must not see the others end, since it would start some again.
-        for each in (pid, *_children_of(pid)):
+        for each in (pid, *children):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(each, number)
+        return children
 
     def _create(self) -> None:
         if self._user is not None:
@@ -116,6 +122,14 @@ class Postgres(DatabaseServer):
 def _children_of(pid: int) -> list[int]:
     path = Path(f"/proc/{pid}/task/{pid}/children")
     return [int(each) for each in path.read_text().split()]
+
+
+def _lives(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
 
 
 def _binary(name: str) -> str:

@@ -39,7 +39,15 @@ _JAVA = (
 class ZooKeeper:
     """One server on a free port of loopback, with its data in a temporary folder."""
 
-    def __init__(self, *, number: int = 0, members: str = "", port: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        number: int = 0,
+        members: str = "",
+        port: int | None = None,
+        patience: float = 25 * TICK,
+    ) -> None:
+        self._patience = patience
         self.port = port or free_port()
         self.folder = Path(tempfile.mkdtemp(prefix="weblock-zookeeper-"))
         self._number = number
@@ -73,7 +81,7 @@ class ZooKeeper:
             "clientPortAddress": "127.0.0.1",
             "tickTime": int(TICK * 1000),
             "initLimit": 50,
-            "syncLimit": 25,
+            "syncLimit": round(self._patience / TICK),
             "maxClientCnxns": 0,
             "4lw.commands.whitelist": "*",
         }
@@ -158,8 +166,10 @@ class Ensemble:
         clients, peers, elections = ([free_port() for _ in range(3)] for _ in range(3))
         self.link = Proxy(Listener(peers[2])) if link else None
         seen = [*peers[:2], self.link.port if self.link else peers[2]]
+        # One that is cut off goes on serving its clients, for as long as a test may take.
+        patience = {"patience": PATIENCE} if link else {}
         self.servers = [
-            ZooKeeper(number=number, members=_members(peers, elections), port=port)
+            ZooKeeper(number=number, members=_members(peers, elections), port=port, **patience)
             for number, (port, peers) in enumerate(zip(clients, (seen, peers, peers), strict=True))
         ]
 
