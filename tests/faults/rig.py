@@ -48,7 +48,7 @@ class Workers:
         """What they have written so far."""
         return read(Path(self._folder.name))
 
-    def go_on(self, sections: int = 20) -> float:
+    def go_on(self, sections: int = 10) -> float:
         """Waits until there have been so many more sections; seconds until the first."""
         started, before = time.monotonic(), self._sections()
         first: float | None = None
@@ -60,7 +60,7 @@ class Workers:
             assert all(process.poll() is None for process in self.processes), "a worker has ended"
             if done > before and first is None:
                 first = waited
-            time.sleep(0.02)
+            time.sleep(0.05)
         first = time.monotonic() - started if first is None else first
         self.worst = max(self.worst, first)
         return first

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import itertools
+import os
 import resource
 import shutil
 import time
@@ -125,7 +126,9 @@ def on_sentinels(deployment: SentinelDeployment) -> Strikes:
 
 def on_cluster(cluster: Cluster, slot: int) -> Strikes:
     """What happens to the slot where the key is, and to masters."""
-    parts = {"nothing": (), "the epoch": (":epoch",), "the lock": (":lock:",), "all": ("",)}
+    parts = {"the lock": (":lock:",)}
+    if "WEBLOCK_LONG" in os.environ:  # Each part is taken over in test_redis_half_moved.py.
+        parts |= {"nothing": (), "the epoch": (":epoch",), "all": ("",)}
 
     def half_move(part: Sequence[str]) -> None:
         move = cluster.begin_move(slot)

@@ -19,6 +19,11 @@ from weblock import AsyncLocks, Locks, WeblockError
 
 KEY = "contended"
 FLOWS = 4
+LOOK_EVERY = 0.001 if "WEBLOCK_LONG" in os.environ else 0.005
+"""Seconds between two looks at a lease: the shorter, the more often the key changes hands."""
+
+CALM_DOWN = 0.05
+"""Seconds after an error."""
 
 
 class Journal:
@@ -59,7 +64,7 @@ class Watch:
 
 
 def looks() -> int:
-    """How often a worker looks, a millisecond apart."""
+    """How often a worker looks."""
     return random.choice([1, 3, 10, 30])
 
 
@@ -72,14 +77,14 @@ def in_a_thread(locks: Locks, journal: Journal, stop: threading.Event) -> None:
                 for _ in range(looks()):
                     if not watch.look():
                         break
-                    time.sleep(0.001)
+                    time.sleep(LOOK_EVERY)
                 watch.look()
                 watch.end()
         except WeblockError as error:
             journal.write(
                 event="error", error=type(error).__name__, at=now(), said=str(error)[:200]
             )
-            time.sleep(0.01)
+            time.sleep(CALM_DOWN)
 
 
 async def in_a_task(locks: AsyncLocks, journal: Journal, stop: threading.Event) -> None:
@@ -91,14 +96,14 @@ async def in_a_task(locks: AsyncLocks, journal: Journal, stop: threading.Event) 
                 for _ in range(looks()):
                     if not watch.look():
                         break
-                    await asyncio.sleep(0.001)
+                    await asyncio.sleep(LOOK_EVERY)
                 watch.look()
                 watch.end()
         except WeblockError as error:
             journal.write(
                 event="error", error=type(error).__name__, at=now(), said=str(error)[:200]
             )
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(CALM_DOWN)
 
 
 def _end_loudly(failure: threading.ExceptHookArgs) -> None:
