@@ -9,7 +9,7 @@ from collections.abc import Callable
 from weblock import Locks, LockTimeout
 from weblock._runtime.clock import now
 
-__all__ = ["PATIENCE", "eventually", "now", "queue_of", "until_renewed", "waiters"]
+__all__ = ["PATIENCE", "eventually", "now", "pause_after", "queue_of", "until_renewed", "waiters"]
 
 PATIENCE = 60.0 * float(os.environ.get("WEBLOCK_TEST_PATIENCE", "1"))
 """Seconds, for what takes milliseconds on an idle machine: no test fails because a machine is slow."""
@@ -25,10 +25,16 @@ def eventually(
 
     The exceptions in ``despite`` mean "not yet".
     """
-    until = now() + within
+    began = now()
     while not _holds(condition, despite):
-        assert now() < until, "what should have happened has not"
-        time.sleep(0.002)
+        waited = now() - began
+        assert waited < within, "what should have happened has not"
+        time.sleep(pause_after(waited))
+
+
+def pause_after(waited: float) -> float:
+    """Seconds until one who has waited for a condition looks again: what takes long is not polled busily."""
+    return min(0.02, max(0.002, waited / 10))
 
 
 def waiters(locks: Locks, key: str) -> int:
