@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,8 +34,8 @@ def child(url: str) -> Iterator[Callable[..., Child]]:
     """Starts processes on the engine under test, which end with the test."""
     started: list[Child] = []
 
-    def start(**options: Any) -> Child:
-        started.append(Child(url, **options))
+    def start(*, before: str = "") -> Child:
+        started.append(Child(url, before=before))
         return started[-1]
 
     yield start
