@@ -1,15 +1,19 @@
 """``manage.py weblock list``, ``show KEY``, ``release KEY``: who holds what, and taking it away.
 
 ``manage.py weblock rules POST /items/7`` says what a request locks, and why.
+``manage.py weblock run KEY -- migrate`` runs another command while it holds a key.
 """
 
 from __future__ import annotations
 
 import getpass
 import json
+import os
 import sys
 from argparse import ArgumentParser
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
 
 from django.core.management.base import BaseCommand, CommandError
 
@@ -19,13 +23,35 @@ from .....operating import ChangedHands, take_away
 from ... import locks, settings
 from ...rules import explain
 
+RUN: Final = {
+    "--wait": "seconds to wait for the key (without end)",
+    "--ttl": "seconds that the lease lasts when this machine has died (30)",
+    "--kill-after": "seconds from SIGTERM to SIGKILL, when the lease is ending (5)",
+    "--max-hold": "seconds that the command may run",
+    "--at-least": "seconds that the key stays locked, also if the command ends before",
+    "--label": "what others see of the holder",
+}
+"""The options of ``weblock run`` that have a value."""
+
+SKIP: Final = "--skip-if-busy"
+
 
 class Command(BaseCommand):
     """Shows who holds keys and who waits for them, and takes keys away from holders that hang."""
 
-    help = "Shows who holds keys and who waits, releases keys by force, and explains rules."
+    help = (
+        "Shows who holds keys and who waits, releases keys by force, explains rules, and runs a command"
+        " while it holds a key."
+    )
     # It serves in an emergency, whatever else is wrong with the project.
     requires_system_checks: Any = ()
+    _program: str | None = None
+    """The script that was started, manage.py; ``None`` for ``call_command``."""
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Run the command that the process was started for."""
+        self._program = argv[0]
+        super().run_from_argv(argv)
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Add a subcommand for each operation."""
@@ -39,11 +65,16 @@ class Command(BaseCommand):
         rules = actions.add_parser("rules", help="what a request locks, and by which rule")
         rules.add_argument("method", type=str.upper, help="POST, say")
         rules.add_argument("target", help="its path or URL")
-        for each in (show, release):
+        run = actions.add_parser("run", help="run a command of Django's while it holds a key")
+        for option, meaning in RUN.items():
+            run.add_argument(option, help=meaning)
+        run.add_argument(SKIP, action="store_true", help="end with 0 if the key is busy")
+        for each in (show, release, run):
             each.add_argument("key")
+        run.add_argument("command", metavar="-- command", nargs="+", help="migrate, say")
         for each in (listing, show):
             each.add_argument("--json", action="store_true", help="for programs")
-        for each in (listing, show, release):
+        for each in (listing, show, release, run):
             each.add_argument(
                 "--alias", default="default", choices=sorted(locks), help="of WEBLOCK (default)"
             )
@@ -60,6 +91,8 @@ class Command(BaseCommand):
                     self._show(alias, options["key"], as_json=options["json"])
                 case "release":
                     self._release(alias, options["key"], ask=not options["force"])
+                case "run":
+                    self._run(alias, options["key"], options["command"], options)
         except (WeblockError, ChangedHands) as error:
             raise CommandError(str(error)) from error
 
@@ -100,6 +133,31 @@ class Command(BaseCommand):
         if taken is None:
             raise CommandError(f"Nobody holds {printable(key)} any more.")
         self._say(operating.said_of(taken))
+
+    def _run(self, alias: str, key: str, command: Sequence[str], options: dict[str, Any]) -> None:
+        """Become ``weblock run``, which runs a process for the command: signals and codes are its own."""
+        if self._program is None:
+            raise CommandError(
+                "weblock run is for the command line: in code, use"
+                f" locks[{alias!r}].run({key!r}, call_command, ...)"
+            )
+        found = locks[alias]  # The checks of its options are made, too.
+        url = settings.of_alias(alias).url or found.engine
+        given = [SKIP] if options[SKIP[2:].replace("-", "_")] else []
+        for option in RUN:
+            if (value := options[option[2:].replace("-", "_")]) is not None:
+                given += [f"{option}={value}"]
+        is_module = Path(self._program).name == "__main__.py"
+        program = ["-m", "django"] if is_module else [self._program]
+        arguments = ["-m", "weblock", "run", *given, "--", key, sys.executable, *program, *command]
+        env = {  # Not arguments, which other users can see: a URL may have a password.
+            **os.environ,
+            "WEBLOCK_URL": url if isinstance(url, str) else " ".join(url),
+            "WEBLOCK_NAMESPACE": found.namespace,
+        }
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os.execve(sys.executable, [sys.executable, *arguments], env)  # noqa: S606 - it is weblock
 
     def _agrees(self, info: KeyInfo) -> bool:
         if not sys.stdin.isatty():

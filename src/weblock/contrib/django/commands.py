@@ -1,0 +1,84 @@
+"""``LockedCommand``: management commands of which one process at a time runs one."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Final, Literal
+
+from django.core.management.base import BaseCommand, CommandError
+
+from ..._options import Duration, HoldOptions
+from ..._platform.logs import printable
+from ...errors import (
+    AlreadyHeld,
+    ConfigurationError,
+    EngineUnavailable,
+    LeaseLost,
+    LockTimeout,
+    WeblockError,
+)
+from ...keys import KeyTemplate
+from .registry import locks
+from .view_lock import DEFAULT
+
+UNAVAILABLE: Final = 69
+BUSY: Final = 75
+LOST: Final = 76
+"""The exit codes of ``weblock run``, too."""
+
+
+class LockedCommand(BaseCommand):
+    """The base class of a management command that runs under a lock.
+
+    The lock is held from before the system checks until the command has ended, under a lease that is
+    renewed meanwhile. A command whose key is busy, whose engine does not answer or whose lease was lost
+    ends with 75, 69 or 76.
+    """
+
+    lock: str
+    """The key, which may name options of the command: ``"import:{supplier}"``."""
+    lock_alias: str = DEFAULT
+    """Of ``WEBLOCK``."""
+    lock_options: ClassVar[HoldOptions] = {}
+    """Override those of the alias: ``{"wait": None}`` waits without limit."""
+    on_busy: Literal["wait", "skip"] = "wait"
+    """``"skip"`` says on standard error that the key is busy, and ends with 0."""
+    at_least: Duration | None = None
+    """For how many seconds the key stays taken, also if the command ends before: see ``Locks.run``."""
+
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        """Run the command, and return what it returns, while it holds its key."""
+        key = KeyTemplate.parse(self.lock).fill(options)
+        ran = False
+
+        def work() -> str | None:
+            nonlocal ran
+            ran = True
+            done: str | None = super(LockedCommand, self).execute(*args, **options)
+            return done
+
+        hold = self.lock_options.copy()
+        try:
+            result = locks[self.lock_alias].run(
+                key, work, on_busy=self.on_busy, at_least=self.at_least, **hold
+            )
+        except WeblockError as error:
+            code = _code_of(error)
+            if code is None or (ran and not isinstance(error, LeaseLost)):
+                raise
+            raise CommandError(printable(str(error)), returncode=code) from error
+        if not ran:
+            self.stderr.write(f"skipped: {printable(key)} is busy")
+        return result
+
+
+def _code_of(error: WeblockError) -> int | None:
+    match error:
+        case LockTimeout():
+            return BUSY
+        case EngineUnavailable():
+            return UNAVAILABLE
+        case LeaseLost():
+            return LOST
+        case ConfigurationError() | AlreadyHeld():
+            return 2
+    return None

@@ -1,0 +1,139 @@
+"""``LockedCommand``, and ``manage.py weblock run``."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.core.management.base import CommandParser
+from django.test import override_settings
+
+from tests.servers import fresh_url
+from tests.support.busy import busy
+from weblock import HoldOptions, LeaseLost, Locks
+from weblock.contrib.django import locks
+from weblock.contrib.django.commands import LockedCommand
+
+TOP = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def own_engine(url: str) -> Iterator[None]:
+    """An engine of the test's own."""
+    with override_settings(WEBLOCK={"default": {"URL": url}}):
+        yield
+
+
+class Import(LockedCommand):
+    lock = "import:{supplier}"
+    lock_options: ClassVar[HoldOptions] = {"wait": 0}
+    loses = False
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("supplier", type=int)
+
+    def handle(self, *args: Any, **options: Any) -> str:
+        (info,) = locks["default"].list()
+        if self.loses:
+            raise LeaseLost("import:7", fence=1, reason="taken")
+        return info.key
+
+
+class Skipping(Import):
+    on_busy = "skip"
+    at_least = 3600
+
+
+def run(command: LockedCommand) -> tuple[str, str]:
+    """What a command writes to its standard output and its standard error."""
+    command.stdout._out = output = io.StringIO()
+    command.stderr._out = errors = io.StringIO()
+    call_command(command, "7")
+    return output.getvalue().strip(), errors.getvalue().strip()
+
+
+def test_a_command_holds_its_key() -> None:
+    """It is made of the command's options, and is free when the command has ended."""
+    assert run(Import()) == ("import:7", "")
+    assert locks["default"].list() == []
+
+
+def test_a_busy_key_ends_a_command() -> None:
+    """With an exit code of its own; or it is skipped, which is no error."""
+    with busy(locks["default"], "import:7", "another"):
+        with pytest.raises(CommandError, match="'import:7' was not acquired") as refused:
+            run(Import())
+        assert refused.value.returncode == 75
+        assert run(Skipping()) == ("", "skipped: import:7 is busy")
+
+
+def test_a_lost_lease_ends_a_command() -> None:
+    """With an exit code of its own."""
+    command = Import()
+    command.loses = True
+    with pytest.raises(CommandError, match="was lost") as lost:
+        run(command)
+    assert lost.value.returncode == 76
+
+
+def test_the_key_may_stay_taken() -> None:
+    """``at_least`` is for machines whose clocks differ."""
+    assert run(Skipping()) == ("import:7", "")
+    assert run(Skipping()) == ("", "skipped: import:7 is busy")
+
+
+def test_run_is_for_the_command_line() -> None:
+    """It becomes another process, which no caller in code expects."""
+    with pytest.raises(CommandError, match="in code, use"):
+        call_command("weblock", "run", "migrate", "check")
+
+
+def test_run_runs_a_command_of_django_under_a_key(tmp_path: Path) -> None:
+    """With the engine and the namespace of the settings, its own options, and the command's exit code."""
+    url = fresh_url(recovery="off")
+    (tmp_path / "shop_settings.py").write_text(
+        "INSTALLED_APPS = ['weblock.contrib.django', 'shop']\n"
+        f"WEBLOCK = {{'default': {{'URL': {url!r}, 'NAMESPACE': 'shop'}}}}\n"
+    )
+    commands = tmp_path / "shop" / "management" / "commands"
+    commands.mkdir(parents=True)
+    (commands / "holder.py").write_text(
+        "from django.core.management import BaseCommand, CommandError\n"
+        "from weblock.contrib.django import locks\n"
+        "class Command(BaseCommand):\n"
+        "    def add_arguments(self, parser):\n"
+        "        parser.add_argument('--code', type=int)\n"
+        "    def handle(self, *, code, **options):\n"
+        "        self.stdout.write(str([each.key for each in locks['default'].list()]))\n"
+        "        raise CommandError('as asked', returncode=code)\n"
+    )
+    (tmp_path / "manage.py").write_text(
+        "import sys\nfrom django.core.management import execute_from_command_line\n"
+        "execute_from_command_line(sys.argv)\n"
+    )
+
+    def manage(*arguments: str) -> subprocess.CompletedProcess[str]:
+        env = {"PYTHONPATH": f"{TOP}:{tmp_path}", "DJANGO_SETTINGS_MODULE": "shop_settings"}
+        command = [sys.executable, "manage.py", "weblock", "run", *arguments]
+        return subprocess.run(
+            [*command, "--", "holder", "--code", "7"],
+            cwd=tmp_path,
+            env={**os.environ, **env},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    ran = manage("nightly", "--wait", "30")
+    assert (ran.returncode, ran.stdout) == (7, "['nightly']\n"), ran.stderr
+    with Locks.from_url(url, namespace="shop") as others, others.hold("nightly"):
+        ran = manage("--skip-if-busy", "nightly")
+        assert (ran.returncode, ran.stdout) == (0, "")
+        assert "skipped" in ran.stderr
