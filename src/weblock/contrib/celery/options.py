@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Literal, cast, get_args
-
-from celery import Task
+from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 from ..._options import HoldOptions, Options, seconds
 from ...errors import ConfigurationError
 from ...keys import CheckedKey, KeyTemplate, in_order
 from ..request_values import keys_made_by, wanted_by
+
+if TYPE_CHECKING:
+    from .task import LockedTask
 
 OnBusy = Literal["wait", "skip", "retry"]
 """What a task does if its key is busy."""
@@ -22,7 +23,7 @@ KeyFunction = Callable[..., Any]
 NAMES: Final = tuple(HoldOptions.__annotations__)
 
 
-def hold_options(task: Task | type[Task]) -> HoldOptions:
+def hold_options(task: LockedTask | type[LockedTask]) -> HoldOptions:
     """Return how a task holds its keys. Without waiting, unless it waits or says how long."""
     options: dict[str, Any] = {name: getattr(task, name) for name in NAMES if hasattr(task, name)}
     if task.on_busy != "wait":
@@ -30,7 +31,7 @@ def hold_options(task: Task | type[Task]) -> HoldOptions:
     return cast("HoldOptions", options)
 
 
-def check(task: type[Task], run: Callable[..., Any]) -> None:
+def check(task: type[LockedTask], run: Callable[..., Any]) -> None:
     """Raise ``ConfigurationError`` or ``TypeError`` for options that cannot work.
 
     ``run`` is called with the arguments of the task.
@@ -54,7 +55,7 @@ def check(task: type[Task], run: Callable[..., Any]) -> None:
 class Keys:
     """Makes the keys of the calls of one task's function."""
 
-    def __init__(self, task: Task, run: Callable[..., Any]) -> None:
+    def __init__(self, task: LockedTask, run: Callable[..., Any]) -> None:
         self._task = task
         self._run = run
         self._lock: object = None
@@ -71,7 +72,7 @@ class Keys:
 _KeyOfCall = Callable[[tuple[Any, ...], dict[str, Any]], list[CheckedKey]]
 
 
-def _keys(task: Task | type[Task], run: Callable[..., Any]) -> Iterator[_KeyOfCall]:
+def _keys(task: LockedTask | type[LockedTask], run: Callable[..., Any]) -> Iterator[_KeyOfCall]:
     lock = task.lock
     wanted = lock if isinstance(lock, list | tuple) else [lock]
     if not wanted:
