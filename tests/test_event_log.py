@@ -52,6 +52,7 @@ FACTS: dict[str, Any] = {
     "by": "an operator",
     "duration": 0.1,
     "failed": False,
+    "ttl": 30.0,
 }
 
 
@@ -82,7 +83,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 LEVELS = {
-    "DEBUG": {"waiting", "acquired", "released", "gave_up"},
+    "DEBUG": {"waiting", "acquired", "released", "handed_over", "taken_over", "gave_up"},
     "INFO": {"timed_out", "refused"},
     "WARNING": {
         *("at_risk", "lost", "forgotten", "unavailable", "recovering", "failed_open"),

@@ -11,9 +11,20 @@ from typing import Final, Generic, Self, TypeVar, Unpack
 from ._core.acquiring import Caller, Locker
 from ._core.attempts import Attempts
 from ._core.holding import Hands, Holding, Status, Unprotected
+from ._core.moving import hand_over, take_over
 from ._core.ports import SCOPES, Engine, Runtime
 from ._core.table import Released
-from ._options import Duration, HoldOptions, LocksOptions, Options, count, in_turn, seconds
+from ._core.tokens import leases_in, token_of
+from ._options import (
+    SHORTEST_TTL,
+    Duration,
+    HoldOptions,
+    LocksOptions,
+    Options,
+    count,
+    in_turn,
+    seconds,
+)
 from ._platform.greenlets import renewed_by_greenlet
 from ._platform.logs import logger
 from ._runtime.clock import control
@@ -313,6 +324,21 @@ class Face:
         if until is not None and self._locker.runtime.now() < until:
             lease._leave()  # noqa: SLF001
 
+    async def _take_over(self, token: str, options: HoldOptions) -> tuple[Locker, Hands[Holding]]:
+        terms = self._options.of_take_over(options)
+        self._ensure_open()
+        leases = leases_in(token)
+        for lease in leases:
+            if not lease.key.startswith(self._options.prefix):
+                namespace = lease.key.partition(":")[0]
+                raise ConfigurationError(
+                    f"the token is for a key of namespace={namespace!r:.80}, and these locks are of"
+                    f" namespace={self.namespace!r}: take it over with locks of the same namespace"
+                )
+        locker = self._locker
+        taking = take_over(locker, leases, terms)
+        return locker, await self._ask("take_over", leases[0].key, taking)
+
     async def _is_done(self, key: str) -> bool:
         name, store = self._name(key), self._locker.store
         return await self._ask("once", name, self._locker.insist(lambda: store.marked(name)))
@@ -501,6 +527,19 @@ class BaseLease:
                 name, label = holding.key, holding.label
                 locker.health.refused(failure, "extend", name, label, since=since)
                 raise
+
+    async def _hand_over(self, ttl: Duration | None) -> str:
+        way = None if ttl is None else seconds("ttl", ttl, least=SHORTEST_TTL)
+        locker, leased = self._locker, self._leased
+        if len(leased) < len(self._holdings):
+            raise LeaseLost(self.key, fence=0, reason="unprotected")
+        since = locker.runtime.now()
+        try:
+            return token_of(await hand_over(locker, leased, way))
+        except EngineUnavailable as failure:
+            name, label = leased[0].key, leased[0].label
+            locker.health.refused(failure, "hand_over", name, label, since=since)
+            raise
 
     def _leave(self) -> None:
         """End the lease for its holder, while it lasts in the engine: ``release`` does nothing then.

@@ -153,6 +153,16 @@ class Options:
             self._known[said] = options
         return options
 
+    def of_take_over(self, given: HoldOptions) -> Terms:
+        """Return the terms of a lease that is taken over. Raises as ``of_call`` does."""
+        for name in ("wait", "max_waiters", "on_unavailable"):
+            if name in given:
+                raise TypeError(
+                    f"take_over neither waits nor runs without a lease, and was given {name}=: leave it"
+                    " out"
+                )
+        return self.of_call(given)[0]
+
     def _terms_of(self, options: dict[str, Any]) -> _Said:
         terms = Terms(
             options["ttl"],

@@ -73,7 +73,8 @@ class LeaseLost(WeblockError):
         fence: The fence of the lost lease.
         reason: ``expired``, ``taken`` (the engine no longer knows the lease), ``max_hold``,
             ``forked`` (the lease belongs to the parent process), ``closed`` (its ``Locks`` was
-            closed), or ``released`` (its holder released it).
+            closed), ``released`` (its holder released it), or ``handed_over`` (its holder called
+            ``hand_over``).
     """
 
     def __init__(self, key: str, *, fence: int, reason: str) -> None:
@@ -91,6 +92,8 @@ _LOSSES = {
     "max_hold": "it was held for longer than max_hold allows",
     "closed": "its Locks was closed while it was held",
     "released": "it has been released",
+    "unprotected": "there is none, because the engine did not answer (on_unavailable='open')",
+    "handed_over": "it has been handed over: what is committed under it comes before hand_over()",
     "forked": "it belongs to the parent of this process",
 }
 

@@ -68,7 +68,10 @@ class Waiting(KeyEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acquired(LeaseEvent):
-    """A caller has the key. It ends with exactly one of ``Released``, ``Lost`` or ``Forgotten``."""
+    """A caller has the key.
+
+    It ends with exactly one of ``Released``, ``HandedOver``, ``Lost`` or ``Forgotten``.
+    """
 
     waited: float
     """Seconds since it was asked for."""
@@ -107,6 +110,23 @@ class Forgotten(LeaseEvent):
     """A lease that nobody refers to any more was given back, although nobody released it."""
 
     held_for: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandedOver(LeaseEvent):
+    """A holder has ended its part of a lease, which lasts until its token is taken over, or for its ttl."""
+
+    held_for: float
+    ttl: float
+    """Seconds that the token is good for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenOver(LeaseEvent):
+    """A caller continues a lease that another has handed over, with the same fence.
+
+    It ends as one that was ``Acquired`` does.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +245,8 @@ class Answered(Event):
 EVENTS: Final[Mapping[str, type[Event]]] = {
     kind.name: kind
     for kind in (
-        *(Waiting, Acquired, Released, AtRisk, Lost, Forgotten, TimedOut, Refused, GaveUp),
+        *(Waiting, Acquired, Released, HandedOver, TakenOver, AtRisk, Lost, Forgotten),
+        *(TimedOut, Refused, GaveUp),
         *(Unavailable, Available, Recovering, FailedOpen, Forced, NotRenewed, Answered),
     )
 }

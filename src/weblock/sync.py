@@ -92,6 +92,24 @@ class Locks(Face):
         except LockTimeout:
             return None
 
+    def take_over(self, token: str, **options: Unpack[HoldOptions]) -> Lease:
+        """Continue the lease that a token from ``hand_over`` stands for.
+
+        It has the keys and the fence of the lease that was handed over, is renewed here, and is lost
+        as any other. Never waits.
+
+        Args:
+            token: The string that ``lease.hand_over()`` returned.
+            **options: ``ttl``, ``max_hold``, ``renew`` and ``label``, as of ``hold``.
+
+        Raises:
+            LeaseLost: Another caller has taken it over, or it has ended.
+            EngineUnavailable: The engine did not answer. If the lease was taken over nevertheless, it
+                is given back.
+            ConfigurationError: It is no token, is damaged, or belongs to another namespace.
+        """
+        return Lease(*drive(self._take_over(token, options)))
+
     def serialized(
         self, key: str, **options: Unpack[HoldOptions]
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -438,6 +456,28 @@ class Lease(BaseLease):
             EngineUnavailable: The engine did not answer.
         """
         drive(self._extend(seconds("by", by)))
+
+    def hand_over(self, *, ttl: Duration | None = None) -> str:
+        """End this lease here without releasing the keys, and return a token that continues it.
+
+        ``locks.take_over(token)``, in this process or another, continues it with the same fence. The
+        token is a secret string that any queue can carry. It works once: of several callers that have
+        it, one gets the lease. Until then **nobody renews the lease**: it ends by itself after ``ttl``
+        seconds, whether or not this process still lives.
+
+        Commit before you call it: from then on ``check`` raises ``LeaseLost``. ``release``, and the
+        end of a ``with`` block, do nothing.
+
+        Args:
+            ttl: For how many seconds the token can be taken over: how long a job may wait in its
+                queue. By default, the ``ttl`` of the lease.
+
+        Raises:
+            LeaseLost: The lease has ended; a lost lease stays lost.
+            EngineUnavailable: The engine did not answer. The keys are given back as soon as it does,
+                and the lease has ended.
+        """
+        return drive(self._hand_over(ttl))
 
     def release(self) -> None:
         """Give the keys back.

@@ -73,6 +73,13 @@ class Strings:
         renewed(self.locks, self.lease)
         return {}
 
+    def hand_over(self, **options: Any) -> dict[str, Any]:
+        return {"token": self.actor.do(self.lease.hand_over, **options)}
+
+    def take_over(self, token: str, **options: Any) -> dict[str, Any]:
+        self.lease = self.actor.do(self.locks.take_over, token, **options)
+        return {"fence": self.lease.fence}
+
     def check(self) -> dict[str, Any]:
         self.lease.check()
         return {"at": now()}

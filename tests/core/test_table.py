@@ -245,6 +245,47 @@ def test_a_void_takes_the_lease_back() -> None:
     assert table.acquire(step.state, at(2), claim("a"), room=100).answer == Gone()
 
 
+def moved(state: KeyState, moment: Moment, owner: str, to: Claim) -> Step:
+    """Who waits stays, and the fence is as it was."""
+    step = table.transfer(state, moment, owner, to)
+    assert (step.state.fence, queued(step.state)) == (state.fence, queued(state))
+    return step
+
+
+def test_a_lease_moves_to_another_owner() -> None:
+    """It has the new claim, the same fence and beginning, and a ttl from now, be it shorter or longer."""
+    state = after(claim("a", "p1"), claim("b"))
+    for ttl in (1, 100):
+        step = moved(state, at(5), "a", to=Claim("c", "p2", ttl, "worker"))
+        assert step.answer == Held(state.fence, 5 + ttl)
+        assert step.state.grant
+        assert (step.state.grant.claim, step.state.grant.since) == (
+            Claim("c", "p2", ttl, "worker"),
+            0,
+        )
+        assert table.refresh(step.state, at(5), "a", TTL).answer == Gone()
+        assert table.transfer(step.state, at(5), "a", claim("d")).answer == Gone()
+
+
+def test_a_transfer_that_is_repeated_shortens_nothing() -> None:
+    """The new owner may have extended the lease before a late copy of its request arrives."""
+    state = moved(after(claim("a")), at(1), "a", to=claim("c")).state
+    state = table.refresh(state, at(1), "c", 60).state
+    step = moved(state, at(2), "a", to=claim("c"))
+    assert step == Step(state, Held(state.fence, 61))
+
+
+def test_nothing_moves_that_is_not_there() -> None:
+    """A lease of another, one that has ended, a place in the queue, and an owner that gave up."""
+    state = after(claim("a", ttl=2), claim("b"))
+    assert moved(state, at(1), "b", to=claim("c")) == Step(state, Gone())
+    assert moved(KeyState(), at(1), "a", to=claim("c")) == Step(KeyState(), Gone())
+    ended = table.transfer(state, at(2), "a", claim("c"))
+    assert (ended.answer, holder(ended.state), ended.woken) == (Gone(), "b", ended.state.grant)
+    given_up = table.release(state, at(1), "c", void=5).state
+    assert moved(given_up, at(1.5), "a", to=claim("c")) == Step(given_up, Gone())
+
+
 def test_force_takes_the_lease_and_passes_the_key_on() -> None:
     """The first waiter gets what was taken from the holder, with a larger fence; others stay."""
     state = after(claim("a"), claim("b"), claim("c"))

@@ -71,6 +71,20 @@ class OneKey(RuleBasedStateMachine):
         assert step.answer == (Released() if had else Gone())
         assert owner not in self.present()
 
+    @rule(owner=owners, heir=owners, ttl=lengths)
+    def transfer(self, owner: str, heir: str, ttl: float) -> None:
+        grant, had = self.state.grant, self.has_live_lease(owner)
+        if heir in self.present() or self.is_voided(heir):
+            return
+        step = table.transfer(self.state, self.moment, owner, self.claim_of(heir, ttl))
+        self.take(step, by=owner)
+        assert isinstance(step.answer, Held) == had
+        if had:
+            assert grant
+            assert step.state.grant
+            assert step.state.grant[1:3] == grant[1:3], "the fence or the beginning has changed"
+            assert step.answer.until == self.now + ttl
+
     @rule()
     def force_release(self) -> None:
         grant = self.state.grant

@@ -75,6 +75,12 @@ class Store(Protocol):
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply: ...
 
+    async def transfer(self, key: str, owner: str, claim: Claim, *, fence: int) -> Reply:
+        """Make the lease of ``owner``, which has this fence, that of a claim: see ``table.transfer``.
+
+        A claim without a process belongs to none, and lasts until its ttl is over.
+        """
+
     async def force_release(self, key: str) -> Reply:
         """Take the lease away from its holder, which finds out when it next asks."""
 

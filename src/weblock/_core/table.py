@@ -224,6 +224,25 @@ def force_release(state: KeyState, moment: Moment) -> Step:
     return Step(state, answer, woken)
 
 
+def transfer(state: KeyState, moment: Moment, owner: str, claim: Claim) -> Step:
+    """Make the lease of ``owner`` that of a claim, with the same fence, for the claim's ttl from now.
+
+    Asking again is harmless: a claim that has the lease keeps it, and it is never shortened. Returns
+    ``Gone`` if neither has it.
+    """
+    state, woken = settle(state, moment)
+    grant, until = state.grant, moment.now + claim.ttl
+    if grant is None or any(voided.owner == claim.owner for voided in state.voided):
+        return Step(state, GONE, woken)
+    if grant.claim.owner == claim.owner:
+        until = max(until, grant.until)
+    elif grant.claim.owner != owner:
+        return Step(state, GONE, woken)
+    grant = Grant(claim, grant.fence, grant.since, until, confirmed=True)
+    state = KeyState(state.fence, grant, state.queue, state.voided)
+    return Step(state, _held(state))
+
+
 def current(state: KeyState, moment: Moment) -> KeyState:
     """Return a state without leases that have ended, and without places that have lapsed.
 

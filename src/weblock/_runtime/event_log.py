@@ -29,18 +29,20 @@ from ..events import (
     Forced,
     Forgotten,
     GaveUp,
+    HandedOver,
     KeyEvent,
     Lost,
     NotRenewed,
     Recovering,
     Refused,
     Released,
+    TakenOver,
     TimedOut,
     Unavailable,
     Waiting,
 )
 
-FREQUENT: Final = frozenset({Waiting, Acquired, Released, GaveUp})
+FREQUENT: Final = frozenset({Waiting, Acquired, Released, HandedOver, TakenOver, GaveUp})
 """Events of every request: they are logged at DEBUG."""
 
 KINDS: Final = frozenset(EVENTS.values()) - {Answered}
@@ -143,6 +145,20 @@ def _acquired(event: Acquired) -> Message:
 def _released(event: Released) -> Message:
     key = _Quoted(event.key)
     return "released the lock %s after %.3f s (fence %d)", key, event.held_for, event.fence
+
+
+def _handed_over(event: HandedOver) -> Message:
+    return (
+        "handed over the lease of %s (fence %d) after %.3f s: its token is good for %.1f s",
+        _Quoted(event.key),
+        event.fence,
+        event.held_for,
+        event.ttl,
+    )
+
+
+def _taken_over(event: TakenOver) -> Message:
+    return "took over the lease of %s (fence %d)", _Quoted(event.key), event.fence
 
 
 def _at_risk(event: AtRisk) -> Message:
@@ -272,6 +288,8 @@ _HOW: Final[Mapping[type[Event], _How]] = {
     Waiting: _How(logging.DEBUG, _waiting),
     Acquired: _How(logging.DEBUG, _acquired),
     Released: _How(logging.DEBUG, _released),
+    HandedOver: _How(logging.DEBUG, _handed_over),
+    TakenOver: _How(logging.DEBUG, _taken_over),
     GaveUp: _How(logging.DEBUG, _gave_up),
     TimedOut: _How(logging.INFO, _timed_out, most=1),
     Refused: _How(logging.INFO, _refused, most=1),

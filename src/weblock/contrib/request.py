@@ -110,9 +110,13 @@ class RequestLeases(Generic[L]):
         return locks._joined(leases, keys)  # type: ignore[return-value]  # noqa: SLF001 - a lease of its kind
 
     def check(self) -> None:
-        """Raise ``LeaseLost`` if any lease of the request is lost."""
+        """Raise ``LeaseLost`` if any lease of the request has ended: what is to commit must not."""
         for lease in self.leases:
             lease.check()
+
+    def check_done(self) -> None:
+        """Raise ``LeaseLost`` if the request must not report success: see ``check_done``."""
+        check_done(self.leases)
 
     async def release(self) -> LeaseLost | None:
         """Release everything, the last first. Return the loss, if a lease was lost before."""
@@ -162,6 +166,19 @@ class RequestLeases(Generic[L]):
             "this request has ended: what outlives it holds its locks by itself, with hold() of the"
             " locks themselves"
         )
+
+
+def check_done(leases: Sequence[BaseLease]) -> None:
+    """Raise ``LeaseLost`` if a lease was lost, but not if the application itself has ended it.
+
+    An application may release a lease early, or hand it over to a worker, and then respond.
+    """
+    for lease in leases:
+        try:
+            lease.check()
+        except LeaseLost as loss:
+            if loss.reason not in {"released", "handed_over"}:
+                raise
 
 
 async def to_its_end(

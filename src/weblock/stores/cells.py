@@ -174,6 +174,9 @@ class CellStore:
             replies |= self._replies_to(by_key[key], outcome)
         return [replies[pulse.owner] for pulse in pulses]
 
+    async def transfer(self, key: str, owner: str, claim: Claim, *, fence: int) -> Reply:
+        return await self._apply(key, partial(table.transfer, owner=owner, claim=claim))
+
     async def force_release(self, key: str) -> Reply:
         return await self._apply(key, table.force_release)
 

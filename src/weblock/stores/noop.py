@@ -78,6 +78,15 @@ class _NoopStore:
         mine = self._engine.held.pop(owner, None)
         return Reply(Gone() if mine is None else Released(), self._runtime.now())
 
+    async def transfer(self, key: str, owner: str, claim: Claim, *, fence: int) -> Reply:
+        now = self._runtime.now()
+        lease = self._engine.held.pop(owner, None) or self._engine.held.get(claim.owner)
+        if lease is None:
+            return Reply(Gone(), now)
+        lease.grant = lease.grant._replace(claim=claim, until=now + claim.ttl)
+        self._engine.held[claim.owner] = lease
+        return Reply(Held(lease.grant.fence, lease.grant.until), now)
+
     async def force_release(self, key: str) -> Reply:
         """Release the leases of all who have the key."""
         now = self._runtime.now()

@@ -51,6 +51,10 @@ class Lua:
     def release(self, owner: str, void: float) -> Answer:
         return self._answer(scripts.RELEASE, owner, owner, _micros(void))
 
+    def transfer(self, owner: str, claim: Claim) -> Answer:
+        words = (claim.owner, claim.process, claim.label, _micros(claim.ttl))
+        return self._answer(scripts.TRANSFER, claim.owner, owner, *words)
+
     def force_release(self) -> Answer:
         return self._answer(scripts.FORCE_RELEASE, "")
 
@@ -96,6 +100,9 @@ class Pure:
     def release(self, owner: str, void: float) -> Answer:
         return self._take(table.release(self.kept, self._moment(), owner, void=void))
 
+    def transfer(self, owner: str, claim: Claim) -> Answer:
+        return self._take(table.transfer(self.kept, self._moment(), owner, claim))
+
     def force_release(self) -> Answer:
         return self._take(table.force_release(self.kept, self._moment()))
 
@@ -110,6 +117,9 @@ class Pure:
         return step.answer
 
 
+_OFTEN = ["acquire"] * 5 + ["refresh"] * 4 + ["release"] * 3 + ["transfer"] * 3
+
+
 def one_step(dice: Random) -> Callable[[Lua | Pure], Any]:
     """A random operation, to be done by each of them."""
     owner = dice.choice(OWNERS)
@@ -119,7 +129,7 @@ def one_step(dice: Random) -> Callable[[Lua | Pure], Any]:
         dice.choice([0.1, 0.5, 1.0, 1.5, 4.0, 10.0]),
         f"label of {owner}",
     )
-    match dice.choice(["acquire"] * 5 + ["refresh"] * 4 + ["release"] * 3 + ["void", "force"]):
+    match dice.choice([*_OFTEN, "void", "force"]):
         case "acquire":
             room = dice.choice([0, 1, 3, 100])
             return lambda one: one.acquire(claim, room)
@@ -128,6 +138,9 @@ def one_step(dice: Random) -> Callable[[Lua | Pure], Any]:
             return lambda one: one.refresh(beats)
         case "release":
             return lambda one: one.release(owner, 0.0)
+        case "transfer":
+            giver = dice.choice(OWNERS)
+            return lambda one: one.transfer(giver, claim)
         case "void":
             return lambda one: one.release(owner, LONG)
         case _:

@@ -37,6 +37,13 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class Transfer:
+    key: str
+    owner: str
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
 class ForceRelease:
     key: str
 
@@ -53,10 +60,10 @@ class Names:
     prefix: str
 
 
-Request = Acquire | Refresh | Release | ForceRelease | Glance | Names
+Request = Acquire | Refresh | Release | Transfer | ForceRelease | Glance | Names
 """The latter three come from those who look on; no schedule has any."""
 
-Changing = Acquire | Pulse | Release | ForceRelease
+Changing = Acquire | Pulse | Release | Transfer | ForceRelease
 
 
 class Change:
@@ -207,6 +214,9 @@ def _step(before: KeyState, moment: Moment, request: Changing) -> tuple[Step, st
         return step, request.claim.owner
     if isinstance(request, Pulse):
         return table.refresh(before, moment, request.owner, request.ttl), request.owner
+    if isinstance(request, Transfer):
+        step = table.transfer(before, moment, request.owner, request.claim)
+        return step, request.claim.owner
     if isinstance(request, ForceRelease):
         return table.force_release(before, moment), before.grant.claim.owner if before.grant else ""
     return table.release(before, moment, request.owner, void=request.void), request.owner

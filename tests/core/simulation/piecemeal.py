@@ -202,7 +202,8 @@ def _full_memory(rig: Rig) -> None:
     else:
         raise AssertionError("a lock is acquired, which needs memory")
     assert rig.alone(scripts.REFRESH, "a", micros(20))[0][0] == b"held"
-    assert rig.alone(scripts.RELEASE, "a", micros(5))[0] == b"released"
+    assert rig.alone(scripts.TRANSFER, "a", "heir", "p", "l", micros(20))[0] == b"held"
+    assert rig.alone(scripts.RELEASE, "heir", micros(5))[0] == b"released"
     assert rig.alone(scripts.REFRESH, "b", micros(20))[0][0] == b"held"
     assert rig.alone(scripts.FORCE_RELEASE)[0] == b"released"
 

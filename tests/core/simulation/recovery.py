@@ -243,6 +243,12 @@ def _very_long_leases(rig: Rig) -> None:
     rig.model.promote()
     rig.recovers_for(RECOVERY + SWITCH)
 
+    rig.acquire(ttl=day)
+    rig.run(scripts.TRANSFER, rig.owner, "heir", "p", "l", micros(5.0))
+    assert rig.release("heir") == b"released"
+    rig.model.promote()
+    rig.recovers_for(RECOVERY + SWITCH)
+
     rig.acquire(ttl=100.0)
     rig.now += 101 * SECOND
     rig.model.promote()
@@ -427,6 +433,8 @@ def _full_memory(rig: Rig) -> None:
     rig.now += 3 * SECOND
     beats = [each[0] for each in rig.refresh((holder, 40.0), (waiter, 1.0))]
     assert beats == [b"held", b"waiting"]
+    assert rig.run(scripts.TRANSFER, holder, "heir", "p", "l", micros(40.0))[0] == b"held"
+    holder = "heir"
     assert rig.release(holder, void=5.0) == b"released"
     assert rig.refresh((waiter, 5.0))[0][0] == b"held"
     rig.now += SECOND + 1

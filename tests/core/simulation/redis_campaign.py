@@ -104,7 +104,7 @@ class Mutant:
 
 FILES: Final = (
     *("head", "writing", "glance", "grant", "put_down", "hand_over", "prelude"),
-    *("acquire", "refresh", "release", "force_release"),
+    *("acquire", "refresh", "release", "transfer", "force_release"),
     *("stand_back", "raise_fence", "begin", "look", "alone"),
 )
 

@@ -9,7 +9,7 @@ from weblock._core.ports import Look, Pulse, Reply
 from weblock._core.table import Claim
 from weblock.errors import EngineUnavailable
 
-from .engine import Acquire, ForceRelease, Glance, Names, Refresh, Release, Request
+from .engine import Acquire, ForceRelease, Glance, Names, Refresh, Release, Request, Transfer
 from .network import Connection, Exchange, Network
 from .process import Process
 
@@ -41,6 +41,10 @@ class SimulatedStore:
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
         (reply,) = await self._ask(Release(key, owner, void))
+        return reply
+
+    async def transfer(self, key: str, owner: str, claim: Claim, *, fence: int) -> Reply:
+        (reply,) = await self._ask(Transfer(key, owner, claim))
         return reply
 
     async def force_release(self, key: str) -> Reply:

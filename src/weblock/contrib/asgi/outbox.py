@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from ..._face import BaseLease
 from ..._platform.logs import logger
-from ...errors import LeaseLost
+from ..request import check_done
 from .protocol import Message, Send
 
 LIMIT: Final = 1024 * 1024
@@ -40,13 +40,8 @@ class Policy(NamedTuple):
     """The leases of the request: when one of them is lost, the response must not report success."""
 
     def check(self) -> None:
-        """Raises ``LeaseLost``, but not for a lease that the application itself released early."""
-        for lease in self.leases:
-            try:
-                lease.check()
-            except LeaseLost as loss:
-                if loss.reason != "released":
-                    raise
+        """Raise ``LeaseLost``, but not for a lease that the application itself has ended."""
+        check_done(self.leases)
 
 
 class Outbox:

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
-from typing import Any, Final, Self, Unpack
+from typing import Any, Final, Self, TypeVar, Unpack
 
 from ..._core.acquiring import Locker
 from ..._core.holding import Holding, Unprotected
@@ -22,6 +22,8 @@ from .outbox import Outbox, Policy, never
 from .protocol import Scope
 
 SCOPE_KEY: Final = "weblock"
+
+T = TypeVar("T")
 
 LOOK_AFTER: Final = 0.05
 """Seconds of waiting after which to check whether the client is still connected."""
@@ -54,6 +56,10 @@ class RequestLease(AsyncLease, Lease):
         """Move the deadline into the future. See ``AsyncLease.extend`` and ``Lease.extend``."""
         return self._here(AsyncLease.extend(self, by))
 
+    def hand_over(self, *, ttl: Duration | None = None) -> Any:
+        """Return a token that continues this lease elsewhere. See ``AsyncLease`` and ``Lease.hand_over``."""
+        return self._here(AsyncLease.hand_over(self, ttl=ttl))
+
     def release(self) -> Any:
         """Give the keys back before the request ends. See ``AsyncLease`` and ``Lease.release``."""
         return self._here(AsyncLease.release(self))
@@ -69,7 +75,7 @@ class RequestLease(AsyncLease, Lease):
             raise TypeError(f"{self!r} blocks in threads alone: write async with")
         return self
 
-    def _here(self, work: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None] | None:
+    def _here(self, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T] | T:
         """Return the work for an event loop to await; in a thread, wait until it is done."""
         if _on_a_loop():
             return work

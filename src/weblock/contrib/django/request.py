@@ -61,7 +61,7 @@ class ViewLeases(RequestLeases[BaseLease]):
 
         Raises ``LeaseLost`` if a lease was lost before.
         """
-        self.check()
+        self.check_done()
         self._proven.add(lock)
 
     @property

@@ -19,6 +19,8 @@ from ...events import EVENTS, Answered, Event
 waiting = Signal()
 acquired = Signal()
 released = Signal()
+handed_over = Signal()
+taken_over = Signal()
 at_risk = Signal()
 lost = Signal()
 forgotten = Signal()

@@ -23,11 +23,13 @@ from ...events import (
     Forced,
     Forgotten,
     GaveUp,
+    HandedOver,
     KeyEvent,
     LeaseEvent,
     Lost,
     Refused,
     Released,
+    TakenOver,
     TimedOut,
     Unavailable,
     Waiting,
@@ -129,10 +131,12 @@ class Metrics:
             FailedOpen: lambda event: self._failed_open.add(1, attributes_of(event)),
             Forced: lambda event: self._forced.add(1, attributes_of(event)),
             Forgotten: lambda event: self._ended(event, "forgotten"),
+            HandedOver: lambda event: self._ended(event, "handed_over"),
             GaveUp: lambda event: self._not_acquired(event, "gave_up"),
             Lost: self._was_lost,
             Refused: lambda event: self._not_acquired(event, "refused"),
             Released: lambda event: self._ended(event, "released"),
+            TakenOver: self._taken_over,
             TimedOut: lambda event: self._not_acquired(event, "timed_out"),
             Unavailable: self._unavailable,
             Waiting: self._came,
@@ -155,11 +159,18 @@ class Metrics:
             self._begin(attributes)
         if event.handed_over:
             self._left(attributes)
-        self._present.come(_lease(event))
-        self._held.add(1, attributes)
+        self._holds(event, attributes)
         outcome = {**attributes, "weblock.outcome": "acquired"}
         self._acquisitions.add(1, outcome)
         self._wait.record(event.waited, outcome)
+
+    def _taken_over(self, event: TakenOver) -> None:
+        self._note_engine(event, up=1)
+        self._holds(event, attributes_of(event))
+
+    def _holds(self, event: Acquired | TakenOver, attributes: Attributes) -> None:
+        self._present.come(_lease(event))
+        self._held.add(1, attributes)
 
     def _begin(self, attributes: Attributes) -> None:
         """Count what should never happen from 0, because an increase from nothing to 1 is none."""
@@ -190,7 +201,7 @@ class Metrics:
         self._lost.add(1, {**attributes_of(event), "weblock.reason": event.reason})
         self._ended(event, "lost")
 
-    def _ended(self, event: Released | Lost | Forgotten, outcome: str) -> None:
+    def _ended(self, event: Released | HandedOver | Lost | Forgotten, outcome: str) -> None:
         attributes = attributes_of(event)
         if self._present.go(_lease(event)):
             self._held.add(-1, attributes)

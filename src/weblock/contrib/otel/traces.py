@@ -17,11 +17,13 @@ from ...events import (
     FailedOpen,
     Forgotten,
     GaveUp,
+    HandedOver,
     KeyEvent,
     LeaseEvent,
     Lost,
     Refused,
     Released,
+    TakenOver,
     TimedOut,
     Unavailable,
     Waiting,
@@ -57,9 +59,9 @@ class Traces:
     def __call__(self, event: Event) -> None:
         """Record an event, in the context in which it happens."""
         match event:
-            case Acquired():
+            case Acquired() | TakenOver():
                 self._acquired(event)
-            case Released() | Lost() | Forgotten():
+            case Released() | HandedOver() | Lost() | Forgotten():
                 self._add_event(self._spans.pop(_lease(event), None), event)
             case AtRisk():
                 self._add_event(self._spans.get(_lease(event)), event)
@@ -76,9 +78,9 @@ class Traces:
             case FailedOpen():
                 self._add_event(trace.get_current_span(), event)
 
-    def _acquired(self, event: Acquired) -> None:
+    def _acquired(self, event: Acquired | TakenOver) -> None:
         span = trace.get_current_span()
-        if event.handed_over:
+        if isinstance(event, Acquired) and event.handed_over:
             self._wait(event, event.waited, _waits_for.get(), None)
         if span.is_recording():
             self._add_event(span, event)

@@ -150,7 +150,7 @@ class Work:
         finally:
             part_of.reset(token)
         if self._outbox.promises:
-            self._request.check()
+            self._request.check_done()
         return part
 
     def close(self) -> None:

@@ -134,7 +134,7 @@ class Outbox:
 
     def _check(self) -> None:
         if self.promises:
-            self._request.check()
+            self._request.check_done()
 
 
 def _is_event_stream(headers: Headers) -> bool:

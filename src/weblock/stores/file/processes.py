@@ -104,8 +104,11 @@ class Processes:
             self._send(process, _MESSAGE.pack(owner.encode(), _ASK, 0.0))
 
     def alive(self, process: str) -> bool:
-        """Return whether a process lives; if unknown, yes until its lease ends."""
-        if process == self.process:
+        """Return whether a process lives; if unknown, yes until its lease ends.
+
+        A lease that is on its way to another process belongs to none, which never dies.
+        """
+        if process in {"", self.process}:
             return True
         if process in self._dead:
             return False

@@ -101,6 +101,20 @@ class QuorumStore:
         # Servers that were never asked have nothing to release.
         return tally.released() or Reply(Gone(), tally.sent)
 
+    async def transfer(self, key: str, owner: str, claim: Claim, *, fence: int) -> Reply:
+        """Replace the owner on a majority; of two claims for one lease, one gets that."""
+        if giver := self._engine.candidates.get(owner):
+            giver.over = True
+        candidate = self._engine.candidate(claim, self._runtime.now())
+        candidate.asked, candidate.fence = self._servers(), fence
+
+        def question(store: RedisStore) -> Coroutine[Any, Any, Reply]:
+            mine = claim._replace(process=store.process)
+            return candidate.asks(store.transfer(key, owner, mine, fence=fence))
+
+        tally = await self._tally(self._servers(), question, enough=lambda tally: tally.granted)
+        return self._known(tally.heartbeat(fence), tally)
+
     async def force_release(self, key: str) -> Reply:
         tally = await self._tally(self._servers(), lambda store: store.force_release(key))
         return self._known(tally.released(), tally)

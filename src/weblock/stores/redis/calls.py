@@ -25,7 +25,7 @@ from ..._core.table import (
     Waiting,
     current,
 )
-from .scripts import ACQUIRE, ALONE, REFRESH, Script
+from .scripts import ACQUIRE, ALONE, REFRESH, TRANSFER, Script
 
 MICRO: Final = 1_000_000
 
@@ -100,6 +100,9 @@ class Call(NamedTuple):
         if self.script is ACQUIRE:
             owner, _process, _label, ttl, *_ = self.args
             return owner, ttl
+        if self.script is TRANSFER:
+            _owner, heir, _process, _label, ttl = self.args
+            return heir, ttl
         return self.args if self.script is REFRESH else ()
 
     def alone(self, clock: str, epoch: Sequence[str]) -> Call:

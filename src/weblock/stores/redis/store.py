@@ -20,6 +20,7 @@ from .scripts import (
     REFRESH,
     RELEASE,
     STAND_BACK,
+    TRANSFER,
 )
 from .wire import Wire
 
@@ -61,6 +62,12 @@ class RedisStore:
         for of_key, outcome in zip(by_key.values(), await self._wire.run_all(calls), strict=True):
             replies |= self._replies_to(of_key, outcome)
         return [replies[pulse.owner] for pulse in pulses]
+
+    async def transfer(self, key: str, owner: str, claim: Claim, *, fence: int) -> Reply:
+        bucket, keys = self._layout.of_key(key)
+        names = (*keys, self._layout.voided(bucket, claim.owner))
+        args = (owner, claim.owner, claim.process, claim.label, micros(claim.ttl))
+        return self._reply(await self._wire.run(Call(TRANSFER, bucket, names, args)))
 
     async def force_release(self, key: str) -> Reply:
         bucket, keys = self._layout.of_key(key)

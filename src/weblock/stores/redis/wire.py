@@ -24,6 +24,7 @@ from .scripts import (
     PROBE,
     REFRESH,
     RELEASE,
+    TRANSFER,
 )
 from .servers import GRANT, Server, Unfit, examine, explained
 from .settings import Address, Settings
@@ -390,7 +391,7 @@ class Wire:
 
 def _binds(call: Call) -> bool:
     """Return whether its answer may be a lease, or a permanent mark."""
-    return call.script in (ACQUIRE, REFRESH, MARK, ALONE)
+    return call.script in (ACQUIRE, REFRESH, TRANSFER, MARK, ALONE)
 
 
 def _repeatable(call: Call, error: Exception) -> bool:
@@ -398,7 +399,7 @@ def _repeatable(call: Call, error: Exception) -> bool:
 
     Not a release, for the answer to a second one would be that there was nothing to release.
     """
-    return call.script in (ACQUIRE, LOOK) and type(error) is exceptions.ConnectionError
+    return call.script in (ACQUIRE, TRANSFER, LOOK) and type(error) is exceptions.ConnectionError
 
 
 def _torn(outcome: Outcome) -> bool:
@@ -417,7 +418,7 @@ def _moved(outcome: Outcome) -> bool:
     return type(outcome) is exceptions.MovedError
 
 
-_OF_ONE_LOCK: Final = (ACQUIRE, REFRESH, RELEASE, FORCE_RELEASE, LOOK)
+_OF_ONE_LOCK: Final = (ACQUIRE, REFRESH, RELEASE, TRANSFER, FORCE_RELEASE, LOOK)
 
 _INFO: Final = packed("INFO")
 _ASKING: Final = packed("ASKING")

@@ -7,6 +7,7 @@ one there has been released, or has ended.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -96,10 +97,7 @@ class Acquiring:
         grant.create(path, packed(key.session.name, claim.label, claim.ttl))
         sent = self._wire.now()
         parts, stat = await self._wire.all(grant.commit_async(), key.session.client.get_async(path))
-        if refused := [part for part in parts if isinstance(part, Exception)]:
-            for part in refused:
-                if not isinstance(part, _NOT_DONE):
-                    raise self._wire.unavailable(part) from part
+        if self._was_refused(parts):
             # Another client has removed the nodes above ours.
             if isinstance(parts[0], NoNodeError):
                 await self._wire.all(*key.session.prepare())
@@ -108,6 +106,32 @@ class Acquiring:
             return None
         self._memory.leases[claim.owner] = Own(sent + claim.ttl, claim.label)
         return Reply(Held(stat[1].czxid, sent + claim.ttl), sent)
+
+    def _was_refused(self, parts: Sequence[Any]) -> bool:
+        """Return whether a transaction has changed nothing, because something else had changed."""
+        refused = [part for part in parts if isinstance(part, Exception)]
+        for part in refused:
+            if not isinstance(part, _NOT_DONE):
+                raise self._wire.unavailable(part) from part
+        return bool(refused)
+
+    async def transfer(self, key: Key, owner: str, claim: Claim, fence: int) -> Reply:
+        """Replace the node of a lease with one that belongs to a claim and says what its fence is."""
+        move = key.session.client.transaction()
+        # A caller that sees the key between the two nodes must not take it for free.
+        move.set_data(key.node, b"")
+        move.delete(key.lease_of(owner))
+        move.create(
+            key.lease_of(claim.owner), packed(key.session.name, claim.label, claim.ttl, fence)
+        )
+        sent = self._wire.now()
+        (parts,) = await self._wire.all(move.commit_async())
+        self._memory.forget(owner)
+        self._memory.leases[claim.owner] = Own(sent + claim.ttl, claim.label, fence)
+        if not self._was_refused(parts):
+            return Reply(Held(fence, sent + claim.ttl), sent)
+        # The claim may have it already: the answer to an earlier request was lost.
+        return await self._renewing.again(key, claim) or self._wire.reply(Gone())
 
     async def _join(self, key: Key, claim: Claim) -> None:
         """Take a place behind all others, unless the key has become free."""

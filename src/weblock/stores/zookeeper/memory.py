@@ -15,6 +15,8 @@ class Own(NamedTuple):
 
     until: float
     label: str
+    fence: int | None = None
+    """Its fence, if that is not the number of the transaction that created its node."""
 
 
 class Memory:

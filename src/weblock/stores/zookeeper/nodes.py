@@ -64,7 +64,10 @@ class Place(NamedTuple):
 
 
 class Family(NamedTuple):
-    """The children of a key's node, and the version of the node itself: every grant moves it."""
+    """The children of a key's node, and the version of the node itself.
+
+    Every grant and every transfer raises it.
+    """
 
     version: int
     lease: str | None
@@ -111,16 +114,17 @@ def lease_of(name: str, data: bytes, stat: Any) -> Lease:
         said["session"],
         said["label"],
         float(said["ttl"]),
-        stat.czxid,
+        said.get("fence") or stat.czxid,
         stat.version,
         stat.ctime / 1000,
         stat.mtime / 1000,
     )
 
 
-def packed(session: str, label: str, ttl: float) -> bytes:
-    """Return the contents of the node of a lease or a place."""
-    return json.dumps({"session": session, "label": label, "ttl": ttl}).encode()
+def packed(session: str, label: str, ttl: float, fence: int | None = None) -> bytes:
+    """Return the contents of the node of a lease or a place; ``fence`` as ``Own`` has it."""
+    said = {"session": session, "label": label, "ttl": ttl}
+    return json.dumps(said if fence is None else {**said, "fence": fence}).encode()
 
 
 def fields_of(data: bytes) -> Mapping[str, Any]:

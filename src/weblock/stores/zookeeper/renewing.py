@@ -22,6 +22,7 @@ class Renewal(NamedTuple):
     owner: str
     sent: float
     until: float
+    fence: int | None
     result: AsyncResult
 
 
@@ -54,9 +55,9 @@ class Renewing:
             own = memory.leases.get(owner, Own(sent, ""))
             until = max(sent + ttl, own.until)
             memory.leases[owner] = own._replace(until=until)
-            data = packed(key.session.name, own.label, until - sent)
+            data = packed(key.session.name, own.label, until - sent, own.fence)
             result = key.session.client.set_async(key.lease_of(owner), data)
-        return Renewal(owner, sent, until, result)
+        return Renewal(owner, sent, until, own.fence, result)
 
     def _renewed(self, renewal: Renewal, stat: Any) -> Any:
         if isinstance(stat, EngineUnavailable):
@@ -64,7 +65,7 @@ class Renewing:
         if isinstance(stat, Exception):
             self._memory.forget(renewal.owner)
             return self._wire.reply(Gone())
-        return Reply(Held(stat.czxid, renewal.until), renewal.sent)
+        return Reply(Held(renewal.fence or stat.czxid, renewal.until), renewal.sent)
 
     async def again(self, key: Key, claim: Claim) -> Reply | None:
         """Renew a lease whose owner asks for it, because it does not know that it has it."""

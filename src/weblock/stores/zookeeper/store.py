@@ -78,6 +78,9 @@ class ZooKeeperStore:
             replies |= dict.fromkeys(_owners(waiting), error)
         return [replies[pulse.owner] for pulse in pulses]
 
+    async def transfer(self, key: str, owner: str, claim: Claim, *, fence: int) -> Reply:
+        return await self._acquiring.transfer(await self._wire.key(key), owner, claim, fence)
+
     async def force_release(self, key: str) -> Reply:
         node = await self._wire.key(key, anew=True)
         (scene,) = await self._scenes.look(node)

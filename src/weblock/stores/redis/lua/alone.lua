@@ -207,6 +207,20 @@ local function release(owner, void)
   return { answer, now }
 end
 
+local function transfer(owner, heir, process, label, ttl)
+  essential = true
+  settle_alone()
+  if voided[heir] or (lock.owner ~= heir and lock.owner ~= owner) then
+    return { 'gone', now }
+  end
+  if lock.owner ~= heir then
+    lock.ends = 0
+  end
+  lock.owner = heir
+  write('HSET', LOCK, 'owner', heir, 'process', process, 'label', label)
+  return beat(heir, tonumber(ttl))
+end
+
 local function force_release()
   essential = true
   local answer = lives(lock) and 'released' or 'gone'
@@ -234,6 +248,7 @@ local operations = {
   acquire = acquire,
   refresh = refresh_all,
   release = release,
+  transfer = transfer,
   force_release = force_release,
   look = look,
 }

@@ -1,0 +1,84 @@
+"""Views that hand their lease over to a worker, in and after a transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+
+from weblock.contrib.django import lock, locks
+
+from .project.shop.models import Item
+from .requests import fetch
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def posted(serve: Any) -> Callable[[Callable[..., None]], tuple[int, list[str]]]:
+    """The status of a request that hands over as it is told, and its tokens."""
+
+    def post(view: Callable[..., None]) -> tuple[int, list[str]]:
+        tokens: list[str] = []
+
+        @lock("create_item", wait=0)
+        def enqueue(request: HttpRequest) -> HttpResponse:
+            view(lambda: tokens.append(request.weblock.hand_over(ttl=60)))  # type: ignore[attr-defined]
+            return HttpResponse(status=202)
+
+        serve(items=enqueue)
+        return fetch("/items").status_code, tokens
+
+    return post
+
+
+def work_off(token: str) -> None:
+    """What a worker does; until then, nobody else gets the key."""
+    assert locks["default"].try_acquire("create_item") is None
+    locks["default"].take_over(token).release()
+    assert locks["default"].inspect("create_item") is None
+
+
+def after_own_transaction(hand_over: Callable[[], None]) -> None:
+    """The view commits by itself."""
+    with transaction.atomic():
+        Item.objects.create()
+    hand_over()
+
+
+def at_the_commit(hand_over: Callable[[], None]) -> None:
+    """The request's transaction commits, and then the lease is handed over."""
+    Item.objects.create()
+    transaction.on_commit(hand_over)
+
+
+def before_the_commit(hand_over: Callable[[], None]) -> None:
+    """The worker might run before the request's transaction has committed."""
+    Item.objects.create()
+    hand_over()
+
+
+@pytest.mark.parametrize(
+    ("view", "atomic"), [(after_own_transaction, False), (at_the_commit, True)]
+)
+def test_a_view_hands_over_after_its_commit(
+    database: Any, posted: Any, view: Callable[..., None], *, atomic: bool
+) -> None:
+    """The response is the view's, its work is committed, and the worker has the lease."""
+    database(ATOMIC_REQUESTS=atomic)
+    status, tokens = posted(view)
+    assert status == 202
+    assert Item.objects.count() == 1
+    work_off(*tokens)
+
+
+def test_what_was_handed_over_before_the_commit_is_rolled_back(database: Any, posted: Any) -> None:
+    """Nothing is committed that the worker does not see, and the response says that it failed."""
+    database(ATOMIC_REQUESTS=True)
+    status, tokens = posted(before_the_commit)
+    assert status == 503
+    assert Item.objects.count() == 0
+    work_off(*tokens)
