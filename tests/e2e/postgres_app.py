@@ -34,7 +34,7 @@ DATABASE = os.environ.get("DATABASE", "localhost/none")
 SLOW_COMMITS = """
 CREATE FUNCTION commit_slowly() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM pg_sleep(0.03);
+    PERFORM pg_sleep(0.1);
     IF NEW.note = 'fails' THEN RAISE EXCEPTION 'it could not commit'; END IF;
     RETURN NULL;
 END $$;

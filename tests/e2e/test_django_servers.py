@@ -25,19 +25,19 @@ from tests.support.waiting import PATIENCE, eventually
 TOP = Path(__file__).parents[2]
 BOUND = 3
 LONG = "WEBLOCK_LONG" in os.environ
-ROUNDS, REQUESTS = (20, 200) if LONG else (1, 100)
+ROUNDS, REQUESTS = (20, 200) if LONG else (1, 40)
 """The long run takes minutes of processor time: WEBLOCK_LONG=1 scripts/test tests/e2e -k django"""
 
 SLOW_COMMITS = """
 CREATE TABLE shop_item (id bigserial PRIMARY KEY, name varchar(100) NOT NULL);
 CREATE FUNCTION linger() RETURNS trigger AS
-    'BEGIN PERFORM pg_sleep(0.01); RETURN NULL; END' LANGUAGE plpgsql;
+    'BEGIN PERFORM pg_sleep(0.1); RETURN NULL; END' LANGUAGE plpgsql;
 CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON shop_item
     DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION linger();
 """
 """A COMMIT takes its time, in which a lock that was released too early lets another in."""
 
-GUNICORN = "gunicorn --workers 3 --timeout 100 --log-level warning tests.e2e.django_apps:wsgi"
+GUNICORN = "gunicorn --workers 2 --timeout 100 --log-level warning tests.e2e.django_apps:wsgi"
 SERVERS = {
     "gunicorn-sync": (f"{GUNICORN} --bind 127.0.0.1:{{port}}", 1),
     "gunicorn-gthread": (
@@ -138,18 +138,25 @@ class Site:
             process.wait(PATIENCE)
 
 
-@pytest.fixture
-def site(request: pytest.FixtureRequest, postgres: Postgres, tmp_path: Path) -> Iterator[Site]:
-    """The project, on the kind of server that the test names."""
-    site = Site(request.param, postgres, tmp_path)
+@pytest.fixture(scope="module")
+def site(
+    request: pytest.FixtureRequest, postgres: Postgres, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    """The project, on the kind of server that the test names; tests of one kind share it."""
+    site = Site(request.param, postgres, tmp_path_factory.mktemp("site"))
     try:
         yield site
     finally:
         site.end()
 
 
-@pytest.mark.timeout(1800 if LONG else 120)
-@pytest.mark.parametrize("site", SERVERS, indirect=True)
+def served_by(*kinds: str) -> pytest.MarkDecorator:
+    """One case for each of these kinds of server."""
+    return pytest.mark.parametrize("site", kinds, indirect=True, scope="module")
+
+
+@pytest.mark.timeout(1800)
+@served_by(*SERVERS)
 def test_the_bound_is_kept(site: Any) -> None:
     """Of all requests at once, as many make an item as there is room for; all are answered."""
     for _ in range(ROUNDS):
@@ -159,7 +166,7 @@ def test_the_bound_is_kept(site: Any) -> None:
         assert site.items() == BOUND
 
 
-@pytest.mark.parametrize("site", ["gunicorn-gthread"], indirect=True)
+@served_by("gunicorn-gthread")
 def test_a_naive_decorator_breaks_the_bound(site: Any) -> None:
     """The same view under a decorator that releases before the COMMIT makes more."""
     made = [0]
@@ -170,9 +177,10 @@ def test_a_naive_decorator_breaks_the_bound(site: Any) -> None:
     assert max(made) > BOUND
 
 
-@pytest.mark.parametrize("site", ["gunicorn-sync"], indirect=True)
+@served_by("gunicorn-sync")
 def test_a_worker_that_was_stopped_does_not_commit(site: Any) -> None:
     """It wakes up when another has had the lock: its work is rolled back, and its client told."""
+    site.start_anew()
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(lambda: httpx.post(site.url("linger"), timeout=PATIENCE))
         inside = site.signs / "inside"

@@ -23,13 +23,13 @@ README = Path(__file__).parents[2] / "README.md"
 def test_a_program_of_the_readme_keeps_its_bound(
     file: str, application: str, tmp_path: Path
 ) -> None:
-    """Four workers of each complete program get eight requests at once and make three items."""
+    """Two workers of each complete program get eight requests at once and make three items."""
     programs = [
         block.text for block in blocks_of(README.read_text()) if block.text.startswith(f"# {file}")
     ]
     (tmp_path / file).write_text(programs[0])
     port = free_port()
-    options = ["--workers=4", f"--port={port}", f"--app-dir={tmp_path}", "--log-level=warning"]
+    options = ["--workers=2", f"--port={port}", f"--app-dir={tmp_path}", "--log-level=warning"]
     server = spawn(
         [sys.executable, "-c", START, str(tmp_path), application, *options], log=tmp_path / "log"
     )

@@ -22,9 +22,9 @@ IN_LEGEND = 3
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, Outcome]:
-    """What became of every version, with three replicas behind haproxy."""
+    """What became of every version, with two replicas behind haproxy."""
     quiet = Console(quiet=True)
-    found = asyncio.run(run_all(quiet, requests=16, replicas=3))
+    found = asyncio.run(run_all(quiet, requests=16, replicas=2))
     return {each.version.name: each for each in found}
 
 

@@ -29,7 +29,7 @@ from tests.support.waiting import PATIENCE
 from weblock.contrib.fastapi import install, lock
 
 BOUND = 3
-COMMITTING = 0.03
+COMMITTING = 0.1
 """Seconds that a commit takes."""
 
 FOLDER = Path(os.environ.get("WEBLOCK_TEST_FOLDER", "."))
