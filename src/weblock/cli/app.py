@@ -99,7 +99,7 @@ class Ended(click.ClickException):
         self._session = session
 
     def show(self, file: IO[Any] | None = None) -> None:  # noqa: ARG002 - click's
-        """Write what happened: an answer to standard output, as JSON, all else to standard error."""
+        """Write what happened: as JSON, an answer to standard output, all else to standard error."""
         if isinstance(self._error, No) and self._session.json:
             say(json.dumps(self._error.facts))
         elif self._session.json:

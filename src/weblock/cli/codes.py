@@ -6,7 +6,7 @@ import enum
 
 
 class Code(enum.IntEnum):
-    """The exit codes of a command, besides 0 and those of a command that ``run`` has run."""
+    """The exit codes of a command, besides 0 and what ``run`` passes on from the command that it ran."""
 
     NO = 1
     """The answer is no: the key is free, nothing was released, a check failed, no rule matches."""

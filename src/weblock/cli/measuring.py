@@ -24,12 +24,12 @@ class Times(NamedTuple):
 
     @property
     def median(self) -> float:
-        """Half of them were shorter."""
+        """The median."""
         return statistics.median(self.all)
 
     @property
     def p99(self) -> float:
-        """All but one of a hundred were shorter."""
+        """The 99th percentile."""
         return sorted(self.all)[math.ceil(len(self.all) * 0.99) - 1]
 
     def histogram(self) -> Iterator[tuple[float, int]]:

@@ -290,7 +290,7 @@ class Run:
         return code
 
     def _attend(self) -> int:
-        """Pass on signals, and see to it that the command ends with the lease."""
+        """Pass on signals, and end the command with the lease."""
         while True:
             event = self._heard.next(self._tend())
             match event:
@@ -389,7 +389,7 @@ class Report:
         return Code.LOST
 
     def ended(self, code: int) -> int:
-        """Say what came of it all, for ``--json``."""
+        """Report how the run ended, for ``--json``."""
         if self._session.json:
             if "fence" in self._facts:
                 self._facts["held_for"] = round(time.monotonic() - self._began, 3)

@@ -77,7 +77,7 @@ _WROTE: Final = "weblock_wrote"
 
 
 class Checked(Protocol):
-    """What is to be ours still when work is committed."""
+    """What must still be held when work is committed."""
 
     def check(self) -> None:
         """Raises ``LeaseLost`` if it is not."""
@@ -151,7 +151,7 @@ class Sessions:
     def end_reading(self) -> None:
         """End the transaction of the current session, which has only read, and return its connection.
 
-        So what is read later is what is true then. Raises ``ConfigurationError`` if it has written.
+        So what is read later is current. Raises ``ConfigurationError`` if it has written.
         """
         if not self._sessions.registry.has():
             return
@@ -232,7 +232,7 @@ _lease_tables: Final[
 
 
 class _Fenced:
-    """A session whose database rejects a holder that another has followed."""
+    """A session whose database refuses a holder whose key has passed to another."""
 
     def __init__(self, session: Session, lease: BaseLease, wait: float) -> None:
         if session.in_transaction():
@@ -252,7 +252,7 @@ class _Fenced:
         event.listen(session, "after_transaction_end", self.ended)
 
     def get_bind(self, *args: Any, **options: Any) -> Engine | Connection:
-        """What the session asks next; it knows of the lease from now on.
+        """Return the database of the next statement; it knows of the lease from now on.
 
         The session asks for it before it takes a connection, so that nothing waits for a second
         connection while it has one.

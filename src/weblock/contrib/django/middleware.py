@@ -112,7 +112,7 @@ class _TaskLayer(_Layer):
 
 
 def _wanted(view: View, request: HttpRequest) -> tuple[ViewLock, ...]:
-    """Return the locks of the rules in the settings, and of the view's decorators."""
+    """Return the locks that the rules of the settings and the view's decorators want."""
     marked = locks_of(view, request.method)
     if not (every := settings.rules()):
         return marked

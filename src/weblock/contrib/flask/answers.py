@@ -47,7 +47,7 @@ def answer_errors(app: Flask, rewrite: Rewrite | None) -> Answer:
 
 
 def _handlers_of(app: Flask, error: BaseException) -> Iterator[Callable[..., Any]]:
-    """Yield what handles errors of weblock of this kind, in the application or in a blueprint."""
+    """Yield the handlers for this error of weblock that the application or a blueprint has."""
     for by_code in app.error_handler_spec.values():
         for handlers in by_code.values():
             for kind, handler in handlers.items():
@@ -56,7 +56,7 @@ def _handlers_of(app: Flask, error: BaseException) -> Iterator[Callable[..., Any
 
 
 class _Handled:
-    """What a handler of the application responds to an error that left the application."""
+    """The response of an error handler to an error that left the application."""
 
     def __init__(self, app: Flask, error: Any) -> None:
         self._app = app

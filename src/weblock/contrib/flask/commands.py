@@ -1,4 +1,4 @@
-"""``flask weblock list``, ``show KEY``, ``release KEY``: who holds what, and taking it away."""
+"""``flask weblock list``, ``show KEY``, ``release KEY``: see who holds what, and take it away."""
 
 from __future__ import annotations
 

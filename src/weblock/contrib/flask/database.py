@@ -1,4 +1,4 @@
-"""What locks have to do with Flask-SQLAlchemy's ``db.session``."""
+"""Keeps Flask-SQLAlchemy's ``db.session`` from committing without the lease."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _GUARDED: Final = "weblock.guarded"
 class Database:
     """The sessions of an application, if it has any: no commit without the lease.
 
-    With ``guard_wait``, a number of seconds, the database itself refuses a holder that another has
-    followed.
+    With ``guard_wait``, in seconds, the database itself refuses a holder whose key has passed to
+    another.
     """
 
     def __init__(self, app: Flask, guard_wait: float | None) -> None:
@@ -33,7 +33,7 @@ class Database:
         self._sessions: Sessions | None = None
 
     def watch(self) -> None:
-        """Look after the sessions from now on, if they are there."""
+        """Check the sessions from now on, if the application has any."""
         extension: Any = self._app.extensions.get(FLASK_SQLALCHEMY)
         if self._sessions is None and hasattr(extension, "session"):
             from ..sqlalchemy import Sessions
@@ -41,7 +41,7 @@ class Database:
             self._sessions = Sessions(extension.session, _held)
 
     def end_reading(self) -> None:
-        """Let the session read anew under the lock, and wait for it without a connection.
+        """End what the session has read, so that it reads anew under the lock and waits without a connection.
 
         Raises ``ConfigurationError`` if the request has written before it locks.
         """
@@ -49,13 +49,13 @@ class Database:
             self._sessions.end_reading()
 
     def guard(self, lease: Lease) -> None:
-        """Have the database know of a lease that was just acquired."""
+        """Tell the database of a lease that has just been acquired."""
         if self._sessions and self._guard_wait is not None:
             self._sessions.guard(lease, wait=self._guard_wait)
             request.environ[_GUARDED] = True
 
     def around(self, app: WSGIApplication) -> WSGIApplication:
-        """Return the application, after whose requests a session that goes on is not guarded any more.
+        """Return the application; a session that outlives a request is not guarded after it.
 
         A session ends with its application context, which may be a test's own, around many requests.
         """
@@ -71,6 +71,6 @@ class Database:
 
 
 def _held() -> RequestLocks | None:
-    """Return what the running request holds, which must be its own still when it commits."""
+    """Return the leases of the running request, which must still be valid when it commits."""
     found: Any = request.environ.get(ENVIRON_KEY) if has_request_context() else None
     return found if isinstance(found, RequestLocks) and found.leases else None

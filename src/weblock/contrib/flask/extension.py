@@ -1,4 +1,4 @@
-"""``WebLock``: what an application needs for its locks, once."""
+"""``WebLock``: the locks of a Flask application."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class WebLock:
     """The locks of Flask applications: ``locks = WebLock(app, "redis://...")``.
 
     In an application factory, ``locks = WebLock()`` and later ``locks.init_app(app)``. Settings in
-    ``app.config`` go before what is given here: ``WEBLOCK_URL``, ``WEBLOCK_TTL``, ``WEBLOCK_WAIT`` and
+    ``app.config`` override what is given here: ``WEBLOCK_URL``, ``WEBLOCK_TTL``, ``WEBLOCK_WAIT`` and
     so on.
 
     A lock that a view acquires is released when the request's teardown functions have run and its response
@@ -42,7 +42,7 @@ class WebLock:
     ``LockTimeout``, ``EngineUnavailable``, ``LeaseLost``, ``InvalidKey`` or ``WeblockError``.
 
     Where Flask-SQLAlchemy is used, ``db.session`` does not commit once a lease is lost. With
-    ``WEBLOCK_GUARD = "database"``, the database itself refuses a holder that another has followed.
+    ``WEBLOCK_GUARD = "database"``, the database itself refuses a holder whose key has passed to another.
 
     Args:
         app: The application.
@@ -89,7 +89,7 @@ class WebLock:
 
     @property
     def locks(self) -> Locks:
-        """The locks of the current application, for work that no request waits for.
+        """The locks of the current application, for work outside of a request.
 
         Raises ``RuntimeError`` outside of an application's context.
         """
@@ -120,7 +120,7 @@ class WebLock:
         return decorate
 
     def _begin(self, installed: _Installed) -> None:
-        """Do before the first request what is too early when the extension is installed."""
+        """Do, before the first request, what cannot be done yet when the extension is installed."""
         if not installed.has_begun:
             refuse_unlocked(installed.app, self._views)
             installed.database.watch()

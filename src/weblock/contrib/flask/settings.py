@@ -20,7 +20,7 @@ DATABASE: Final = "database"
 
 @dataclass(frozen=True)
 class Settings:
-    """What an application is given: in the code, or in its ``config``, which goes first.
+    """The settings of an application, from the code and from its ``config``, which overrides them.
 
     ``guard_wait`` is in seconds, or ``None`` where the leases alone are checked before a COMMIT.
     """

@@ -98,9 +98,9 @@ def lease_of() -> Lease:
 
 
 def refuse_unlocked(app: Flask, views: Sequence[Callable[..., Any]]) -> None:
-    """Raise ``ConfigurationError`` for a locked view of which Flask knows only what is not locked.
+    """Raise ``ConfigurationError`` for a locked view if Flask calls the unlocked function inside it.
 
-    So it is where ``@locks.lock`` stands above ``@app.route``, which returns the function as it is.
+    That happens where ``@locks.lock`` stands above ``@app.route``, which returns the function as it is.
     """
     known = [*app.view_functions.values()]
     locked = {each for view in known for each in _layers(view)}
@@ -165,6 +165,6 @@ def _values(template: KeyTemplate, values: Mapping[str, object]) -> Mapping[str,
 
 
 def _defaults_of(view: Callable[..., Any]) -> dict[str, object]:
-    """Return what the view is called with where its URL does not say it."""
+    """Return the arguments of the view that its URL does not give."""
     parameters = inspect.signature(view).parameters.values()
     return {each.name: each.default for each in parameters if each.default is not each.empty}

@@ -118,9 +118,9 @@ def _read_otherwise(
 
 
 def _below_mounts(rules: Iterable[Rule], path: str) -> Iterator[Match]:
-    """What matches where a mount of Starlette's has not taken its own part off the path.
+    """Return the match for a path from which a mount of Starlette has not removed its own part.
 
-    So it is if the path ends with a newline: ``POST /shops/items%0A`` comes to the route
+    That happens if the path ends with a newline: ``POST /shops/items%0A`` comes to the route
     ``/{shop}/items`` that is mounted at ``/shops``, with "shops" for its shop.
     """
     for rule in rules:

@@ -1,4 +1,4 @@
-"""Whether the client of a waiting request is still there, where its server lets an application see it.
+"""Tells whether the client of a waiting request is still connected, where the server lets us see that.
 
 WSGI has no message for it. But some servers put more into ``environ`` than it asks for: gunicorn and
 Werkzeug the connection itself, waitress a function; and uWSGI has a module.
@@ -30,7 +30,7 @@ class ClientGone(Exception):
 def watch(environ: WSGIEnvironment) -> Callable[[], None] | None:
     """Return a function that raises ``ClientGone`` when the client has gone.
 
-    ``None`` where the server does not let us see it.
+    Returns ``None`` where the server does not let us see that.
     """
     told: Callable[[], bool] | None = environ.get("waitress.client_disconnected")
     if told is None and _HUNG_UP and (descriptor := _descriptor_of(environ)):

@@ -80,7 +80,7 @@ class RequestLayer:
         return body
 
     def _instead(self, loss: LeaseLost, outbox: Outbox) -> WSGIApplication | None:
-        """Return what responds instead of a response that would promise too much."""
+        """Return what answers in place of a response that would report success after a loss."""
         if outbox.sent:
             logger.error(SENT_TOO_EARLY, loss)
             return None

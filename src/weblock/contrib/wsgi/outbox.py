@@ -81,7 +81,7 @@ class Outbox:
         return self.write
 
     def write(self, part: bytes) -> None:
-        """Take a part of the body, for applications of the old kind."""
+        """Take a part of the body, from an application that calls ``write``."""
         if self.streams() or not self._request.leases:
             if not self.sent:
                 self.open()

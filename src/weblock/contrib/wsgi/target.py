@@ -1,4 +1,4 @@
-"""What a request names, as the application reads it: PEP 3333 has text that is bytes in disguise.
+"""What a request names, as its application reads it. In PEP 3333, texts are bytes in disguise.
 
 The server has undone the percent-encoding, and put each byte into one character, as latin-1 does.
 """
@@ -21,7 +21,7 @@ _UNDECODED: Final = re.compile("[\ud800-\udfff]")
 
 
 def path_of(environ: WSGIEnvironment) -> str:
-    """Return the path of a request, without its query; bytes that are no text are replaced."""
+    """Return the path of a request, without its query; bytes that are not UTF-8 are replaced."""
     disguised: str = environ.get("SCRIPT_NAME", "") + environ["PATH_INFO"]
     return disguised.encode("latin-1", errors="replace").decode(errors="replace")
 
@@ -58,7 +58,7 @@ def find(rules: RuleSet, environ: WSGIEnvironment, root_path: str) -> Match | No
 def _find_in_any_reading(
     rules: RuleSet, method: str, path: bytes, mount: bytes, root_path: str
 ) -> Match | None:
-    """Return what is locked by a path with bytes that are no UTF-8, whichever framework reads it."""
+    """Return what a path locks whose bytes are not UTF-8, in whichever way its framework reads it."""
     found = [
         match
         for read in (_replace, _ignore, _percent)
@@ -81,7 +81,7 @@ def _ignore(path: bytes) -> str:
 
 
 def _percent(path: bytes) -> str:
-    """Return the path as Django reads it: the bytes that are no text are percent-encoded again."""
+    """Return the path as Django reads it: bytes that are not UTF-8 are percent-encoded again."""
     text = path.decode(errors="surrogateescape")
     return _UNDECODED.sub(lambda byte: f"%{ord(byte[0]) - 0xDC00:02X}", text)
 

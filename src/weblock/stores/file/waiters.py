@@ -35,7 +35,7 @@ class Waiters(Switchboard):
             self._before.pop(owner, None)
 
     def watched(self) -> set[str]:
-        """Return the processes that a waiter here watches."""
+        """Return the processes whose end a waiter here watches for."""
         return set(self._before.values())
 
     def behind(self, process: str) -> list[str]:

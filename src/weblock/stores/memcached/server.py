@@ -70,7 +70,7 @@ def heed_mark(client: Client, names: Names, mark: bytes, recovery: float) -> Non
 
 
 def items_on(client: Client, settings: Settings, patience: float) -> list[str]:
-    """Return the names of all items, ours or not.
+    """Return the names of all items, whether they are weblock's or not.
 
     The driver cannot read an answer of several packets to a command that it does not know.
     """

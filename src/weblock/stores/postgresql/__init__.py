@@ -1,7 +1,7 @@
 """``postgresql://``: leases in a table of a PostgreSQL server. A key is a row.
 
-``statements`` is what is asked of the table, ``rows`` what stands in it, and ``cells`` how
-``CellStore`` works on it; ``receiver`` notifies the waiters of this process.
+``statements`` has the SQL, ``rows`` the contents of a row, and ``cells`` lets ``CellStore`` work
+on them; ``receiver`` notifies the waiters of this process.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class PostgreSQLEngine:
         )
 
     async def tidy(self, cells: RowCells, now: float) -> None:
-        """Remove rows that nobody uses, if that is due. It may fail in silence: the next one does it."""
+        """Remove rows that nobody uses, if that is due. A failure is ignored: the next call tries again."""
         if now < self._tidy_at:
             return
         self._tidy_at = now + TIDIED_EVERY

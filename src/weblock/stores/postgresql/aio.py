@@ -153,7 +153,7 @@ class AsyncioLinks:
         return await link.ask(statement, *parameters)
 
     def turn(self, key: str) -> AbstractAsyncContextManager[None]:
-        """Wait until no other task of the loop changes the key, nor a few others."""
+        """Wait until no other task of the loop changes the key, or one of a few others."""
         return self._loops.here().turns[hash(key) % STRIPES]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Connections of the blocking world: one thread has one for the length of a statement."""
+"""Connections for threads: a thread has one for the length of a statement."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class BlockingLink:
 
 
 class BlockingLinks:
-    """A pool: as many connections as threads ask at the same time, at most ``room``."""
+    """A pool: one connection for each thread that asks at the same time, at most ``room``."""
 
     def __init__(self, connect: Callable[[], BlockingLink], *, room: int, patience: float) -> None:
         self._connect = connect

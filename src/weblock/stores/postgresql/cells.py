@@ -46,7 +46,7 @@ class RowCells:
     async def update_many(
         self, changes: Mapping[str, Transition], *, patience: float
     ) -> dict[str, Done | EngineUnavailable]:
-        """Replace several, each by itself; those that another was quicker to change one by one."""
+        """Replace several cells, each by itself. Those that another caller changed first are replaced one by one."""
         outcomes: dict[str, Done | EngineUnavailable] = {}
         keys = list(changes)
         for start in range(0, len(keys), PORTION):
@@ -94,7 +94,7 @@ class RowCells:
             outcome = (await self._look([key])).get(key)
 
     async def _at_once(self, key: str, transition: Transition) -> Done | Reading | None:
-        """Do the most common case in one statement; otherwise return what it has seen."""
+        """Do the most common cases in one statement; return what it has read if this is none of them."""
         match transition:
             case Acquire(claim=claim):
                 whose: tuple[Parameter, ...] = (
@@ -146,7 +146,7 @@ class RowCells:
     async def _renew(
         self, keys: Sequence[str], changes: Mapping[str, Transition]
     ) -> tuple[dict[str, Reading], dict[str, Done | EngineUnavailable]]:
-        """Renew leases whose holders beat. Return what else there is, and what has come of those."""
+        """Renew the leases of heartbeats. Return the other heartbeats, and the results of these."""
         readings: dict[str, Reading] = {}
         outcomes: dict[str, Done | EngineUnavailable] = {}
         beats = json.dumps([_beat(key, changes[key]) for key in keys])
@@ -192,7 +192,7 @@ class RowCells:
         return row
 
     async def _try(self, statement: Statement, *parameters: Parameter) -> list[Row]:
-        """Return the rows that a transition results in; none if another one was quicker."""
+        """Return the rows of a transition; none if another caller was quicker."""
         try:
             return await self._ask(statement, *parameters)
         except EngineUnavailable as error:

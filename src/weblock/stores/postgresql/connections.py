@@ -30,7 +30,7 @@ class Links(Protocol):
         """Return the rows that a statement results in. Raises psycopg's errors."""
 
     def turn(self, key: str) -> AbstractAsyncContextManager[None]:
-        """Wait until nobody else of this world changes the key, nor a few others.
+        """Wait until no other caller of this kind changes the key, or one of a few others.
 
         Raises psycopg's errors if that takes too long.
         """
@@ -152,7 +152,7 @@ class Connections:
 
 
 def check(connection: psycopg.Connection | psycopg.AsyncConnection) -> None:
-    """Raise ``Unfit`` where the server or libpq cannot do what is asked of it here."""
+    """Raise ``Unfit`` if the server or libpq lacks what the engine needs."""
     if psycopg.pq.version() < LEAST_LIBPQ:
         raise Unfit("libpq is older than 14: pip install 'psycopg[binary]'")
     if connection.info.server_version < LEAST_SERVER:

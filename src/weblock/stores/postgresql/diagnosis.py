@@ -1,4 +1,4 @@
-"""What there is to know of a PostgreSQL server that keeps leases."""
+"""Examines a PostgreSQL server that keeps leases."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Facts = Mapping[str, str]
 
 
 def diagnose(connections: Connections) -> Iterator[Finding]:
-    """Return what is found on the server."""
+    """Return the findings about the server."""
     settings = connections.settings
     try:
         link = connections.blocking()

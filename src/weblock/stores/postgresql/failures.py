@@ -18,7 +18,7 @@ HARMLESS: Final = (*LOST_RACE, errors.LockNotAvailable, errors.QueryCanceled)
 
 
 class Unfit(psycopg.OperationalError):
-    """The server, or what there is here to talk to it, will not do; the message says why."""
+    """The server, or the libpq here, lacks what the engine needs; the message says what."""
 
 
 class Missing(EngineUnavailable):
@@ -32,7 +32,7 @@ def unavailable(settings: Settings, error: BaseException) -> EngineUnavailable:
 
 
 def as_setting(settings: Settings, error: Missing) -> ConfigurationError:
-    """Return the error for a table that is not usable, which no waiting mends."""
+    """Return the error for a table that cannot be used: waiting does not help."""
     return ConfigurationError(f"{settings.name}: {error.reason}")
 
 

@@ -1,4 +1,4 @@
-"""What stands in a row, and how a key's state is written into one."""
+"""The contents of a row: how a key's state is read from it and written to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Row = Sequence[bytes | None]
 
 
 class Reading(NamedTuple):
-    """A key as a statement has seen it, and what was known of the server then."""
+    """The state of a key as a statement read it, and what was known of the server then."""
 
     key: str
     state: KeyState
@@ -45,7 +45,7 @@ def reading_of(row: Row) -> Reading:
 
 
 def written(reading: Reading, state: KeyState) -> dict[str, Any]:
-    """Return the row that a state is to replace a reading with."""
+    """Return the row that replaces a reading, for a new state."""
     grant = state.grant
     claim = grant.claim if grant else Claim("", "", 0.0, "")
     ends = [place.until for place in state.queue]
@@ -79,7 +79,7 @@ def new_version() -> int:
 
 
 def label_of(claim: Claim) -> str:
-    """Return a claim's label without what no text of PostgreSQL can contain."""
+    """Return a claim's label without the characters that PostgreSQL's texts cannot contain."""
     return claim.label.replace("\0", "").encode(errors="replace").decode()
 
 

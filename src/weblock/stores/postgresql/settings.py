@@ -65,7 +65,7 @@ def parse(url: str) -> Settings:
 def settings_of(libpq: Mapping[str, Any], options: Mapping[str, Any]) -> Settings:
     """Return the settings for libpq's parameters and our options.
 
-    Raises ``ConfigurationError`` for an option that does not exist, or whose value cannot be.
+    Raises ``ConfigurationError`` for an option that does not exist, or has an impossible value.
     """
     given = checked_by(options, _OPTIONS, engine="PostgreSQL")
     several = {"target_session_attrs": "read-write"} if "," in str(libpq.get("host", "")) else {}

@@ -1,4 +1,4 @@
-"""The table that leases are kept in, and what is asked of it: each transition is one statement.
+"""The table of the leases, and its statements: each transition is one.
 
 A row is a key. The first has no key: it remembers what is known of the server itself, and the
 largest fence of the rows that were removed. Rows whose key begins with ``DONE`` are marks.

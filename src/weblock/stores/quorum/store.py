@@ -177,9 +177,9 @@ class QuorumStore:
     async def _agreed(
         self, key: str, candidate: Candidate, tally: Tally
     ) -> Reply | EngineUnavailable:
-        """Sees to it that a majority has the fence that the holder gets.
+        """Make sure that a majority has the fence that the holder gets.
 
-        Returns why not if too few have the lease still: then votes are to be cast anew.
+        Returns the reason if too few still have the lease: the vote must then be repeated.
         """
         owner, fence, level = candidate.claim.owner, tally.fence, set(tally.level)
         if len(level) < tally.majority:

@@ -62,7 +62,7 @@ class Session:
     def hang_up(self) -> None:
         """End a connection whose server does not answer, so that kazoo looks for another.
 
-        By itself it would find out from its own pings only, which it does not send while we ask.
+        kazoo notices that by its own pings only, which it does not send while requests are under way.
         """
         shut_down(self.client)
 
