@@ -101,9 +101,13 @@ def test_a_quorum_and_a_client_are_refused_too(installed: dict[str, str]) -> Non
 
     installed["redis"] = "4.6.0"
     urls = [f"redis://localhost:{port}" for port in (1, 2, 3)]
-    with pytest.raises(ConfigurationError, match=r"a quorum of .* redis>=5,<9, and redis 4\.6\.0"):
+    with pytest.raises(
+        ConfigurationError, match=r"a quorum of .* redis>=5\.0\.1,<9, and redis 4\.6\.0"
+    ):
         Locks.from_url(urls)
-    with pytest.raises(ConfigurationError, match=r"redis>=5,<9, and redis 4\.6\.0 is installed"):
+    with pytest.raises(
+        ConfigurationError, match=r"redis>=5\.0\.1,<9, and redis 4\.6\.0 is installed"
+    ):
         Locks.from_client(redis.Redis())
 
 

@@ -45,7 +45,7 @@ def require(wanted: str, extra: str) -> None:
 
 @cache
 def ranges(extra: str) -> dict[str, str]:
-    """Return the packages of an extra, each with its range, such as ``{"redis": ">=5,<9"}``."""
+    """Return the packages of an extra, each with its range, such as ``{"redis": ">=5.0.1,<9"}``."""
     try:
         lines = metadata.requires("weblock") or []
     except metadata.PackageNotFoundError:  # A copy of the source, which nobody has installed.

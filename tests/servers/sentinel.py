@@ -102,5 +102,6 @@ def _role(server: Server) -> str:
 
 
 def _knows_all(sentinel: Server) -> bool:
-    facts = sentinel.command("SENTINEL", "MASTER", SERVICE)
+    with sentinel.client() as client:
+        facts = client.sentinel_master(SERVICE)
     return (int(facts["num-slaves"]), int(facts["num-other-sentinels"])) == (2, 2)
