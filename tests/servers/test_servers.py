@@ -147,7 +147,8 @@ def test_the_environment_picks_a_server(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_nobody_else_can_reach_it(own: Server) -> None:
     """A server listens on loopback and nowhere else."""
-    assert own.command("CONFIG", "GET", "bind") == {"bind": "127.0.0.1"}
+    with own.client() as client:
+        assert client.config_get("bind") == {"bind": "127.0.0.1"}
 
 
 def test_a_port_that_is_taken(own: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
@@ -89,6 +90,11 @@ def _refuse_eviction(facts: dict[str, str], settings: Settings) -> None:
 def explained(error: BaseException) -> str:  # noqa: PLR0911 - a list
     """Return why a server refused, with the remedy if there is one."""
     text = str(error) or type(error).__name__
+    if (
+        isinstance(error.__context__, ssl.SSLError)
+        and (cause := str(error.__context__)) not in text
+    ):
+        text = f"{text} {cause}"  # On asyncio, redis-py 5 gives only the number of the error.
     match error:
         case Unfit():
             return text
