@@ -49,6 +49,24 @@ def test_a_password_may_contain_anything(password: str) -> None:
     assert settings.addresses == (Address("h", 7),)
 
 
+@pytest.mark.parametrize(
+    ("options", "checks"),
+    [("", True), ("?ssl_cert_reqs=none", False), ("?ssl_check_hostname=false", False)],
+)
+def test_tls_checks_the_host_s_name(options: str, checks: bool) -> None:
+    """Whatever redis-py's release does by itself, a name is checked unless the URL says otherwise."""
+    assert parse(f"rediss://h{options}").connection["ssl_check_hostname"] is checks
+
+
+def test_sentinels_are_reached_with_the_same_tls() -> None:
+    """One CA signs for the masters and for the Sentinels; their users differ."""
+    settings = parse("rediss+sentinel://joe:pw@h/m?ssl_ca_certs=/ca.pem&sentinel_password=other")
+    assert settings.sentinel["ssl_ca_certs"] == settings.connection["ssl_ca_certs"] == "/ca.pem"
+    assert settings.sentinel["ssl_check_hostname"] is True
+    assert settings.sentinel["password"] == "other"
+    assert "username" not in settings.sentinel
+
+
 def test_options_go_before_the_url() -> None:
     """What is given by name overrules what the URL says."""
     settings = parse("redis://joe:pw@h?timeout=3", {"password": "other", "timeout": 0.5})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import re
 import socket
+import ssl
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -110,7 +111,7 @@ def parse(url: str, options: Mapping[str, Any] | None = None) -> Settings:
     """
     scheme, _, rest = url.partition("://")
     scheme = scheme.lower()
-    deployment, _tls = _SCHEMES[scheme]
+    deployment, tls = _SCHEMES[scheme]
     userinfo, _, rest = rest.rpartition("@")
     rest, _, query = rest.partition("?")
     given = {**options_in(query, _OPTIONS, engine="Redis"), **checked(options or {})}
@@ -125,6 +126,12 @@ def parse(url: str, options: Mapping[str, Any] | None = None) -> Settings:
             **({"password": unquote(password)} if password else {}),
             **connection,
         }
+    if tls:
+        # redis-py checks the host's name by itself only from its release 6 on. Without a certificate
+        # that is checked, there is no name to check.
+        checks = connection.get("ssl_cert_reqs", "required") not in ("none", None, ssl.CERT_NONE)
+        connection.setdefault("ssl_check_hostname", checks)
+        sentinel = {name: connection[name] for name in connection if "ssl_" in name} | sentinel
     place = _place(scheme, deployment, rest)
     settings = Settings(**{**place, **given, "connection": connection, "sentinel": sentinel})
     if settings.db and deployment is Deployment.CLUSTER:
