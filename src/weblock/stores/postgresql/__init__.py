@@ -48,7 +48,7 @@ class PostgreSQLEngine:
     """The leases in one table, as this process sees them."""
 
     scope = "cluster"
-    real_keeper = False  # Its connections are shared by all threads.
+    real_keeper = True
 
     def __init__(self, settings: Settings) -> None:
         from .connections import Connections

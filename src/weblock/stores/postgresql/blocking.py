@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import psycopg
 
+from ..._platform.greenlets import do_before_this_thread_ends
 from ..._platform.polling import READABLE, new_poll
 from ..._platform.turns import Empty, Turns
 from .dialogue import Dialogue, Outcome, Parameter
@@ -171,6 +172,7 @@ class BlockingLinks:
     def _new_link(self) -> BlockingLink:
         if self._closed:
             raise Unfit("it was closed")
+        do_before_this_thread_ends(self._close_idle)
         return self._connect()
 
     def _close_idle(self) -> None:

@@ -12,11 +12,13 @@ import re
 import secrets
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import psycopg
 
 from ..._core.ports import Ask, Grasp, Switchboard
+from ..._platform.greenlets import do_at_home
 from ..._platform.logs import logger
 from ..._platform.threads import BackgroundThread
 from .blocking import BlockingLink
@@ -72,6 +74,8 @@ class Receiver:
 
     def watch(self, key: str, owner: str) -> None:
         """Notify a waiter when it has been granted the key."""
+        if do_at_home(partial(self.watch, key, owner)):
+            return
         self._waiters[owner] = key
         if not self._ended.is_set():
             self._thread.start()
