@@ -114,12 +114,42 @@ class Postgres(DatabaseServer):
         process.send_signal(signal.SIGINT)  # Connections that are open are ended.
 
     def _answers(self) -> bool:
+        return self._recovers() is False
+
+    def _recovers(self) -> bool | None:
+        """Whether it only replays what another has written; ``None`` if it does not answer."""
         try:
             with psycopg.connect(self.url(), connect_timeout=2) as connection:
-                recovers = connection.execute("SELECT pg_is_in_recovery()").fetchone()
+                found = connection.execute("SELECT pg_is_in_recovery()").fetchone()
         except psycopg.OperationalError:
-            return False
-        return recovers == (False,)
+            return None
+        return None if found is None else bool(found[0])
+
+
+class Standby(Postgres):
+    """A replica, which streams from another server until it is promoted."""
+
+    def __init__(self, primary: Postgres) -> None:
+        self._primary = primary
+        super().__init__()
+
+    def promote(self) -> None:
+        """Makes it a primary, and waits until it is one."""
+        self.execute("SELECT pg_promote()")
+
+    def _create(self) -> None:
+        data = self.folder / "data"
+        connection = f"host=127.0.0.1 port={self._primary.port} user=postgres"
+        backup = [_binary("pg_basebackup"), "--dbname", f"{connection} application_name=standby"]
+        backup += ["--pgdata", str(data), "--write-recovery-conf", "--checkpoint=fast", "--no-sync"]
+        if self._user is not None:
+            os.chown(self.folder, self._user, self._user)
+        subprocess.run(
+            backup, user=self._user, group=self._user, cwd="/", check=True, capture_output=True
+        )
+
+    def _answers(self) -> bool:
+        return self._recovers() is True
 
 
 def _children_of(pid: int) -> list[int]:
