@@ -219,9 +219,12 @@ def in_another_thread(default: Any) -> None:
         threads.submit(default.acquire, "key").result()
 
 
-@override_settings(WEBLOCK={"default": {"URL": "redis://far"}})
-def test_the_fixture_of_the_plugin(request: pytest.FixtureRequest) -> None:
-    """The fixture is found by pytest itself, and puts the memory engine in."""
+def test_the_fixture_of_the_plugin(settings: Any, request: pytest.FixtureRequest) -> None:
+    """The fixture is found by pytest itself, and puts the memory engine in.
+
+    It ends before the settings that it has replaced: the later fixture ends first.
+    """
+    settings.WEBLOCK = {"default": {"URL": "redis://far"}}
     request.getfixturevalue("weblock_memory")
     assert locks["default"].engine.startswith("memory://")
 
