@@ -16,11 +16,15 @@ from .simulation.conformance import (
     in_the_model,
 )
 from .simulation.costs import EXPECTED, CountingModel, counted
+from .simulation.script_checks import SEQUENCES
+
+FURTHER = range(SEQUENCES, 150)
+"""Sequences beside those that the mutants of the scripts are tried with (``test_script_mutants.py``)."""
 
 
 def test_the_lua_is_what_the_pure_functions_say() -> None:
     """On thousands of random steps, the scripts in the model answer and keep the same."""
-    for seed in range(150):
+    for seed in FURTHER:
         clock = Clock()
         compare(seed, clock, Pure(lambda clock=clock: clock.now), [in_the_model(clock)])
 
@@ -55,7 +59,7 @@ def test_each_operation_costs_as_little_as_it_should() -> None:
 
 def test_a_lock_by_itself_is_what_the_pure_functions_say() -> None:
     """Where a slot is being moved, the lock's own key answers and keeps what all keys together do."""
-    for seed in range(150):
+    for seed in FURTHER:
         clock = Clock()
         lua = in_the_model(clock, kind=Piecemeal)
         compare(seed, clock, Pure(lambda clock=clock: clock.now), [lua])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from .simulation.campaign import noticed
 from .simulation.dying import KEEPERS, MUTANTS
 from .simulation.mutants import Mutant
 
-SCHEDULES = 500
+SCHEDULES = 200
 LIMIT = 300
 """Schedules that a mutant may survive."""
 
@@ -22,8 +23,5 @@ def test_a_keeper_that_dies_costs_nobody_a_lease() -> None:
 def test_a_lease_that_nobody_looks_after_is_noticed(mutant: Mutant) -> None:
     """A keeper that is not started again, and leases that it forgot when it died, are found."""
     with mutant.alive():
-        for seed in range(LIMIT):
-            _, failure = KEEPERS.run_seed(seed)
-            if failure and failure.property.split()[0] in mutant.killers:
-                return
-    pytest.fail(f"it survived {LIMIT} schedules")
+        found = noticed(KEEPERS.schedule, mutant.seeds(LIMIT), mutant.killers)
+    assert found, f"it survived {LIMIT} schedules"

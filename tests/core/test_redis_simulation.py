@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
+from .simulation.campaign import noticed
 from .simulation.redis_campaign import (
     REDIS,
     RESTARTS,
@@ -11,9 +14,8 @@ from .simulation.redis_campaign import (
     restarting_schedule,
     uptime_believed,
 )
-from .simulation.world import Violation
 
-SCHEDULES = 400
+SCHEDULES = 300
 
 
 @pytest.mark.timeout(900)
@@ -25,26 +27,15 @@ def test_no_schedule_violates_a_property() -> None:
 @pytest.mark.timeout(900)
 def test_without_recovery_two_hold_a_key() -> None:
     """The same schedules find it when a server that has lost leases grants at once."""
-    for seed in range(3_000):
-        try:
-            redis_schedule(seed, recovery=0.0).run()
-        except Violation as violation:
-            if violation.name == "P1 mutex":
-                return
-    pytest.fail("nothing was found")
+    assert noticed(partial(redis_schedule, recovery=0.0), range(3_000), ("P1",))
 
 
 def test_restarts_at_any_part_of_a_second_end_no_quarantine_early() -> None:
     """A server that tells its uptime in whole seconds grants nothing until all leases have ended."""
-    RESTARTS.hold_to_it(200)
+    RESTARTS.hold_to_it(100)
 
 
 def test_an_uptime_that_is_believed_is_noticed() -> None:
     """The same schedules find two holders where a server's word counts for when it was started."""
-    for seed in range(600):
-        try:
-            restarting_schedule(seed, uptime_believed).run()
-        except Violation as violation:
-            if violation.name == "P1 mutex":
-                return
-    pytest.fail("nothing was found")
+    mistaken = partial(restarting_schedule, scripted=uptime_believed)
+    assert noticed(mistaken, (72, *range(600)), ("P1",))

@@ -309,6 +309,7 @@ MUTANTS: Final = (
         "            (reply,) = await self._exchange(target, [call], asking=True)\n"
         "        if _torn(reply):\n",
         ("P1",),
+        seed=229,
     ),
     Mutant(
         "a half-moved slot has no locks",
@@ -317,6 +318,7 @@ MUTANTS: Final = (
         "if _torn(reply) or type(reply) is exceptions.AskError:\n",
         "if False:\n",
         ("P13",),
+        seed=84,
     ),
     Mutant(
         "a probe that is sent on is an answer to the request behind it",
@@ -325,6 +327,7 @@ MUTANTS: Final = (
         "if not isinstance(refused, exceptions.AskError):",
         "if True:",
         ("P1", "P13"),
+        seed=83,
     ),
 )
 """The store with one of its former defects."""

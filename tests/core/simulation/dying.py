@@ -104,6 +104,7 @@ MUTANTS: Final = (
         "await self.runtime.sleep(AGAIN_AFTER)",
         "return",
         ("P13",),
+        seed=11,
     ),
 )
 """The protocol with a mistake that shows only when a keeper dies."""

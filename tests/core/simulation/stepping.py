@@ -167,6 +167,7 @@ MUTANTS: Final = (
         "+ min(self._claim.ttl, HANDOFF)",
         "+ 3600.0",
         ("P12",),
+        seed=20,
     ),
     Mutant(
         "a claim is granted for as long as the engine says",
@@ -175,6 +176,7 @@ MUTANTS: Final = (
         "at_most = self._claim.ttl",
         "at_most = 3600.0",
         ("P12",),
+        seed=155,
     ),
     Mutant(
         "a renewal lasts as long as the engine says",
@@ -191,6 +193,7 @@ MUTANTS: Final = (
         "since + min(self.terms.ttl, self.deadline - since) / 3",
         "self.deadline - self.terms.ttl * 2 / 3",
         ("P1", "P12"),
+        seed=2,
     ),
 )
 
