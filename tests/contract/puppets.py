@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import select
 import signal
 import subprocess
@@ -11,9 +12,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.support.nursery import AVAILABLE, Forked, nursery
 from tests.support.waiting import PATIENCE
+from weblock import stores
 
 TOP = Path(__file__).parents[2]
+
+WORKERS = "tests.contract.workers"
+
+ENGINES = [each.name for each in pkgutil.walk_packages(stores.__path__, "weblock.stores.")]
+"""With their drivers, which is what takes the time."""
+
+
+class Started(subprocess.Popen[bytes]):
+    """A process that was not forked, and imports what it needs by itself."""
+
+    def wait_until_stopped(self) -> None:
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED)
 
 
 class Worker:
@@ -21,23 +36,26 @@ class Worker:
 
     def __init__(self, role: str, *args: str | list[str]) -> None:
         words = [each if isinstance(each, str) else json.dumps(each) for each in args]
-        self.start("tests.contract.workers", role, *words)
+        if AVAILABLE:
+            self._run(Forked(nursery(WORKERS, *ENGINES), WORKERS, role, *words))
+        else:
+            self.start(WORKERS, role, *words)
 
     def start(self, module: str, *words: str, **environment: str) -> None:
         """Starts a module as a program."""
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", module, *words],
-            cwd=TOP,
-            env={**os.environ, **environment},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        self.pid = self._process.pid
+        command = [sys.executable, "-W", "error", "-m", module, *words]
+        env = {**os.environ, **environment}
+        # Without a buffer: what is in one, nobody can select.
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
+        self._run(Started(command, cwd=TOP, env=env, **pipes))
+
+    def _run(self, process: Forked | Started) -> None:
+        self._process = process
+        self.pid = process.pid
 
     def say(self, message: Any) -> None:
         assert self._process.stdin
         self._process.stdin.write(json.dumps(message).encode() + b"\n")
-        self._process.stdin.flush()
 
     def hear(self, within: float = PATIENCE) -> Any:
         assert self._process.stdout
@@ -79,7 +97,7 @@ class Puppet(Worker):
     def stop(self) -> None:
         """Stops every thread of it, and returns when they have stopped."""
         os.kill(self.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, self.pid, os.WSTOPPED)
+        self._process.wait_until_stopped()
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
