@@ -1,8 +1,7 @@
-"""Processes that run the code they are told to; ``processes.Child`` is how a test has one.
+"""A process that runs the code it is told to; ``processes.Child`` is how a test has one.
 
 Orders come in by stdin, one JSON string of Python a line; what the last expression of each is
-worth goes out by stdout. ``python -m tests.engines.child SOCKET`` makes these processes: it has
-imported what each of them needs, and forks one for every URL that the socket brings.
+worth goes out by stdout.
 """
 
 from __future__ import annotations
@@ -11,11 +10,8 @@ import ast
 import asyncio
 import json
 import os
-import signal
-import socket
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,39 +19,10 @@ import weblock
 import weblock.stores.file
 from weblock import AsyncLocks, Locks
 
-LONGEST = 65536
-"""Bytes of a URL, at most."""
 
-
-def main(orders: socket.socket) -> None:
-    """Makes processes until nobody is there to ask for them."""
-    signal.signal(signal.SIGCHLD, reap)
-    while True:
-        url, pipes, _flags, _address = socket.recv_fds(orders, LONGEST, 2)
-        if not url:
-            return
-        if (pid := os.fork()) == 0:
-            orders.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for number, pipe in enumerate(pipes):
-                os.dup2(pipe, number)
-                os.close(pipe)
-            obey(url.decode())
-            sys.exit()
-        for pipe in pipes:
-            os.close(pipe)
-        orders.send(b"%d" % pid)
-
-
-def reap(*_signal: object) -> None:
-    """Lets those go that have ended."""
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG) != (0, 0):
-            pass
-
-
-def obey(url: str) -> None:
+def main() -> None:
     """Does as it is told until nobody is there to tell it."""
+    url = sys.argv[1]
     names: dict[str, Any] = {"url": url, "os": os, "time": time, "asyncio": asyncio}
     names |= {"AsyncLocks": AsyncLocks, "Locks": Locks, "weblock": weblock}
     for line in sys.stdin:
@@ -84,7 +51,3 @@ def count_up(url: str, path: str, times: int) -> None:
                 value = int(Path(path).read_text())
                 time.sleep(0)
                 Path(path).write_text(str(value + 1))
-
-
-if __name__ == "__main__":
-    main(socket.socket(fileno=int(sys.argv[1])))
