@@ -16,7 +16,7 @@ from weblock import ConfigurationError, Locks, _requirements
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 EXTRAS = ["redis", "zookeeper", "memcached", "postgresql", "fastapi", "django", "flask"]
-EXTRAS += ["sqlalchemy", "cli", "otel"]
+EXTRAS += ["celery", "sqlalchemy", "cli", "otel"]
 
 WANTED = {
     "redis": "redis://localhost",
@@ -30,6 +30,7 @@ IMPORTED = {
     "django": "weblock.contrib.django",
     "fastapi": "weblock.contrib.fastapi",
     "flask": "weblock.contrib.flask",
+    "celery": "weblock.contrib.celery",
     "sqlalchemy": "weblock.contrib.sqlalchemy",
     "redis": "weblock.compat.redis",
 }

@@ -53,6 +53,9 @@ class Rows:
     def release(self, owner: str, void: float) -> Answer:
         return drive(self._store.release(self._key, owner, void=void)).answer
 
+    def transfer(self, owner: str, claim: Claim) -> Answer:
+        return drive(self._store.transfer(self._key, owner, claim, fence=0)).answer
+
     def force_release(self) -> Answer:
         return drive(self._store.force_release(self._key)).answer
 
