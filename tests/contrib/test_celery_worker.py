@@ -7,12 +7,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+import redis
 from celery import Celery
 
 from tests.servers import Server, fresh_url
 from tests.servers.process import spawn
 from tests.support.waiting import eventually, waiters
 from weblock import Locks
+
+pytestmark = pytest.mark.skipif(
+    tuple(map(int, redis.__version__.split(".")[:2])) < (6, 1),
+    reason="Celery's own transport needs redis-py 6.1",
+)
 
 LONG = "WEBLOCK_LONG" in os.environ
 TOP = Path(__file__).parents[2]

@@ -18,7 +18,6 @@ from typing import Any, Final, cast
 import hiredis
 import redis.asyncio
 from redis import exceptions
-from redis.connection import DefaultParser
 
 from ..._core.ports import Ask, Switchboard
 from ..._platform.logs import logger
@@ -29,7 +28,7 @@ from .internals import take_writer
 from .rings import ring_waiter
 from .servers import NOT_RUNG, Server, explained
 from .settings import Address
-from .wire import Introduce, Link
+from .wire import Errors, Introduce, Link
 
 AsyncioConnect = Callable[[Address], redis.asyncio.Connection]
 
@@ -62,9 +61,7 @@ class AsyncioLink(asyncio.Protocol):
         self._timeout = timeout
         self._on_push = on_push
         self._on_end = on_end
-        self._reader = hiredis.Reader(
-            replyError=DefaultParser.parse_error, notEnoughData=_INCOMPLETE
-        )
+        self._reader = hiredis.Reader(replyError=Errors.parse_error, notEnoughData=_INCOMPLETE)
         self._heard_at = self._loop.time()
         self._pending: deque[tuple[asyncio.Future[Any], float]] = deque()
         """Replies that callers wait for, in the order of their commands, and until when."""

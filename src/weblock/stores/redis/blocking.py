@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 import hiredis
 import redis
 from redis import exceptions
-from redis.connection import DefaultParser
 
 from ..._core.ports import Readable
 from ..._platform.greenlets import do_before_this_thread_ends, new_thread, real_thread_here
@@ -22,7 +21,7 @@ from .asking import Connect
 from .internals import socket_of
 from .servers import Server, Unfit
 from .settings import Address
-from .wire import Introduce, Link
+from .wire import Errors, Introduce, Link
 
 if TYPE_CHECKING:
     from ..._platform.hubs import RealThread
@@ -69,7 +68,7 @@ class BlockingLink:
         self._send = self._socket.sendall
         self._receive_into = self._socket.recv_into
         self._buffer = bytearray(_CHUNK)
-        reader = hiredis.Reader(replyError=DefaultParser.parse_error, notEnoughData=_INCOMPLETE)
+        reader = hiredis.Reader(replyError=Errors.parse_error, notEnoughData=_INCOMPLETE)
         self._feed = reader.feed
         self._next_reply = reader.gets
         self._poll = new_poll()

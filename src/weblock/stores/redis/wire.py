@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from redis import exceptions
+from redis.connection import DefaultParser
 
 from ...errors import EngineUnavailable
 from .calls import Call, Layout, micros, packed
@@ -34,6 +35,20 @@ REDIRECTIONS: Final = 5
 
 Outcome = Any
 """What a script returned, or the exception that says why it did not."""
+
+
+class Errors(DefaultParser):  # type: ignore[valid-type,misc]  # It is one of two classes.
+    """redis-py's classes for error replies. Its older releases know those of a cluster only in their cluster client."""
+
+    EXCEPTION_CLASSES = {  # noqa: RUF012 - redis-py's
+        **DefaultParser.EXCEPTION_CLASSES,
+        "ASK": exceptions.AskError,
+        "CLUSTERDOWN": exceptions.ClusterDownError,
+        "CROSSSLOT": exceptions.ClusterCrossSlotError,
+        "MASTERDOWN": exceptions.MasterDownError,
+        "MOVED": exceptions.MovedError,
+        "TRYAGAIN": exceptions.TryAgainError,
+    }
 
 
 class Link(Protocol):
