@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar, Unpack
 
@@ -121,10 +122,13 @@ class WebLock:
 
     def _begin(self, installed: _Installed) -> None:
         """Do, before the first request, what cannot be done yet when the extension is installed."""
-        if not installed.has_begun:
-            refuse_unlocked(installed.app, self._views)
-            installed.database.watch()
-            installed.has_begun = True
+        if installed.has_begun:
+            return
+        with installed.beginning:  # Sessions must not be in use while listeners are added to them.
+            if not installed.has_begun:
+                refuse_unlocked(installed.app, self._views)
+                installed.database.watch()
+                installed.has_begun = True
 
 
 @dataclass
@@ -135,6 +139,7 @@ class _Installed:
     locks: Locks
     database: Database
     has_begun: bool = False
+    beginning: threading.Lock = field(default_factory=threading.Lock)
 
 
 def _installed() -> _Installed:
