@@ -9,6 +9,7 @@ from weblock._core.table import (
     HANDOFF,
     PLACE,
     SEEN,
+    SHARED,
     Busy,
     Claim,
     Gone,
@@ -23,9 +24,14 @@ from weblock._core.table import (
 TTL = 10.0
 
 
-def claim(owner: str, process: str = "p", ttl: float = TTL) -> Claim:
+def claim(owner: str, process: str = "p", ttl: float = TTL, limit: int = 1) -> Claim:
     """A claim by name."""
-    return Claim(owner, process, ttl, "label")
+    return Claim(owner, process, ttl, "label", limit)
+
+
+def reader(owner: str, process: str = "p", ttl: float = TTL) -> Claim:
+    """A shared claim by name."""
+    return claim(owner, process, ttl, SHARED)
 
 
 def at(now: float, *dead: str, floor: int = 0) -> Moment:
@@ -46,6 +52,11 @@ def holder(state: KeyState) -> str | None:
     return state.grant.claim.owner if state.grant else None
 
 
+def holders(state: KeyState) -> list[str]:
+    """Who has a lease, the oldest first."""
+    return [grant.claim.owner for grant in state.grants]
+
+
 def queued(state: KeyState) -> list[str]:
     """Who waits, in order."""
     return [place.claim.owner for place in state.queue]
@@ -55,7 +66,7 @@ def test_a_free_key_is_granted() -> None:
     """Who asks for a free key has it for its ttl, confirmed."""
     step = table.acquire(KeyState(), at(5), claim("a"), room=0)
     assert step.answer == Held(1, 15, confirmed=True)
-    assert step.woken is None
+    assert step.woken == ()
 
 
 def test_a_fence_is_above_the_floor_and_above_the_last() -> None:
@@ -127,7 +138,7 @@ def test_a_release_hands_the_key_over() -> None:
     """The first waiter gets the key at once: a short lease, to be confirmed."""
     step = table.release(after(claim("a"), claim("b"), claim("c")), at(1), "a")
     assert step.answer == Released()
-    assert step.woken == step.state.grant
+    assert step.woken == step.state.grants
     assert holder(step.state) == "b"
     assert (step.state.grant.until, step.state.grant.confirmed) == (1 + HANDOFF, False)
     assert queued(step.state) == ["c"]
@@ -151,7 +162,7 @@ def test_a_silent_process_is_passed_over() -> None:
     state = table.release(after(*asked), at(1), "a").state
     state, woken = table.settle(state, at(1 + HANDOFF))
     assert (holder(state), queued(state)) == ("d", [])
-    assert woken == state.grant
+    assert woken == state.grants
 
 
 def test_a_confirmed_lease_that_expires_keeps_the_queue() -> None:
@@ -165,7 +176,7 @@ def test_a_dead_holder_is_noticed() -> None:
     """Where the engine can tell, a dead holder's lease ends at once."""
     state = after(claim("a", "p1"), claim("b", "p2"))
     state, woken = table.settle(state, at(1, "p1"))
-    assert (holder(state), woken) == ("b", state.grant)
+    assert (holder(state), woken) == ("b", state.grants)
 
 
 def test_dead_waiters_are_passed_over() -> None:
@@ -178,7 +189,7 @@ def test_dead_waiters_are_passed_over() -> None:
 def test_nobody_left() -> None:
     """Where nobody in the queue lives, the key is free, and nothing is left but the fence."""
     step = table.release(after(claim("a"), claim("b")), at(PLACE), "a")
-    assert step.woken is None
+    assert step.woken == ()
     assert step.state == KeyState(fence=1)
     assert step.state.blank
 
@@ -188,7 +199,7 @@ def test_a_newcomer_does_not_pass_the_queue() -> None:
     state = after(claim("a", ttl=2), claim("b"))
     step = table.acquire(state, at(3), claim("c"), room=100)
     assert (holder(step.state), queued(step.state)) == ("b", ["c"])
-    assert step.woken == step.state.grant
+    assert step.woken == step.state.grants
     assert isinstance(step.answer, Waiting)
 
 
@@ -220,7 +231,7 @@ def test_a_late_release_does_not_touch_the_next() -> None:
 def test_a_release_from_the_queue() -> None:
     """A waiter that gives up leaves just its own place."""
     step = table.release(after(claim("a"), claim("b"), claim("c")), at(1), "b")
-    assert (holder(step.state), queued(step.state), step.woken) == ("a", ["c"], None)
+    assert (holder(step.state), queued(step.state), step.woken) == ("a", ["c"], ())
 
 
 def test_a_voided_owner_is_refused() -> None:
@@ -281,7 +292,7 @@ def test_nothing_moves_that_is_not_there() -> None:
     assert moved(state, at(1), "b", to=claim("c")) == Step(state, Gone())
     assert moved(KeyState(), at(1), "a", to=claim("c")) == Step(KeyState(), Gone())
     ended = table.transfer(state, at(2), "a", claim("c"))
-    assert (ended.answer, holder(ended.state), ended.woken) == (Gone(), "b", ended.state.grant)
+    assert (ended.answer, holder(ended.state), ended.woken) == (Gone(), "b", ended.state.grants)
     given_up = table.release(state, at(1), "c", void=5).state
     assert moved(given_up, at(1.5), "a", to=claim("c")) == Step(given_up, Gone())
 
@@ -291,7 +302,7 @@ def test_force_takes_the_lease_and_passes_the_key_on() -> None:
     state = after(claim("a"), claim("b"), claim("c"))
     step = table.force_release(state, at(1))
     assert (step.answer, holder(step.state), queued(step.state)) == (Released(), "b", ["c"])
-    assert step.woken == step.state.grant
+    assert step.woken == step.state.grants
     assert step.state.fence == state.fence + 1
     assert table.refresh(step.state, at(1), "a", TTL).answer == Gone()
     assert table.release(step.state, at(1), "a").answer == Gone()
@@ -300,7 +311,7 @@ def test_force_takes_the_lease_and_passes_the_key_on() -> None:
 def test_force_frees_a_key_that_nobody_waits_for() -> None:
     """Nothing is left of a lease that was taken away but its fence."""
     step = table.force_release(after(claim("a")), at(1))
-    assert (step.answer, step.state, step.woken) == (Released(), KeyState(fence=1), None)
+    assert (step.answer, step.state, step.woken) == (Released(), KeyState(fence=1), ())
 
 
 def test_force_takes_nothing_from_who_comes_next() -> None:
@@ -326,7 +337,7 @@ def test_nobody_is_granted_a_key_before_a_commit() -> None:
     committing = at(TTL + 1)._replace(committing=True)
     queue = after(claim("a"), claim("b"))
     asked = table.acquire(queue, committing, claim("c"), room=5)
-    assert (holder(asked.state), queued(asked.state), asked.woken) == ("a", ["b", "c"], None)
+    assert (holder(asked.state), queued(asked.state), asked.woken) == ("a", ["b", "c"], ())
     refused = table.acquire(queue, committing, claim("c"), room=0)
     assert isinstance(refused.answer, Busy)
     later = table.refresh(asked.state, at(TTL + 2), "c", TTL)
@@ -343,7 +354,7 @@ def test_a_key_released_before_a_commit_is_kept_for_it(release: str) -> None:
     else:
         step = table.force_release(queue, committing)
     assert step.answer == Released()
-    assert (queued(step.state), step.woken) == (["b"], None)
+    assert (queued(step.state), step.woken) == (["b"], ())
     assert step.state.fence == queue.fence
     handed = table.refresh(step.state, at(2), "b", TTL)
     assert (holder(handed.state), handed.state.fence) == ("b", queue.fence + 1)
@@ -379,3 +390,140 @@ def test_a_look_shows_no_place_that_a_silent_process_has_lost() -> None:
     state = table.release(state, at(1), "a").state
     assert queued(table.current(state, at(1))) == ["c", "d"]
     assert queued(table.current(state, at(1 + HANDOFF))) == ["d"]
+
+
+def test_as_many_as_the_limit_are_granted_at_once() -> None:
+    """Each has a lease of its own, with a fence above those before; one more waits."""
+    state = after(*(claim(owner, f"of {owner}", limit=3) for owner in "abc"))
+    assert holders(state) == ["a", "b", "c"]
+    assert [grant.fence for grant in state.grants] == [1, 2, 3]
+    step = table.acquire(state, at(1), claim("d", limit=3), room=1)
+    assert step.answer == Waiting(0, 10, ("of a", "of b", "of c"), holder="label")
+    assert table.acquire(state, at(1), claim("d", limit=3), room=0).answer == Busy(
+        10, 0, holder="label"
+    )
+
+
+def test_a_release_lets_in_one_more() -> None:
+    """The first waiter gets the place of the one that leaves, and the others keep their leases."""
+    state = after(*(claim(owner, limit=2) for owner in "abcd"))
+    step = table.release(state, at(1), "b")
+    assert (step.answer, holders(step.state), queued(step.state)) == (Released(), ["a", "c"], ["d"])
+    assert [grant.claim.owner for grant in step.woken] == ["c"]
+    assert step.state.grants[0] == state.grants[0]
+
+
+def test_of_two_limits_the_smaller_holds() -> None:
+    """While a holder says 2, nobody is the third, whatever limit the third one says."""
+    state = after(claim("a", limit=5), claim("b", limit=2), claim("c", limit=5))
+    assert (holders(state), queued(state)) == (["a", "b"], ["c"])
+    wide = after(claim("a", limit=5), claim("b", limit=5), claim("c", limit=2))
+    assert (holders(wide), queued(wide)) == (["a", "b"], ["c"])
+    step = table.release(state, at(1), "b")
+    assert holders(step.state) == ["a", "c"]
+
+
+def test_readers_share_and_a_writer_is_alone() -> None:
+    """Any number of readers hold a key, and no writer with them."""
+    readers = after(*(reader(f"r{number}") for number in range(50)))
+    assert len(holders(readers)) == 50
+    assert queued(table.acquire(readers, at(1), claim("w"), room=1).state) == ["w"]
+    assert queued(after(claim("w"), reader("r"))) == ["r"]
+
+
+def test_a_reader_does_not_overtake_a_writer() -> None:
+    """Readers behind a waiting writer wait for it, and enter together after it."""
+    state = after(reader("a"), claim("w"), reader("b"), reader("c"), claim("v"), reader("d"))
+    assert (holders(state), queued(state)) == (["a"], ["w", "b", "c", "v", "d"])
+    state = table.release(state, at(1), "a").state
+    assert holders(state) == ["w"]
+    step = table.release(state, at(1), "w")
+    assert (holders(step.state), queued(step.state)) == (["b", "c"], ["v", "d"])
+    assert [grant.claim.owner for grant in step.woken] == ["b", "c"]
+    assert [grant.until for grant in step.woken] == [1 + HANDOFF, 1 + HANDOFF]
+
+
+def test_a_writer_that_stops_waiting_lets_the_readers_in() -> None:
+    """Whether it leaves or its place lapses: who waited behind it only fits now."""
+    state = after(reader("a"), claim("w", "p2"), reader("b"))
+    step = table.release(state, at(1), "w")
+    assert (holders(step.state), queued(step.state)) == (["a", "b"], [])
+    assert [grant.claim.owner for grant in step.woken] == ["b"]
+    for moment in (at(1, "p2"), at(PLACE)):
+        asked = table.acquire(state, moment, reader("c"), room=9)
+        entered = ["a", "b", "c"] if moment.now < PLACE else ["a", "c"]
+        assert holders(asked.state) == entered
+        assert isinstance(asked.answer, Held)
+
+
+def test_of_several_leases_each_ends_by_itself() -> None:
+    """One that has ended makes room for one more, while the others go on."""
+    state = after(claim("a", ttl=2, limit=2), claim("b", "p2", limit=2), claim("c", limit=2))
+    assert table.acquire(state, at(1), claim("d"), room=9).answer.until == 2
+    step = table.refresh(state, at(2), "b", TTL)
+    assert (holders(step.state), step.answer) == (["b", "c"], Held(2, 12))
+    assert [grant.claim.owner for grant in step.woken] == ["c"]
+    assert table.refresh(step.state, at(2), "a", TTL).answer == Gone()
+    dead = table.settle(state, at(1, "p2"))[0]
+    assert holders(dead) == ["a", "c"]
+
+
+def test_what_ends_unconfirmed_costs_its_process_its_places() -> None:
+    """Also where it was one of several leases."""
+    asked = claim("a", limit=2), reader("r"), claim("b", "p2"), claim("c", "p2"), claim("d", "p3")
+    state = after(*asked)
+    for owner in ("a", "r"):
+        state = table.release(state, at(1), owner).state
+    assert holders(state) == ["b"]
+    state, woken = table.settle(state, at(1 + HANDOFF))
+    assert (holders(state), queued(state), woken) == (["d"], [], state.grants)
+
+
+def test_the_asker_is_not_woken_for_what_its_answer_says() -> None:
+    """A waiter whose own heartbeat lets it in with another hears it from the answer."""
+    state = after(claim("w", ttl=2), reader("a"), reader("b"))
+    step = table.refresh(state, at(2), "a", TTL)
+    assert step.answer == Held(2, 12, confirmed=True)
+    assert [grant.claim.owner for grant in step.woken] == ["b"]
+
+
+def test_asking_again_keeps_the_limit_of_the_lease() -> None:
+    """Whatever limit an owner names then: others may have been let in beside it."""
+    state = after(claim("a", limit=2))
+    step = table.acquire(state, at(1), claim("a", limit=1), room=9)
+    assert (step.answer, step.state.grants[0].claim.limit) == (Held(1, 11), 2)
+
+
+def test_a_moved_lease_keeps_its_limit() -> None:
+    """The claim that it moves to does not change who may hold beside it, nor the other leases."""
+    state = after(reader("a"), reader("b"), reader("c"))
+    step = table.transfer(state, at(1), "b", claim("d", "p2"))
+    assert (step.answer, holders(step.state)) == (Held(2, 11), ["a", "d", "c"])
+    assert step.state.grants[1].claim == reader("d", "p2")
+    assert step.state.grants[::2] == state.grants[::2]
+
+
+def test_force_takes_the_leases_of_all_holders() -> None:
+    """All of them are gone, and those who fit now are let in."""
+    state = after(reader("a"), reader("b"), claim("w"))
+    step = table.force_release(state, at(1))
+    assert (step.answer, holders(step.state)) == (Released(), ["w"])
+    ended = after(reader("a", ttl=2), reader("b", "p2"), claim("w"))
+    step = table.force_release(ended, at(3, "p2"))
+    assert (step.answer, holders(step.state)) == (Gone(), ["w"])
+
+
+def test_nobody_is_let_in_beside_others_before_a_commit() -> None:
+    """Not even a reader beside a reader."""
+    committing = at(1)._replace(committing=True)
+    asked = table.acquire(after(reader("a")), committing, reader("b"), room=1)
+    assert (holders(asked.state), queued(asked.state)) == (["a"], ["b"])
+    assert holders(table.refresh(asked.state, at(2), "b", TTL).state) == ["a", "b"]
+
+
+def test_a_look_shows_all_holders() -> None:
+    """Those whose lease has ended are not shown."""
+    state = after(reader("a", ttl=2), reader("b"), reader("c", "p2"), claim("w"))
+    assert table.current(state, at(1)) == state
+    shown = table.current(state, at(2, "p2"))
+    assert (holders(shown), queued(shown)) == (["b"], ["w"])

@@ -1,14 +1,19 @@
 """The truth about one key, and what may happen to it.
 
-A ``KeyState`` is a small value: the lease, the queue behind it, and the last fence. Every
-operation is a pure function from a state and a time to a new state, an answer, and at most one
-waiter to notify. An engine is an atomic cell for such values, and a bell.
+A ``KeyState`` is a small value: the leases, the queue behind them, and the last fence. Every
+operation is a pure function from a state and a time to a new state, an answer, and the waiters to
+notify. An engine is an atomic cell for such values, and a bell.
 
-Three rules make it safe:
+A claim says how many leases the key may have while its own is one of them: its ``limit``. That is 1
+for an exclusive lease, and ``SHARED`` for one that excludes only those with a smaller limit. A claim
+fits beside the leases of a key if there are fewer of them than the smallest limit among it and them.
+
+Four rules make it safe and fair:
 
 - a lease belongs to its owner until ``until``, on the engine's own clock, and to no one afterwards;
-- the first operation on a key whose lease has ended passes it to the first live waiter, and only
-  to it;
+- the first operation on a key of which a lease has ended lets the first live waiter in if it fits,
+  then the next one, up to the first that does not;
+- nobody overtakes a waiter: a new claim is granted at once only if it fits and the queue is empty;
 - every lease gets a fence above all fences before it.
 
 A lease that is handed over to a waiter is short at first (``HANDOFF``) and unconfirmed. The
@@ -24,6 +29,9 @@ from typing import Final, NamedTuple
 
 HANDOFF: Final = 1.5
 """Seconds that a waiter's process has to confirm a lease that was handed to it."""
+
+SHARED: Final = 2**31 - 1
+"""The limit of a shared lease: a number that no count of leases reaches."""
 
 PLACE: Final = 4.0
 """Seconds that a place in the queue lasts without a heartbeat."""
@@ -42,6 +50,8 @@ class Claim(NamedTuple):
     process: str
     ttl: float
     label: str
+    limit: int = 1
+    """How many leases the key may have while this is one of them."""
 
 
 class Grant(NamedTuple):
@@ -70,14 +80,20 @@ class Voided(NamedTuple):
 
 class KeyState(NamedTuple):
     fence: int = 0
-    grant: Grant | None = None
+    grants: tuple[Grant, ...] = ()
+    """In the order of their fences."""
     queue: tuple[Place, ...] = ()
     voided: tuple[Voided, ...] = ()
 
     @property
+    def grant(self) -> Grant | None:
+        """The oldest lease, if there is one: the only one, unless its limit is above 1."""
+        return self.grants[0] if self.grants else None
+
+    @property
     def blank(self) -> bool:
         """Whether nothing but the fence is worth remembering."""
-        return self.grant is None and not self.queue and not self.voided
+        return not self.grants and not self.queue and not self.voided
 
 
 class Moment(NamedTuple):
@@ -105,10 +121,11 @@ class Held(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """The caller is in the queue. ``ahead`` names the processes in front of it, nearest first.
+    """The caller is in the queue, until ``until`` at least unless a holder releases.
 
-    ``recovering`` says why the engine grants nothing at the moment, if the caller waits for that
-    and not for another lease. ``holder`` is the label of that lease, if the engine tells it.
+    ``ahead`` names the processes in front of it: those of waiters, nearest first, then those of
+    holders. ``recovering`` says why the engine grants nothing at the moment, if the caller waits for
+    that and not for another lease. ``holder`` is the label of the oldest lease, if the engine tells it.
     """
 
     position: int
@@ -119,9 +136,9 @@ class Waiting(NamedTuple):
 
 
 class Busy(NamedTuple):
-    """Another caller has the lease, and this one is not in the queue.
+    """Other callers have the key, and this one is not in the queue.
 
-    ``elsewhere`` says that other servers of a quorum may have let it in, so that it must release;
+    ``until`` is the earliest end of a lease. ``elsewhere`` says that other servers of a quorum may have let it in, so that it must release;
     ``recovering``, as in ``Waiting``, says why no caller would get the key, and ``holder`` who has it.
     """
 
@@ -147,38 +164,42 @@ RELEASED: Final = Released()
 
 
 class Step(NamedTuple):
-    """The outcome of an operation; ``woken`` is a waiter that has just got the lease."""
+    """The outcome of an operation; ``woken`` are the waiters that have just got a lease."""
 
     state: KeyState
     answer: Answer
-    woken: Grant | None = None
+    woken: tuple[Grant, ...] = ()
 
 
 def acquire(state: KeyState, moment: Moment, claim: Claim, *, room: int) -> Step:
-    """Grant the key if it is free, else queue the claim if fewer than ``room`` wait.
+    """Grant the key if the claim fits, else queue the claim if fewer than ``room`` wait.
 
     Places that have lapsed count until an operation finds them: see ``_without_some_lapsed``.
-    Asking again is harmless: an owner that has the lease keeps it, with its fence, for a ttl from
+    Asking again is harmless: an owner that has a lease keeps it, with its fence, for a ttl from
     now; one that is in the queue keeps its place.
     """
     state, woken = settle(state, moment)
     if state.voided and any(voided.owner == claim.owner for voided in state.voided):
         return Step(state, GONE, woken)
-    grant = state.grant
-    # Then nobody waits, either: the first that does has just been given the lease.
-    if grant is None:
+    grants = state.grants
+    # Then nobody waits, either: the first that does has just been given a lease.
+    if not grants:
         granted = _granted(state, moment, claim, claim.ttl, confirmed=True)
         return Step(granted, Held(granted.fence, moment.now + claim.ttl))
     if _holds(state, claim.owner) or _waits(state, claim.owner):
         return _refreshed(state, moment, claim.owner, claim.ttl, woken)
     queue = state.queue
+    if claim.limit > 1 and not queue and not moment.committing and fits(claim, grants):
+        granted = _granted(state, moment, claim, claim.ttl, confirmed=True)
+        return Step(granted, Held(granted.fence, moment.now + claim.ttl), woken)
     if 0 < room <= len(queue):
         queue = _without_some_lapsed(queue, moment)
-        state = KeyState(state.fence, grant, queue, state.voided)
+        state = KeyState(state.fence, grants, queue, state.voided)
     if len(queue) >= room:
-        return Step(state, Busy(grant.until, len(queue), holder=grant.claim.label), woken)
+        busy = Busy(_earliest_end(grants), len(queue), holder=grants[0].claim.label)
+        return Step(state, busy, woken)
     queue = (*queue, Place(claim, moment.now + PLACE))
-    state = KeyState(state.fence, grant, queue, state.voided)
+    state = KeyState(state.fence, grants, queue, state.voided)
     return Step(state, _waiting(state, len(queue) - 1), woken)
 
 
@@ -198,10 +219,11 @@ def release(state: KeyState, moment: Moment, owner: str, *, void: float = 0) -> 
     that gave up without knowing what became of its request.
     """
     answer: Answer = GONE
-    if _holds(state, owner):
-        if state.grant is not None and moment.now < state.grant.until:
+    if mine := _grant_of(state, owner):
+        if moment.now < mine.until:
             answer = RELEASED
-        state = KeyState(state.fence, None, state.queue, state.voided)
+        grants = () if len(state.grants) == 1 else _without(state.grants, mine)
+        state = KeyState(state.fence, grants, state.queue, state.voided)
     else:
         queue = tuple(place for place in state.queue if place.claim.owner != owner)
         state = state._replace(queue=queue)
@@ -212,14 +234,15 @@ def release(state: KeyState, moment: Moment, owner: str, *, void: float = 0) -> 
 
 
 def force_release(state: KeyState, moment: Moment) -> Step:
-    """Take the lease away from its holder, and pass the key on.
+    """Take the leases away from all holders, and pass the key on.
 
-    Returns ``Released`` if there was a lease, ``Gone`` if there was none or it had ended.
+    Returns ``Released`` if there was a lease, ``Gone`` if there was none or all had ended.
     """
     answer: Answer = GONE
-    if state.grant is not None and _lives(state.grant, moment):
+    ended = tuple(grant for grant in state.grants if not _lives(grant, moment))
+    if len(ended) < len(state.grants):
         answer = RELEASED
-        state = state._replace(grant=None)
+        state = state._replace(grants=ended)
     state, woken = settle(state, moment)
     return Step(state, answer, woken)
 
@@ -227,37 +250,37 @@ def force_release(state: KeyState, moment: Moment) -> Step:
 def transfer(state: KeyState, moment: Moment, owner: str, claim: Claim) -> Step:
     """Make the lease of ``owner`` that of a claim, with the same fence, for the claim's ttl from now.
 
-    Asking again is harmless: a claim that has the lease keeps it, and it is never shortened. Returns
-    ``Gone`` if neither has it.
+    Its limit stays as it is, whatever the claim says. Asking again is harmless: a claim that has the
+    lease keeps it, and it is never shortened. Returns ``Gone`` if neither has it.
     """
     state, woken = settle(state, moment)
-    grant, until = state.grant, moment.now + claim.ttl
-    if grant is None or any(voided.owner == claim.owner for voided in state.voided):
+    until = moment.now + claim.ttl
+    if any(voided.owner == claim.owner for voided in state.voided):
         return Step(state, GONE, woken)
-    if grant.claim.owner == claim.owner:
+    if grant := _grant_of(state, claim.owner):
         until = max(until, grant.until)
-    elif grant.claim.owner != owner:
+    else:
+        grant = _grant_of(state, owner)
+    if grant is None:
         return Step(state, GONE, woken)
-    grant = Grant(claim, grant.fence, grant.since, until, confirmed=True)
-    state = KeyState(state.fence, grant, state.queue, state.voided)
-    return Step(state, _held(state))
+    claim = claim._replace(limit=grant.claim.limit)
+    moved = Grant(claim, grant.fence, grant.since, until, confirmed=True)
+    return Step(_exchanged(state, grant, moved), _held(moved), _besides(woken, owner))
 
 
 def current(state: KeyState, moment: Moment) -> KeyState:
     """Return a state without leases that have ended, and without places that have lapsed.
 
-    For observers. A key whose lease has ended is passed on by the next operation on it, not here.
+    For observers. A key of which a lease has ended is passed on by the next operation on it, not here.
     """
-    grant, queue = state.grant, state.queue
-    if grant is not None and not _lives(grant, moment):
-        grant, queue = None, _behind(grant, queue)
+    grants, queue = _lasting(state, moment)
     processes = {place.claim.process for place in queue}
     dead = {process for process in processes if not moment.alive(process)}
     queue = tuple(
         place for place in queue if moment.now < place.until and place.claim.process not in dead
     )
     voided = tuple(each for each in state.voided if moment.now < each.until)
-    return KeyState(state.fence, grant, queue, voided)
+    return KeyState(state.fence, grants, queue, voided)
 
 
 def behind(state: KeyState, owner: str) -> Claim | None:
@@ -269,47 +292,78 @@ def behind(state: KeyState, owner: str) -> Claim | None:
     return None
 
 
-def settle(state: KeyState, moment: Moment) -> tuple[KeyState, Grant | None]:
-    """Pass the key on if its lease has ended, and return to which claim."""
+def fits(claim: Claim, grants: tuple[Grant, ...]) -> bool:
+    """Return whether a claim may have a lease beside these."""
+    return len(grants) < min(claim.limit, _least_limit(grants))
+
+
+def settle(state: KeyState, moment: Moment) -> tuple[KeyState, tuple[Grant, ...]]:
+    """Drop the leases that have ended, and let in who fits now; return their leases, too."""
     if state.voided:
         voided = tuple(each for each in state.voided if moment.now < each.until)
         state = state._replace(voided=voided)
-    grant = state.grant
-    if grant is not None and moment.now < grant.until and moment.alive(grant.claim.process):
-        return state, None
+    grants = state.grants
+    if grants:
+        first = grants[0]
+        if first.claim.limit == 1 and _lives(first, moment):  # Then nobody fits beside it.
+            return state, ()
+    elif not state.queue and not moment.committing:
+        return state, ()
     if moment.committing:
-        return _kept_for_a_commit(state, moment), None
-    if grant is None and not state.queue:
-        return state, None
-    queue = _from_first_live(_behind(grant, state.queue), moment)
-    state = KeyState(state.fence, None, queue[1:], state.voided)
-    if not queue:
-        return state, None
-    claim = queue[0].claim
-    length = min(claim.ttl, HANDOFF)
-    state = _granted(state, moment, claim, length, confirmed=False)
-    return state, state.grant
+        return _kept_for_a_commit(state, moment), ()
+    grants, queue = _lasting(state, moment)
+    return _let_in(KeyState(state.fence, grants, queue, state.voided), moment)
+
+
+def _let_in(state: KeyState, moment: Moment) -> tuple[KeyState, tuple[Grant, ...]]:
+    """Grant leases to waiters from the first that lives, as long as they fit."""
+    _, grants, queue, voided = state
+    left, count, room = 0, len(grants), _least_limit(grants)
+    for place in queue:
+        if count >= room:
+            break
+        claim = place.claim
+        if moment.now < place.until and moment.alive(claim.process):
+            if count >= claim.limit:
+                break
+            length = min(claim.ttl, HANDOFF)
+            state = _granted(state, moment, claim, length, confirmed=False)
+            count, room = count + 1, min(room, claim.limit)
+        left += 1
+    state = KeyState(state.fence, state.grants, queue[left:], voided)
+    return state, state.grants[len(grants) :]
+
+
+def _lasting(state: KeyState, moment: Moment) -> tuple[tuple[Grant, ...], tuple[Place, ...]]:
+    """Return the leases that have not ended, and the queue behind them.
+
+    A process that never confirmed a lease that has ended loses its places.
+    """
+    lasting = tuple(grant for grant in state.grants if _lives(grant, moment))
+    if len(lasting) == len(state.grants):
+        return state.grants, state.queue
+    kept = {grant.fence for grant in lasting}
+    ended = [grant for grant in state.grants if grant.fence not in kept]
+    silent = {grant.claim.process for grant in ended if not grant.confirmed}
+    if not silent:
+        return lasting, state.queue
+    return lasting, tuple(each for each in state.queue if each.claim.process not in silent)
 
 
 def _kept_for_a_commit(state: KeyState, moment: Moment) -> KeyState:
-    """Return a state whose lease goes on; if it was released already, a lease that nobody has."""
-    grant = state.grant
-    if grant is None:
+    """Return a state whose leases go on; if all were released already, a lease that nobody has."""
+    until = moment.now + COMMIT
+    grants = tuple(
+        grant if _lives(grant, moment) else grant._replace(until=until) for grant in state.grants
+    )
+    if not grants:
         claim = Claim("committing", "", COMMIT, "a transaction that has not ended")
-        grant = Grant(claim, state.fence, moment.now, moment.now, confirmed=True)
-    grant = grant._replace(until=moment.now + COMMIT)
-    return KeyState(state.fence, grant, state.queue, state.voided)
+        grants = (Grant(claim, state.fence, moment.now, until, confirmed=True),)
+    return KeyState(state.fence, grants, state.queue, state.voided)
 
 
 def _lives(grant: Grant, moment: Moment) -> bool:
     return moment.now < grant.until and moment.alive(grant.claim.process)
-
-
-def _behind(grant: Grant | None, queue: tuple[Place, ...]) -> tuple[Place, ...]:
-    """Return the queue after a lease has ended: a process that never confirmed loses its places."""
-    if grant is None or grant.confirmed:
-        return queue
-    return tuple(place for place in queue if place.claim.process != grant.claim.process)
 
 
 def _without_some_lapsed(queue: tuple[Place, ...], moment: Moment) -> tuple[Place, ...]:
@@ -324,28 +378,20 @@ def _without_some_lapsed(queue: tuple[Place, ...], moment: Moment) -> tuple[Plac
     return (*queue[:start], *left, *queue[start + SEEN :])
 
 
-def _from_first_live(queue: tuple[Place, ...], moment: Moment) -> tuple[Place, ...]:
-    for index, place in enumerate(queue):
-        if moment.now < place.until and moment.alive(place.claim.process):
-            return queue[index:]
-    return ()
-
-
 def _granted(
     state: KeyState, moment: Moment, claim: Claim, length: float, *, confirmed: bool
 ) -> KeyState:
     fence = max(state.fence + 1, moment.fence_floor)
     grant = Grant(claim, fence, moment.now, moment.now + length, confirmed)
-    return KeyState(fence, grant, state.queue, state.voided)
+    return KeyState(fence, (*state.grants, grant), state.queue, state.voided)
 
 
 def _refreshed(
-    state: KeyState, moment: Moment, owner: str, ttl: float, woken: Grant | None
+    state: KeyState, moment: Moment, owner: str, ttl: float, woken: tuple[Grant, ...]
 ) -> Step:
-    if _holds(state, owner) and state.grant is not None:
-        until = max(state.grant.until, moment.now + ttl)
-        state = state._replace(grant=state.grant._replace(until=until, confirmed=True))
-        return Step(state, _held(state))
+    if mine := _grant_of(state, owner):
+        renewed = mine._replace(until=max(mine.until, moment.now + ttl), confirmed=True)
+        return Step(_exchanged(state, mine, renewed), _held(renewed), _besides(woken, owner))
     for position, place in enumerate(state.queue):
         if place.claim.owner == owner:
             kept = place._replace(until=moment.now + PLACE)
@@ -355,21 +401,60 @@ def _refreshed(
     return Step(state, GONE, woken)
 
 
+def _grant_of(state: KeyState, owner: str) -> Grant | None:
+    for grant in state.grants:
+        if grant.claim.owner == owner:
+            return grant
+    return None
+
+
 def _holds(state: KeyState, owner: str) -> bool:
-    return state.grant is not None and state.grant.claim.owner == owner
+    return _grant_of(state, owner) is not None
 
 
 def _waits(state: KeyState, owner: str) -> bool:
     return bool(state.queue) and any(place.claim.owner == owner for place in state.queue)
 
 
-def _held(state: KeyState) -> Held:
-    assert state.grant is not None
-    return Held(state.grant.fence, state.grant.until, state.grant.confirmed)
+def _without(grants: tuple[Grant, ...], one: Grant) -> tuple[Grant, ...]:
+    index = grants.index(one)
+    return grants[:index] + grants[index + 1 :]
+
+
+def _exchanged(state: KeyState, old: Grant, new: Grant) -> KeyState:
+    if len(state.grants) == 1:
+        return KeyState(state.fence, (new,), state.queue, state.voided)
+    index = state.grants.index(old)
+    grants = (*state.grants[:index], new, *state.grants[index + 1 :])
+    return KeyState(state.fence, grants, state.queue, state.voided)
+
+
+def _besides(woken: tuple[Grant, ...], owner: str) -> tuple[Grant, ...]:
+    """Return without the one that asks: its answer says it."""
+    if not woken:
+        return ()
+    return tuple(grant for grant in woken if grant.claim.owner != owner)
+
+
+def _least_limit(grants: tuple[Grant, ...]) -> int:
+    return min([grant.claim.limit for grant in grants], default=SHARED)
+
+
+def _earliest_end(grants: tuple[Grant, ...]) -> float:
+    if len(grants) == 1:
+        return grants[0].until
+    return min([grant.until for grant in grants])
+
+
+def _held(grant: Grant) -> Held:
+    return Held(grant.fence, grant.until, grant.confirmed)
 
 
 def _waiting(state: KeyState, position: int) -> Waiting:
-    assert state.grant is not None
+    grants = state.grants
+    assert grants
     before = {place.claim.process: None for place in reversed(state.queue[:position])}
-    before[state.grant.claim.process] = None
-    return Waiting(position, state.grant.until, tuple(before), holder=state.grant.claim.label)
+    for grant in grants:
+        before[grant.claim.process] = None
+    label = grants[0].claim.label
+    return Waiting(position, _earliest_end(grants), tuple(before), holder=label)

@@ -60,11 +60,11 @@ class Heartbeats:
         self.answers: dict[str, Answer] = {}
 
     def __call__(self, state: KeyState, moment: Moment) -> Step:
-        woken: Grant | None = None
+        woken: tuple[Grant, ...] = ()
         for pulse in self.pulses:
             state, answer, woken_now = table.refresh(state, moment, pulse.owner, pulse.ttl)
             self.answers[pulse.owner] = answer
-            woken = woken_now or woken
+            woken += woken_now
         return Step(state, answer, woken)
 
 
@@ -207,15 +207,15 @@ class CellStore:
         for outcome in outcomes.values():
             if isinstance(outcome, EngineUnavailable):
                 raise outcome
-        return [key for key, glance in glances.items() if glance.state.grant or glance.state.queue]
+        return [key for key, glance in glances.items() if glance.state.grants or glance.state.queue]
 
     def _replies_to(
         self, heartbeats: Heartbeats, outcome: Done | EngineUnavailable
     ) -> dict[str, Reply | EngineUnavailable]:
         if isinstance(outcome, EngineUnavailable):
             return dict.fromkeys((pulse.owner for pulse in heartbeats.pulses), outcome)
-        if outcome.step.woken:
-            self._ring(outcome.step.woken)
+        for grant in outcome.step.woken:
+            self._ring(grant)
         for pulse in heartbeats.pulses:
             answer = heartbeats.answers[pulse.owner]
             if isinstance(answer, Waiting):
@@ -227,8 +227,8 @@ class CellStore:
 
     def _reply_to(self, done: tuple[Step, float]) -> Reply:
         (_, answer, woken), now = done
-        if woken:
-            self._ring(woken)
+        for grant in woken:
+            self._ring(grant)
         return Reply(answer, now)
 
     def _ring(self, grant: Grant) -> None:

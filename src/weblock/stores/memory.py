@@ -100,7 +100,7 @@ class _MemoryCells:
             moment = Moment(now, time.time_ns() // 1000)
             step = transition(state, moment)
             state = step.state
-            if state.grant is None and state.blank:
+            if not state.grants and state.blank:
                 engine.forget(key, state)
             else:
                 engine.states[key] = state

@@ -96,10 +96,10 @@ class _NoopStore:
         return Reply(Released() if grants else Gone(), now)
 
     async def look(self, key: str) -> Look:
-        """Show the last of all who have the key."""
+        """Show all who have the key."""
         now = self._runtime.now()
-        grant = max(self._grants_of(key, now), key=lambda grant: grant.fence, default=None)
-        return Look(KeyState(grant.fence, grant) if grant else KeyState(), now)
+        grants = sorted(self._grants_of(key, now), key=lambda grant: grant.fence)
+        return Look(KeyState(grants[-1].fence, tuple(grants)) if grants else KeyState(), now)
 
     async def names(self, prefix: str, limit: int) -> Sequence[str]:
         now = self._runtime.now()

@@ -227,7 +227,7 @@ class ClusterServers(EngineServer):
                 fence, since, until = (int(found[each]) for each in ("fence", "since", "until"))
                 confirmed = found["confirmed"] == "1"
                 grant = Grant(claim, fence, since / MICRO, until / MICRO, confirmed)
-                return KeyState(fence, grant)
+                return KeyState(fence, (grant,))
         return KeyState()
 
     def published(self, channel: str, payload: str) -> None:

@@ -185,7 +185,7 @@ class EngineServer:
 
     def _names(self, prefix: str, now: float) -> list[str]:
         states = {key: table.current(each, self._moment(now)) for key, each in self.states.items()}
-        in_use = [key for key, state in states.items() if state.grant or state.queue]
+        in_use = [key for key, state in states.items() if state.grants or state.queue]
         return [key for key in in_use if key.startswith(prefix)]
 
     def _serve(self, request: Changing, now: float) -> Reply:
@@ -194,9 +194,8 @@ class EngineServer:
         self._keep(request.key, step.state)
         if self.observer is not None:
             self.observer.applied(Change(request, owner, before, step, now))
-        if step.woken is not None:
-            claim = step.woken.claim
-            self._ring(claim.process, claim.owner, Grasp(step.woken.fence, step.woken.until))
+        for grant in step.woken:
+            self._ring(grant.claim.process, grant.claim.owner, Grasp(grant.fence, grant.until))
         return Reply(step.answer, now)
 
     def _keep(self, key: str, state: KeyState) -> None:

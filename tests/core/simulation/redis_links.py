@@ -235,7 +235,7 @@ class WitnessedStore(RedisStore):
 def _parts(request: Any) -> list[tuple[Any, ...]]:
     """What a request says, in whole microseconds."""
     if isinstance(request, Acquire):
-        owner, process, ttl, label = request.claim
+        owner, process, ttl, label, _limit = request.claim
         return [(request.key, owner, process, micros(ttl), label, request.room)]
     if isinstance(request, Release):
         return [(request.key, request.owner, micros(request.void))]

@@ -397,8 +397,7 @@ def _payload(fence: int, lines: dict[bytes, bytes]) -> bytes:
 def _ended(state: KeyState, now: float) -> bool:
     """Return whether a state can be dropped: its key may never be asked for again."""
     ends = [place.until for place in state.queue] + [voided.until for voided in state.voided]
-    if state.grant:
-        ends.append(state.grant.until)
+    ends += [grant.until for grant in state.grants]
     return max(ends, default=now) <= now
 
 

@@ -70,12 +70,13 @@ class Format:
         if value is None:
             self._observer.first_seen(item, (), now)
             return reading
-        _, fence, lease, places, voids = self.fields(value)
-        entries = [*places, *voids, *([lease] if lease else [])]
+        _, fence, lease, places, voids, *more = self.fields(value)
+        leases = [lease, *more] if lease else []
+        entries = [*places, *voids, *leases]
         seen = self._observer.first_seen(item, [Stamp(*each[-1]) for each in entries], now)
         reading.state = KeyState(
             fence,
-            reading.noted(lease, _grant(lease, seen)) if lease else None,
+            tuple(reading.noted(each, _grant(each, seen)) for each in leases),
             tuple(reading.noted(each, _place(each, seen)) for each in places),
             tuple(reading.noted(each, _voided(each, seen)) for each in voids),
         )
@@ -88,21 +89,23 @@ class Format:
         def stamp(owner: str, until: float) -> Stamp:
             return Stamp(owner, process, now, until)
 
-        lease: Any = None
-        if grant := state.grant:
+        def lease(grant: Grant) -> Written:
             claim, fence, since, until, confirmed = grant
-            mark = stamp(claim.owner, until)
-            lease = known.get(grant) or [claim, fence, since, confirmed, mark]
+            return [_claim(claim), fence, since, confirmed, stamp(claim.owner, until)]
+
+        leases = [known.get(each) or lease(each) for each in state.grants]
+        first, more = (leases[0], leases[1:]) if leases else (None, [])
         places = [
-            known.get(each) or [each.claim, stamp(each.claim.owner, each.until)]
+            known.get(each) or [_claim(each.claim), stamp(each.claim.owner, each.until)]
             for each in state.queue
         ]
         voids = [known.get(each) or [stamp(each.owner, each.until)] for each in state.voided]
-        fields = [_FORMAT, reading.key, state.fence, lease, places, voids]
+        # An exclusive lease is written as weblock 1.0 does; older versions cannot read several.
+        fields = [_FORMAT, reading.key, state.fence, first, places, voids, *more]
         return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
 
     def fields(self, value: bytes) -> list[Any]:
-        """Return key, fence, lease, places and voids, as they were written."""
+        """Return key, fence, lease, places, voids and further leases, as they were written."""
         version, fields = None, []
         with contextlib.suppress(ValueError, TypeError):
             version, *fields = json.loads(value)
@@ -113,6 +116,10 @@ class Format:
                 " weblock: let all processes run the same version, or give each a prefix of its own",
             )
         return fields
+
+
+def _claim(claim: Claim) -> Written:
+    return list(claim if claim.limit > 1 else claim[:4])
 
 
 def _grant(written: Written, seen: Seen) -> Grant:

@@ -165,10 +165,10 @@ class Items:
 
         ``recovery=off`` is said for the callers of this process, and for nobody else.
         """
-        after = step.state.grant
-        if after is None or (before.grant and before.grant.fence == after.fence):
-            return True
-        return not self._settings.recovery and after.claim.process == self._observer.process
+        had = {grant.fence for grant in before.grants}
+        new = [grant for grant in step.state.grants if grant.fence not in had]
+        ours = all(grant.claim.process == self._observer.process for grant in new)
+        return not new or (ours and not self._settings.recovery)
 
 
 def _expiry(seconds: float) -> int:
@@ -180,6 +180,5 @@ def _use_of(state: KeyState, now: float) -> float:
     """Return the seconds after which nothing in it is needed."""
     ends = [each.until for each in state.queue]
     ends += [each.until for each in state.voided]
-    if state.grant:
-        ends.append(state.grant.until)
+    ends += [grant.until for grant in state.grants]
     return max(ends, default=now) - now + REMEMBERED

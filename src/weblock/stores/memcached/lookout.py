@@ -106,20 +106,21 @@ class Lookout:
         watch, now = self._watches[key], runtime.now()
         pause: float | None = LONGEST_LOOK
         if reading:
-            self._ring_new_holder(watch, reading)
+            self._ring_new_holders(watch, reading)
             pause = self._pause(watch, reading, until)
         if pause is None or now >= watch.until:
             del self._watches[key]
         else:
             watch.due = now + pause * (0.75 + runtime.jitter() / 2)
 
-    def _ring_new_holder(self, watch: _Watch, reading: Reading) -> None:
-        grant = reading.state.grant
-        if grant is None or grant.fence == watch.fence:
+    def _ring_new_holders(self, watch: _Watch, reading: Reading) -> None:
+        new = [grant for grant in reading.state.grants if grant.fence > watch.fence]
+        if not new:
             return
-        watch.fence, watch.pause = grant.fence, FIRST_LOOK
-        if grant.claim.process == self._engine.observer.process and not grant.confirmed:
-            self._engine.switchboard.ring(grant.claim.owner, Ask())
+        watch.fence, watch.pause = new[-1].fence, FIRST_LOOK
+        for grant in new:
+            if grant.claim.process == self._engine.observer.process and not grant.confirmed:
+                self._engine.switchboard.ring(grant.claim.owner, Ask())
 
     def _pause(self, watch: _Watch, reading: Reading, until: float) -> float | None:
         """Return the seconds until the next poll; ``None`` if no caller here waits."""

@@ -184,7 +184,7 @@ class RowCells:
 
     def _row(self, reading: Reading, step: Step) -> dict[str, object]:
         row = written(reading, step.state)
-        woken = step.woken
+        woken = step.woken[0] if step.woken else None
         if woken and woken.claim.process != self._engine.connections.receiver.channel:
             grasp = Grasp(woken.fence, woken.until)
             row["channel"] = woken.claim.process

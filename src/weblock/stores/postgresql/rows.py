@@ -52,7 +52,7 @@ def written(reading: Reading, state: KeyState) -> dict[str, Any]:
     ends += [voided.until for voided in state.voided]
     waiting = ""
     if ends:
-        places = [[*place.claim, place.until] for place in state.queue]
+        places = [[*place.claim[:4], place.until] for place in state.queue]
         waiting = json.dumps([places, state.voided])
     if grant:
         ends.append(grant.until)
@@ -93,7 +93,7 @@ def _state(lease: Row) -> KeyState:
     places, voided = json.loads(waiting) if waiting else ((), ())
     return KeyState(
         int(fence or 0),
-        grant,
+        (grant,) if grant else (),
         tuple(Place(Claim(*claim), until) for *claim, until in places),
         tuple(Voided(*each) for each in voided),
     )

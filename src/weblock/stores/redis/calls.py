@@ -168,11 +168,11 @@ def look_of(raw: Sequence[Any]) -> Look:
 
 def _state(lease: Sequence[bytes | None], places: Sequence[Sequence[bytes]]) -> KeyState:
     fence, owner, process, label, since, until, confirmed = lease
-    grant = None
+    grants: tuple[Grant, ...] = ()
     if fence and owner:
         claim = Claim(_text(owner), _text(process), 0.0, _text(label))
-        grant = Grant(claim, int(fence), _time(since), _time(until), confirmed == b"1")
-    return KeyState(int(fence or 0), grant, tuple(_place(*each) for each in places if all(each)))
+        grants = (Grant(claim, int(fence), _time(since), _time(until), confirmed == b"1"),)
+    return KeyState(int(fence or 0), grants, tuple(_place(*each) for each in places if all(each)))
 
 
 def _place(owner: bytes, packed: bytes) -> Place:

@@ -105,7 +105,8 @@ class ZooKeeperStore:
         )
         if scene.lease is None or scene.ended(now):
             return Look(KeyState(queue=queue), now)
-        return Look(KeyState(scene.lease.fence, _grant(scene.lease, scene.until, now), queue), now)
+        grant = _grant(scene.lease, scene.until, now)
+        return Look(KeyState(grant.fence, (grant,), queue), now)
 
     async def names(self, prefix: str, limit: int) -> Sequence[str]:
         session = await self._wire.session()
