@@ -91,7 +91,7 @@ _LOSSES = {
     "taken": "the engine no longer knows it",
     "max_hold": "it was held for longer than max_hold allows",
     "closed": "its Locks was closed while it was held",
-    "released": "it has been released",
+    "released": "it has been released: what is committed under it comes before release()",
     "unprotected": "there is none, because the engine did not answer (on_unavailable='open')",
     "handed_over": "it has been handed over: what is committed under it comes before hand_over()",
     "forked": "it belongs to the parent of this process",

@@ -7,7 +7,7 @@ import pytest
 from fastapi import Depends, FastAPI
 from fastapi.requests import HTTPConnection
 
-from weblock import AsyncLocks, ConfigurationError, EngineUnavailable
+from weblock import AsyncLocks, ConfigurationError, EngineUnavailable, LeaseLost
 from weblock.contrib.asgi import LockMiddleware, Rule, request_locks
 from weblock.contrib.fastapi import install, lock
 
@@ -97,6 +97,21 @@ async def test_an_outage_is_explained_to_its_developer(locks, monkeypatch, debug
     assert exchange.status == 503
     assert ("inner-host" in exchange.body.decode()) == debug
     assert "debug" not in str(app.openapi())
+
+
+@pytest.mark.parametrize("debug", [False, True])
+async def test_a_lost_lease_is_explained_to_its_developer(locks, debug):
+    """With ``FastAPI(debug=True)``, a 503 says why the lease was lost; else it does not."""
+
+    async def lost():
+        raise LeaseLost("inner:x", fence=1, reason="max_hold")
+
+    app = depending(locks, lost)
+    app.debug = debug
+    exchange = Exchange()
+    await exchange.served_by(app)
+    assert (exchange.status, exchange.problem["code"]) == (503, "lease_lost")
+    assert ("longer than max_hold" in exchange.body.decode()) == debug
 
 
 WRONG = pytest.mark.parametrize("keys", [(), (None,), (7,), ([],), ("a", None), (b"a",)], ids=repr)

@@ -67,11 +67,11 @@ def problem_of(
 ) -> Problem | None:
     """Return the problem that a client gets for an error; ``None`` if it is not weblock's.
 
-    With ``debug``, an outage names the engine and its error, which clients of a production server
-    must not see.
+    With ``debug``, an outage names the engine and its error, and a lost lease its key and the reason,
+    which clients of a production server must not see.
     """
     problem = _problem_of(error)
-    if problem and debug and isinstance(error, EngineUnavailable):
+    if problem and debug and isinstance(error, EngineUnavailable | LeaseLost):
         problem.more["debug"] = str(error)
     if problem and rewrite and isinstance(error, WeblockError):
         return rewrite(problem, error)

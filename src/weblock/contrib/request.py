@@ -32,6 +32,9 @@ T = TypeVar("T")
 
 BeforeWaiting = Callable[[], Awaitable[object]]
 
+ENDED_HERE: Final = frozenset({"released", "handed_over"})
+"""Why a lease ends that the application ends by itself."""
+
 LONGEST_LABEL: Final = 200
 """The longest label in characters: an engine keeps it for each waiter."""
 
@@ -177,7 +180,7 @@ def check_done(leases: Sequence[BaseLease]) -> None:
         try:
             lease.check()
         except LeaseLost as loss:
-            if loss.reason not in {"released", "handed_over"}:
+            if loss.reason not in ENDED_HERE:
                 raise
 
 

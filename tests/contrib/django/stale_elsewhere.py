@@ -1,6 +1,6 @@
 """A project on a database that the other tests do not have, where a holder is followed by another.
 
-``python -m tests.contrib.django.stale_elsewhere sqlite PATH``, or ``mysql PORT``. Prints the outcomes.
+``python -m tests.contrib.django.stale_elsewhere sqlite3 PATH``, or ``mysql PORT``. Prints the outcomes.
 """
 
 from __future__ import annotations
@@ -79,7 +79,32 @@ def story(atomic: str) -> str:
     return f"{response.status_code} {outcomes} stale {items - different}"
 
 
+def script() -> str:
+    """What becomes of a script, which SQLite commits by itself, inside a transaction and outside."""
+    from django.http import HttpRequest, HttpResponse
+
+    from weblock import ConfigurationError
+    from weblock.contrib.django import lock
+
+    def run(_request: HttpRequest) -> HttpResponse:
+        with connection.cursor() as cursor:
+            cursor.execute("INSERT INTO item (id) VALUES (1000)")
+            cursor.executescript("INSERT INTO item (id) VALUES (1001)")
+        return HttpResponse(status=201)
+
+    try:
+        lock("key")(transaction.atomic(run))(HttpRequest())
+    except ConfigurationError as error:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT COUNT(*) FROM item WHERE id >= 1000")
+            return f"{error}; items {cursor.fetchone()[0]}"
+    return "it was not checked"
+
+
 if __name__ == "__main__":
+    vendor = sys.argv[1]
     configure(*sys.argv[1:])
     for each in ("atomic", "autocommit"):
         sys.stdout.write(f"{each}: {story(each)}\n")
+    if vendor == "sqlite3":
+        sys.stdout.write(f"script: {script()}\n")

@@ -142,3 +142,25 @@ def test_an_error_of_the_view_is_told_as_it_is(using: str, serve: Any) -> None:
     assert isinstance(fetch("/items").exc_info[1], ZeroDivisionError)
     assert connections[using].get_autocommit()
     assert Item.objects.using(using).count() == 0
+
+
+@pytest.mark.parametrize("end", ["release", "hand_over"])
+def test_a_lease_that_the_view_ends_before_the_commit_is_explained(
+    end: str, serve: Any, settings: Any, database: Any, caplog: Any
+) -> None:
+    """The log says why all was rolled back and what to write instead; with DEBUG, the client sees it too."""
+
+    @lock("items")
+    def view(request: Any) -> HttpResponse:
+        Item.objects.create()
+        getattr(request.weblock, end)()
+        return HttpResponse(status=201)
+
+    serve(items=view)
+    database(ATOMIC_REQUESTS=True)
+    settings.DEBUG = True
+    response = fetch("/items")
+    assert (response.status_code, response.json()["code"]) == (503, "lease_lost")
+    assert f"comes before {end}()" in response.json()["debug"]
+    assert "in transaction.on_commit" in caplog.text
+    assert Item.objects.count() == 0

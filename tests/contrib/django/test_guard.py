@@ -543,10 +543,15 @@ def outcomes(vendor: str, where: str) -> list[str]:
 
 
 def test_sqlite_refuses_too(tmp_path: Path) -> None:
-    """On SQLite a holder that has read in a transaction keeps others out; without one, it is refused."""
-    atomic, autocommit = outcomes("sqlite3", str(tmp_path / "db"))
+    """On SQLite a holder that has read in a transaction keeps others out; without one, it is refused.
+
+    So is a script, which would commit unchecked.
+    """
+    atomic, autocommit, script = outcomes("sqlite3", str(tmp_path / "db"))
     assert atomic == "atomic: 201 [409] stale 0"
     assert autocommit == "autocommit: 503 [201] stale 0"
+    assert "executescript() cannot be checked" in script
+    assert script.endswith("items 0")
 
 
 @pytest.mark.skipif(

@@ -24,6 +24,7 @@ from ..._platform.logs import logger
 from ...errors import ConfigurationError, LeaseLost
 from ...events import Acquired, Event
 from ..guarding import Kind, kind_of
+from ..request import ENDED_HERE
 from .guard import Guard, guarded_databases
 from .internals import is_of_test_case
 from .settings import guards
@@ -183,7 +184,15 @@ class _CommitCheck:
                 checked.check()
             if watch := getattr(self._connection, _WATCH, None):
                 watch.check()
-        except LeaseLost:
+        except LeaseLost as loss:
+            if loss.reason in ENDED_HERE:  # The keeper logs all other losses.
+                logger.error(  # noqa: TRY400 - where it was raised is plain
+                    "the transaction on the database %r is rolled back, since the view ended its lease"
+                    " before the COMMIT, which others must not overtake (%s). Leave the release to"
+                    " @lock, or end the lease in transaction.on_commit",
+                    self._connection.alias,
+                    loss,
+                )
             # Atomic rolls back by itself, but at the commit only for errors of the database.
             if not self._connection.in_atomic_block:
                 self._undo()
@@ -278,6 +287,15 @@ class _GuardWatch:
                 " cannot be checked while it commits by itself: put it inside transaction.atomic()"
             )
 
+    def refuse_script(self) -> None:
+        """Raise ``ConfigurationError`` under a guard: a script commits what came before it."""
+        self._wrote = True
+        if self.guard:
+            raise ConfigurationError(
+                "under a guard, executescript() cannot be checked, for it commits by itself: execute"
+                " the statements one by one"
+            )
+
     def check(self) -> None:
         """Check before COMMIT, if anything may have been written."""
         guard = self._of_transaction
@@ -324,10 +342,18 @@ class _WatchedCursor:
     """A cursor that reports uses that execute wrappers do not see."""
 
     db: Any
+    cursor: Any
 
     def callproc(self, *args: Any, **kwargs: Any) -> Any:
         with self._watch.about_to(Kind.WRITES):
             return super().callproc(*args, **kwargs)  # type: ignore[misc] # CursorWrapper has it
+
+    @property
+    def executescript(self) -> Any:
+        """Return the method of SQLite's cursors, unless a guard has to check the COMMIT it makes."""
+        method = self.cursor.executescript
+        self._watch.refuse_script()
+        return method
 
     @property
     def _watch(self) -> _GuardWatch:
