@@ -6,7 +6,7 @@ import re
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Final, Generic, Self, TypeVar, Unpack
+from typing import Final, Generic, TypeVar, Unpack
 
 from ._core.acquiring import Caller, Locker
 from ._core.attempts import Attempts
@@ -37,6 +37,8 @@ from .keys import CheckedKey, check_key, check_prefix, in_order, unqualified
 from .stores import url as urls
 
 T = TypeVar("T")
+# Not Self, which jedi takes for the base class: nothing of Locks would be completed in IPython.
+F = TypeVar("F", bound="Face")
 
 _UNFILLED: Final = re.compile(r"\{[A-Za-z_][A-Za-z0-9_.]*(?::[a-z]+)?\}")
 
@@ -92,9 +94,9 @@ class Face:
         )
 
     @classmethod
-    def from_url(
-        cls, url: str | Sequence[str] | None = None, **options: Unpack[LocksOptions]
-    ) -> Self:
+    def from_url(  # noqa: PYI019 - see F
+        cls: type[F], url: str | Sequence[str] | None = None, **options: Unpack[LocksOptions]
+    ) -> F:
         """Create locks on the engine that a URL names.
 
         All locks of a process with the same URL share one engine.
@@ -114,13 +116,13 @@ class Face:
         return locks
 
     @classmethod
-    def from_client(
-        cls,
+    def from_client(  # noqa: PYI019 - see F
+        cls: type[F],
         client: object,
         *,
         engine_options: Mapping[str, object] | None = None,
         **options: Unpack[LocksOptions],
-    ) -> Self:
+    ) -> F:
         """Create locks on the server that a redis-py client of any kind talks to.
 
         Its address, user and TLS settings are used. The connections are weblock's own, so that no

@@ -185,8 +185,7 @@ class Locks(Face):
             at_least: For how many seconds the key stays taken, also if the work ends before, so
                 that a machine whose clock is late does not run it again. The lease stays in the
                 engine meanwhile, up to one ``ttl`` longer; with ``file://`` and ``memory://``, as
-                long as this process has its locks open. ``max_hold`` is the limit to the other
-                side.
+                long as this process has its locks open. ``max_hold`` is the upper limit.
             **options: Override the defaults: see ``HoldOptions``.
 
         Raises:

@@ -27,7 +27,7 @@ HEADER: Final = (*operating.HEADER, "WAITS")
 
 
 class Looks:
-    """The last looks at an engine, each a number of waiters for each key."""
+    """The last updates, each with the number of waiters for each key."""
 
     def __init__(self) -> None:
         self.now: list[KeyInfo] = []
@@ -46,7 +46,7 @@ class Looks:
         self._waits.append({info.key: len(info.waiters) for info in self.now})
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return the rows of a table; the last column draws how many waited in the last looks."""
+        """Return the rows of a table; the last column draws how many waited at the last updates."""
         most = max((n for look in self._waits for n in look.values()), default=0)
         return [(*operating.row(info), self._drawn(info.key, most)) for info in self.now]
 

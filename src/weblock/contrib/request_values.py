@@ -79,9 +79,9 @@ def wanted_by(
 
 
 def parsed(key: str | KeyFunction) -> KeyTemplate | KeyFunction:
-    """Return a key function as it is, and the template of a key that a request can fill in.
+    """Return a key function unchanged, and a key as a template that a request fills in.
 
-    Raises ``ConfigurationError`` for a template that it cannot.
+    Raises ``ConfigurationError`` for a template that no request can fill in.
     """
     if callable(key):
         return key
@@ -91,9 +91,9 @@ def parsed(key: str | KeyFunction) -> KeyTemplate | KeyFunction:
 
 
 def keys_made_by(function: Callable[..., object], made: object) -> list[CheckedKey]:
-    """Return the keys that a key function of the application's has made of a request.
+    """Return the keys that the application's key function has made from a request.
 
-    Raises ``ConfigurationError`` where it gave something else than strings, or none, and
+    Raises ``ConfigurationError`` if it returned nothing, or something other than strings, and
     ``InvalidKey`` for a string that cannot be locked.
     """
     given = [made] if isinstance(made, str) or not isinstance(made, Iterable) else list(made)

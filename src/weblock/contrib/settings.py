@@ -50,7 +50,10 @@ def opened(locks: Wanted, options: LocksOptions) -> Locks:
     """Return the locks of an application, which are made here if only their engine is named."""
     if isinstance(locks, Locks):
         if options:
-            raise TypeError(f"give {', '.join(options)} to the Locks instead")
+            raise TypeError(
+                f"{', '.join(options)}: these are options of the locks, which are open already. Give"
+                " them to Locks.from_url(...) instead"
+            )
         return locks
     if isinstance(locks, AsyncLocks):
         raise TypeError(

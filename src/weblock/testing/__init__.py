@@ -1,4 +1,4 @@
-"""For the tests of applications that lock: with any framework, or none.
+"""Helpers for the tests of applications that lock, with any framework or none.
 
 ``weblock.testing.django`` has more for Django. pytest finds the fixture ``weblock_memory`` by itself.
 """

@@ -61,7 +61,7 @@ class Lock(BaseLock[Lease]):
         return True
 
     def locked(self) -> bool:
-        """Return whether any process holds it."""
+        """Return whether any process holds the lock."""
         with translated(self.name):
             return self._is_held(_locks.of(self.redis).inspect(self.name))
 

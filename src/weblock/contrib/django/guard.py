@@ -208,7 +208,7 @@ def _dialect(vendor: str, wait: float, leases: LeaseTable | None) -> Dialect:
 
 
 def _dialect_at(connection: Any, guarded: _GuardedLease) -> Dialect:
-    """Return the statements for a database: where the leases are, theirs."""
+    """Return the statements for a database, which differ where the leases are in it, too."""
     return _dialect(
         _vendor(connection), guarded.wait, _lease_table_at(connection, guarded.lease_table)
     )

@@ -89,7 +89,7 @@ class LockDependency:
 
     @property
     def dependency(self) -> NoReturn:
-        """Raise ``TypeError``: FastAPI asks for it if ``Depends`` was left out."""
+        """Raise ``TypeError``: FastAPI reads this attribute if ``Depends`` was left out."""
         raise TypeError(f"{self!r} is no dependency by itself: write Depends({self!r})")
 
     def __get_pydantic_core_schema__(self, *_: object) -> NoReturn:

@@ -136,9 +136,9 @@ def checking(mark: Mark) -> Generator[Statement, Any, None]:
 
 
 def still_ours(mark: Mark) -> Generator[Statement, Any, None]:
-    """What a conflict in the second step was about, asked after the rollback.
+    """Ask, after a conflict in the second step and the rollback, whether the row is still ours.
 
-    Raises ``StaleFence`` if it was about us. If not, it is the database's own affair.
+    Raises ``StaleFence`` if another holder has written it. If not, the conflict was about other data.
     """
     row: Row | None = yield Look(mark)
     if row is None or row.token != mark.token:

@@ -1,4 +1,4 @@
-"""The ASGI application: a page, the same as JSON, and as a stream, by what the request accepts."""
+"""The ASGI application of the status page: HTML, JSON or a stream, whichever the request accepts."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class StatusPage:
         }
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send what each look sees, until the client has gone or the stream is old."""
+        """Send each update, until the client has disconnected or the stream has lasted its time."""
         await _start(send, 200, "text/event-stream; charset=utf-8")
         gone = asyncio.ensure_future(_until_gone(receive))
         self._looks.watch()
