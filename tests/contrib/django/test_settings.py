@@ -17,9 +17,9 @@ from tests.servers.ports import free_port
 from tests.servers.postgres import shared_postgres
 from weblock import ConfigurationError, Locks, LockTimeout
 from weblock.contrib.django import async_locks, locks
+from weblock.contrib.django.apps import create_tables
 from weblock.contrib.django.databases import url_of_database
 from weblock.contrib.django.settings import aliases, of_alias
-from weblock.contrib.django.tables import create_tables
 from weblock.stores.postgresql.settings import parse
 
 REDIS = "django.core.cache.backends.redis"

@@ -1,7 +1,10 @@
 """The application: ``INSTALLED_APPS += ["weblock.contrib.django"]``."""
 
+from __future__ import annotations
+
 from django.apps import AppConfig
 from django.core.checks import Tags, register
+from django.db import connections, router, transaction
 from django.db.models.signals import post_migrate
 
 
@@ -15,11 +18,35 @@ class WeblockConfig(AppConfig):
 
     def ready(self) -> None:
         """Register the checks of the settings, the middleware and the views, and what follows ``migrate``."""
-        from . import checks, tables
+        from . import checks
 
         register(checks.check_settings, "weblock")
         register(checks.check_middleware, "weblock")
         register(checks.check_views, "weblock", Tags.urls)
         register(checks.check_rules, "weblock", Tags.urls)
         register(checks.check_guard, "weblock", Tags.database)
-        post_migrate.connect(tables.create_tables, sender=self)
+        post_migrate.connect(create_tables, sender=self)
+
+
+def create_tables(*, using: str, **_signal: object) -> None:
+    """Create the tables of the engines that ``WEBLOCK`` keeps in a database, unless they exist.
+
+    It follows every ``migrate`` rather than being a migration, which would be applied only once: a
+    project may name the database, or another table in it, at any later time.
+    """
+    from .settings import engines_in
+
+    if not router.allow_migrate(using, "weblock", model_name="lease"):
+        return
+    for url in engines_in(using):
+        _create(using, url)
+
+
+def _create(using: str, url: str) -> None:
+    from ...stores.postgresql import open_engine
+
+    engine = open_engine(url)  # It never connects: Django executes the statements.
+    with transaction.atomic(using), connections[using].cursor() as cursor:
+        cursor.execute("SELECT to_regclass(%s)", [engine.settings.table])
+        if cursor.fetchone() == (None,):
+            cursor.execute(engine.ddl)
