@@ -18,6 +18,7 @@ from tests.core.simulation.conformance import Clock
 from tests.core.simulation.redis_model import RedisModel
 from tests.servers import Server, binaries
 from tests.support.waiting import PATIENCE
+from weblock._core.table import SHARED
 from weblock.stores.redis import scripts
 from weblock.stores.redis.calls import Layout
 from weblock.stores.redis.scripts import Script
@@ -55,7 +56,9 @@ class Both:
 
     def run(self, script: Script, *words: str) -> None:
         """Has both do it, and compares."""
-        keys = (*self.keys, LAYOUT.voided(0, words[3] if len(words) > 3 else ""))
+        # Of a transfer, it is its heir that may have given up.
+        owners = words[4:] if script is scripts.TRANSFER else words[3:]
+        keys = (*self.keys, LAYOUT.voided(0, owners[0] if owners else ""))
         before = dict(self._model._expires)
         expected = self._model.evaluate(script, keys, words)
         assert self._on_the_server(script, keys, words) == expected
@@ -133,12 +136,15 @@ def drawn(dice: Random) -> tuple[Script, tuple[str, ...]]:
     who = (owner, "pq"[owner in "bd"], f"label of {owner}")
     ticket = dice.choice(["0", "0", f"17{dice.randrange(10**14):014d}"])
     fence = f"{1_790_000_000_000_000 + dice.randrange(10**10)}"
+    heir = dice.choice(OWNERS)
     script, words = dice.choice(
         [
             (scripts.ACQUIRE, (*who, ttl, dice.choice(["0", "1", "9"]), ticket)),
             (scripts.ACQUIRE, (*who, ttl, "9", ticket)),
+            (scripts.ACQUIRE, (*who, ttl, "9", "0", dice.choice(["2", "3", f"{SHARED}"]))),
             (scripts.REFRESH, (owner, ttl, dice.choice(OWNERS), ttl)),
             (scripts.RELEASE, (owner, dice.choice(["0", "0", "0", LONG]))),
+            (scripts.TRANSFER, (owner, heir, "pq"[heir in "bd"], f"label of {heir}", ttl)),
             (scripts.FORCE_RELEASE, ()),
             (scripts.LOOK, ()),
             (scripts.BEGIN, ()),

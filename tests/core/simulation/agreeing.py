@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from weblock._core.table import KeyState
 from weblock.stores.redis import scripts
 from weblock.stores.redis.calls import Layout, look_of, micros
 from weblock.stores.redis.scripts import Script
@@ -242,7 +243,7 @@ def _begun_ahead(rig: Rig) -> None:
 
 def _looking(rig: Rig) -> None:
     """A look tells everything, and changes nothing."""
-    assert rig.seen() == (0, None, (), ())
+    assert rig.seen() == KeyState()
     fence = int(rig.acquire("a", 50)[2])
     rig.acquire("b", 60)
     for _ in range(2):
@@ -255,8 +256,8 @@ def _looking(rig: Rig) -> None:
         assert [place.claim.owner for place in state.queue] == ["b"]
         rig.now += SECOND
     rig.now += 60 * SECOND
-    assert rig.seen()[1:] == (None, (), ())
-    assert rig.run(scripts.LOOK)[1][1] == b"a"  # As it stands there: nobody has passed it on.
+    assert rig.seen()._replace(fence=0) == KeyState()
+    assert rig.run(scripts.LOOK)[2][0][0] == b"a"  # As it stands there: nobody has passed it on.
 
 
 CASES: Final = {

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from weblock._core import table
-from weblock._core.table import Answer, Claim, KeyState, Moment, Step, Waiting
+from weblock._core.table import SHARED, Answer, Claim, KeyState, Moment, Step, Waiting
 from weblock.stores.redis import scripts
 from weblock.stores.redis.calls import Call, Layout, _state, reply_of
 from weblock.stores.redis.scripts import Script
@@ -42,6 +42,7 @@ class Lua:
             scripts.ACQUIRE,
             claim.owner,
             *(claim.owner, claim.process, claim.label, _micros(claim.ttl), str(room), "0"),
+            *([str(claim.limit)] if claim.limit != 1 else []),
         )
 
     def refresh(self, beats: list[tuple[str, float]]) -> list[Answer]:
@@ -59,8 +60,8 @@ class Lua:
         return self._answer(scripts.FORCE_RELEASE, "")
 
     def state(self) -> KeyState:
-        _now, lease, places = self._run(scripts.LOOK, "")
-        return _state(lease, places)
+        _now, *found = self._run(scripts.LOOK, "")
+        return _state(*found)
 
     def _answer(self, script: Script, owner: str, *words: str) -> Answer:
         return reply_of(self._run(script, owner, *words)).answer
@@ -120,7 +121,11 @@ class Pure:
 _OFTEN = ["acquire"] * 5 + ["refresh"] * 4 + ["release"] * 3 + ["transfer"] * 3
 
 
-def one_step(dice: Random) -> Callable[[Lua | Pure], Any]:
+LIMITS = ([1], [1, 2, 3, SHARED], [1, SHARED, SHARED], [3])
+"""The limits that are claimed in one sequence."""
+
+
+def one_step(dice: Random, limits: list[int]) -> Callable[[Lua | Pure], Any]:
     """A random operation, to be done by each of them."""
     owner = dice.choice(OWNERS)
     claim = Claim(
@@ -128,6 +133,7 @@ def one_step(dice: Random) -> Callable[[Lua | Pure], Any]:
         PROCESSES[OWNERS.index(owner) % len(PROCESSES)],
         dice.choice([0.1, 0.5, 1.0, 1.5, 4.0, 10.0]),
         f"label of {owner}",
+        dice.choice(limits),
     )
     match dice.choice([*_OFTEN, "void", "force"]):
         case "acquire":
@@ -149,14 +155,16 @@ def one_step(dice: Random) -> Callable[[Lua | Pure], Any]:
 
 def shape(state: KeyState) -> Any:
     """What both keep of a state, in whole microseconds."""
-    grant = state.grant and (
-        *(state.grant.claim.owner, state.grant.claim.process, state.grant.claim.label),
-        *(state.grant.fence, round(state.grant.since * 1e6), round(state.grant.until * 1e6)),
-        state.grant.confirmed,
-    )
+    grants = [
+        (
+            *(grant.claim._replace(ttl=0.0), grant.fence, round(grant.since * 1e6)),
+            *(round(grant.until * 1e6), grant.confirmed),
+        )
+        for grant in state.grants
+    ]
     queue = [(place.claim, round(place.until * 1e6)) for place in state.queue]
     # Of a key that nobody has, the scripts forget the fence: the epoch has it.
-    return grant and state.fence, grant, queue
+    return grants and state.fence, grants, queue
 
 
 def alike(answer: Any) -> Any:
@@ -183,14 +191,15 @@ class Clock:
 
 def compare(seed: int, clock: Clock, pure: Pure, others: list[Lua], steps: int = 60) -> None:
     """Has all of them take the same steps."""
-    dice = Random(seed)
+    dice, limits = Random(seed), LIMITS[seed % len(LIMITS)]
     for number in range(steps):
-        step = one_step(dice)
+        step = one_step(dice, limits)
         answer = alike(step(pure))
         for other in others:
             assert alike(step(other)) == answer, f"seed {seed}, step {number}"
             assert shape(other.state()) == shape(pure.state()), f"seed {seed}, step {number}"
-        clock.pass_by(dice)
+        if limits == [1] or dice.random() < 0.2:  # Several leases at once should be frequent.
+            clock.pass_by(dice)
 
 
 def in_the_model(

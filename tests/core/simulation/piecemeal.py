@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from weblock._core.table import SHARED
 from weblock.stores.redis import scripts
-from weblock.stores.redis.calls import Call, Layout, micros
+from weblock.stores.redis.calls import Call, Layout, look_of, micros
 from weblock.stores.redis.scripts import Script
 
 from .redis_model import RedisModel
@@ -137,6 +138,53 @@ def _moved_to_another_clock(rig: Rig) -> None:
     assert rig.acquire("b", room="0")[0] == b"held"
 
 
+def _several_by_another_clock(rig: Rig) -> None:
+    """Of several leases, each is moved to the target's clock once, also if just one of them is renewed."""
+    words = ("p", "l", micros(10), "9", "0", f"{SHARED}")
+    held = rig.whole(scripts.ACQUIRE, "a", *words)
+    rig.whole(scripts.ACQUIRE, "b", *words)
+    rig.move_lock()
+    for _ in range(2):
+        rig.now += SECOND
+        assert rig.acquire("w", room="0")[2] == held[3] + rig.ahead
+        here = rig.now + rig.ahead
+        assert rig.alone(scripts.REFRESH, "b", micros(10))[0][3] == here + 10 * SECOND
+    assert rig.alone(scripts.ACQUIRE, "c", *words)[0] == b"held"
+    assert rig.expires_in() == DAY + 10
+    rig.now = held[3] - 1
+    assert rig.acquire("w", room="0")[2] == held[3] + rig.ahead
+    assert rig.alone(scripts.TRANSFER, "a", "d", "p", "l", micros(1))[0] == b"held"
+    assert rig.alone(scripts.FORCE_RELEASE)[0] == b"released"
+    assert rig.acquire("w", room="0")[0] == b"held"
+
+
+def _let_in_together(rig: Rig) -> None:
+    """All that fit are rung, in order; whoever gives up the writer's place lets in those behind it."""
+    words = ("p", "l", micros(10), "9", "0")
+    rig.acquire("w")
+    for owner, limit in (("a", "3"), ("b", f"{SHARED}"), ("x", "1"), ("c", "3")):
+        rig.alone(scripts.ACQUIRE, owner, *words, limit)
+    assert rig.alone(scripts.RELEASE, "w", "0")[0] == b"released"
+    assert rig.rung == ["a", "b"]
+    assert rig.alone(scripts.ACQUIRE, "d", *words, "3")[0] == b"waiting"
+    assert rig.alone(scripts.RELEASE, "x", "0")[0] == b"gone"
+    assert rig.rung == ["a", "b", "c"]
+    answers = rig.alone(scripts.REFRESH, "a", micros(10), "b", micros(10), "c", micros(10))
+    assert [each[0] for each in answers] == [b"held"] * 3
+    fences = [each[2] for each in answers]
+    assert fences == sorted(set(fences))
+
+
+def _beside_others_in_a_quarantine(rig: Rig) -> None:
+    """Nobody is let in beside others, and whoever would fit is told why."""
+    left = micros(4)
+    facts = (left, left, "0", "0", "because")
+    words = ("p", "l", micros(10), "0", "0")
+    rig.alone(scripts.ACQUIRE, "a", *words, f"{SHARED}")
+    assert rig.alone(scripts.ACQUIRE, "b", *words, f"{SHARED}", facts=facts)[4] == b"because"
+    assert rig.alone(scripts.ACQUIRE, "w", *words, facts=facts)[4] == b""
+
+
 def _ahead(rig: Rig) -> None:
     """Where the epoch says that leases may be of a clock behind ours, they count for so much longer."""
     facts = ("0", "0", "0", micros(5), "")
@@ -160,9 +208,9 @@ def _looking(rig: Rig) -> None:
     held = rig.whole(scripts.ACQUIRE, "a", "p", "l", micros(10), "9", "0")
     rig.move_lock()
     rig.acquire("b")
-    _now, lease, places = rig.alone(scripts.LOOK)
-    assert int(lease[5]) == held[3] + rig.ahead
-    assert [owner for owner, _place in places] == [b"b"]
+    look = look_of(rig.alone(scripts.LOOK))
+    assert round(look.state.grants[0].until * SECOND) == held[3] + rig.ahead
+    assert [place.claim.owner for place in look.state.queue] == ["b"]
 
 
 def _left_behind(rig: Rig) -> None:
@@ -206,6 +254,19 @@ def _full_memory(rig: Rig) -> None:
     assert rig.alone(scripts.RELEASE, "heir", micros(5))[0] == b"released"
     assert rig.alone(scripts.REFRESH, "b", micros(20))[0][0] == b"held"
     assert rig.alone(scripts.FORCE_RELEASE)[0] == b"released"
+    rig.target.full = False
+    rig.alone(scripts.FORCE_RELEASE)
+    words = ("p", "l", micros(10), "9", "0")
+    rig.alone(scripts.ACQUIRE, "d", *words, "2")
+    rig.target.full = True
+    try:
+        rig.alone(scripts.ACQUIRE, "e", *words, "2")
+    except AssertionError:
+        pass
+    else:
+        raise AssertionError("a lock is acquired, which needs memory")
+    assert rig.alone(scripts.REFRESH, "d", micros(20))[0][0] == b"held"
+    assert rig.alone(scripts.RELEASE, "d", "0")[0] == b"released"
 
 
 def _at_the_source(rig: Rig) -> None:
@@ -258,6 +319,8 @@ def _refusing(rig: Rig) -> None:
 
 CASES: Final = {
     **dict.fromkeys((_asking_the_epoch, _in_a_quarantine), 10.0),
+    **dict.fromkeys((_several_by_another_clock, _let_in_together), 0.0),
+    _beside_others_in_a_quarantine: 10.0,
     **dict.fromkeys((_by_another_clock, _by_a_clock_behind, _ahead, _fences, _at_the_source), 0.0),
     **dict.fromkeys((_given_up, _kept, _refusing, _looking, _left_behind, _full_memory), 0.0),
     _granted_after_all: 0.0,

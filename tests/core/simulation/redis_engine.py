@@ -79,8 +79,8 @@ class RedisEngine(EngineServer):
 
     def state(self, key: str) -> KeyState:
         _bucket, keys = LAYOUT.of_key(key)
-        _now, lease, places = self._evaluate(scripts.LOOK, keys)
-        return _state(lease, places)._replace(voided=self._voided(key))
+        _now, *found = self._evaluate(scripts.LOOK, keys)
+        return _state(*found)._replace(voided=self._voided(key))
 
     def _lost(self) -> None:
         """Whatever the schedule knew of the states is no longer so."""
@@ -110,7 +110,8 @@ class RedisEngine(EngineServer):
         _bucket, keys = LAYOUT.of_key(request.key)
         if isinstance(request, Acquire):
             claim = request.claim
-            words = (claim.process, claim.label, micros(claim.ttl), str(request.room), "0")
+            limit = (str(claim.limit),) if claim.limit != 1 else ()
+            words = (claim.process, claim.label, micros(claim.ttl), str(request.room), "0", *limit)
             names = (*keys, LAYOUT.voided(request.key, claim.owner))
             return self._evaluate(scripts.ACQUIRE, names, claim.owner, *words)
         if isinstance(request, Pulse):

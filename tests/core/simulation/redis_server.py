@@ -253,8 +253,9 @@ def _meaning(script: Script, keys: list[str], args: list[str]) -> Acquire | Rele
     key = LAYOUT.lock_of(keys[0])
     assert key is not None, keys
     if script is scripts.ACQUIRE:
-        owner, process, label, ttl, room, _ticket = args[3:]
-        return Acquire(key, Claim(owner, process, int(ttl) / MICRO, label), int(room))
+        owner, process, label, ttl, room, _ticket, *limit = args[3:]
+        claim = Claim(owner, process, int(ttl) / MICRO, label, *map(int, limit))
+        return Acquire(key, claim, int(room))
     if script is scripts.RELEASE:
         return Release(key, args[3], int(args[4]) / MICRO)
     beats = zip(args[3::2], args[4::2], strict=True)

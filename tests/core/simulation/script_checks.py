@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from weblock.stores.redis import scripts
 
-from . import agreeing, costs, lives, piecemeal, recovery
+from . import agreeing, costs, lives, piecemeal, recovery, sharing
 from .conformance import Clock, Lua, Piecemeal, Pure, compare, compare_full_queues, in_the_model
 from .redis_campaign import AS_SHIPPED, Mutant, Scripted
 from .redis_model import lines_run
@@ -48,6 +48,8 @@ def checks() -> Iterator[Check]:
         yield Check(f"agreeing{of_agreement.__name__}", partial(_agrees, of_agreement, seconds))
     for in_pieces, seconds in piecemeal.CASES.items():
         yield Check(f"piecemeal{in_pieces.__name__}", partial(_in_pieces, in_pieces, seconds))
+    for of_sharing, seconds in sharing.CASES.items():
+        yield Check(f"sharing{of_sharing.__name__}", partial(_shares, of_sharing, seconds))
     yield Check("costs", _costs_no_more)
     for seed in range(SEQUENCES):
         yield Check(f"sequence {seed}", partial(_conforms, seed, Lua))
@@ -68,6 +70,10 @@ def _agrees(case: Callable[[agreeing.Rig], None], seconds: float, scripted: Scri
 
 def _in_pieces(case: Callable[[piecemeal.Rig], None], seconds: float, scripted: Scripted) -> None:
     case(piecemeal.Rig(scripted, seconds))
+
+
+def _shares(case: Callable[[sharing.Rig], None], seconds: float, scripted: Scripted) -> None:
+    case(sharing.Rig(scripted, seconds))
 
 
 def _costs_no_more(scripted: Scripted) -> None:

@@ -166,23 +166,36 @@ def look_of(raw: Sequence[Any]) -> Look:
     return Look(current(_state(*raw[1:]), Moment(now, 0)), now)
 
 
-def _state(lease: Sequence[bytes | None], places: Sequence[Sequence[bytes]]) -> KeyState:
-    fence, owner, process, label, since, until, confirmed = lease
-    grants: tuple[Grant, ...] = ()
-    if fence and owner:
-        claim = Claim(_text(owner), _text(process), 0.0, _text(label))
-        grants = (Grant(claim, int(fence), _time(since), _time(until), confirmed == b"1"),)
-    return KeyState(int(fence or 0), grants, tuple(_place(*each) for each in places if all(each)))
+def _state(
+    fence: bytes, leases: Sequence[Sequence[Any]], places: Sequence[Sequence[bytes]]
+) -> KeyState:
+    queue = tuple(_place(*each) for each in places if all(each))
+    return KeyState(int(fence), tuple(_lease(*each) for each in leases), queue)
 
 
-def _place(owner: bytes, packed: bytes) -> Place:
+def _lease(  # noqa: PLR0917 - as the script returns it
+    owner: bytes,
+    process: bytes,
+    label: bytes,
+    limit: bytes,
+    fence: bytes,
+    since: bytes,
+    until: bytes,
+    confirmed: int,
+) -> Grant:
+    claim = Claim(_text(owner), _text(process), 0.0, _text(label), int(limit))
+    return Grant(claim, int(fence), _time(since), _time(until), bool(confirmed))
+
+
+def _place(owner: bytes, packed: bytes, limit: bytes) -> Place:
     until, ttl, _ticket, _careful, process, label = _text(packed).split(" ", 5)
-    return Place(Claim(_text(owner), process, int(ttl) / MICRO, label), int(until) / MICRO)
+    claim = Claim(_text(owner), process, int(ttl) / MICRO, label, int(limit))
+    return Place(claim, int(until) / MICRO)
 
 
-def _time(raw: bytes | None) -> float:
-    return int(raw or 0) / MICRO
+def _time(raw: bytes) -> float:
+    return int(raw) / MICRO
 
 
-def _text(raw: bytes | None) -> str:
-    return (raw or b"").decode(errors="replace")
+def _text(raw: bytes) -> str:
+    return raw.decode(errors="replace")

@@ -41,6 +41,8 @@ class RedisStore:
         bucket, keys = self._layout.of_key(key)
         names = (*keys, self._layout.voided(bucket, claim.owner))
         args = (claim.owner, claim.process, claim.label, micros(claim.ttl), str(room), str(ticket))
+        if claim.limit != 1:
+            args = (*args, str(claim.limit))
         reply = self._reply(await self._wire.run(Call(ACQUIRE, bucket, names, args)))
         if isinstance(reply.answer, Waiting):
             self._wire.links.listen()

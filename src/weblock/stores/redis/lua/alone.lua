@@ -34,19 +34,37 @@ local function recall_line()
     end
   end
   -- Their clock has gone on since it was read, so this is a little later than right.
-  if theirs > 0 and lock.owner ~= '' and lock.stamp ~= stamp(lock.ends) then
-    lock.ends = lock.ends + now - theirs
+  for _, lease in ipairs(theirs > 0 and lock.grants or {}) do
+    if lease.stamp ~= stamp(lease.ends) then
+      lease.ends = lease.ends + now - theirs
+      lease.stamp = stamp(lease.ends)
+    end
   end
 end
 
-local function give(owner, process, label, length, confirmed)
+local function give(owner, claim, length, confirmed)
   lock.fence = math.max(lock.fence + 1, epoch.fence + 1, now)
-  lock.owner, lock.process, lock.ends, lock.confirmed = owner, process, now + length, confirmed
-  lock.label = label
-  write('HSET', LOCK, 'fence', text(lock.fence), 'owner', owner, 'process', process,
-    'label', label, 'since', text(now), 'until', text(lock.ends), 'stamp', stamp(lock.ends),
-    'confirmed', confirmed and '1' or '0')
-  keep(LOCK, lock.ends)
+  local lease = {
+    owner = owner,
+    limit = claim.limit,
+    fence = lock.fence,
+    since = now,
+    ends = now + length,
+    confirmed = confirmed,
+    stamp = stamp(now + length),
+    process = claim.process,
+    label = claim.label,
+  }
+  lock.grants[#lock.grants + 1] = lease
+  if lease.limit == 1 then
+    write('HSET', LOCK, 'fence', text(lock.fence), 'owner', owner, 'process', lease.process,
+      'label', lease.label, 'since', text(now), 'until', text(lease.ends), 'stamp', lease.stamp,
+      'confirmed', confirmed and '1' or '0')
+    keep(LOCK, lease.ends)
+  else
+    lock.unsaved = true
+  end
+  return lease
 end
 
 local function rank_of(owner)
@@ -58,9 +76,7 @@ local function rank_of(owner)
 end
 
 local function step_out(rank)
-  local owner = table.remove(line, rank)
-  erase('HDEL', LOCK, 'place:' .. owner)
-  return owner
+  forget_place(table.remove(line, rank))
 end
 
 local function step_out_if(gone)
@@ -75,51 +91,71 @@ end
 local function step_in(owner, place)
   line[#line + 1] = owner
   put_place(owner, place)
-  keep(LOCK, lock.ends)
+  put_limit(owner, place.limit)
+  keep(LOCK, latest_end(lock))
 end
 
--- Hands the lease to the first who waits and may have it. Those before it that do not live are gone.
-local function hand_over()
+-- The first who waits and may have a lease: its rank and its place. Those before it that do not live
+-- are gone.
+local function first_in_line()
   local rank = 1
   while rank <= #line do
     local place = place_of(line[rank])
     local lasts = place and now < place.ends
     if lasts and place.careful and now < epoch.recovered then
       rank = rank + 1
+    elseif lasts then
+      return rank, place
     else
-      local owner = step_out(rank)
-      if lasts then
-        give(owner, place.process, place.label, math.min(place.ttl, HANDOFF), false)
-        redis.call('PUBLISH', place.process,
-          owner .. ' ' .. text(lock.fence) .. ' ' .. text(lock.ends))
-        return
-      end
+      step_out(rank)
     end
   end
-  lock.owner = ''
+end
+
+-- Hands leases to the first who wait and may have them, up to one that does not fit.
+local function let_line_in()
+  local room = most(lock)
+  while #lock.grants < room do
+    local rank, place = first_in_line()
+    if not rank or #lock.grants >= place.limit then
+      return
+    end
+    local owner = line[rank]
+    step_out(rank)
+    local lease = give(owner, place, math.min(place.ttl, HANDOFF), false)
+    redis.call('PUBLISH', place.process,
+      owner .. ' ' .. text(lease.fence) .. ' ' .. text(lease.ends))
+    room = math.min(room, place.limit)
+  end
 end
 
 local function settle_alone()
-  if lives(lock) then
-    return
-  end
+  local silent = drop_ended(lock)
   if now < quarantine then
-    lock.owner = ''
     return
   end
-  if lock.owner ~= '' and not lock.confirmed then
-    local silent = lock.process
-    step_out_if(function(place) return place.process == silent end)
+  if next(silent) then
+    step_out_if(function(place) return silent[place.process] end)
   end
-  hand_over()
+  let_line_in()
+end
+
+local function prolong(lease, ttl)
+  lease.ends, lease.confirmed = math.max(lease.ends, now + ttl), true
+  lease.stamp = stamp(lease.ends)
+  if lease.limit == 1 then
+    write('HSET', LOCK, 'until', text(lease.ends), 'stamp', lease.stamp, 'confirmed', '1')
+    keep(LOCK, lease.ends)
+  else
+    lock.unsaved = true
+  end
+  return held(lease)
 end
 
 local function beat(owner, ttl)
-  if lock.owner == owner then
-    lock.ends, lock.confirmed = math.max(lock.ends, now + ttl), true
-    write('HSET', LOCK, 'until', text(lock.ends), 'stamp', stamp(lock.ends), 'confirmed', '1')
-    keep(LOCK, lock.ends)
-    return held(lock)
+  local lease = lease_of(lock, owner)
+  if lease then
+    return prolong(lease, ttl)
   end
   local place, rank = place_of(owner), rank_of(owner)
   if not place then
@@ -130,45 +166,55 @@ local function beat(owner, ttl)
     rank = #line
   end
   put_place(owner, place)
-  keep(LOCK, lock.ends)
-  return waiting(lock, quarantine, rank - 1)
+  keep(LOCK, latest_end(lock))
+  return waiting(lock, quarantine, rank - 1, place.limit)
 end
 
--- Writes what has changed of the line, and that nobody has the lease.
-local function save()
+-- Writes what has changed of the line and of leases that have a limit, or that nobody has a lease.
+local function save_all()
   local line_is = table.concat(line, ' ')
   if line_is ~= line_was then
     write('HSET', LOCK, 'line', line_is)
   end
-  if lock.owner == '' and lock.written ~= '' then
+  if #lock.grants == 0 and lock.written ~= '' then
     write('HSET', LOCK, 'owner', '')
   end
+  save(lock)
 end
 
-local function acquire(owner, process, label, ttl, room)
-  ttl, room = tonumber(ttl), tonumber(room)
+local function acquire(owner, process, label, ttl, room, _, limit)
+  ttl, room, limit = tonumber(ttl), tonumber(room), tonumber(limit or '1')
+  local claim = { ttl = ttl, ticket = 0, process = process, label = label, limit = limit }
+  local function given()
+    local lease = give(owner, claim, ttl, true)
+    save(lock)
+    forget_place(owner) -- It may have waited before the slot began to move.
+    return held(lease)
+  end
+
   settle_alone()
   if voided[owner] then
     return { 'gone', now }
   end
-  if lock.owner == '' and now >= quarantine then
-    give(owner, process, label, ttl, true)
-    erase('HDEL', LOCK, 'place:' .. owner) -- It may have waited before the slot began to move.
-    return held(lock)
+  if #lock.grants == 0 and now >= quarantine then
+    return given()
   end
   local known = beat(owner, ttl)
   if known[1] ~= 'gone' then
     return known
   end
+  if now >= quarantine and fits(lock, limit) and not first_in_line() then
+    return given()
+  end
   if room > 0 and #line >= room then
     step_out_if(function(place) return now >= place.ends end)
   end
   if #line >= room then
-    local because = recovering(lock, quarantine)
+    local because = recovering(lock, quarantine, limit)
     return { 'busy', now, busy_until(lock, quarantine), #line, because, holder(lock) }
   end
-  step_in(owner, { ttl = ttl, ticket = 0, process = process, label = label })
-  return waiting(lock, quarantine, #line - 1)
+  step_in(owner, claim)
+  return waiting(lock, quarantine, #line - 1, limit)
 end
 
 local function refresh_all(...)
@@ -184,15 +230,16 @@ end
 local function release(owner, void)
   essential = true
   local answer = 'gone'
-  if lock.owner == owner then
-    answer = lives(lock) and 'released' or 'gone'
-    lock.owner = ''
+  local lease, number = lease_of(lock, owner)
+  if lease then
+    answer = lives(lease) and 'released' or 'gone'
+    table.remove(lock.grants, number)
   else
     local rank = rank_of(owner)
     if rank then
-      step_out(rank)
+      table.remove(line, rank)
     end
-    erase('HDEL', LOCK, 'place:' .. owner)
+    forget_place(owner)
   end
   if tonumber(void) > 0 then
     voided[owner] = text(now + tonumber(void))
@@ -201,7 +248,7 @@ local function release(owner, void)
       words[#words + 1] = each .. ' ' .. ends .. ';'
     end
     write('HSET', LOCK, 'voided', table.concat(words))
-    keep(LOCK, math.max(lock.ends, now + tonumber(void)))
+    keep(LOCK, math.max(latest_end(lock), now + tonumber(void)))
   end
   settle_alone()
   return { answer, now }
@@ -210,22 +257,29 @@ end
 local function transfer(owner, heir, process, label, ttl)
   essential = true
   settle_alone()
-  if voided[heir] or (lock.owner ~= heir and lock.owner ~= owner) then
+  local lease = lease_of(lock, heir)
+  if voided[heir] or not (lease or lease_of(lock, owner)) then
     return { 'gone', now }
   end
-  if lock.owner ~= heir then
-    lock.ends = 0
+  if not lease then
+    lease = lease_of(lock, owner)
+    lease.ends = 0
   end
-  lock.owner = heir
-  write('HSET', LOCK, 'owner', heir, 'process', process, 'label', label)
-  return beat(heir, tonumber(ttl))
+  lease.owner, lease.process, lease.label = heir, process, label
+  if lease.limit == 1 then
+    write('HSET', LOCK, 'owner', heir, 'process', process, 'label', label)
+  end
+  return prolong(lease, tonumber(ttl))
 end
 
 local function force_release()
   essential = true
-  local answer = lives(lock) and 'released' or 'gone'
-  if answer == 'released' then
-    lock.owner = ''
+  local answer = 'gone'
+  for number = #lock.grants, 1, -1 do
+    if lives(lock.grants[number]) then
+      answer = 'released'
+      table.remove(lock.grants, number)
+    end
   end
   settle_alone()
   return { answer, now }
@@ -234,14 +288,9 @@ end
 local function look()
   local places = {}
   for _, owner in ipairs(line) do
-    places[#places + 1] = { owner, redis.call('HGET', LOCK, 'place:' .. owner) }
+    places[#places + 1] = shown_place(owner)
   end
-  local lease = redis.call('HMGET', LOCK,
-    'fence', 'owner', 'process', 'label', 'since', 'until', 'confirmed')
-  if lease[6] then
-    lease[6] = text(lock.ends)
-  end
-  return { now, lease, places }
+  return shown(lock, places)
 end
 
 local operations = {
@@ -254,5 +303,5 @@ local operations = {
 }
 recall_line()
 local answer = operations[operation](unpack(ARGV, FIRST))
-save()
+save_all()
 return answer

@@ -1,10 +1,12 @@
--- A key that nobody has, or that another has whose lease lasts. Whatever else there is falls through.
+-- A key that nobody has, or that another has whose lease lasts. Whatever else there is falls through, and
+-- so does each claim with a limit other than 1.
 
 local VOIDED = KEYS[4]
 local owner, process, label = ARGV[4], ARGV[5], ARGV[6]
 local ttl, room, ticket = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+local limit = tonumber(ARGV[10] or '1')
 
-if quiet then
+if quiet and limit == 1 then
   local there = redis.call('EXISTS', LOCK, VOIDED)
   if there == 0 and ttl <= tonumber(told[4]) then -- So there is neither a lease nor a waiter.
     local fence = math.max(floor, came_at(ticket))
@@ -14,9 +16,9 @@ if quiet then
   end
 
   local place = 'place:' .. owner
-  local got = redis.call('HMGET', LOCK, 'owner', 'until', 'label', 'places', place)
+  local got = redis.call('HMGET', LOCK, 'owner', 'until', 'label', 'places', place, 'limits')
   local others = got[1] and got[1] ~= '' and got[1] ~= owner and now < tonumber(got[2])
-  if others and there == 1 and not got[5] and ticket == 0 then -- So VOIDED is not there.
+  if others and there == 1 and not got[5] and not got[6] and ticket == 0 then -- So VOIDED is not there.
     local waiters = redis.call('ZCARD', QUEUE)
     if waiters < room then
       local rank = (tonumber(got[4]) or 0) + 1

@@ -1,4 +1,5 @@
--- A lease that lasts, and is handed to the first waiter: the usual release of a key that is wanted.
+-- A lease that lasts, and is handed to the first waiter: the usual release of a key that is wanted by
+-- claims of limit 1.
 -- The first write needs no memory, so that the next may: see essential in the prelude. Whatever else
 -- there is falls through.
 

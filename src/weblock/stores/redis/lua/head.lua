@@ -3,6 +3,10 @@
 -- LOCK   a hash: the last fence, the lease (owner, process, label, since, until, confirmed), the
 --        number of the last place, and for each waiter
 --        "place:<owner>": "<until> <ttl> <ticket> <careful> <process> <label>"
+--        A claim's limit is how many leases the key may have while its own is one of them. Where it
+--        is not 1, a waiter has "limit:<owner>", too, and the leases stand together in "grants". The
+--        lease then has no owner that asks (ALL), and lasts as long as any of them: so a version that
+--        knows no limits lets nobody in before. "limits" says that any of this may be there.
 -- QUEUE  a sorted set: the waiters' owners, by their ticket, or by the number of their place
 -- EPOCH  a hash: what is remembered of the server, and of all leases of the bucket together
 --
@@ -18,6 +22,7 @@ local SECOND = 1000000
 local MINUTE = 60 * SECOND
 local DAY, DAY_AND_MINUTE = 86400000, '86460000' -- Milliseconds.
 local RING = '%s %.0f %.0f' -- What is published: the owner, its fence, and when its lease ends.
+local ALL = '*' -- The owner that is written of leases that are not one exclusive lease.
 local AHEAD = SECOND -- By how much a client's clock is believed that is ahead of ours.
 
 -- Once, for the clock may move while a script runs.

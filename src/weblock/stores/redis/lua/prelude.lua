@@ -258,20 +258,58 @@ local function forget(owner)
   end
 end
 
+-- Each lease with a limit is written as
+-- "<owner> <limit> <fence> <since> <until> <confirmed> <run, see stamp> <process> <length of label> <label>".
+local PACKED = '^(%S+) (%d+) (%d+) (%d+) (%d+) ([01]) (%w*) (%S*) (%d+) '
+
+local function unpacked(grants)
+  local found, at = {}, 1
+  while at <= #grants do
+    local _, last, owner, limit, fence, since, ends, confirmed, run, process, size =
+      string.find(grants, PACKED, at)
+    at = last + 1 + size
+    found[#found + 1] = {
+      owner = owner,
+      limit = tonumber(limit),
+      fence = tonumber(fence),
+      since = tonumber(since),
+      ends = tonumber(ends),
+      confirmed = confirmed == '1',
+      stamp = run .. ' ' .. ends,
+      process = process,
+      label = string.sub(grants, last + 1, at - 1),
+    }
+  end
+  return found
+end
+
+-- The key, and the leases that are written, in the order of their fences.
 local function read()
-  local got = redis.call(
-    'HMGET', LOCK, 'fence', 'owner', 'process', 'until', 'confirmed', 'stamp', 'label'
-  )
-  return {
+  local got = redis.call('HMGET', LOCK,
+    'fence', 'owner', 'process', 'until', 'confirmed', 'stamp', 'label', 'since', 'grants')
+  local lock = {
     fence = tonumber(got[1]) or 0,
-    owner = got[2] or '',
+    grants = {},
     written = got[2] or '',
-    process = got[3],
-    ends = tonumber(got[4]) or 0,
-    confirmed = got[5] == '1',
-    stamp = got[6] or '',
-    label = got[7] or '',
+    unsaved = false, -- Whether leases with a limit have changed since they were written.
   }
+  if lock.written == ALL then
+    lock.grants = unpacked(got[9])
+  elseif lock.written ~= '' then
+    lock.grants[1] = {
+      owner = got[2],
+      limit = 1,
+      fence = lock.fence,
+      since = tonumber(got[8]),
+      ends = tonumber(got[4]),
+      confirmed = got[5] == '1',
+      stamp = got[6] or '',
+      process = got[3],
+      label = got[7] or '',
+    }
+  end
+  lock.count = #lock.grants
+  return lock
 end
 
 -- By which run's clock a lease ends, and when. While a slot is half-moved, leases say so (alone.lua).
@@ -279,50 +317,116 @@ local function stamp(ends)
   return string.match(RUN, '^%w*') .. ' ' .. text(ends)
 end
 
--- By how much the lease lasts longer than it says, since its clock was behind ours. As long as its
+-- The run of a stamp that tells when the lease ends; nothing if the lease has been renewed since.
+local function run_of(lease)
+  local run, ends = string.match(lease.stamp, '^(%w*) (%d+)$')
+  return ends == text(lease.ends) and run or ''
+end
+
+-- By how much a lease lasts longer than it says, since its clock was behind ours. As long as its
 -- lock was on the other server it may have been renewed there, also when the others had long ended.
-local function added(lock)
-  local ours = stamp(lock.ends)
-  local elsewhere = lock.stamp ~= '' and lock.stamp ~= ours and
-    string.match(lock.stamp, ' %d+$') == string.match(ours, ' %d+$')
+local function added(lease)
+  local run = run_of(lease)
+  local elsewhere = run ~= '' and run ~= string.match(RUN, '^%w*')
   return (elsewhere or now < epoch.level) and epoch.ahead or 0
 end
 
--- When others may have the key.
-local function freed_at(lock)
-  return lock.ends + added(lock)
+-- When others may have what a lease takes.
+local function freed_at(lease)
+  return lease.ends + added(lease)
 end
 
-local function lives(lock)
-  return lock.owner ~= '' and now < freed_at(lock)
+local function lives(lease)
+  return now < freed_at(lease)
 end
 
--- An essential operation has written before, that the one who gets it waits no longer.
-local function grant(lock, owner, ticket, process, label, length, confirmed)
-  lock.fence = math.max(
-    lock.fence + 1, epoch.fence + 1, came_at(ticket), math.min(now, epoch.recovered)
-  )
-  lock.owner, lock.process, lock.ends, lock.confirmed = owner, process, now + length, confirmed
-  lock.label = label
-  put_lease(lock.fence, owner, process, label, length, confirmed)
-  keep(LOCK, lock.ends)
-  foresee(owner, length)
-end
-
--- Ends the lease, without writing it: another lease may follow at once.
-local function free(lock)
-  if lock.owner ~= '' then
-    forget(lock.owner)
+-- The lease of an owner, and which of them it is.
+local function lease_of(lock, owner)
+  for number, lease in ipairs(lock.grants) do
+    if lease.owner == owner then
+      return lease, number
+    end
   end
-  lock.owner = ''
 end
 
--- Ends the lease, if there is one, and writes that nobody has the key. If nobody waits for it either,
--- only its fence is remembered, together with those of all other keys. A fence that is ahead of this
--- server's clock is remembered by itself until the clock has caught up, so that the fences of other keys
--- need not follow it.
+-- How many leases the key may have, as far as those say that it has.
+local function most(lock)
+  local least = math.huge
+  for _, lease in ipairs(lock.grants) do
+    least = math.min(least, lease.limit)
+  end
+  return least
+end
+
+-- Whether a claim may have a lease beside those that there are.
+local function fits(lock, limit)
+  return #lock.grants < math.min(limit, most(lock))
+end
+
+-- When the last of the leases ends.
+local function latest_end(lock)
+  local latest = 0
+  for _, lease in ipairs(lock.grants) do
+    latest = math.max(latest, lease.ends)
+  end
+  return latest
+end
+
+-- Writes leases that have a limit, if they have changed.
+local function save(lock)
+  if not lock.unsaved then
+    return
+  end
+  local words = {}
+  for _, lease in ipairs(lock.grants) do
+    words[#words + 1] = string.format('%s %.0f %.0f %.0f %.0f %s %s %s %d %s',
+      lease.owner, lease.limit, lease.fence, lease.since, lease.ends, lease.confirmed and '1' or '0',
+      run_of(lease), lease.process, #lease.label, lease.label)
+  end
+  local first, latest = lock.grants[1], latest_end(lock)
+  write('HSET', LOCK, 'fence', text(lock.fence), 'owner', ALL, 'process', '', 'label', first.label,
+    'since', text(first.since), 'until', text(latest), 'confirmed', '1',
+    'grants', table.concat(words), 'limits', '1')
+  keep(LOCK, latest)
+  lock.unsaved = false
+end
+
+-- Grants a lease. An essential operation has written before, that the one who gets it waits no longer.
+local function grant(lock, owner, claim, length, confirmed)
+  lock.fence = math.max(
+    lock.fence + 1, epoch.fence + 1, came_at(claim.ticket), math.min(now, epoch.recovered)
+  )
+  local lease = {
+    owner = owner,
+    limit = claim.limit,
+    fence = lock.fence,
+    since = now,
+    ends = now + length,
+    confirmed = confirmed,
+    stamp = '',
+    process = claim.process,
+    label = claim.label,
+  }
+  lock.grants[#lock.grants + 1] = lease
+  if lease.limit == 1 then
+    put_lease(lease.fence, owner, lease.process, lease.label, length, confirmed)
+    keep(LOCK, lease.ends)
+  else
+    lock.unsaved = true
+  end
+  foresee(owner, length)
+  return lease
+end
+
+-- Ends a lease, without writing it: others may follow at once.
+local function free(lock, number)
+  forget(table.remove(lock.grants, number).owner)
+end
+
+-- Writes that nobody has the key. If nobody waits for it either, only its fence is remembered,
+-- together with those of all other keys. A fence that is ahead of this server's clock is remembered by
+-- itself until the clock has caught up, so that the fences of other keys need not follow it.
 local function put_down(lock)
-  free(lock)
   if lock.written == '' then
     return
   end
@@ -335,13 +439,14 @@ local function put_down(lock)
       write('HSET', EPOCH, 'fence', lock.fence)
     end
   else
-    erase('HDEL', LOCK, 'owner', 'process', 'label', 'since', 'until', 'confirmed', 'places')
+    erase('HDEL', LOCK, 'owner', 'process', 'label', 'since', 'until', 'confirmed', 'places',
+      'grants', 'limits')
     redis.call('PEXPIRE', LOCK, text((lock.fence - now + MINUTE + SECOND) / 1000))
   end
 end
 
 local function place_of(owner)
-  local packed = redis.call('HGET', LOCK, 'place:' .. owner)
+  local packed, limit = unpack(redis.call('HMGET', LOCK, 'place:' .. owner, 'limit:' .. owner))
   if not packed then
     return nil
   end
@@ -354,6 +459,7 @@ local function place_of(owner)
     careful = careful == '1',
     process = process,
     label = label,
+    limit = tonumber(limit or '1'),
   }
 end
 
@@ -368,18 +474,29 @@ local function put_place(owner, place)
   write('HSET', LOCK, 'place:' .. owner, packed)
 end
 
+local function put_limit(owner, limit)
+  if limit ~= 1 then
+    write('HSET', LOCK, 'limit:' .. owner, text(limit), 'limits', '1')
+  end
+end
+
 -- Queues an owner that has no place yet.
 local function queue(lock, owner, place)
   local number = write('HINCRBY', LOCK, 'places', 1)
   write('ZADD', QUEUE, place.ticket > 0 and text(place.ticket) or number, owner)
   put_place(owner, place)
-  keep(LOCK, lock.ends)
+  put_limit(owner, place.limit)
+  keep(LOCK, latest_end(lock))
   keep(QUEUE, now)
+end
+
+local function forget_place(owner)
+  erase('HDEL', LOCK, 'place:' .. owner, 'limit:' .. owner)
 end
 
 local function drop_place(owner)
   erase('ZREM', QUEUE, owner)
-  erase('HDEL', LOCK, 'place:' .. owner)
+  forget_place(owner)
 end
 
 local function drop_places(first, last, doomed)
@@ -391,7 +508,7 @@ local function drop_places(first, last, doomed)
   end
 end
 
--- The first waiter that lives and may have the lease, and its place. Those before it that do not
+-- The first waiter that lives and may have a lease, and its place. Those before it that do not
 -- live are gone for good.
 local function first_waiter()
   local skipped = 0
@@ -409,80 +526,127 @@ local function first_waiter()
   end
 end
 
--- Hands the lease to the first waiter that may have it, for as long as its process has to confirm
--- it, and rings there.
-local function pass_on(lock)
-  local owner, place = first_waiter()
-  if not owner then
-    return put_down(lock)
+-- Hands leases to the first waiters that may have them, up to one that does not fit. They are as long as
+-- a process has to confirm them, and it is rung there.
+local function let_in(lock)
+  local room = most(lock)
+  while #lock.grants < room do
+    local owner, place = first_waiter()
+    if not owner or #lock.grants >= place.limit then
+      return
+    end
+    drop_place(owner)
+    local lease = grant(lock, owner, place, math.min(place.ttl, HANDOFF), false)
+    redis.call('PUBLISH', place.process, string.format(RING, owner, lease.fence, lease.ends))
+    room = math.min(room, place.limit)
   end
-  drop_place(owner)
-  local length = math.min(place.ttl, HANDOFF)
-  grant(lock, owner, place.ticket, place.process, place.label, length, false)
-  redis.call('PUBLISH', place.process, string.format(RING, owner, lock.fence, lock.ends))
 end
 
--- Passes the key on if its lease has ended. In a quarantine, there is nobody to pass it on to but
--- those who do not care about it.
+-- Drops the leases that have ended. A process loses its places that has not confirmed one of them.
+local function drop_ended(lock)
+  local lasting, silent = {}, {}
+  for _, lease in ipairs(lock.grants) do
+    if lives(lease) then
+      lasting[#lasting + 1] = lease
+    elseif not lease.confirmed then
+      silent[lease.process] = true
+    end
+  end
+  lock.unsaved = #lasting > 0 and #lasting < lock.count
+  lock.grants = lasting
+  return silent
+end
+
+-- Drops the leases that have ended, and lets in those who fit now. In a quarantine, there is nobody to
+-- let in but those who do not care about it.
 local function settle(lock, quarantine)
-  if lives(lock) then
-    return
+  local silent = drop_ended(lock)
+  if now >= quarantine then
+    if next(silent) then
+      drop_places(0, -1, function(place) return silent[place.process] end)
+    end
+    let_in(lock)
   end
-  if now < quarantine then
-    return put_down(lock)
+  if #lock.grants == 0 then
+    put_down(lock)
   end
-  if lock.owner ~= '' and not lock.confirmed then
-    local silent = lock.process
-    drop_places(0, -1, function(place) return place.process == silent end)
-  end
-  pass_on(lock)
+  save(lock)
 end
 
-local function holds(lock, owner)
-  return lock.owner == owner
+local function held(lease)
+  return { 'held', now, lease.fence, lease.ends, lease.confirmed and 1 or 0 }
 end
 
-local function held(lock)
-  return { 'held', now, lock.fence, lock.ends, lock.confirmed and 1 or 0 }
-end
-
--- In a quarantine, the key counts as held by one of those who may have been forgotten.
+-- When the next lease ends. In a quarantine, the key counts as held by one of those who may have been
+-- forgotten.
 local function busy_until(lock, quarantine)
-  return math.max(quarantine, lock.owner ~= '' and freed_at(lock) or now)
+  local next_end = #lock.grants > 0 and math.huge or now
+  for _, lease in ipairs(lock.grants) do
+    next_end = math.min(next_end, freed_at(lease))
+  end
+  return math.max(quarantine, next_end)
 end
 
--- Why the caller is granted nothing; nothing if that is for another who has the key.
-local function recovering(lock, quarantine)
-  return lock.owner == '' and now < quarantine and epoch.why or ''
+-- Why the caller is granted nothing; nothing if that is for others who have the key.
+local function recovering(lock, quarantine, limit)
+  return now < quarantine and fits(lock, limit) and epoch.why or ''
 end
 
--- What others see of the holder.
+-- What others see of the first holder.
 local function holder(lock)
-  return lock.owner ~= '' and lock.label or ''
+  return lock.grants[1] and lock.grants[1].label or ''
 end
 
-local function waiting(lock, quarantine, position)
-  local because = recovering(lock, quarantine)
+local function waiting(lock, quarantine, position, limit)
+  local because = recovering(lock, quarantine, limit)
   return { 'waiting', now, position, busy_until(lock, quarantine), because, holder(lock) }
+end
+
+-- Renews a lease. One with a limit is only changed here: it is saved with the others.
+local function renew(lock, lease, ttl)
+  lease.ends, lease.confirmed = math.max(lease.ends, now + ttl), true
+  if lease.limit == 1 then
+    write('HSET', LOCK, 'until', text(lease.ends), 'confirmed', '1')
+    keep(LOCK, lease.ends)
+  else
+    lock.unsaved = true
+  end
+  foresee(lease.owner, lease.ends - now)
+  return held(lease)
 end
 
 -- The heartbeat of one owner: renews its lease, or keeps its place.
 local function refresh(lock, quarantine, owner, ttl)
-  if holds(lock, owner) then
-    lock.ends, lock.confirmed = math.max(lock.ends, now + ttl), true
-    write('HSET', LOCK, 'until', text(lock.ends), 'confirmed', '1')
-    keep(LOCK, lock.ends)
-    foresee(owner, lock.ends - now)
-    return held(lock)
+  local lease = lease_of(lock, owner)
+  if lease then
+    return renew(lock, lease, ttl)
   end
   -- A place that nobody has kept for a day may have outlived the queue.
   local position = position_of(owner)
   local place = position and place_of(owner)
   if place then
     put_place(owner, place)
-    keep(LOCK, lock.ends)
+    keep(LOCK, latest_end(lock))
     keep(QUEUE, now)
-    return waiting(lock, quarantine, position)
+    return waiting(lock, quarantine, position, place.limit)
   end
   return { 'gone', now }
+end
+
+-- What a look tells of a waiter.
+local function shown_place(owner)
+  local packed, limit = unpack(redis.call('HMGET', LOCK, 'place:' .. owner, 'limit:' .. owner))
+  return { owner, packed, limit or '1' }
+end
+
+-- What a look tells of a key.
+local function shown(lock, places)
+  local leases = {}
+  for number, lease in ipairs(lock.grants) do
+    leases[number] = {
+      lease.owner, lease.process, lease.label, text(lease.limit), text(lease.fence),
+      text(lease.since), text(lease.ends), lease.confirmed and 1 or 0,
+    }
+  end
+  return { now, text(lock.fence), leases, places }
 end

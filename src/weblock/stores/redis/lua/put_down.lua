@@ -6,10 +6,11 @@
 local VOIDED = KEYS[4]
 local owner, void = ARGV[4], tonumber(ARGV[5])
 
-local got = redis.call('HMGET', LOCK, 'owner', 'fence', 'since', 'until', 'places')
+local got = redis.call('HMGET', LOCK, 'owner', 'fence', 'since', 'until', 'places', 'limits')
 local fence, ends = tonumber(got[2]) or 0, tonumber(got[4]) or 0
 -- Longer leases may have been noted one by one, and have that taken away.
 local plain = void == 0 and got[1] == owner and now < ends and ends - got[3] <= MINUTE and fence <= now
+  and not got[6]
 
 -- Leaves nothing of the key but its fence, together with those of all others.
 local function leave(noted)

@@ -3,11 +3,12 @@
 local owner, fence = ARGV[4], tonumber(ARGV[5])
 
 local lock = read()
-if lock.owner ~= owner or not lives(lock) then
+local lease = lease_of(lock, owner)
+if not lease or not lives(lease) then
   return { 'gone', now }
 end
-if fence > lock.fence then
-  lock.fence = fence
+if fence > lease.fence then
+  lease.fence = fence
   write('HSET', LOCK, 'fence', text(fence))
 end
-return held(lock)
+return held(lease)

@@ -15,4 +15,5 @@ local answers = {}
 for i = 4, #ARGV, 2 do
   answers[#answers + 1] = refresh(lock, quarantine, ARGV[i], tonumber(ARGV[i + 1]))
 end
+save(lock)
 return answers

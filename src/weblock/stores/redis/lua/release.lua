@@ -5,11 +5,12 @@ essential = true
 local quarantine = quarantined_until(0)
 local lock = read()
 local answer = 'gone'
-if holds(lock, owner) then
-  if lives(lock) then
+local lease, number = lease_of(lock, owner)
+if lease then
+  if lives(lease) then
     answer = 'released'
   end
-  free(lock)
+  free(lock, number)
 else
   drop_place(owner)
   lock.written = owner -- If it was the last who waited for a key that nobody has, nothing is left.

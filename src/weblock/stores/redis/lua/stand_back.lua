@@ -9,18 +9,20 @@ local ttl, ticket, seen = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9]
 local quarantine = quarantined_until(ttl)
 local lock = read()
 settle(lock, quarantine)
-if lock.owner ~= owner then
+local lease, number = lease_of(lock, owner)
+if not lease then
   return refresh(lock, quarantine, owner, ttl)
 end
-if lock.ends ~= seen then
-  return held(lock)
+if lease.ends ~= seen then
+  return held(lease)
 end
 
-queue(lock, owner, { ttl = ttl, ticket = ticket, process = process, label = label })
+queue(lock, owner, { ttl = ttl, ticket = ticket, process = process, label = label, limit = 1 })
 first_waiter() -- Nobody gives way to those who have gone.
 if position_of(owner) == 0 then
   drop_place(owner)
-  return held(lock)
+  return held(lease)
 end
-pass_on(lock)
-return waiting(lock, quarantine, position_of(owner))
+table.remove(lock.grants, number)
+let_in(lock)
+return waiting(lock, quarantine, position_of(owner), 1)

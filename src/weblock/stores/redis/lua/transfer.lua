@@ -1,4 +1,4 @@
--- Makes a lease that of another owner, with the same fence, for a ttl from now. Asking again is harmless:
+-- Makes a lease that of another owner, with the same fence and limit, for a ttl from now. Asking again is harmless:
 -- an owner that has it keeps it, and it is never shortened.
 
 local VOIDED = KEYS[4]
@@ -12,13 +12,19 @@ settle(lock, quarantine)
 if redis.call('EXISTS', VOIDED) == 1 then
   return { 'gone', now }
 end
-if not holds(lock, heir) then
-  if not holds(lock, owner) then
+local lease = lease_of(lock, heir)
+if not lease then
+  lease = lease_of(lock, owner)
+  if not lease then
     return { 'gone', now }
   end
   forget(owner)
-  lock.ends = 0
+  lease.ends = 0
 end
-write('HSET', LOCK, 'owner', heir, 'process', process, 'label', label)
-lock.owner = heir
-return refresh(lock, quarantine, heir, ttl)
+lease.owner, lease.process, lease.label = heir, process, label
+if lease.limit == 1 then
+  write('HSET', LOCK, 'owner', heir, 'process', process, 'label', label)
+end
+local answer = renew(lock, lease, ttl)
+save(lock)
+return answer
