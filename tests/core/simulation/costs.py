@@ -37,7 +37,7 @@ class Rig:
 
     def acquire(self, owner: str, *, room: int = 1000, key: str = "key", **of: Any) -> str:
         words = (owner, "p", "label", micros(of.get("ttl", 10)), str(room), of.get("ticket", "0"))
-        return self.run(scripts.ACQUIRE, *words, key=key)
+        return self.run(scripts.ACQUIRE, *words, *of.get("limits", ()), key=key)
 
     def release(self, owner: str, *, key: str = "key", void: float = 0) -> str:
         return self.run(scripts.RELEASE, owner, micros(void), key=key)
@@ -90,7 +90,27 @@ def counted(scripted: Callable[[Script], Script] = lambda script: script) -> dic
     count("acquire in a quorum", rig.acquire("a", ticket="1790000000000000"), "held")
     rig.release("a", void=5)
     count("acquire after one gave up", rig.acquire("e"), "held")
+    rig.release("e")
+    _count_limited(rig, count)
     return found
+
+
+def _count_limited(rig: Rig, count: Callable[[str, str, str], None]) -> None:
+    three = {"limits": ("3",)}
+    count("one of three", rig.acquire("k", **three), "held")
+    rig.acquire("l", **three)
+    count("third of three", rig.acquire("m", **three), "held")
+    count("renew three", rig.refresh("k", "l", "m"), "held")
+    count("wait behind three", rig.acquire("n", **three), "waiting")
+    count("refused by three, wait=0", rig.acquire("o", room=0), "busy")
+    count("hand over one of three", rig.release("k"), "released")
+    count("release one of three", rig.release("l"), "released")
+    rig.release("m")
+    count("release the last of three", rig.release("n"), "released")
+    rig.acquire("w")
+    for owner in ("k", "l", "m"):
+        rig.acquire(owner, **three)
+    count("hand over to three", rig.release("w"), "released")
 
 
 EXPECTED: Final = {
@@ -112,5 +132,14 @@ EXPECTED: Final = {
     "release in a quorum": 5,
     "acquire in a quorum": 5,
     "acquire after one gave up": 5,
+    "one of three": 9,
+    "third of three": 11,
+    "renew three": 6,
+    "wait behind three": 14,
+    "refused by three, wait=0": 9,
+    "hand over one of three": 12,
+    "release one of three": 9,
+    "release the last of three": 9,
+    "hand over to three": 22,
 }
 """What each of them may cost: who changes a script changes this table, or finds a mistake."""

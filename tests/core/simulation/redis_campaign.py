@@ -105,7 +105,7 @@ class Mutant:
 FILES: Final = (
     *("head", "writing", "glance", "grant", "put_down", "hand_over", "prelude"),
     *("acquire", "refresh", "release", "transfer", "force_release"),
-    *("stand_back", "raise_fence", "begin", "look", "alone"),
+    *("stand_back", "raise_fence", "begin", "shown", "look", "alone"),
 )
 
 FLIPS: Final = {

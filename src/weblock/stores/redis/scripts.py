@@ -28,7 +28,8 @@ def files_of(name: str) -> tuple[str, ...]:
 
     The usual cases come before the prelude, so that its functions need not be made for them.
     """
-    return ("head", *_USUAL.get(name, ("writing",)), "prelude", name)
+    shown = ("shown",) if name in {"look", "alone"} else ()
+    return ("head", *_USUAL.get(name, ("writing",)), "prelude", *shown, name)
 
 
 def source(name: str) -> str:

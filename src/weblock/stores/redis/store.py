@@ -40,7 +40,8 @@ class RedisStore:
     async def acquire(self, key: str, claim: Claim, *, room: int, ticket: int = 0) -> Reply:
         bucket, keys = self._layout.of_key(key)
         names = (*keys, self._layout.voided(bucket, claim.owner))
-        args = (claim.owner, claim.process, claim.label, micros(claim.ttl), str(room), str(ticket))
+        who = (claim.owner, claim.process, claim.label, micros(claim.ttl))
+        args: tuple[str, ...] = (*who, str(room), str(ticket))
         if claim.limit != 1:
             args = (*args, str(claim.limit))
         reply = self._reply(await self._wire.run(Call(ACQUIRE, bucket, names, args)))

@@ -1,6 +1,7 @@
 -- Grants the key if the claim fits, else queues the claim if fewer than room wait. Asking again is
 -- harmless: who has a lease keeps it, with its fence; who is in the queue keeps its place.
 
+local limit = tonumber(ARGV[10] or '1')
 local claim = { ttl = ttl, ticket = ticket, process = process, label = label, limit = limit }
 local quarantine = quarantined_until(ttl)
 local lock = read()

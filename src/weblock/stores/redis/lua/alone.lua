@@ -22,6 +22,15 @@ local FIRST = 11 -- Of the words of the operation.
 local lock = read()
 local line, voided, line_was = {}, {}, ''
 
+-- By which run's clock a lease ends, and when. While a slot is half-moved, leases say so (alone.lua).
+local function stamp(ends)
+  return string.match(RUN, '^%w*') .. ' ' .. text(ends)
+end
+
+local function forget_place(owner)
+  erase('HDEL', LOCK, 'place:' .. owner, 'limit:' .. owner)
+end
+
 local function recall_line()
   local got = redis.call('HMGET', LOCK, 'line', 'voided')
   line_was = got[1] or ''
@@ -56,6 +65,7 @@ local function give(owner, claim, length, confirmed)
     label = claim.label,
   }
   lock.grants[#lock.grants + 1] = lease
+  lock.most = math.min(lock.most, lease.limit)
   if lease.limit == 1 then
     write('HSET', LOCK, 'fence', text(lock.fence), 'owner', owner, 'process', lease.process,
       'label', lease.label, 'since', text(now), 'until', text(lease.ends), 'stamp', lease.stamp,
@@ -91,7 +101,6 @@ end
 local function step_in(owner, place)
   line[#line + 1] = owner
   put_place(owner, place)
-  put_limit(owner, place.limit)
   keep(LOCK, latest_end(lock))
 end
 
@@ -114,10 +123,9 @@ end
 
 -- Hands leases to the first who wait and may have them, up to one that does not fit.
 local function let_line_in()
-  local room = most(lock)
-  while #lock.grants < room do
+  while #lock.grants < lock.most do
     local rank, place = first_in_line()
-    if not rank or #lock.grants >= place.limit then
+    if not rank or not fits(lock, place.limit) then
       return
     end
     local owner = line[rank]
@@ -125,7 +133,6 @@ local function let_line_in()
     local lease = give(owner, place, math.min(place.ttl, HANDOFF), false)
     redis.call('PUBLISH', place.process,
       owner .. ' ' .. text(lease.fence) .. ' ' .. text(lease.ends))
-    room = math.min(room, place.limit)
   end
 end
 

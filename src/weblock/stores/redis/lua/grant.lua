@@ -4,9 +4,8 @@
 local VOIDED = KEYS[4]
 local owner, process, label = ARGV[4], ARGV[5], ARGV[6]
 local ttl, room, ticket = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
-local limit = tonumber(ARGV[10] or '1')
 
-if quiet and limit == 1 then
+if quiet and not ARGV[10] then
   local there = redis.call('EXISTS', LOCK, VOIDED)
   if there == 0 and ttl <= tonumber(told[4]) then -- So there is neither a lease nor a waiter.
     local fence = math.max(floor, came_at(ticket))

@@ -258,30 +258,9 @@ local function forget(owner)
   end
 end
 
--- Each lease with a limit is written as
--- "<owner> <limit> <fence> <since> <until> <confirmed> <run, see stamp> <process> <length of label> <label>".
+-- How a lease with a limit is written: "<owner> <limit> <fence> <since> <until> <confirmed> <run, if it
+-- has a stamp> <process> <length of label> <label>".
 local PACKED = '^(%S+) (%d+) (%d+) (%d+) (%d+) ([01]) (%w*) (%S*) (%d+) '
-
-local function unpacked(grants)
-  local found, at = {}, 1
-  while at <= #grants do
-    local _, last, owner, limit, fence, since, ends, confirmed, run, process, size =
-      string.find(grants, PACKED, at)
-    at = last + 1 + size
-    found[#found + 1] = {
-      owner = owner,
-      limit = tonumber(limit),
-      fence = tonumber(fence),
-      since = tonumber(since),
-      ends = tonumber(ends),
-      confirmed = confirmed == '1',
-      stamp = run .. ' ' .. ends,
-      process = process,
-      label = string.sub(grants, last + 1, at - 1),
-    }
-  end
-  return found
-end
 
 -- The key, and the leases that are written, in the order of their fences.
 local function read()
@@ -292,9 +271,26 @@ local function read()
     grants = {},
     written = got[2] or '',
     unsaved = false, -- Whether leases with a limit have changed since they were written.
+    most = math.huge, -- How many leases there may be, by those that have not ended: see settle.
   }
   if lock.written == ALL then
-    lock.grants = unpacked(got[9])
+    local packed, at = got[9], 1
+    while at <= #packed do
+      local _, last, owner, limit, fence, since, ends, confirmed, run, process, size =
+        string.find(packed, PACKED, at)
+      at = last + 1 + size
+      lock.grants[#lock.grants + 1] = {
+        owner = owner,
+        limit = tonumber(limit),
+        fence = tonumber(fence),
+        since = tonumber(since),
+        ends = tonumber(ends),
+        confirmed = confirmed == '1',
+        stamp = run .. ' ' .. ends,
+        process = process,
+        label = string.sub(packed, last + 1, at - 1),
+      }
+    end
   elseif lock.written ~= '' then
     lock.grants[1] = {
       owner = got[2],
@@ -312,28 +308,19 @@ local function read()
   return lock
 end
 
--- By which run's clock a lease ends, and when. While a slot is half-moved, leases say so (alone.lua).
-local function stamp(ends)
-  return string.match(RUN, '^%w*') .. ' ' .. text(ends)
-end
-
 -- The run of a stamp that tells when the lease ends; nothing if the lease has been renewed since.
 local function run_of(lease)
   local run, ends = string.match(lease.stamp, '^(%w*) (%d+)$')
-  return ends == text(lease.ends) and run or ''
+  return run and ends == text(lease.ends) and run or ''
 end
 
--- By how much a lease lasts longer than it says, since its clock was behind ours. As long as its
--- lock was on the other server it may have been renewed there, also when the others had long ended.
-local function added(lease)
+-- When others may have what a lease takes. Where its clock was behind ours, it lasts longer than it says.
+-- As long as its lock was on the other server it may have been renewed there, also when the others had
+-- long ended.
+local function freed_at(lease)
   local run = run_of(lease)
   local elsewhere = run ~= '' and run ~= string.match(RUN, '^%w*')
-  return (elsewhere or now < epoch.level) and epoch.ahead or 0
-end
-
--- When others may have what a lease takes.
-local function freed_at(lease)
-  return lease.ends + added(lease)
+  return lease.ends + ((elsewhere or now < epoch.level) and epoch.ahead or 0)
 end
 
 local function lives(lease)
@@ -349,18 +336,9 @@ local function lease_of(lock, owner)
   end
 end
 
--- How many leases the key may have, as far as those say that it has.
-local function most(lock)
-  local least = math.huge
-  for _, lease in ipairs(lock.grants) do
-    least = math.min(least, lease.limit)
-  end
-  return least
-end
-
 -- Whether a claim may have a lease beside those that there are.
 local function fits(lock, limit)
-  return #lock.grants < math.min(limit, most(lock))
+  return #lock.grants < math.min(limit, lock.most)
 end
 
 -- When the last of the leases ends.
@@ -408,6 +386,7 @@ local function grant(lock, owner, claim, length, confirmed)
     label = claim.label,
   }
   lock.grants[#lock.grants + 1] = lease
+  lock.most = math.min(lock.most, lease.limit)
   if lease.limit == 1 then
     put_lease(lease.fence, owner, lease.process, lease.label, length, confirmed)
     keep(LOCK, lease.ends)
@@ -471,12 +450,10 @@ end
 local function put_place(owner, place)
   place.ends = now + PLACE
   local packed = packed_place(place.ttl, place.ticket, place.process, place.label)
-  write('HSET', LOCK, 'place:' .. owner, packed)
-end
-
-local function put_limit(owner, limit)
-  if limit ~= 1 then
-    write('HSET', LOCK, 'limit:' .. owner, text(limit), 'limits', '1')
+  if place.limit == 1 then
+    write('HSET', LOCK, 'place:' .. owner, packed)
+  else
+    write('HSET', LOCK, 'place:' .. owner, packed, 'limit:' .. owner, text(place.limit), 'limits', '1')
   end
 end
 
@@ -485,18 +462,13 @@ local function queue(lock, owner, place)
   local number = write('HINCRBY', LOCK, 'places', 1)
   write('ZADD', QUEUE, place.ticket > 0 and text(place.ticket) or number, owner)
   put_place(owner, place)
-  put_limit(owner, place.limit)
   keep(LOCK, latest_end(lock))
   keep(QUEUE, now)
 end
 
-local function forget_place(owner)
-  erase('HDEL', LOCK, 'place:' .. owner, 'limit:' .. owner)
-end
-
 local function drop_place(owner)
   erase('ZREM', QUEUE, owner)
-  forget_place(owner)
+  erase('HDEL', LOCK, 'place:' .. owner, 'limit:' .. owner)
 end
 
 local function drop_places(first, last, doomed)
@@ -529,16 +501,14 @@ end
 -- Hands leases to the first waiters that may have them, up to one that does not fit. They are as long as
 -- a process has to confirm them, and it is rung there.
 local function let_in(lock)
-  local room = most(lock)
-  while #lock.grants < room do
+  while #lock.grants < lock.most do
     local owner, place = first_waiter()
-    if not owner or #lock.grants >= place.limit then
+    if not owner or not fits(lock, place.limit) then
       return
     end
     drop_place(owner)
     local lease = grant(lock, owner, place, math.min(place.ttl, HANDOFF), false)
     redis.call('PUBLISH', place.process, string.format(RING, owner, lease.fence, lease.ends))
-    room = math.min(room, place.limit)
   end
 end
 
@@ -548,6 +518,7 @@ local function drop_ended(lock)
   for _, lease in ipairs(lock.grants) do
     if lives(lease) then
       lasting[#lasting + 1] = lease
+      lock.most = math.min(lock.most, lease.limit)
     elseif not lease.confirmed then
       silent[lease.process] = true
     end
@@ -560,6 +531,11 @@ end
 -- Drops the leases that have ended, and lets in those who fit now. In a quarantine, there is nobody to
 -- let in but those who do not care about it.
 local function settle(lock, quarantine)
+  local first = lock.grants[1]
+  if first and first.limit == 1 and lives(first) then -- Then nobody fits beside it.
+    lock.most = 1
+    return
+  end
   local silent = drop_ended(lock)
   if now >= quarantine then
     if next(silent) then
@@ -602,24 +578,20 @@ local function waiting(lock, quarantine, position, limit)
   return { 'waiting', now, position, busy_until(lock, quarantine), because, holder(lock) }
 end
 
--- Renews a lease. One with a limit is only changed here: it is saved with the others.
-local function renew(lock, lease, ttl)
-  lease.ends, lease.confirmed = math.max(lease.ends, now + ttl), true
-  if lease.limit == 1 then
-    write('HSET', LOCK, 'until', text(lease.ends), 'confirmed', '1')
-    keep(LOCK, lease.ends)
-  else
-    lock.unsaved = true
-  end
-  foresee(lease.owner, lease.ends - now)
-  return held(lease)
-end
-
--- The heartbeat of one owner: renews its lease, or keeps its place.
+-- The heartbeat of one owner: renews its lease, or keeps its place. Leases with a limit are saved later,
+-- all at once.
 local function refresh(lock, quarantine, owner, ttl)
   local lease = lease_of(lock, owner)
   if lease then
-    return renew(lock, lease, ttl)
+    lease.ends, lease.confirmed = math.max(lease.ends, now + ttl), true
+    if lease.limit == 1 then
+      write('HSET', LOCK, 'until', text(lease.ends), 'confirmed', '1')
+      keep(LOCK, lease.ends)
+    else
+      lock.unsaved = true
+    end
+    foresee(owner, lease.ends - now)
+    return held(lease)
   end
   -- A place that nobody has kept for a day may have outlived the queue.
   local position = position_of(owner)
@@ -631,22 +603,4 @@ local function refresh(lock, quarantine, owner, ttl)
     return waiting(lock, quarantine, position, place.limit)
   end
   return { 'gone', now }
-end
-
--- What a look tells of a waiter.
-local function shown_place(owner)
-  local packed, limit = unpack(redis.call('HMGET', LOCK, 'place:' .. owner, 'limit:' .. owner))
-  return { owner, packed, limit or '1' }
-end
-
--- What a look tells of a key.
-local function shown(lock, places)
-  local leases = {}
-  for number, lease in ipairs(lock.grants) do
-    leases[number] = {
-      lease.owner, lease.process, lease.label, text(lease.limit), text(lease.fence),
-      text(lease.since), text(lease.ends), lease.confirmed and 1 or 0,
-    }
-  end
-  return { now, text(lock.fence), leases, places }
 end

@@ -25,6 +25,6 @@ lease.owner, lease.process, lease.label = heir, process, label
 if lease.limit == 1 then
   write('HSET', LOCK, 'owner', heir, 'process', process, 'label', label)
 end
-local answer = renew(lock, lease, ttl)
+local answer = refresh(lock, quarantine, heir, ttl)
 save(lock)
 return answer
