@@ -50,7 +50,7 @@ EQUIVALENT = {
     "prelude: if recovered > epoch.recovered and recovered >= now then": INSTANT,
     "prelude: written = false": "it only costs a command more",
     "prelude: written = got[4] or '',": "it writes once more that nobody has the lease",
-    "prelude: return { 'held', now, lock.fence, lock.ends, lock.confirmed or 1 or 0 }": (
+    "prelude: return { 'held', now, lease.fence, lease.ends, lease.confirmed or 1 or 0 }": (
         "whoever is told has confirmed by asking"
     ),
     "prelude: if owner ~= but and now <= tonumber(ends) then": INSTANT,
@@ -61,14 +61,16 @@ EQUIVALENT = {
     "prelude: elseif length > epoch.longest or now + length >= epoch.ends then": MORE_OFTEN,
     "prelude: local ends = math.max(epoch.ends, now + length + 20 * SECOND)": MORE_OFTEN,
     "prelude: if string.find(epoch.long, owner .. ' ', 1, false) then": HEXADECIMAL,
-    "prelude: return (elsewhere or now <= epoch.level) and epoch.ahead or 0": INSTANT,
-    "prelude: return lock.owner == '' and now <= quarantine and epoch.why or ''": INSTANT,
+    "prelude: return lease.ends + ((elsewhere or now <= epoch.level) and epoch.ahead or 0)": INSTANT,
+    "prelude: return now <= quarantine and fits(lock, limit) and epoch.why or ''": INSTANT,
+    "prelude: while at < #packed do": "no lease takes just one byte",
+    "prelude: lock.unsaved = true": "it writes what is there",
     "prelude: if lock.fence >= epoch.fence then": "it writes what is there",
     "prelude: length = length < MINUTE and math.max(length, HANDOFF) or HANDOFF": LONGER_WAY,
     "prelude: if now <= epoch.recovered or now < epoch.level then": LONGER_WAY,
     "prelude: if now < epoch.recovered or now <= epoch.level then": LONGER_WAY,
     "prelude: elseif lock.fence < now then": INSTANT,
-    "raise_fence: if fence >= lock.fence then": "it writes what is there",
+    "raise_fence: if fence >= lease.fence then": "it writes what is there",
 }
 """Mutants that change nothing, or nothing that the model knows of, and why."""
 

@@ -15,7 +15,7 @@ from redis import exceptions
 from weblock._core.ports import Reply
 from weblock._core.table import Claim, Grant, KeyState, Step
 from weblock.stores.redis import scripts
-from weblock.stores.redis.calls import MICRO, Layout, reply_of
+from weblock.stores.redis.calls import MICRO, Layout, _state, reply_of
 from weblock.stores.redis.rings import ring_of
 from weblock.stores.redis.scripts import Script
 from weblock.stores.redis.settings import Address
@@ -218,10 +218,13 @@ class ClusterServers(EngineServer):
         return raw, replies
 
     def state(self, key: str) -> KeyState:
-        """The lease, in the time of the master where it is; nobody looks at queues here."""
-        _bucket, (name, *_) = LAYOUT.of_key(key)
+        """The leases, in the time of the master where they are; nobody looks at queues here."""
+        _bucket, names = LAYOUT.of_key(key)
         for master in self.masters:
-            found: Any = master.model.values.get(name)
+            found: Any = master.model.values.get(names[0])
+            if found and found.get("owner") == "*":
+                _now, *said = master.model.evaluate(scripts.LOOK, names, ("", "0", ""))
+                return _state(*said)._replace(queue=())
             if found and found.get("owner"):
                 claim = Claim(found["owner"], found["process"], 0.0, "")
                 fence, since, until = (int(found[each]) for each in ("fence", "since", "until"))
