@@ -28,8 +28,6 @@ HOME = "internals.py"
 PUBLIC = {"_asdict", "_meta"}
 """Named tuples and Django document them, and keep them as they do public names."""
 
-TREES = {path: ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")}
-
 
 def private(name: str) -> bool:
     """Whether a name has one underscore in front, and is no dunder."""
@@ -68,16 +66,17 @@ def used(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def test_only_the_modules_for_it_use_private_names_of_other_packages() -> None:
     """A private name that weblock does not define itself stands in a module ``internals`` alone."""
-    ours = {name for path, tree in TREES.items() if path.name != HOME for name in defined(tree)}
+    trees = {path: ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")}
+    ours = {name for path, tree in trees.items() if path.name != HOME for name in defined(tree)}
     foreign = [
         f"{path.relative_to(SOURCE)}:{line}: {name}"
-        for path, tree in TREES.items()
+        for path, tree in trees.items()
         if path.name != HOME
         for line, name in used(tree)
         if name not in ours | PUBLIC
     ]
     assert foreign == []
-    assert any(name == "_sock" for tree in TREES.values() for _, name in used(tree))  # It looks.
+    assert any(name == "_sock" for tree in trees.values() for _, name in used(tree))  # It looks.
 
 
 @pytest.fixture

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import sys
 import unicodedata
 import uuid
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -19,10 +21,6 @@ from weblock.keys import KeyTemplate
 
 ROUNDS = 4000
 
-DIGITS = [
-    chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) == "Nd" and code > 57
-]
-SPACES = [chr(code) for code in range(0x110000) if chr(code).isspace()]
 NOISE = [
     "+",
     "-",
@@ -45,12 +43,29 @@ NOISE = [
 ]
 
 
+@cache
+def digits() -> list[str]:
+    """The digits of all scripts but those of ASCII."""
+    return [each for each in characters() if unicodedata.category(each) == "Nd" and each > "9"]
+
+
+@cache
+def spaces() -> list[str]:
+    """What Python takes for white space."""
+    return [each for each in characters() if each.isspace()]
+
+
+def characters() -> Iterator[str]:
+    """All of Unicode."""
+    return map(chr, range(sys.maxunicode + 1))
+
+
 def spellings(rng: random.Random) -> Iterator[str]:
     """What people, and attackers, write for 7, 70 and a UUID: some of it means that, some does not."""
     for _ in range(ROUNDS):
         text = rng.choice(["7", "7", "70", "7.0", str(uuid.UUID(int=7)), uuid.UUID(int=7).hex])
         if rng.random() < 0.5:
-            script = list(rng.choices(DIGITS, k=3))
+            script = list(rng.choices(digits(), k=3))
             zero = ord(script[0]) - unicodedata.decimal(script[0])
             text = "".join(
                 chr(zero + int(each)) if each in "07" and rng.random() < 0.8 else each
@@ -58,7 +73,7 @@ def spellings(rng: random.Random) -> Iterator[str]:
             )
         for _ in range(rng.choice([0, 0, 1, 2])):
             place = rng.choice([0, len(text), rng.randint(0, len(text))])
-            text = text[:place] + rng.choice(NOISE + SPACES) + text[place:]
+            text = text[:place] + rng.choice(NOISE + spaces()) + text[place:]
         yield text if rng.random() < 0.8 else text.upper()
 
 
