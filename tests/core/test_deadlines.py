@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -111,7 +112,7 @@ def test_a_loss_is_noticed_where_max_hold_leaves_nothing_to_renew(
 
 def held(*, max_hold: float | None = None) -> Holding:
     """Return a lease of three seconds that was asked for at time 0."""
-    terms = TERMS._replace(max_hold=max_hold)
+    terms = replace(TERMS, max_hold=max_hold)
     return Holding("k", "o", 7, terms, deadline=2.9, confirmed=True, now=0.0, control=1, void=0.0)
 
 

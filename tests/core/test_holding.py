@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from weblock._core.holding import Holding, Status, Terms
 from weblock._core.ports import Reply
 from weblock._core.table import Held
@@ -53,21 +55,21 @@ def test_a_lease_with_another_fence_is_not_ours():
 
 def test_max_hold_ends_a_lease_also_where_its_answer_took_long():
     """What was asked for no longer than max_hold ends because of it, a little earlier or not."""
-    lease = holding(deadline=3.9, terms=TERMS._replace(max_hold=4.0))
+    lease = holding(deadline=3.9, terms=replace(TERMS, max_hold=4.0))
     lease.pulse(3.95)
     assert lease.reason == "max_hold"
 
 
 def test_a_lease_that_may_be_held_longer_ends_because_nobody_renewed_it():
     """A max_hold that is far away is not the reason, as it was not for the ttl that was asked for."""
-    lease = holding(deadline=9.0, terms=TERMS._replace(max_hold=40.0))
+    lease = holding(deadline=9.0, terms=replace(TERMS, max_hold=40.0))
     lease.pulse(9.5)
     assert lease.reason == "expired"
 
 
 def test_a_renewal_up_to_max_hold_ends_because_of_it():
     """The last renewal asks for what max_hold leaves, and no more follows."""
-    lease = holding(deadline=9.0, terms=TERMS._replace(max_hold=12.0))
+    lease = holding(deadline=9.0, terms=replace(TERMS, max_hold=12.0))
     pulse = lease.pulse(6.0)
     assert pulse
     assert pulse.ttl < TTL

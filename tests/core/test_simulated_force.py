@@ -53,7 +53,7 @@ class Scene:
 
 def labelled(label: str) -> Terms:
     """Terms under a name."""
-    return TERMS._replace(label=label)
+    return replace(TERMS, label=label)
 
 
 def test_a_holder_that_hangs_loses_its_lease_by_force() -> None:

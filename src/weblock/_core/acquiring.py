@@ -122,16 +122,7 @@ class Locker:
                 if got:
                     asked = got[-1].since
                     attempt = attempt and attempt._replace(since=asked)
-                one = Acquisition(
-                    self,
-                    key,
-                    terms,
-                    wait,
-                    give_up_at=give_up_at,
-                    caller=caller,
-                    asked=asked,
-                    attempt=attempt,
-                )
+                one = Acquisition(self, key, terms, wait, give_up_at, caller, asked, attempt)
                 got.append(await one.run(got))
             if len(got) > 1:  # The first may have been lost while we waited for the last.
                 for holding in got:
@@ -303,13 +294,12 @@ class Acquisition:
     _leaves_traces = False
     _in_doubt = False
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - each request calls it, and by position takes half the time
         self,
         locker: Locker,
         key: str,
         terms: Terms,
         wait: float | None,
-        *,
         give_up_at: float | None,
         caller: Caller | None,
         asked: float,
@@ -500,13 +490,13 @@ class Acquisition:
             self.owner,
             fence,
             self._terms,
-            deadline=deadline,
-            confirmed=confirmed,
-            now=now,
-            control=self._runtime.control() if caller is None else caller.control,
-            void=self._void() if self._in_doubt else 0.0,
-            claim=self._claim,
-            observers=self._observers,
+            deadline,
+            confirmed,
+            now,
+            self._runtime.control() if caller is None else caller.control,
+            self._void() if self._in_doubt else 0.0,
+            self._claim,
+            self._observers,
         )
         keeper.keep_holding(holding)
         if self._observers.wants_leases:

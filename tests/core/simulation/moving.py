@@ -155,7 +155,7 @@ class MovingSchedule:
         await self._section(client, hands, HOPS)
 
     def _terms_of_one(self) -> Terms:
-        return self._terms._replace(renew=self.calm or self._random.random() < 0.6)
+        return replace(self._terms, renew=self.calm or self._random.random() < 0.6)
 
     async def _section(self, client: Client, hands: Any, hops: int) -> None:
         """Work for a while, and then release the lease or hand it over."""
