@@ -199,10 +199,10 @@ class Face:
             self._ensure_open()
         if not keys:
             raise TypeError("name at least one key to lock")
-        first, *others = in_order(keys)
-        names = [own.prefix + first]
-        if others:
-            names += [own.prefix + key for key in others]
+        if len(keys) == 1:  # Most calls have one.
+            names = [own.prefix + check_key(keys[0])]
+        else:
+            names = [own.prefix + key for key in in_order(keys)]
         if "{" in "".join(names):
             _warn_of_templates(keys)
         locker = self._locker

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ class AsyncioBell:
     __slots__ = ("_listener", "_messages")
 
     def __init__(self) -> None:
-        self._messages: deque[Message] = deque()
+        self._messages: list[Message] = []  # One is the most that there is, but for rare cases.
         self._listener: asyncio.Future[None] | None = None
 
     def ring(self, message: Message) -> None:
@@ -45,7 +44,7 @@ class AsyncioBell:
             if left is not None and left <= 0:
                 return None
             await self._woken(left, loop)
-        return self._messages.popleft()
+        return self._messages.pop(0)
 
     async def _woken(self, timeout: float | None, loop: asyncio.AbstractEventLoop) -> None:
         """Wait to be woken, perhaps for a message that was heard already."""
