@@ -431,6 +431,7 @@ class Face:
         self._observers.flush()
 
     def _leave(self) -> None:
+        self._locker.close()
         if leave_keeper(self._engine):
             urls.forget(self._engine)
             self._engine.close()

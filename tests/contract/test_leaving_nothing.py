@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 from weblock import AsyncLocks, ConfigurationError, EngineUnavailable, LeaseLost, LockTimeout
 
 FDS = Path("/dev/fd")
@@ -150,3 +150,24 @@ def test_closing_ends_a_wait(face, url, one, other) -> None:
     assert not engine.switchboard.bells
     assert keeper.idle
     eventually(lambda: _files() <= before)
+
+
+@pytest.mark.promise("locks")
+def test_closing_ends_its_own_waits_only(face, url, one, other) -> None:
+    """Who waits by closed locks is told at once, though others keep the engine open and wait on."""
+    closed, still = face.open(url), face.open(url)
+    lease = one.do(still.acquire, "key", ttl=60)
+    waits = [other.begin(closed.acquire, "key", wait=None)]
+    waits += [face.actor().begin(closed.acquire, "free", "key", wait=None)]
+    goes_on = face.actor().begin(still.acquire, "key", wait=None)
+    keeper = still._locker.keeper
+    eventually(lambda: len(keeper._kept) == 5)
+    face.shut(closed)
+    for wait in waits:
+        with pytest.raises(EngineUnavailable, match="closed"):
+            wait.result(PATIENCE)
+    one.do(one.do(still.acquire, "free", wait=PATIENCE).release)
+    one.do(lease.release)
+    one.do(goes_on.result(PATIENCE).release)
+    eventually(lambda: keeper.idle)
+    face.shut(still)

@@ -98,6 +98,17 @@ class Locker:
         self.keeper = keeper
         self.switchboard = switchboard
         self.health = Health(self.observers)
+        self._closed = False
+
+    @property
+    def over(self) -> bool:
+        """Whether it was closed, or all of its engine was."""
+        return self._closed or self.keeper.over
+
+    def close(self) -> None:
+        """End the waits of its callers. Those of others on the same engine go on."""
+        self._closed = True  # First: a caller that begins to wait now looks at it afterwards.
+        self.keeper.wake(self)
 
     async def acquire(
         self,
@@ -348,9 +359,8 @@ class Acquisition:
                 keeper.drop(self)
 
     async def _until_held(self) -> Holding:
-        keeper = self._locker.keeper
         while True:
-            if keeper.over:
+            if self._locker.over:
                 raise self._closed()
             answer, now = await self._ask()
             anchor = self._anchor
@@ -413,6 +423,8 @@ class Acquisition:
             await self._prepare_to_wait()
             # Whatever the bell has to say, the engine says it again to the next question.
             await self._bell.heard(pause * (0.5 + self._runtime.jitter() / 2))
+            if self._locker.over:
+                raise self._closed()
             pause = min(LONGEST_PAUSE, 2 * pause)
 
     def _failing_for(self, sent: float, since: float) -> float:
@@ -428,7 +440,7 @@ class Acquisition:
     async def _queue(self, answer: Waiting, now: float) -> Grasp | Ask:
         """Wait in the queue until there is something to do."""
         self._keep_place(answer, now)
-        if self._locker.keeper.over:
+        if self._locker.over:
             raise self._closed()
         if answer.recovering:
             self._refuse_if_it_recovers_for_longer()
@@ -461,7 +473,7 @@ class Acquisition:
         return self._unavailable("it was closed")
 
     def _refused(self) -> EngineUnavailable:
-        if self._locker.keeper.over:  # To close gives back what is waited for.
+        if self._locker.over:  # To close gives back what is waited for.
             return self._closed()
         return self._unavailable("it refused the claim")
 
@@ -481,8 +493,7 @@ class Acquisition:
         least = 0.0 if confirmed else min(self._claim.ttl, HANDOFF) / 2
         if now >= deadline - least:
             return None
-        keeper = self._locker.keeper
-        if keeper.over:
+        if self._locker.over:
             raise self._closed()
         caller = self._caller
         holding = Holding(
@@ -498,7 +509,7 @@ class Acquisition:
             self._claim,
             self._observers,
         )
-        keeper.keep_holding(holding)
+        self._locker.keeper.keep_holding(holding)
         if self._observers.wants_leases:
             tell_acquired(holding, self._since(), handed_over=self._pace is not None)
         return holding
@@ -514,7 +525,7 @@ class Acquisition:
             return
         observers, key, label, since = self._observers, self.key, self._claim.label, self._since()
         place = self._pace.place if self._pace else None
-        if isinstance(failure, EngineUnavailable) and not self._locker.keeper.over:
+        if isinstance(failure, EngineUnavailable) and not self._locker.over:
             health = self._locker.health
             health.refused(failure, "acquire", key, label, since=since, place=place)
         elif isinstance(failure, LockTimeout):
@@ -561,6 +572,10 @@ class Acquisition:
     due = 0.0
     slack = 0.25
     over = False
+
+    def wake(self, locker: object) -> None:
+        if self._locker is locker:
+            self._bell.ring(Ask())
 
     def close(self) -> float:
         self._leaves_traces, self._in_doubt = False, True  # A request may be under way.

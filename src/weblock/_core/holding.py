@@ -263,6 +263,9 @@ class Holding:
 
     slack = 0.05
 
+    def wake(self, locker: object) -> None:
+        """A holder waits for nothing."""
+
     def close(self) -> float:
         self.lose("closed")
         return self.void

@@ -57,6 +57,9 @@ class Kept(Protocol):
 
     def heard(self, reply: Reply | EngineUnavailable, sent: float, now: float) -> None: ...
 
+    def wake(self, locker: object) -> None:
+        """Have a caller that waits by ``locker`` look again at what it waits for."""
+
     def close(self) -> float:
         """Notify the holder or waiter of the end; return for how long to reject its owner."""
 
@@ -175,6 +178,11 @@ class Keeper:
         self._debts[debt.owner] = debt
         self.stakes.pop(debt.owner, None)
         self._attend(debt.due)
+
+    def wake(self, locker: object) -> None:
+        """Wake the callers that wait by ``locker``, which has been closed: it was not the only one."""
+        for each in tuple(self._kept.values()):
+            each.wake(locker)
 
     def close(self) -> None:
         """End the loop. Holders and waiters are notified, and debts are paid first."""
