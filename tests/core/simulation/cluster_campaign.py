@@ -213,7 +213,7 @@ class ClusterSchedule(Schedule):
         nobody has asked for since. Their new master has to learn by how much its clock is ahead of the
         one that they end by, which a client that has just read the map cannot ask of a master that
         hangs. Without that difference they count as ended: the key is quarantined, which is safe, and
-        their holders are told. Seed 155 of this campaign shows it.
+        their holders are told. Seeds 155 and 633 of this campaign show it.
         """
         engine = self.engine
         lately = self.world.now - self.swarm.ttl

@@ -9,19 +9,19 @@ from typing import Final
 from django.conf import settings
 from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as Caution
-from django.db import connections
+from django.db import DatabaseError, connections
 from django.utils.module_loading import import_string
 
-from ...errors import ConfigurationError
-from ..guarding import TABLE
+from ...errors import ConfigurationError, WeblockError
+from ..guarding import DATABASE_GUARD, TABLE
 from ..rules import Rule
 from ..rules.overlap import SEGMENT
 from .discovery import LANGUAGE, RoutedView, marked_views, routed_views, undecorated
-from .guard import guarded_databases
+from .guard import guarded_databases, has_the_leases
 from .middleware import LockMiddleware
 from .registry import locks
 from .rules import Rules
-from .settings import aliases, guards, of_alias
+from .settings import AliasSettings, aliases, of_alias
 
 MIDDLEWARE: Final = "weblock.contrib.django.middleware.LockMiddleware"
 
@@ -118,8 +118,13 @@ def check_rules(**_kwargs: object) -> list[CheckMessage]:
 
 
 def check_guard(databases: Sequence[str] | None = None, **_kwargs: object) -> list[CheckMessage]:
-    """Check that the guarded databases have the table of fences."""
-    guarded = {alias for each in guards() for alias in guarded_databases(each.databases)}
+    """Check that the guarded databases have the table of fences, except those that have the leases."""
+    guarded = {
+        database
+        for each in _guarded_aliases()
+        for database in guarded_databases(each.guard.databases).intersection(databases or ())
+        if not _has_the_leases(database, each.alias)
+    }
     return [
         Caution(
             f"the database {alias!r} has no table {TABLE}, which GUARD needs.",
@@ -127,18 +132,34 @@ def check_guard(databases: Sequence[str] | None = None, **_kwargs: object) -> li
             " GUARD_DATABASES.",
             id="weblock.W007",
         )
-        for alias in sorted(guarded.intersection(databases or ()))
+        for alias in sorted(guarded)
         if TABLE not in connections[alias].introspection.table_names()
     ]
+
+
+def _guarded_aliases() -> Iterator[AliasSettings]:
+    """Return the aliases with locks that databases guard: all of them, or those that say so."""
+    named = {lock.alias for _, lock, _ in marked_views() if lock.guard == DATABASE_GUARD}
+    for alias in _readable_aliases():
+        found = of_alias(alias)
+        by_rules = found.rules.guards() if found.rules else ()
+        if found.guard.always or alias in named or DATABASE_GUARD in by_rules:
+            yield found
+
+
+def _has_the_leases(database: str, alias: str) -> bool:
+    """Return whether the guard reads the leases themselves there; false if that cannot be found out."""
+    try:
+        return has_the_leases(connections[database], locks[alias])
+    except (WeblockError, DatabaseError):
+        return False
 
 
 def _mixed_guards() -> Iterator[CheckMessage]:
     """Fences of different engines cannot be compared: each has rows of its own, by its namespace."""
     by_namespace: dict[object, str] = {}
-    for alias in aliases():
-        found = of_alias(alias)
-        if found.guard is None:
-            continue
+    for found in _guarded_aliases():
+        alias = found.alias
         first = by_namespace.setdefault(found.options.get("namespace"), alias)
         if of_alias(first).url != found.url:
             text = (

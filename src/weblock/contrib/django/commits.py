@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final, Protocol
 
 from django.db import connections, transaction
@@ -25,9 +25,8 @@ from ...errors import ConfigurationError, LeaseLost
 from ...events import Acquired, Event
 from ..guarding import Kind, kind_of
 from ..request import ENDED_HERE
-from .guard import Guard, guarded_databases
+from .guard import Guard
 from .internals import is_of_test_case
-from .settings import guards
 
 
 class Checked(Protocol):
@@ -119,8 +118,14 @@ def current_guard() -> Guard | None:
 def _opened(connection: Any, **_facts: object) -> None:
     """Watch a connection that has just been opened, in any thread."""
     _check_commits(connection)
-    if any(connection.alias in guarded_databases(each.databases) for each in guards()):
+    if _is_guarded_now(connection):
         _watch(connection).opened()
+
+
+def _is_guarded_now(connection: Any) -> bool:
+    """Return whether the code that runs here guards this database."""
+    guard = current_guard()
+    return guard is not None and guard.covers(connection.alias)
 
 
 def give_back_connections() -> None:
@@ -143,6 +148,9 @@ class _CommitCheck:
     Django has no hook before COMMIT. So this wraps the methods of the connection that end a
     transaction, which others may have wrapped, too, and each statement, to notice a COMMIT that is
     sent as SQL.
+
+    Where it notices that guarded code has come to a connection that nobody watches yet, such as one
+    that another thread keeps, it has the connection watched before it goes on.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -151,6 +159,9 @@ class _CommitCheck:
         self._rollback, connection.rollback = connection.rollback, self.rollback
         self._set_autocommit = connection.set_autocommit
         connection.set_autocommit = self.set_autocommit
+        self._make_cursor, connection.make_cursor = connection.make_cursor, self.make_cursor
+        self._make_debug_cursor = connection.make_debug_cursor
+        connection.make_debug_cursor = self.make_debug_cursor
         connection.execute_wrappers.append(self.execute)
         self._is_open = False
 
@@ -164,19 +175,41 @@ class _CommitCheck:
         self._is_open = False
 
     def set_autocommit(self, autocommit: bool, **more: bool) -> None:  # noqa: FBT001 - Django's
+        if self._begins_to_watch():
+            self._connection.set_autocommit(autocommit, **more)
+            return
         # It commits on SQLite and MySQL. Atomic calls it too, when it has committed or rolled back.
         if autocommit and self._is_open and not self._connection.autocommit:
             self._check()
         self._set_autocommit(autocommit, **more)
         self._is_open = False
 
+    def make_cursor(self, cursor: Any) -> Any:
+        if self._begins_to_watch():
+            return self._connection.make_cursor(cursor)
+        return self._make_cursor(cursor)
+
+    def make_debug_cursor(self, cursor: Any) -> Any:
+        if self._begins_to_watch():
+            return self._connection.make_debug_cursor(cursor)
+        return self._make_debug_cursor(cursor)
+
     def execute(self, execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:  # noqa: FBT001
+        if self._begins_to_watch():  # It is a cursor from before.
+            execute = partial(self.execute, execute)
+            return _watch(self._connection).execute(execute, sql, params, many, context)
         if checked_at_commit.get():
             text = sql if isinstance(sql, str) else sql.as_string(self._connection.connection)
             if _COMMITS.search(text):
                 self._check()
         self._is_open = True
         return execute(sql, params, many, context)
+
+    def _begins_to_watch(self) -> bool:
+        if hasattr(self._connection, _WATCH) or not _is_guarded_now(self._connection):
+            return False
+        _watch(self._connection)
+        return True
 
     def _check(self) -> None:
         try:

@@ -14,6 +14,7 @@ from ..._options import HoldOptions
 from ...aio import AsyncLease
 from ...errors import ConfigurationError, WeblockError
 from ...sync import Lease
+from ..guarding import GuardKind
 from .answers import aanswer_for, answer_for
 from .internals import is_ninja_operation
 from .ninja import known_to_its_api
@@ -40,6 +41,7 @@ def lock(
     *keys: str | KeyFunction,
     alias: str = DEFAULT,
     busy_view: BusyView | None = None,
+    guard: GuardKind | None = None,
     **options: Unpack[HoldOptions],
 ) -> Callable[[F], F]:
     """Decorate a view so that it runs under a lock: ``@lock("item:{pk}")``.
@@ -58,6 +60,9 @@ def lock(
             together, all or none.
         alias: Which entry of ``WEBLOCK`` to use.
         busy_view: Returns the response to a request that does not get the lock in time.
+        guard: What must be true at COMMIT: ``"database"``, that the database knows no later holder;
+            ``"lease"``, only that the lease is held. ``None`` is what the alias's ``GUARD`` says. A
+            key that several locks of a request name is guarded if one of them says so.
         **options: Override those of the alias; durations are seconds.
             ``ttl`` (10): how long the lease lasts unless it is renewed;
             ``wait`` (5): how long to wait, 0 for not at all, ``None`` without limit;
@@ -72,7 +77,7 @@ def lock(
         ConfigurationError: A key template or an option cannot work, or, at a request, a transaction
             has begun before the lock.
     """
-    wanted = ViewLock.of(keys, alias, busy_view, options)
+    wanted = ViewLock.of(keys, alias, busy_view, options, guard)
 
     def decorate(view: F, *more: object, **url: object) -> F:
         if more or url or not callable(view):  # A request is served.

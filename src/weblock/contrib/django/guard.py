@@ -82,9 +82,11 @@ class Guard:
     def add(self, lease: BaseLease, wanted: GuardSettings, locks: Locks) -> None:
         """Write a lease of ``locks`` into the databases, before any other statement."""
         databases = guarded_databases(wanted.databases)
+        known = {each.mark for each in self.leases()}
         self._leases += [
             _GuardedLease(mark, databases, wanted.wait, locks, lease_table_of(lease))
             for mark in marks_of(lease)
+            if mark not in known
         ]
 
     def covers(self, database: str) -> bool:
@@ -228,6 +230,11 @@ def _lease_table_at(connection: Any, asked: Callable[[], LeaseTable] | None) -> 
         there = asked()
         _lease_tables[place] = there if there.database == _database(connection) else None
     return _lease_tables[place]
+
+
+def has_the_leases(connection: Any, locks: Locks) -> bool:
+    """Return whether the leases of ``locks`` are in this database. Raises as both servers do."""
+    return _lease_table_at(connection, locks._locker.lease_table) is not None  # noqa: SLF001
 
 
 def _database(connection: Any) -> str:

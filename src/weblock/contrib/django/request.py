@@ -123,7 +123,7 @@ class ViewLeases(RequestLeases[BaseLease]):
         self,
         faces: Mapping[str, Face],
         wanted: Mapping[ViewLock, tuple[CheckedKey, ...]],
-        guards: Mapping[str, GuardSettings],
+        guards: Mapping[ViewLock, GuardSettings],
         before_waiting: BeforeWaiting,
     ) -> None:
         for lock, face, missing in self._in_turn(faces, wanted):
@@ -132,14 +132,15 @@ class ViewLeases(RequestLeases[BaseLease]):
             options: Any = dict(lock.options)
             self._waiting = True
             try:
-                lease = await self.take(face, missing, options, before_waiting)
+                await self.take(face, missing, options, before_waiting)
             except WeblockError:
                 self.refused = lock
                 raise
             finally:
                 self._waiting = False
-            if guard := guards.get(lock.alias):
-                self._tell_databases(lease, guard, locks[lock.alias])
+        for lock, guard in guards.items():  # Also of keys that were held already, unguarded.
+            lease = self.lease_of(faces[lock.alias], wanted[lock])
+            self._tell_databases(lease, guard, locks[lock.alias])
         self._by_lock.update(wanted)
         self.check()  # Some may have been lost while we waited for others.
 
@@ -257,12 +258,13 @@ _current: Final[ContextVar[ThreadLeases | TaskLeases | None]] = ContextVar(
 )
 
 
-def _guards(of: Iterable[ViewLock]) -> dict[str, GuardSettings]:
-    """Return the guards of these locks, by their aliases."""
-    return {lock.alias: found for lock in of if (found := of_alias(lock.alias).guard)}
+def _guards(of: Iterable[ViewLock]) -> dict[ViewLock, GuardSettings]:
+    """Return how the databases guard these locks, of which some may not be."""
+    settings = {lock: of_alias(lock.alias).guard for lock in of}
+    return {lock: found for lock, found in settings.items() if found.asked_by(lock.guard)}
 
 
-def _databases(guards: Mapping[str, GuardSettings]) -> set[str]:
+def _databases(guards: Mapping[ViewLock, GuardSettings]) -> set[str]:
     """Return the aliases of the databases that are to know of what is locked under these guards."""
     return {alias for each in guards.values() for alias in guarded_databases(each.databases)}
 

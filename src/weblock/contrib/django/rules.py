@@ -16,6 +16,7 @@ from django.utils import translation
 from ..._options import HoldOptions
 from ...errors import ConfigurationError, WeblockError
 from ...keys import KeyTemplate
+from ..guarding import GuardKind
 from ..rules import Explanation, Match, RuleSet, Verdict, methods_of
 from ..rules.explaining import (
     BESIDES,
@@ -26,10 +27,18 @@ from ..rules.explaining import (
     path_and_query,
     verdicts,
 )
-from .view_lock import DEFAULT, ViewLock, headers_of, locks_of, name_of, query_of
+from .view_lock import (
+    DEFAULT,
+    ViewLock,
+    headers_of,
+    locks_of,
+    name_of,
+    query_of,
+    refuse_guard,
+)
 
 _OPTIONS: Final = tuple(HoldOptions.__annotations__)
-_FIELDS: Final = ("view", "namespace", "key", "methods", "exempt", *_OPTIONS)
+_FIELDS: Final = ("view", "namespace", "key", "methods", "exempt", "guard", *_OPTIONS)
 
 
 class Rules:
@@ -44,9 +53,12 @@ class Rules:
         entries = dict(_entries(given, name))
         by_view = {label: entry for label, entry in entries.items() if _is_by_view(entry)}
         by_path = {label: entry for label, entry in entries.items() if label not in by_view}
+        guards = {label: _guard_taken(by_path, label, name) for label in by_path}
         self._alias = alias
         self.by_view = tuple(_view_rule(f"{name}.{each}", e, alias) for each, e in by_view.items())
         self.by_path = RuleSet(by_path, name=name)
+        rules = (rule for _, rule in self.by_path.named)
+        self._guards = dict(zip(rules, guards.values(), strict=True))
 
     def find(self, request: HttpRequest) -> ViewLock | None:
         """Return what a request locks, given its view; ``None`` if nothing."""
@@ -57,7 +69,12 @@ class Rules:
             if rule.takes(method, resolved):
                 return rule.lock
         match = self.by_path.find(method, request.path_info)
-        return RuledLock.by(match, self._alias) if match else None
+        return RuledLock.by(match, self._alias, self._guards[match.rule]) if match else None
+
+    def guards(self) -> Iterator[GuardKind | None]:
+        """Return the guard of each rule, as it names it."""
+        yield from (rule.lock.guard for rule in self.by_view if rule.lock)
+        yield from self._guards.values()
 
     def verdicts(self, request: HttpRequest) -> Iterator[Verdict]:
         """Return whether each rule matches a request, given its view."""
@@ -81,10 +98,10 @@ class RuledLock(ViewLock):
     match: Match = field(compare=False)
 
     @classmethod
-    def by(cls, match: Match, alias: str) -> RuledLock:
+    def by(cls, match: Match, alias: str, guard: GuardKind | None) -> RuledLock:
         """The lock of the rule that matches."""
-        rule = match.rule
-        return cls(rule.keys, (), alias, None, tuple(sorted(rule.options.items())), match)
+        options = tuple(sorted(match.rule.options.items()))
+        return cls(match.rule.keys, (), alias, None, options, guard, match)
 
     def keys_of(self, request: HttpRequest, _values: Mapping[str, object]) -> list[str]:
         """Return the keys of the request that the rule matches."""
@@ -154,23 +171,36 @@ def _view_rule(label: str, entry: Any, alias: str) -> ViewRule:
             ", ".join(f"{name} {entry[name]!r}" for name in _FIELDS[:4] if name in entry),
             _condition(entry),
             None if methods is None else methods_of(methods),
-            _lock(
-                entry.get("key", ()), exempt=entry.get("exempt", False), alias=alias, given=options
-            ),
+            _lock(entry, alias, options),
         )
     except ConfigurationError as error:
         raise ConfigurationError(f"{label}: {error}") from error
 
 
-def _lock(
-    key: str | Sequence[str], *, exempt: object, alias: str, given: HoldOptions
-) -> ViewLock | None:
+def _lock(entry: Mapping[str, Any], alias: str, given: HoldOptions) -> ViewLock | None:
+    key, exempt, guard = entry.get("key", ()), entry.get("exempt", False), entry.get("guard")
     keys = [key] if isinstance(key, str) else list(key)
-    if exempt is True and not (keys or given):
+    if exempt is True and not (keys or given or guard):
         return None
     if exempt is not False or not keys:
         raise ConfigurationError("give either a key, or exempt=True and nothing else")
-    return ViewLock.of(keys, alias, None, given)
+    return ViewLock.of(keys, alias, None, given, guard)
+
+
+def _guard_taken(entries: dict[str, Any], label: str, name: str) -> GuardKind | None:
+    """Remove the guard from a rule by path, which other frameworks' rules do not have."""
+    entry = entries[label]
+    if not (isinstance(entry, Mapping) and "guard" in entry):
+        return None
+    guard: GuardKind | None = entry["guard"]
+    entries[label] = {field: value for field, value in entry.items() if field != "guard"}
+    if guard and entry.get("exempt"):
+        raise ConfigurationError(f"{name}.{label} is exempt and locks nothing: give it no guard")
+    try:
+        refuse_guard(guard)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{name}.{label}: {error}") from error
+    return guard
 
 
 def _condition(entry: Mapping[str, object]) -> Callable[[ResolverMatch], bool]:

@@ -18,7 +18,7 @@ from django.utils.module_loading import import_string
 
 from ..._options import LocksOptions, seconds
 from ...errors import ConfigurationError
-from ..guarding import LOCK_WAIT
+from ..guarding import DATABASE_GUARD, GUARDS, LEASE_GUARD, LOCK_WAIT, GuardKind
 from .databases import SCHEME, alias_of, url_of_database
 from .rules import Rules
 from .view_lock import DEFAULT
@@ -40,14 +40,19 @@ OTHERS: Final = (
 
 @dataclass(frozen=True)
 class GuardSettings:
-    """What ``"GUARD": "database"`` comes with.
+    """How the databases guard the leases of an alias, where they do.
 
-    ``databases`` are those that are named in ``GUARD_DATABASES``, or ``None`` for all that have the
+    ``always`` is whether they do unless a lock says otherwise. ``databases`` are those that are named in ``GUARD_DATABASES``, or ``None`` for all that have the
     table; ``wait`` is ``GUARD_WAIT``, in seconds.
     """
 
-    databases: frozenset[str] | None
-    wait: float
+    always: bool = False
+    databases: frozenset[str] | None = None
+    wait: float = LOCK_WAIT
+
+    def asked_by(self, guard: GuardKind | None) -> bool:
+        """Return whether the databases guard a lock with this ``guard=``."""
+        return self.always if guard is None else guard == DATABASE_GUARD
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,6 @@ class AliasSettings:
     ``url`` may be several, a quorum, or ``None`` for the embedded engine. ``busy_view`` is a function
     of the request and the ``LockTimeout`` that makes the response, if it is not to be ours; ``rewrite``
     one of a ``Problem`` and its error, to the problem that is answered.
-    ``guard`` is ``None`` where the lease alone is checked before COMMIT.
     """
 
     alias: str
@@ -66,7 +70,7 @@ class AliasSettings:
     busy_view: Any
     rewrite: Any
     rules: Rules | None
-    guard: GuardSettings | None = None
+    guard: GuardSettings = GuardSettings()
 
     @cached_property
     def identity(self) -> str:
@@ -96,14 +100,6 @@ def of_alias(alias: str) -> AliasSettings:
     if found is None:
         found = read.aliases[alias] = _of_alias(alias)
     return found
-
-
-def guards() -> tuple[GuardSettings, ...]:
-    """Return the guards; none if the settings are invalid, which other checks report."""
-    try:
-        return tuple(found.guard for alias in aliases() if (found := of_alias(alias)).guard)
-    except ConfigurationError:
-        return ()
 
 
 def rewrite_of(alias: str) -> Any:
@@ -279,15 +275,17 @@ def _function(alias: str, settings: Mapping[str, Any], setting: str) -> object:
     return found
 
 
-def _guard(alias: str, given: Mapping[str, Any]) -> GuardSettings | None:
+def _guard(alias: str, given: Mapping[str, Any]) -> GuardSettings:
     where = f"WEBLOCK[{alias!r}]"
-    kind = given.get("GUARD", "lease")
-    if kind not in ("lease", "database"):
+    kind = given.get("GUARD", LEASE_GUARD)
+    if kind not in GUARDS:
         raise ConfigurationError(f"{where}['GUARD'] is {kind!r:.80}: give 'lease' or 'database'")
-    if kind == "lease":
-        if extra := [name for name in ("GUARD_DATABASES", "GUARD_WAIT") if name in given]:
-            raise ConfigurationError(f"{where} has {extra[0]} without 'GUARD': 'database'")
-        return None
+    extra = [name for name in ("GUARD_DATABASES", "GUARD_WAIT") if name in given]
+    if extra and "GUARD" not in given:
+        raise ConfigurationError(
+            f"{where} has {extra[0]} without 'GUARD': give 'GUARD': 'database', or 'lease' if single"
+            ' locks have guard="database"'
+        )
     named = given.get("GUARD_DATABASES")
     if named is not None and (
         not isinstance(named, list | tuple | set | frozenset)
@@ -299,4 +297,5 @@ def _guard(alias: str, given: Mapping[str, Any]) -> GuardSettings | None:
             f" {', '.join(map(repr, django_settings.DATABASES))}"
         )
     wait = seconds("GUARD_WAIT", given.get("GUARD_WAIT", LOCK_WAIT), least=0.001)
-    return GuardSettings(None if named is None else frozenset(named), wait)
+    databases = None if named is None else frozenset(named)
+    return GuardSettings(kind == DATABASE_GUARD, databases, wait)

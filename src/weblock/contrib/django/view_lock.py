@@ -17,6 +17,7 @@ from django.http import HttpRequest, HttpResponse
 from ..._options import HoldOptions, Options
 from ...errors import ConfigurationError, LockTimeout
 from ...keys import KeyTemplate
+from ..guarding import GUARDS, GuardKind
 from ..request_values import Headers, keys_made_by, request_values
 
 DEFAULT: Final = "default"
@@ -39,6 +40,8 @@ class ViewLock:
     alias: str
     busy_view: BusyView | None
     options: tuple[tuple[str, Any], ...]
+    guard: GuardKind | None
+    """``None`` is what the alias's ``GUARD`` says."""
 
     @classmethod
     def of(
@@ -47,24 +50,27 @@ class ViewLock:
         alias: str,
         busy_view: BusyView | None,
         given: HoldOptions,
+        guard: GuardKind | None = None,
     ) -> ViewLock:
         """Make a lock. Raises ``ConfigurationError`` at once if it cannot work."""
         keys = tuple(keys)
         if not keys:
             raise TypeError("name at least one key: lock('create_item')")
         Options().of_call(given)
+        refuse_guard(guard)
         templates = tuple(KeyTemplate.parse(key) for key in keys if isinstance(key, str))
         for template in templates:
             template.in_request()
         functions = tuple(key for key in keys if not isinstance(key, str))
-        return cls(templates, functions, alias, busy_view, tuple(sorted(given.items())))
+        return cls(templates, functions, alias, busy_view, tuple(sorted(given.items())), guard)
 
     def __repr__(self) -> str:
         keys = [repr(each.text) for each in self.templates]
         keys += [name_of(each) for each in self.functions]
         options = [f"{name}={value!r}" for name, value in self.options]
         alias = [] if self.alias == DEFAULT else [f"alias={self.alias!r}"]
-        return f"lock({', '.join([*keys, *alias, *options])})"
+        guard = [f"guard={self.guard!r}"] if self.guard else []
+        return f"lock({', '.join([*keys, *alias, *options, *guard])})"
 
     def keys_of(self, request: HttpRequest, values: Mapping[str, object]) -> list[str]:
         """Return the keys of a request. ``values`` are the view's arguments from the URL."""
@@ -79,6 +85,12 @@ class ViewLock:
         for function in self.functions:
             keys += keys_made_by(function, await acall(function, request))
         return keys
+
+
+def refuse_guard(given: object) -> None:
+    """Raise ``ConfigurationError`` for what is no guard of a lock."""
+    if given is not None and given not in GUARDS:
+        raise ConfigurationError(f"guard={given!r:.80}: give 'lease', 'database' or None")
 
 
 def name_of(function: Callable[..., Any]) -> str:

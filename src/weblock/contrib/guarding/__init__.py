@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from ...stores.postgresql.statements import DATABASE
 from .errors import FenceLocked, StaleFence
+from .kinds import DATABASE_GUARD, GUARDS, LEASE_GUARD, GuardKind
 from .protocol import (
     Check,
     Conflict,
@@ -46,6 +47,9 @@ from .sql import (
 
 __all__ = [
     "DATABASE",
+    "DATABASE_GUARD",
+    "GUARDS",
+    "LEASE_GUARD",
     "LENGTHS",
     "LOCK_WAIT",
     "TABLE",
@@ -53,6 +57,7 @@ __all__ = [
     "Conflict",
     "Dialect",
     "FenceLocked",
+    "GuardKind",
     "Kind",
     "Look",
     "Mark",
