@@ -173,6 +173,40 @@ def test_nobody_gets_the_key_before_a_checked_transaction_has_ended(
         lease.release()
 
 
+@LEVELS
+def test_a_lease_that_is_handed_over_goes_on_in_the_next_session(
+    database: Any, locks: Locks, isolation: str
+) -> None:
+    """Each holder commits in turn; who has handed over commits nothing any more."""
+    lease = locks.acquire("x")
+    leveled = database.execution_options(isolation_level=isolation)
+    with Session(leveled) as session:
+        guard(session, lease, fence=True)
+        session.add(Item())
+        session.commit()
+        session.add(Item())
+        session.flush()
+        taken = locks.take_over(lease.hand_over())
+        with pytest.raises(LeaseLost, match="hand_over"):
+            session.commit()
+        session.rollback()
+    with Session(leveled) as session:
+        guard(session, taken, fence=True)
+        assert session.scalar(select(func.count(Item.id))) == 1
+        session.add(Item())
+        session.commit()
+        session.add(Item())
+        session.flush()
+        assert locks.force_release("x")
+        add(locks, database)
+        with pytest.raises(StaleFence):
+            session.commit()
+        session.rollback()
+    assert items(database) == 3
+    with pytest.raises(LeaseLost):
+        taken.release()
+
+
 def test_it_costs_one_statement(database: Any, lease: Any) -> None:
     """There is none before the work, and none where nothing was written."""
     sent: list[str] = []

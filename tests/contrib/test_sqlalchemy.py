@@ -3,6 +3,7 @@
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Annotated
 
 import httpx
@@ -248,6 +249,12 @@ def followed(blocking):
         pass
 
 
+def fences(engine):
+    """What stands in the table of fences."""
+    with Session(engine) as session:
+        return [*session.scalars(text(f"SELECT fence FROM {TABLE}"))]
+
+
 def tables_asked(engine, work):
     """Whether each statement that a piece of work sends is one of the guard's."""
     sent = []
@@ -345,6 +352,68 @@ class TestTheDatabaseAsReferee:
             with pytest.raises(StaleFence):
                 session.scalar(select(func.count(Item.id)))
 
+    def test_a_lease_goes_on_in_the_sessions_of_those_who_take_it_over(
+        self, fenced, blocking, caplog
+    ):
+        """Each commits in turn, with the lease's own fence: nobody takes the engine for one that was set back."""
+        lease = blocking.acquire("x")
+        for _ in range(3):
+            with Session(fenced) as session:
+                guard(session, lease, fence=True)
+                session.add(Item())
+                session.commit()
+            assert fences(fenced) == [lease.fence]
+            lease = blocking.take_over(lease.hand_over())
+        lease.release()
+        assert items(fenced) == 3
+        assert "set back" not in caplog.text
+
+    def test_who_has_handed_over_commits_nothing(self, fenced, followed, blocking):
+        """Neither before nor after the next holder, which reads and commits as if it were alone."""
+        with Session(fenced) as session, Session(fenced) as next_session:
+            guard(session, followed, fence=True)
+            session.add(Item())
+            session.flush()
+            taken = blocking.take_over(followed.hand_over())
+            with pytest.raises(LeaseLost, match="hand_over"):
+                session.commit()
+            session.rollback()
+            guard(next_session, taken, fence=True)
+            assert next_session.scalar(select(func.count(Item.id))) == 0
+            next_session.add(Item())
+            next_session.commit()
+            taken.release()
+        assert items(fenced) == 1
+
+    def test_who_has_handed_over_takes_the_place_of_nobody(self, fenced, followed, blocking):
+        """A session of its own that begins only then is refused, and the next holder commits."""
+        taken = blocking.take_over(followed.hand_over())
+        with Session(fenced) as session, Session(fenced) as late:
+            guard(session, taken, fence=True)
+            session.add(Item())
+            session.flush()
+            guard(late, followed, fence=True)
+            with pytest.raises(LeaseLost):
+                late.scalar(select(func.count(Item.id)))
+            session.commit()
+        taken.release()
+        assert items(fenced) == 1
+
+    def test_who_took_over_and_was_followed_commits_nothing(self, fenced, blocking, follow):
+        """As any other holder: its fence is below that of the next lease."""
+        taken = blocking.take_over(blocking.acquire("x").hand_over(), renew=False)
+        with Session(fenced) as session:
+            guard(session, taken, fence=True)
+            session.scalar(select(func.count(Item.id)))
+            follow()
+            session.add(Item())
+            with pytest.raises(StaleFence):
+                session.commit()
+            session.rollback()
+        assert items(fenced) == 1
+        with pytest.raises(LeaseLost):
+            taken.release()
+
     async def test_async_sessions_are_checked(self, async_engine, fenced, followed, follow):
         """AsyncSession too, on asyncpg and psycopg, with a lease of either face."""
         async with AsyncSession(async_engine) as session:
@@ -362,9 +431,8 @@ class TestTheDatabaseAsReferee:
         async with AsyncLocks.from_url(url) as locks, locks.hold("x") as lease:
             with Session(fenced) as session:
                 (mark,) = marks_of(lease)
-                values = {"lock_key": mark.key, "fence": 2**60, "token": "of another"}
-                sql = dialect_of("postgresql").raising
-                session.execute(text(sql), {"digest": mark.digest, **values})
+                other = replace(mark, fence=2**60, token="of another")
+                session.execute(text(dialect_of("postgresql").raising), other.values())
                 session.commit()
             async with AsyncSession(async_engine) as session:
                 guard(session, lease, fence=True)

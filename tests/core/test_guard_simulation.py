@@ -10,6 +10,7 @@ from .simulation.guarded import (
     READ_COMMITTED,
     SERIALIZABLE,
     checked_exclusively,
+    continued,
     granted_by_a_plain_update,
     guarded,
     guarded_by_a_lost_engine,
@@ -38,6 +39,14 @@ def test_some_order_lets_both_commit(level, fences):
     """Those that follow each other are not refused, unless the engine has given the fence twice."""
     both = [run for run in runs(level, guarded, fences) if run.outcomes == ("committed",) * 2]
     assert bool(both) == (fences == (1, 2))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_those_that_share_a_lease_may_follow_each_other(level):
+    """Holders of a lease that was handed over have one fence: some order lets both commit, none a stale one."""
+    found = list(runs(level, continued, (1, 1)))
+    assert not [run for run in found if run.stale]
+    assert any(run.outcomes == ("committed",) * 2 for run in found)
 
 
 def test_no_order_of_three_sections_commits_what_is_stale():

@@ -12,8 +12,9 @@ import random
 import sys
 import threading
 import time
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from weblock import AsyncLocks, Locks, WeblockError
 
@@ -58,7 +59,15 @@ class Watch:
             self.held_at = before
         return held
 
-    def end(self) -> None:
+    def go_on(self, lease: Any) -> None:
+        """Looks at the lease that continues this one, with its fence: nobody else held the key meanwhile."""
+        assert lease.fence == self._lease.fence
+        self._lease = lease
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
         facts = {"fence": self._lease.fence, "began": self.began, "held_at": self.held_at}
         self._journal.write(event="ended", **facts)
 
@@ -68,18 +77,27 @@ def looks() -> int:
     return random.choice([1, 3, 10, 30])
 
 
+def moves() -> bool:
+    """Whether a lease is handed over in this section, and continued by who takes it over."""
+    return random.random() < 0.2
+
+
 def in_a_thread(locks: Locks, journal: Journal, stop: threading.Event) -> None:
     """One section after the other."""
     while not stop.is_set():
         try:
-            with locks.hold(KEY) as lease:
-                watch = Watch(journal, lease)
+            with (
+                locks.hold(KEY) as lease,
+                ExitStack() as moved,
+                Watch(journal, lease) as watch,
+            ):
                 for _ in range(looks()):
                     if not watch.look():
                         break
                     time.sleep(LOOK_EVERY)
+                if moves():
+                    watch.go_on(moved.enter_context(locks.take_over(lease.hand_over())))
                 watch.look()
-                watch.end()
         except WeblockError as error:
             journal.write(
                 event="error", error=type(error).__name__, at=now(), said=str(error)[:200]
@@ -91,14 +109,16 @@ async def in_a_task(locks: AsyncLocks, journal: Journal, stop: threading.Event) 
     """The same in asyncio."""
     while not stop.is_set():
         try:
-            async with locks.hold(KEY) as lease:
-                watch = Watch(journal, lease)
-                for _ in range(looks()):
-                    if not watch.look():
-                        break
-                    await asyncio.sleep(LOOK_EVERY)
-                watch.look()
-                watch.end()
+            async with locks.hold(KEY) as lease, AsyncExitStack() as moved:
+                with Watch(journal, lease) as watch:
+                    for _ in range(looks()):
+                        if not watch.look():
+                            break
+                        await asyncio.sleep(LOOK_EVERY)
+                    if moves():
+                        taken = await locks.take_over(await lease.hand_over())
+                        watch.go_on(await moved.enter_async_context(taken))
+                    watch.look()
         except WeblockError as error:
             journal.write(
                 event="error", error=type(error).__name__, at=now(), said=str(error)[:200]

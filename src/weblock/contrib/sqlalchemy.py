@@ -315,13 +315,14 @@ class _Fenced:
             except StaleFence as stale:
                 if stale.newest is None or not self._is_held(connection):
                     raise
-                logger.warning(
-                    "the engine's fence of %.200r is %d, but the database knows fence %d: the engine"
-                    " was set back, by a flush or an older backup. The database counts on from its"
-                    " own",
-                    *(unqualified(mark.key), mark.fence, stale.newest),
-                )
-                run(raising(mark.above(stale.newest)), asked)
+                if stale.newest > mark.fence:
+                    logger.warning(
+                        "the engine's fence of %.200r is %d, but the database knows fence %d: the"
+                        " engine was set back, by a flush or an older backup. The database counts"
+                        " on from its own",
+                        *(unqualified(mark.key), mark.fence, stale.newest),
+                    )
+                run(raising(mark.after(stale.newest)), asked)
             if sweep_is_due():
                 by_itself.execute(text(dialect.sweeping))
 

@@ -10,6 +10,7 @@ from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 
 from weblock.contrib.django import lock, locks
+from weblock.contrib.django.models import Fence
 
 from .project.shop.models import Item
 from .requests import fetch
@@ -81,4 +82,21 @@ def test_what_was_handed_over_before_the_commit_is_rolled_back(database: Any, po
     status, tokens = posted(before_the_commit)
     assert status == 503
     assert Item.objects.count() == 0
+    work_off(*tokens)
+
+
+@pytest.mark.parametrize("then", ["reads", "writes"])
+def test_a_guarded_view_takes_the_place_of_no_worker(
+    then: str, *, posted: Any, settings: Any, url: str
+) -> None:
+    """What it reads after the hand-over leaves the worker's fence alone, and what it writes is refused."""
+
+    def view(hand_over: Callable[[], None]) -> None:
+        hand_over()
+        Item.objects.count() if then == "reads" else Item.objects.create()
+
+    settings.WEBLOCK = {"default": {"URL": url, "GUARD": "database"}}
+    status, tokens = posted(view)
+    assert status == (202 if then == "reads" else 503)
+    assert (Item.objects.count(), Fence.objects.count()) == (0, 0)
     work_off(*tokens)

@@ -165,7 +165,7 @@ def _raise(database: Database, transaction: Transaction, mark: Mark) -> bool:
     if database.locked_by not in (None, transaction):
         raise Blocked
     row = database.row
-    if row is None or row.fence < mark.fence or row.token == mark.token:
+    if row is None or row.fence < mark.below or row.token == mark.token:
         database.row = Row(mark.fence, mark.token)
         database.raised += 1
         return True
@@ -274,12 +274,18 @@ def guarded_by_a_lost_engine(section: Section) -> Steps:
     try:
         yield from raising(section.mark)
     except StaleFence as stale:
-        section.mark = section.mark.above(stale.newest or 0)
+        section.mark = section.mark.after(stale.newest or 0)
         yield from raising(section.mark)
     yield "read"
     yield "write"
     yield from checking(section.mark)
     yield "commit"
+
+
+def continued(section: Section) -> Steps:
+    """One of several that took over one lease: it takes the place of whoever has its fence."""
+    section.mark = replace(section.mark, continues=True)
+    yield from guarded(section)
 
 
 def never_raised(section: Section) -> Steps:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from django.db import DEFAULT_DB_ALIAS, connections, router
 from django.db.utils import Error
 
+from ..._core.holding import Status
 from ..._core.ports import LeaseTable
 from ..._face import BaseLease
 from ..._platform.logs import logger
@@ -59,12 +60,24 @@ class _GuardedLease:
     ``lease_table`` tells the table that it is in, if it is in a database.
     """
 
+    lease: BaseLease
     mark: Mark
     databases: frozenset[str]
     wait: float
     locks: Locks
     lease_table: Callable[[], LeaseTable] | None
     known_to: set[str] = field(default_factory=set)
+
+    def is_given_up(self) -> bool:
+        """Return whether the request itself has released the lease, or handed it over.
+
+        Its work is done, and nothing more of it is committed: if it wrote its fence now, it would take
+        the place of the holder that continues the lease.
+        """
+        return any(
+            each.fence == self.mark.fence and each.status is Status.RELEASED
+            for each in self.lease._leased  # noqa: SLF001 - the adapters know what a lease is made of
+        )
 
     def holds(self) -> bool:
         """Return whether the engine says that the key is still ours."""
@@ -84,7 +97,7 @@ class Guard:
         databases = guarded_databases(wanted.databases)
         known = {each.mark for each in self.leases()}
         self._leases += [
-            _GuardedLease(mark, databases, wanted.wait, locks, lease_table_of(lease))
+            _GuardedLease(lease, mark, databases, wanted.wait, locks, lease_table_of(lease))
             for mark in marks_of(lease)
             if mark not in known
         ]
@@ -99,6 +112,8 @@ class Guard:
         Outside of any transaction: each is committed by itself.
         """
         for guarded in self.leases():
+            if guarded.is_given_up():
+                continue
             if connection.alias in guarded.databases - guarded.known_to:
                 _raise(connection, guarded)
                 guarded.known_to.add(connection.alias)
@@ -161,12 +176,13 @@ def _raise(connection: Any, guarded: _GuardedLease) -> None:
     except StaleFence as stale:
         if stale.newest is None or not guarded.holds():
             raise
-        logger.warning(
-            "the engine's fence of %.200r is %d, but the database %r knows fence %d: the engine was"
-            " set back, by a flush or an older backup. The database counts on from its own",
-            *(unqualified(mark.key), mark.fence, connection.alias, stale.newest),
-        )
-        run(raising(mark.above(stale.newest)), asked)
+        if stale.newest > mark.fence:
+            logger.warning(
+                "the engine's fence of %.200r is %d, but the database %r knows fence %d: the engine"
+                " was set back, by a flush or an older backup. The database counts on from its own",
+                *(unqualified(mark.key), mark.fence, connection.alias, stale.newest),
+            )
+        run(raising(mark.after(stale.newest)), asked)
     if sweep_is_due() and not connection.in_atomic_block:
         _execute(connection, dialect.sweeping, mark)
 

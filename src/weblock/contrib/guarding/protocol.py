@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from ..._core.ports import LeaseTable
@@ -31,12 +31,20 @@ class Mark:
     ``digest`` names the row: a digest has no letter case, accents or trailing blanks that a
     collation could take for equal. ``token`` tells sections apart even where an engine that was
     set back gives a fence twice; it is made of the owner, and does not tell it.
+
+    ``continues`` a lease that was handed over: it takes the place of a section with its own fence.
     """
 
     digest: str
     key: str
     fence: int
     token: str
+    continues: bool = False
+
+    @property
+    def below(self) -> int:
+        """The fence below which all sections give way to this one."""
+        return self.fence + self.continues
 
     def values(self) -> dict[str, Any]:
         """Return the parameters of the statements."""
@@ -45,11 +53,18 @@ class Mark:
             "lock_key": self.key,
             "fence": self.fence,
             "token": self.token,
+            "below": self.below,
         }
 
-    def above(self, fence: int) -> Mark:
-        """Return the section with a fence above another."""
-        return Mark(self.digest, self.key, fence + 1, self.token)
+    def after(self, newest: int) -> Mark:
+        """Return the section as it follows another that the engine no longer knows of.
+
+        One with the same fence had the lease before it was handed over. If it has a larger fence, the
+        engine was set back, and the section gets one above that.
+        """
+        if newest == self.fence:
+            return replace(self, continues=True)
+        return replace(self, fence=newest + 1)
 
 
 class Row(NamedTuple):

@@ -23,7 +23,7 @@ LOCK_WAIT: Final = 5.0
 
 @dataclass(frozen=True)
 class Dialect:
-    """The statements, with parameters as ``:digest``, ``:lock_key``, ``:fence`` and ``:token``.
+    """The statements, with parameters as ``:digest``, and as ``Mark.values`` has them.
 
     ``table`` is where they look. Without ``raising``, the engine itself writes there. ``certain`` are the numbers of rows after which it is certain that ``raising`` took effect. If
     it is not certain, ``looking`` finds out.
@@ -46,7 +46,7 @@ _LOCKED: Final = f"{_LOOKING} FOR UPDATE"
 _UPSERT: Final = """
 ON CONFLICT (digest) DO UPDATE
 SET fence = excluded.fence, token = excluded.token, raised_at = excluded.raised_at
-WHERE weblock_fence.fence < excluded.fence OR weblock_fence.token = excluded.token"""
+WHERE weblock_fence.fence < CAST(:below AS bigint) OR weblock_fence.token = excluded.token"""
 
 # The limit is set by the statement that it is for, and ends with it.
 _POSTGRESQL: Final = """
@@ -64,8 +64,8 @@ _MYSQL: Final = """
 INSERT INTO weblock_fence (digest, lock_key, fence, token, raised_at)
 VALUES (:digest, :lock_key, :fence, :token, UTC_TIMESTAMP(6))
 ON DUPLICATE KEY UPDATE
-    raised_at = IF(fence < :fence, UTC_TIMESTAMP(6), raised_at),
-    token = IF(fence < :fence, :token, token),
+    raised_at = IF(fence < :below, UTC_TIMESTAMP(6), raised_at),
+    token = IF(fence < :below, :token, token),
     fence = GREATEST(fence, :fence)"""
 
 
