@@ -259,7 +259,7 @@ _current: Final[ContextVar[ThreadLeases | TaskLeases | None]] = ContextVar(
 
 
 def _guards(of: Iterable[ViewLock]) -> dict[ViewLock, GuardSettings]:
-    """Return how the databases guard these locks, of which some may not be."""
+    """Return how the databases guard these locks, of which some are not guarded."""
     settings = {lock: of_alias(lock.alias).guard for lock in of}
     return {lock: found for lock, found in settings.items() if found.asked_by(lock.guard)}
 
