@@ -20,7 +20,7 @@ def test_a_real_server_does_the_same() -> None:
     """Of random steps, each has the answer and leaves the state that the pure functions say."""
     engine = open_engine(fresh_postgresql())
     try:
-        for seed in range(6):
+        for seed in range(8):
             clock = Clock()
             real = Rows(engine, clock, f"key {seed}")
             compare(seed, clock, Pure(lambda clock=clock: clock.now), [real])  # type: ignore[list-item]

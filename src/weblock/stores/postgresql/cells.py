@@ -36,12 +36,16 @@ class RowCells:
         self._links = engine.connections.links(suspends=runtime.suspends)
 
     async def update(self, key: str, transition: Transition, *, patience: float) -> Done:
+        releases = isinstance(transition, Release)
         try:
-            return await self._update(key, transition, patience)
+            done = await self._update(key, transition, patience)
         except Missing as error:
-            if isinstance(transition, Release):  # There is nothing to give back, then.
+            if releases:  # There is nothing to give back, then.
                 raise
             raise as_setting(self._settings, error) from error.__cause__
+        if releases:
+            await self._engine.tidy(self, self._runtime.now())
+        return done
 
     async def update_many(
         self, changes: Mapping[str, Transition], *, patience: float
@@ -96,7 +100,7 @@ class RowCells:
     async def _at_once(self, key: str, transition: Transition) -> Done | Reading | None:
         """Do the most common cases in one statement; return what it has read if this is none of them."""
         match transition:
-            case Acquire(claim=claim):
+            case Acquire(claim=claim) if claim.limit == 1:
                 whose: tuple[Parameter, ...] = (
                     *(claim.owner, claim.process, label_of(claim), claim.ttl),
                 )
@@ -113,7 +117,6 @@ class RowCells:
         state = KeyState(int(fence))
         if until:
             return Done(Step(state, Held(int(fence), float(until[0] or 0))), reading.now)
-        await self._engine.tidy(self, self._runtime.now())
         # A lease that had ended by then was no longer there to be released.
         answer = transition(reading.state, _moment(reading)).answer
         return Done(Step(state, answer), reading.now)
@@ -184,11 +187,14 @@ class RowCells:
 
     def _row(self, reading: Reading, step: Step) -> dict[str, object]:
         row = written(reading, step.state)
-        woken = step.woken[0] if step.woken else None
-        if woken and woken.claim.process != self._engine.connections.receiver.channel:
-            grasp = Grasp(woken.fence, woken.until)
-            row["channel"] = woken.claim.process
-            row["payload"] = payload_of(woken.claim.owner, grasp)
+        here = self._engine.connections.receiver.channel
+        rings = [
+            (woken.claim.process, payload_of(woken.claim.owner, Grasp(woken.fence, woken.until)))
+            for woken in step.woken
+            if woken.claim.process != here
+        ]
+        if rings:
+            row["rings"] = rings
         return row
 
     async def _try(self, statement: Statement, *parameters: Parameter) -> list[Row]:

@@ -23,6 +23,7 @@ from ..._platform.logs import logger
 from ..._platform.threads import BackgroundThread
 from .blocking import BlockingLink
 from .failures import explained
+from .rows import granted_in
 from .settings import Settings
 from .statements import PING, Statement, Statements
 
@@ -140,8 +141,11 @@ class Receiver:
         while not self._ended.wait(POLL * (0.75 + random.random() / 2)):
             self._forget_others()
             keys = json.dumps(sorted(set(self._waiters.values())))
-            for (payload,) in link.ask(self._statements.granted, keys, self.channel):
-                self._ring((payload or b"").decode())
+            for granted, listed in link.ask(self._statements.granted, keys, self.channel):
+                if granted:
+                    self._ring(granted.decode())
+                for owner, grasp in granted_in(listed or b"", self.channel):
+                    self._ring(payload_of(owner, grasp))
 
     def _forget_others(self) -> None:
         """Forget those that do not wait any more."""

@@ -7,7 +7,9 @@ import secrets
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ..._core.ports import Grasp
 from ..._core.table import Claim, Grant, KeyState, Place, Voided
+from .listing import LISTED, Listing, in_columns, is_list, listed, listing_in
 
 Row = Sequence[bytes | None]
 """A row of a result, in PostgreSQL's text format."""
@@ -46,16 +48,16 @@ def reading_of(row: Row) -> Reading:
 
 def written(reading: Reading, state: KeyState) -> dict[str, Any]:
     """Return the row that replaces a reading, for a new state."""
-    grant = state.grant
+    grant = in_columns(state)
     claim = grant.claim if grant else Claim("", "", 0.0, "")
     ends = [place.until for place in state.queue]
     ends += [voided.until for voided in state.voided]
+    ends += [each.until for each in state.grants]
+    voided = [*state.voided, *listed(state, grant, max(ends, default=0.0))]
     waiting = ""
-    if ends:
+    if state.queue or voided:
         places = [[*place.claim[:4], place.until] for place in state.queue]
-        waiting = json.dumps([places, state.voided])
-    if grant:
-        ends.append(grant.until)
+        waiting = json.dumps([places, voided])
     return {
         "key": reading.key,
         "seen": reading.version,
@@ -83,20 +85,36 @@ def label_of(claim: Claim) -> str:
     return claim.label.replace("\0", "").encode(errors="replace").decode()
 
 
+def granted_in(waiting: bytes, process: str) -> list[tuple[str, Grasp]]:
+    """Return the waiters of a process that have been granted a lease that is listed there."""
+    _, voided = json.loads(waiting or "[[], []]")
+    return [
+        (claim.owner, Grasp(fence, until))
+        for claim, fence, _, until, confirmed in listing_in(voided).grants
+        if claim.process == process and not confirmed
+    ]
+
+
 def _state(lease: Row) -> KeyState:
-    fence, owner, process, label, ttl, since, until, confirmed, waiting, _ends = lease
-    grant = None
-    if owner:
-        claim = Claim(text_of(owner), text_of(process), _number(ttl), text_of(label))
-        fresh = confirmed == b"t"
-        grant = Grant(claim, int(fence or 0), _number(since), _number(until), fresh)
+    fence, name, process, label, ttl, since, until, confirmed, waiting, _ends = lease
     places, voided = json.loads(waiting) if waiting else ((), ())
+    listing, owner = listing_in(voided), text_of(name)
+    grants = listing.grants if owner == LISTED else ()
+    if owner and owner != LISTED:
+        claim = Claim(owner, text_of(process), _number(ttl), text_of(label))
+        fresh = confirmed == b"t"
+        grants = (Grant(claim, int(fence or 0), _number(since), _number(until), fresh),)
     return KeyState(
         int(fence or 0),
-        (grant,) if grant else (),
-        tuple(Place(Claim(*claim), until) for *claim, until in places),
-        tuple(Voided(*each) for each in voided),
+        grants,
+        tuple(_place(each, listing) for each in places),
+        tuple(Voided(*each) for each in voided if not is_list(each[0])),
     )
+
+
+def _place(fields: Sequence[Any], listing: Listing) -> Place:
+    owner, process, ttl, label, until = fields
+    return Place(Claim(owner, process, ttl, label, listing.limits.get(owner, 1)), until)
 
 
 def text_of(value: bytes | None) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from .listing import LISTED
+
 DONE: Final = "\x01"
 """The first character of a mark's key. No lock's key has control characters."""
 
@@ -131,7 +133,7 @@ _WRITE: Final = """
 WITH new AS (
     SELECT * FROM json_to_recordset($1::json) AS new(key text, seen bigint, version bigint,
         fence bigint, owner text, process text, label text, ttl float8, since float8, until float8,
-        confirmed boolean, waiting text, ends float8, channel text, payload text)
+        confirmed boolean, waiting text, ends float8, rings json)
 ), unchanged AS (
     SELECT lease.key FROM {table} AS lease JOIN new ON new.key = lease.key
     WHERE lease.version = new.seen ORDER BY lease.key FOR NO KEY UPDATE OF lease {skip}
@@ -152,7 +154,9 @@ WITH new AS (
     SELECT key FROM changed UNION ALL SELECT key FROM added
 )
 SELECT new.key, done.key IS NULL,
-    CASE WHEN done.key IS NOT NULL AND new.channel <> '' THEN pg_notify(channel, payload) END
+    CASE WHEN done.key IS NOT NULL AND new.rings IS NOT NULL THEN (
+        SELECT count(pg_notify(ring ->> 0, ring ->> 1)) FROM json_array_elements(new.rings) AS ring
+    ) END
 FROM new LEFT JOIN unchanged ON unchanged.key = new.key LEFT JOIN done ON done.key = new.key
 WHERE unchanged.key IS NOT NULL OR done.key IS NOT NULL
 """
@@ -188,9 +192,13 @@ SELECT key FROM {table}
 WHERE starts_with(key, $1) AND key > E'\\x1f' AND (owner <> '' OR waiting <> '')
 """
 
+# Who of this process is among those that are listed, is for Python to find out.
 _GRANTED: Final = """
-SELECT concat_ws(' ', owner, fence, until::numeric(20, 6)) FROM {table}
-WHERE key IN (SELECT json_array_elements_text($1::json)) AND process = $2 AND NOT confirmed
+SELECT CASE WHEN process = $2 THEN concat_ws(' ', owner, fence, until::numeric(20, 6)) END,
+    CASE WHEN owner = '{listed}' THEN waiting END
+FROM {table}
+WHERE key IN (SELECT json_array_elements_text($1::json)) AND NOT confirmed
+    AND (process = $2 OR owner = '{listed}' AND strpos(waiting, $2) > 0)
 """
 
 _MARK: Final = """
@@ -249,7 +257,7 @@ class Statements:
         """Rows that another transaction has locked stay as they are."""
         self.grant = prepared("grant", _WRITE, skip="", free=_FREE.format(**parts))
         """Writes a new lease, unless the transaction of a former holder has checked its own."""
-        self.granted = prepared("granted", _GRANTED)
+        self.granted = prepared("granted", _GRANTED, listed=LISTED)
         self.mark = prepared("mark", _MARK)
         self.marked = prepared("marked", _MARKED)
         self.unmark = Statement(_UNMARK.format(**parts))

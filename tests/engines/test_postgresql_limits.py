@@ -1,0 +1,166 @@
+"""Leases of PostgreSQL that are not exclusive: how a row lists them, and who is notified of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import psycopg
+import pytest
+
+from tests.core.simulation.conformance import Clock
+from tests.servers.postgres import fresh_postgresql, shared_postgres
+from tests.support.waiting import eventually
+from weblock._core.table import SHARED, Claim, Grant, KeyState, Place, Voided
+from weblock._runtime.blocking import drive
+from weblock.stores.postgresql import PostgreSQLEngine, open_engine
+from weblock.stores.postgresql.receiver import payload_of
+from weblock.stores.postgresql.rows import granted_in, reading_of, written
+
+from .test_postgresql_conformance import Rows
+
+SERVER: Final = (b"1000.0", b"t", b"0", b"0", b"key", b"1")
+"""What a row begins with: the time, what is known of the server, the key, and the row's version."""
+
+
+def claim(owner: str, limit: int = 1, process: str = "p") -> Claim:
+    """A claim for longer than a test takes."""
+    return Claim(owner, process, 600.0, f"label of {owner}", limit)
+
+
+def grant(owner: str, limit: int, fence: int, until: float = 1600.0) -> Grant:
+    """A lease."""
+    return Grant(claim(owner, limit), fence, 1000.0, until, confirmed=True)
+
+
+def row_of(state: KeyState) -> dict[str, Any]:
+    """What is written for a state."""
+    return written(reading_of([*SERVER, *[None] * 10])._replace(key="key"), state)
+
+
+def as_read(row: dict[str, Any]) -> list[bytes | None]:
+    """A row as the server returns it."""
+    columns = ["fence", "owner", "process", "label", "ttl", "since", "until", "confirmed"]
+    values = [row[name] for name in (*columns, "waiting", "ends")]
+    words = ["ft"[each] if isinstance(each, bool) else str(each) for each in values]
+    return [*SERVER, *(word.encode() for word in words)]
+
+
+READERS: Final = KeyState(
+    7,
+    (grant("a", SHARED, 5), grant("b", 3, 6, until=1900.0), grant("c", SHARED, 7)),
+    (Place(claim("d"), 1004.0), Place(claim("e", 2), 1003.0)),
+    (Voided("f", 1010.0),),
+)
+
+
+class TestRows:
+    def test_an_exclusive_lease_is_written_as_ever(self) -> None:
+        """Both versions in a rolling upgrade write the same for a holder and its waiters."""
+        state = KeyState(5, (grant("a", 1, 5),), (Place(claim("b"), 1004.0),), READERS.voided)
+        row = row_of(state)
+        assert row.pop("version") != row.pop("seen")
+        places = [["b", "p", 600.0, "label of b", 1004.0]]
+        assert json.loads(row.pop("waiting")) == [places, [["f", 1010.0]]]
+        assert row == {
+            "key": "key",
+            "fence": 5,
+            "owner": "a",
+            "process": "p",
+            "label": "label of a",
+            "ttl": 600.0,
+            "since": 1000.0,
+            "until": 1600.0,
+            "confirmed": True,
+            "ends": 1600.0,
+        }
+
+    @pytest.mark.parametrize(
+        "state",
+        [
+            READERS,
+            KeyState(5, (grant("a", 3, 5),)),
+            KeyState(6, (grant("a", 3, 5),), (Place(claim("b"), 1004.0),)),
+            KeyState(5, (grant("a", 1, 5),), (Place(claim("b", SHARED), 1004.0),)),
+            KeyState(5, (), (Place(claim("b", 4), 1004.0),)),
+        ],
+    )
+    def test_what_is_written_is_read(self, state: KeyState) -> None:
+        """Leases, waiters and their limits come back as they were."""
+        assert reading_of(as_read(row_of(state))).state == state
+
+    def test_an_earlier_version_keeps_what_it_cannot_read(self) -> None:
+        """To it, the key is held until the last lease ends, and it may queue without harm to the others."""
+        state = read_by_an_earlier_version(as_read(row_of(READERS)))
+        (held,) = state.grants
+        assert held.until == 1900.0
+        assert [place.claim for place in state.queue] == [claim("d"), claim("e")]
+        queue = (*state.queue, Place(claim("old"), 1004.0))
+        found = reading_of(written_by_an_earlier_version(state._replace(queue=queue))).state
+        assert found.grants == READERS.grants
+        assert found.queue == (*READERS.queue, Place(claim("old"), 1004.0))
+
+    def test_what_an_earlier_version_has_granted_counts(self) -> None:
+        """After it has taken the leases away by force, its own holder is the only one."""
+        state = read_by_an_earlier_version(as_read(row_of(READERS)))
+        taken = state._replace(fence=8, grants=(grant("old", 1, 8),))
+        found = reading_of(written_by_an_earlier_version(taken)).state
+        assert found == taken._replace(queue=READERS.queue, voided=READERS.voided)
+
+
+def read_by_an_earlier_version(row: list[bytes | None]) -> KeyState:
+    """What a version that knows exclusive leases only makes of a row."""
+    fence, owner, process, label, ttl, since, until, confirmed, waiting, _ = (
+        (each or b"").decode() for each in row[6:]
+    )
+    held = Claim(owner, process, float(ttl), label)
+    places, voided = json.loads(waiting) if waiting else ((), ())
+    return KeyState(
+        int(fence),
+        (Grant(held, int(fence), float(since), float(until), confirmed == "t"),) if owner else (),
+        tuple(Place(Claim(*claim), until) for *claim, until in places),
+        tuple(Voided(*each) for each in voided),
+    )
+
+
+def written_by_an_earlier_version(state: KeyState) -> list[bytes | None]:
+    """What a version that knows exclusive leases only writes for a state with a lease."""
+    (held,) = state.grants
+    places = [[*place.claim[:4], place.until] for place in state.queue]
+    facts = {"fence": state.fence, "since": held.since, "until": held.until, "ends": 0.0}
+    waiting = json.dumps([places, state.voided])
+    return as_read(facts | held.claim._asdict() | {"confirmed": True, "waiting": waiting})
+
+
+def test_all_who_are_let_in_at_once_are_notified() -> None:
+    """Each process whose waiters enter with one release hears of its own, also where it has to ask."""
+    engine = open_engine(fresh_postgresql())
+    try:
+        heard, asked = let_in_at_once(engine)
+    finally:
+        engine.close()
+    assert sorted(heard) == sorted(asked)
+    who = [(process, payload.split()[0]) for process, payload in sorted(heard)]
+    assert who == [("one", "a"), ("one", "c"), ("other", "b")]
+
+
+def let_in_at_once(engine: PostgreSQLEngine) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """What the processes of three readers are notified of when a writer releases, and find if they ask."""
+    key = Rows(engine, Clock(), "key")
+    key.acquire(claim("writer"), 9)
+    for owner, process in [("a", "one"), ("b", "other"), ("c", "one")]:
+        key.acquire(claim(owner, SHARED, process), 9)
+    heard: list[tuple[str, str]] = []
+    with psycopg.connect(shared_postgres().url(), autocommit=True) as listener:
+        listener.add_notify_handler(lambda notify: heard.append((notify.channel, notify.payload)))
+        listener.execute('LISTEN "one"; LISTEN "other"')
+        key.release("writer", 0.0)
+        eventually(lambda: listener.execute("SELECT 1") and len(heard) == 3)
+    granted = engine.connections.statements.granted
+    asked = [
+        (process, payload_of(*told))
+        for process in ("one", "other", "neither")
+        for _, listed in drive(key.ask(granted, '["key"]', process))
+        for told in granted_in(listed or b"", process)
+    ]
+    return heard, asked
