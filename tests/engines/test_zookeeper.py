@@ -17,11 +17,10 @@ from tests.servers.proxy import Listener
 from tests.servers.zookeeper import Ensemble, ZooKeeper, fresh_zookeeper, shared_zookeeper
 from tests.support.waiting import eventually, waiters
 from weblock import ConfigurationError, EngineUnavailable, LeaseLost, Locks, LockTimeout
-from weblock._core.ports import Pulse
-from weblock._core.table import HANDOFF, Claim, Gone, Held, Waiting
-from weblock._runtime.blocking import BlockingRuntime, drive
-from weblock.stores.zookeeper import open_engine
+from weblock._core.table import HANDOFF, Gone, Held, Waiting
 from weblock.stores.zookeeper.settings import parse
+
+from .machines import Machine, starting_machines
 
 LONG = 60.0
 """A ttl that no test waits for."""
@@ -310,53 +309,11 @@ class TestSession:
             assert hold(others)
 
 
-class Machine:
-    """A process on a machine whose clock is set by hand."""
-
-    def __init__(self, url: str, clock: float) -> None:
-        self.engine = open_engine(url)
-        runtime = BlockingRuntime()
-        runtime.now = lambda: self.clock
-        self.clock = clock
-        self.store = self.engine.connect(runtime)
-
-    def claim(self, owner: str) -> Claim:
-        return Claim(owner, "", 10, owner)
-
-    def acquire(self, owner: str, *, room: int = 9):
-        return drive(self.store.acquire("key", self.claim(owner), room=room)).answer
-
-    def renew(self, owner: str, ttl: float = 10):
-        (reply,) = drive(self.store.refresh([Pulse("key", owner, ttl)]))
-        return reply.answer
-
-    def release(self, owner: str):
-        return drive(self.store.release("key", owner)).answer
-
-    def scene(self):
-        """What a look shows now, to be acted on later."""
-        key = drive(self.store._wire.key("key"))
-        return drive(self.store._scenes.look(key))[0]
-
-    def take_over(self, scene, owner: str):
-        """What comes of a turn that is taken as that look showed it."""
-        grant = self.store._acquiring._for_our_turn(scene)
-        return drive(self.store._acquiring._grant(scene.key, self.claim(owner), grant))
-
-
 @pytest.fixture
-def machine() -> Iterator[Callable[[float], Machine]]:
+def machine() -> Iterator[Callable[..., Machine]]:
     """Machines that lock on one key, each with a clock of its own."""
-    url = fresh_zookeeper()
-    started: list[Machine] = []
-
-    def start(clock: float = 0) -> Machine:
-        started.append(Machine(url, clock))
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.engine.close()
+    with starting_machines() as start:
+        yield start
 
 
 class TestClocks:
@@ -398,7 +355,7 @@ class TestLateDecisions:
         there.acquire("theirs")
         there.clock += 11
         scene = there.scene()
-        assert scene.ended(there.clock)
+        assert scene.ended
         assert isinstance(here.renew("ours"), Held)
         assert there.take_over(scene, "theirs") is None
         assert isinstance(here.renew("ours"), Held)
@@ -422,7 +379,7 @@ class TestLateDecisions:
         """A late renewal or release of one lease does not touch the next, which looks alike."""
         here, there = machine(), machine()
         here.acquire("ours")
-        drive(there.store.force_release("key"))
+        there.force_release()
         held = there.acquire("theirs")
         assert isinstance(here.renew("ours"), Gone)
         assert isinstance(here.release("ours"), Gone)

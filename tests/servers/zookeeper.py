@@ -83,6 +83,7 @@ class ZooKeeper:
             "initLimit": 50,
             "syncLimit": round(self._patience / TICK),
             "maxClientCnxns": 0,
+            "maxSessionTimeout": 60_000,
             "4lw.commands.whitelist": "*",
         }
         lines = "".join(f"{key}={value}\n" for key, value in config.items())

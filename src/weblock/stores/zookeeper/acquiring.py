@@ -1,8 +1,8 @@
 """One acquisition: a key that is free, or a place behind others and, in the end, a turn.
 
-The caller that creates the node of a key has the lease: one transaction creates both. Others wait
-in places below it, each watching what is before it. The first place takes the lease over when the
-one there has been released, or has ended.
+The caller that creates the node of a key has a lease: one transaction creates both. Others wait
+in places below it, each watching what is before it. The first place becomes a lease when it fits
+beside those that have neither been released nor have ended.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kazoo.exceptions import NoNodeError, RolledBackError, RuntimeInconsistency
 from ..._core.ports import Ask, Reply, Switchboard
 from ..._core.table import Answer, Busy, Claim, Gone, Held, Released
 from .memory import Memory, Own
-from .nodes import LEASE, PLACE, family_of, packed
+from .nodes import LEASE, Lease, Place, family_of, limit_in, name_of_place, packed
 from .renewing import Renewing
 from .scenes import Scene, Scenes
 from .wire import EXPECTED, Key, Wire
@@ -56,17 +56,23 @@ class Acquiring:
             if room:
                 await self._join(key, claim)
         (scene,) = await self._scenes.look(key)
-        if scene.family.lease == f"{LEASE}{claim.owner}":
-            return await self._renewing.again(key, claim)
-        if room and scene.family.position_of(claim.owner) is None:
+        if f"{LEASE}{claim.owner}" in scene.family.leases:
+            lease = scene.lease_of(claim.owner)
+            return await self._renewing.again(key, _limited_as(lease, claim))
+        position = scene.family.position_of(claim.owner)
+        if room and position is None:
             asked.discard(claim.owner)
             return None
-        if scene.ended(self._wire.now()) or (new and await self._scenes.has_ended_before(scene)):
+        if position is not None:
+            claim = _limited_as(scene.family.places[position], claim)
+        if new and not scene.admits(claim.limit):
+            scene = await self._scenes.without_the_dead(scene)
+        if scene.admits(claim.limit):
             return await self._succeed(scene, claim, room)
         return await self._stay(scene, claim, room)
 
     async def _succeed(self, scene: Scene, claim: Claim, room: int) -> Reply | None:
-        """Take over another's lease, if it is our turn."""
+        """Acquire the key, which has room for us, if it is our turn."""
         places = scene.family.places
         if not places:
             await self._join(scene.key, claim)  # As the first, also where nobody may wait.
@@ -83,18 +89,18 @@ class Acquiring:
         return grant
 
     def _for_our_turn(self, scene: Scene) -> Any:
-        """Grant, provided that nothing has changed: no valid lease, and we are first."""
+        """Grant, provided that nothing has changed: no other lease, and we are first."""
         key, grant = scene.key, scene.key.session.client.transaction()
         grant.set_data(key.node, b"", version=scene.family.version)
-        if scene.lease:
-            grant.delete(key.path(scene.lease.name), version=scene.lease.version)
+        for lease in scene.ended:
+            grant.delete(key.path(lease.name), version=lease.version)
         grant.delete(key.path(scene.family.places[0].name))
         return grant
 
     async def _grant(self, key: Key, claim: Claim, grant: Any) -> Reply | None:
         """Create the lease on conditions; the number of that transaction is its fence."""
         path = key.lease_of(claim.owner)
-        grant.create(path, packed(key.session.name, claim.label, claim.ttl))
+        grant.create(path, packed(key.session.name, claim.label, claim.ttl, limit=claim.limit))
         sent = self._wire.now()
         parts, stat = await self._wire.all(grant.commit_async(), key.session.client.get_async(path))
         if self._was_refused(parts):
@@ -104,7 +110,7 @@ class Acquiring:
             return None
         if isinstance(stat, Exception):
             return None
-        self._memory.leases[claim.owner] = Own(sent + claim.ttl, claim.label)
+        self._memory.leases[claim.owner] = Own(sent + claim.ttl, claim.label, claim.limit)
         return Reply(Held(stat[1].czxid, sent + claim.ttl), sent)
 
     def _was_refused(self, parts: Sequence[Any]) -> bool:
@@ -117,27 +123,37 @@ class Acquiring:
 
     async def transfer(self, key: Key, owner: str, claim: Claim, fence: int) -> Reply:
         """Replace the node of a lease with one that belongs to a claim and says what its fence is."""
+        limit = await self._limit_of(key, owner, claim)
         move = key.session.client.transaction()
         # A caller that sees the key between the two nodes must not take it for free.
         move.set_data(key.node, b"")
         move.delete(key.lease_of(owner))
-        move.create(
-            key.lease_of(claim.owner), packed(key.session.name, claim.label, claim.ttl, fence)
-        )
+        said = packed(key.session.name, claim.label, claim.ttl, limit=limit, fence=fence)
+        move.create(key.lease_of(claim.owner), said)
         sent = self._wire.now()
         (parts,) = await self._wire.all(move.commit_async())
         self._memory.forget(owner)
-        self._memory.leases[claim.owner] = Own(sent + claim.ttl, claim.label, fence)
+        self._memory.asked.add(claim.owner)
+        self._memory.leases[claim.owner] = Own(sent + claim.ttl, claim.label, limit, fence)
         if not self._was_refused(parts):
             return Reply(Held(fence, sent + claim.ttl), sent)
         # The claim may have it already: the answer to an earlier request was lost.
         return await self._renewing.again(key, claim) or self._wire.reply(Gone())
 
+    async def _limit_of(self, key: Key, owner: str, claim: Claim) -> int:
+        """Return the limit of a lease that moves from an owner to a claim, or has done so."""
+        client = key.session.client
+        found = await self._wire.all(
+            *(client.get_async(key.lease_of(each)) for each in (owner, claim.owner))
+        )
+        limits = [limit_in(each[0]) for each in found if not isinstance(each, Exception)]
+        return limits[0] if limits else claim.limit
+
     async def _join(self, key: Key, claim: Claim) -> None:
         """Take a place behind all others, unless the key has become free."""
         (place,) = await self._wire.all(
             key.session.client.create_async(
-                key.path(f"{PLACE}{key.session.name}-{claim.owner}-"),
+                key.path(name_of_place(key.session.name, claim.owner, claim.limit)),
                 packed(key.session.name, claim.label, claim.ttl),
                 ephemeral=True,
                 sequence=True,
@@ -156,26 +172,28 @@ class Acquiring:
             await self.give_back(scene.key, claim.owner)
             busy = Busy(scene.until, len(places) - 1, holder=scene.holder)
             return self._wire.reply(busy)
-        before = places[position - 1].name if position else scene.family.lease
+        if position:
+            before = [places[position - 1].name]
+        else:
+            before = [lease.name for lease in scene.in_the_way_of(claim.limit)]
         if before and await self._watch(scene.key, before, claim.owner):
             return self._wire.reply(scene.waiting(position))
         return None
 
-    async def _watch(self, key: Key, name: str, owner: str) -> bool:
-        """Notify the owner when something happens to a node; return whether the node exists."""
-        watched, watch = self._memory.watched, (key.path(name), owner)
-        if watch in watched:
-            return True
-        watched.add(watch)
-        there = False
+    async def _watch(self, key: Key, names: Sequence[str], owner: str) -> bool:
+        """Notify the owner when something happens to one of the nodes; return whether all exist."""
+        watched = self._memory.watched
+        new = {(key.path(name), owner) for name in names} - watched
+        watched |= new
+        there: set[tuple[str, str]] = set()
         try:
-            rung = partial(self._rung, watch)
-            (found,) = await self._wire.all(key.session.client.get_async(watch[0], rung))
-            there = not isinstance(found, Exception)
+            get = key.session.client.get_async
+            asked = [get(watch[0], partial(self._rung, watch)) for watch in new]
+            found = zip(new, await self._wire.all(*asked), strict=True)
+            there = {watch for watch, each in found if not isinstance(each, Exception)}
         finally:
-            if not there:
-                watched.discard(watch)
-        return there
+            watched -= new - there
+        return there == new
 
     def _rung(self, watch: tuple[str, str], _event: object) -> None:
         """Handle the end of a watch. Runs in kazoo's thread."""
@@ -197,3 +215,10 @@ class Acquiring:
             gone = [key.path(place.name) for place in places if place.owner == owner]
             await self._wire.all(*map(client.delete_async, [*gone, key.node] if gone else []))
         return Released() if given_back else Gone()
+
+
+def _limited_as(found: Lease | Place | None, claim: Claim) -> Claim:
+    """Return a claim with the limit with which it was made: that stands, whatever is named later."""
+    if found is None or found.limit == claim.limit:
+        return claim
+    return claim._replace(limit=found.limit)

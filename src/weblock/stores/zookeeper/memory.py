@@ -11,10 +11,11 @@ _REMEMBERED: Final = 10_000
 
 
 class Own(NamedTuple):
-    """A lease of this process: its earliest end, and its holder's label."""
+    """A lease of this process: its earliest end, its holder's label, and its limit."""
 
     until: float
     label: str
+    limit: int
     fence: int | None = None
     """Its fence, if that is not the number of the transaction that created its node."""
 

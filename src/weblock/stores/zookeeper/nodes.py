@@ -1,27 +1,34 @@
 """The names of the nodes, and their contents.
 
-Below the node of a key there is at most one lease, which is persistent, and a place for everybody
-who waits, which is ephemeral and sequential::
+Below the node of a key there are its leases, which are persistent, and a place for everybody who
+waits, which is ephemeral and sequential::
 
     <root>/keys/shop:create_item
         lease-<owner>
         place-<session>-<owner>-0000000012
+        place-<session>~<limit>-<owner>-0000000013
     <root>/marks/shop:init
     <root>/sessions/<session>
 
 The names have the owner in them, so none is ever used twice: what is said of a node by name cannot
 hit another's.
+
+Only a lease or a place that is not exclusive says what its limit is. An earlier version of weblock,
+which knows exclusive leases only, waits until all others are gone: to it, their ttl is ``ENDLESS``.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
 LEASE = "lease-"
 PLACE = "place-"
+
+ENDLESS: Final = 1e9
+"""The ttl, in seconds, that an earlier version finds in a lease that is not exclusive."""
 
 
 class Layout:
@@ -61,6 +68,7 @@ class Place(NamedTuple):
     session: str
     owner: str
     number: int
+    limit: int
 
 
 class Family(NamedTuple):
@@ -70,7 +78,7 @@ class Family(NamedTuple):
     """
 
     version: int
-    lease: str | None
+    leases: tuple[str, ...]
     places: tuple[Place, ...]
 
     def position_of(self, owner: str) -> int | None:
@@ -91,40 +99,67 @@ class Lease(NamedTuple):
     version: int
     granted: float
     renewed: float
+    limit: int
+    until: float
+    """When it counts as ended for this process, on its clock, unless it is renewed before."""
 
 
 def family_of(children: Iterable[str], version: int = 0) -> Family:
-    """Return the lease and the places with these names."""
-    lease, places = None, []
+    """Return the leases and the places with these names."""
+    leases, places = [], []
     for name in children:
         if name.startswith(LEASE):
-            lease = name
+            leases.append(name)
         elif name.startswith(PLACE):
-            _, session, owner, number = name.split("-", 3)
-            places.append(Place(name, session, owner, int(number)))
-    return Family(version, lease, tuple(sorted(places, key=lambda place: place.number)))
+            places.append(_place(name))
+    places.sort(key=lambda place: place.number)
+    return Family(version, tuple(leases), tuple(places))
+
+
+def name_of_place(session: str, owner: str, limit: int) -> str:
+    """Return the name of a place, to which ZooKeeper adds the number."""
+    return f"{PLACE}{session}-{owner}-" if limit == 1 else f"{PLACE}{session}~{limit}-{owner}-"
+
+
+def _place(name: str) -> Place:
+    _, session, owner, number = name.split("-", 3)
+    session, _, limit = session.partition("~")
+    return Place(name, session, owner, int(number), int(limit or 1))
 
 
 def lease_of(name: str, data: bytes, stat: Any) -> Lease:
-    """Return the lease in a node."""
+    """Return the lease in a node, as if it never ended."""
     said = fields_of(data)
     return Lease(
         name,
         name.removeprefix(LEASE),
         said["session"],
         said["label"],
-        float(said["ttl"]),
+        float(said.get("lasts", said["ttl"])),
         said.get("fence") or stat.czxid,
         stat.version,
         stat.ctime / 1000,
         stat.mtime / 1000,
+        limit_in(data),
+        float("inf"),
     )
 
 
-def packed(session: str, label: str, ttl: float, fence: int | None = None) -> bytes:
+def packed(
+    session: str, label: str, ttl: float, *, limit: int = 1, fence: int | None = None
+) -> bytes:
     """Return the contents of the node of a lease or a place; ``fence`` as ``Own`` has it."""
-    said = {"session": session, "label": label, "ttl": ttl}
-    return json.dumps(said if fence is None else {**said, "fence": fence}).encode()
+    said: dict[str, Any] = {"session": session, "label": label, "ttl": ttl}
+    if limit != 1:
+        said |= {"ttl": ENDLESS, "lasts": ttl, "limit": limit}
+    if fence is not None:
+        said["fence"] = fence
+    return json.dumps(said).encode()
+
+
+def limit_in(data: bytes) -> int:
+    """Return the limit of a lease from the contents of its node."""
+    return int(fields_of(data).get("limit", 1))
 
 
 def fields_of(data: bytes) -> Mapping[str, Any]:

@@ -52,10 +52,12 @@ class Renewing:
         memory = self._memory
         with memory.renewing:
             sent = self._wire.now()
-            own = memory.leases.get(owner, Own(sent, ""))
+            own = memory.leases.get(owner, Own(sent, "", 1))
             until = max(sent + ttl, own.until)
             memory.leases[owner] = own._replace(until=until)
-            data = packed(key.session.name, own.label, until - sent, own.fence)
+            data = packed(
+                key.session.name, own.label, until - sent, limit=own.limit, fence=own.fence
+            )
             result = key.session.client.set_async(key.lease_of(owner), data)
         return Renewal(owner, sent, until, own.fence, result)
 
@@ -70,7 +72,7 @@ class Renewing:
     async def again(self, key: Key, claim: Claim) -> Reply | None:
         """Renew a lease whose owner asks for it, because it does not know that it has it."""
         leases = self._memory.leases
-        leases.setdefault(claim.owner, Own(self._wire.now(), claim.label))
+        leases.setdefault(claim.owner, Own(self._wire.now(), claim.label, claim.limit))
         renewal = self._sent(key, claim.owner, claim.ttl)
         reply = self._renewed(renewal, *await self._wire.all(renewal.result))
         return reply if isinstance(reply.answer, Held) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..._core.holding import DRIFT
 from ..._core.table import HANDOFF, Answer, Gone, Waiting
@@ -13,26 +13,44 @@ from .wire import Key, Wire
 
 
 class Scene(NamedTuple):
-    """The nodes below a key's node."""
+    """The nodes below a key's node, at one moment."""
 
     key: Key
     family: Family
-    lease: Lease | None
+    live: tuple[Lease, ...]
+    """In the order of their fences."""
+    ended: tuple[Lease, ...]
+    """Leases that count as ended, and whose nodes still exist."""
     until: float
-    """When the lease counts as ended, unless it is renewed before."""
+    """When the first live lease counts as ended, unless it is renewed before."""
 
-    def ended(self, now: float) -> bool:
-        return self.lease is None or now >= self.until
+    def admits(self, limit: int) -> bool:
+        """Return whether a claim with this limit fits beside the leases that live."""
+        return len(self.live) < min([limit, *(lease.limit for lease in self.live)])
 
     @property
-    def seen(self) -> tuple[str, str, int] | None:
-        """The version of the lease, which changes with each renewal."""
-        return (self.key.node, self.lease.name, self.lease.version) if self.lease else None
+    def admits_first(self) -> bool:
+        """Whether it is the turn of the first waiter."""
+        places = self.family.places
+        return bool(places) and self.admits(places[0].limit)
 
-    def standing(self, owner: str, now: float) -> Answer:
+    def in_the_way_of(self, limit: int) -> Sequence[Lease]:
+        """Return as few leases as possible of which one must end before a claim with this limit fits.
+
+        While none of them does, at least as many live as the smallest limit among them and the claim.
+        """
+        live = sorted(self.live, key=lambda lease: lease.limit)
+        return live[: min(limit, live[0].limit)] if live else ()
+
+    def lease_of(self, owner: str) -> Lease | None:
+        """Return the lease of an owner, if it was read."""
+        found = [lease for lease in (*self.live, *self.ended) if lease.owner == owner]
+        return found[0] if found else None
+
+    def standing(self, owner: str) -> Answer:
         """Return the state of a waiter; ``Gone`` if it has no place, or if it is its turn to ask."""
         position = self.family.position_of(owner)
-        if position is None or (position == 0 and self.ended(now)):
+        if position is None or (position == 0 and self.admits_first):
             return Gone()
         return self.waiting(position)
 
@@ -42,8 +60,9 @@ class Scene(NamedTuple):
 
     @property
     def holder(self) -> str:
-        """The holder's label."""
-        return self.lease.label if self.lease else ""
+        """The label of the oldest holder."""
+        leases = self.live or self.ended
+        return leases[0].label if leases else ""
 
 
 class Scenes:
@@ -62,52 +81,66 @@ class Scenes:
             family_of(()) if isinstance(each, Exception) else family_of(each[0], each[1].version)
             for each in found
         ]
-        having = [(key, family.lease) for key, family in zip(keys, families, strict=True)]
-        read = iter(
-            await self._wire.all(
-                *(key.session.client.get_async(key.path(name)) for key, name in having if name)
+        read = await self._wire.all(
+            *(
+                key.session.client.get_async(key.path(name))
+                for key, family in zip(keys, families, strict=True)
+                for name in family.leases
             )
         )
-        leases = [
-            lease_of(name, *data)
-            if name and not isinstance(data := next(read), Exception)
-            else None
-            for _, name in having
+        contents = iter(read)
+        return [
+            self._scene(key, family, [(name, next(contents)) for name in family.leases])
+            for key, family in zip(keys, families, strict=True)
         ]
-        return [self._scene(*each) for each in zip(keys, families, leases, strict=True)]
 
-    def _scene(self, key: Key, family: Family, lease: Lease | None) -> Scene:
-        now = self._wire.now()
-        scene = Scene(key, family, lease, now)
-        if lease is None:
-            return scene
-        return scene._replace(until=self._memory.first_seen(scene.seen, now) + lease.ttl)
+    def _scene(self, key: Key, family: Family, read: Sequence[tuple[str, Any]]) -> Scene:
+        leases = [lease_of(name, *data) for name, data in read if not isinstance(data, Exception)]
+        return self._timed(key, family, leases)
 
-    async def has_ended_before(self, scene: Scene) -> bool:
-        """Return whether a lease had ended before any process saw it unchanged.
+    def _timed(self, key: Key, family: Family, leases: Sequence[Lease]) -> Scene:
+        now, first_seen = self._wire.now(), self._memory.first_seen
+        timed = [
+            lease._replace(until=first_seen(_version(key, lease), now) + lease.ttl)
+            for lease in sorted(leases, key=lambda lease: lease.fence)
+        ]
+        live = tuple(lease for lease in timed if now < lease.until)
+        ended = tuple(lease for lease in timed if now >= lease.until)
+        until = min((lease.until for lease in live), default=now)
+        return Scene(key, family, live, ended, until)
 
-        Its holder's session must have expired; only then are the servers' stamps believed.
+    async def without_the_dead(self, scene: Scene) -> Scene:
+        """Return a scene with those leases as ended that had ended before any process saw them unchanged.
+
+        Their holders' sessions must have expired; only then are the servers' stamps believed.
         """
-        if scene.lease is None:
-            return True
         session = scene.key.session
-        sign = session.layout.of_session(scene.lease.session)
-        (alive,) = await self._wire.all(session.client.get_async(sign))
-        if not isinstance(alive, Exception):
-            return False
-        unchanged = await self._wire.stamp(session) - scene.lease.renewed
-        if unchanged < scene.lease.ttl * (1 + 2 * DRIFT):
-            return False
-        self._memory.ended(scene.seen)
-        return True
+        holders = list(dict.fromkeys(lease.session for lease in scene.live))
+        signs = [session.client.get_async(session.layout.of_session(each)) for each in holders]
+        found = zip(holders, await self._wire.all(*signs), strict=True)
+        dead = {holder for holder, sign in found if isinstance(sign, Exception)}
+        if not dead:
+            return scene
+        stamp = await self._wire.stamp(session)
+        for lease in scene.live:
+            unchanged = stamp - lease.renewed
+            if lease.session in dead and unchanged >= lease.ttl * (1 + 2 * DRIFT):
+                self._memory.ended(_version(scene.key, lease))
+        return self._timed(scene.key, scene.family, [*scene.live, *scene.ended])
 
     def pass_over_first(self, scene: Scene) -> None:
         """Remove the first place if it does not take its turn, and all of its process."""
-        now, places = self._wire.now(), scene.family.places
-        if not places or not scene.ended(now):
+        if not scene.admits_first:
             return
-        turn = (scene.key.node, places[0].name, scene.seen)
-        if now - self._memory.first_seen(turn, now) >= HANDOFF:
+        now, places = self._wire.now(), scene.family.places
+        first = places[0]
+        ended = tuple(_version(scene.key, lease) for lease in scene.ended)
+        if now - self._memory.first_seen((scene.key.node, first.name, ended), now) >= HANDOFF:
             for place in places:
-                if place.session == places[0].session:
+                if place.session == first.session:
                     scene.key.session.client.delete_async(scene.key.path(place.name))
+
+
+def _version(key: Key, lease: Lease) -> tuple[str, str, int]:
+    """Return what changes with each renewal of a lease."""
+    return (key.node, lease.name, lease.version)

@@ -3,7 +3,7 @@
 Three rules make that safe, whatever is late, repeated or stale:
 
 - every grant is one transaction, on condition that the key's node is new, or that its version is
-  the one that was seen without a lease: so there is one lease at a time;
+  the one at which its leases left room for one more: so there are never more than their limits say;
 - a lease has ended for another process when that process has seen its node unchanged for a ttl, on
   its own clock. The holder counts from before it sent the change, so it knows earlier. No two
   clocks are compared; only their rates matter, and the holder allows for those;
@@ -79,18 +79,22 @@ class ZooKeeperStore:
         return [replies[pulse.owner] for pulse in pulses]
 
     async def transfer(self, key: str, owner: str, claim: Claim, *, fence: int) -> Reply:
-        return await self._acquiring.transfer(await self._wire.key(key), owner, claim, fence)
+        node = await self._wire.key(key, anew=True)
+        return await self._acquiring.transfer(node, owner, claim, fence)
 
     async def force_release(self, key: str) -> Reply:
         node = await self._wire.key(key, anew=True)
         (scene,) = await self._scenes.look(node)
-        if scene.lease is None or scene.ended(self._wire.now()):
+        if not scene.live:
             return self._wire.reply(Gone())
         client = node.session.client
-        done, _ = await self._wire.all(
-            client.delete_async(node.path(scene.lease.name)), client.delete_async(node.node)
+        leases = (*scene.live, *scene.ended)
+        *done, _ = await self._wire.all(
+            *(client.delete_async(node.path(lease.name)) for lease in leases),
+            client.delete_async(node.node),
         )
-        return self._wire.reply(Gone() if isinstance(done, Exception) else Released())
+        refused = all(isinstance(each, Exception) for each in done)
+        return self._wire.reply(Gone() if refused else Released())
 
     async def look(self, key: str) -> Look:
         node = await self._wire.key(key, anew=True)
@@ -103,10 +107,8 @@ class ZooKeeperStore:
             for place, data in zip(places, found, strict=True)
             if not isinstance(data, Exception)
         )
-        if scene.lease is None or scene.ended(now):
-            return Look(KeyState(queue=queue), now)
-        grant = _grant(scene.lease, scene.until, now)
-        return Look(KeyState(grant.fence, (grant,), queue), now)
+        grants = tuple(_grant(lease, now) for lease in scene.live)
+        return Look(KeyState(grants[-1].fence if grants else 0, grants, queue), now)
 
     async def names(self, prefix: str, limit: int) -> Sequence[str]:
         session = await self._wire.session()
@@ -121,11 +123,11 @@ class ZooKeeperStore:
                 break
             portion = names[start : start + _PORTION]
             keys = [Key(session, session.layout.of_key(name)) for name in portion]
-            scenes, now = await self._scenes.look(*keys), self._wire.now()
+            scenes = await self._scenes.look(*keys)
             found += [
                 name
                 for name, scene in zip(portion, scenes, strict=True)
-                if scene.family.places or not scene.ended(now)
+                if scene.family.places or scene.live
             ]
         return found[:limit]
 
@@ -139,10 +141,9 @@ class ZooKeeperStore:
         """Return the state of the waiters; one that does not take its turn is passed over."""
         keys = {pulse.key: Key(session, session.layout.of_key(pulse.key)) for pulse in pulses}
         scenes = dict(zip(keys, await self._scenes.look(*keys.values()), strict=True))
-        now = self._wire.now()
         for scene in scenes.values():
             self._scenes.pass_over_first(scene)
-        return [self._wire.reply(scenes[pulse.key].standing(pulse.owner, now)) for pulse in pulses]
+        return [self._wire.reply(scenes[pulse.key].standing(pulse.owner)) for pulse in pulses]
 
 
 def _owners(pulses: Sequence[Pulse]) -> list[str]:
@@ -151,12 +152,13 @@ def _owners(pulses: Sequence[Pulse]) -> list[str]:
 
 def _waiter(place: Place, data: bytes, now: float) -> table.Place:
     said = fields_of(data)
-    return table.Place(Claim("", place.session, said["ttl"], said["label"]), now + table.PLACE)
+    claim = Claim("", place.session, said["ttl"], said["label"], place.limit)
+    return table.Place(claim, now + table.PLACE)
 
 
-def _grant(lease: Lease, until: float, now: float) -> Grant:
+def _grant(lease: Lease, now: float) -> Grant:
     """Return a lease for observers, for whom the servers' stamps are good enough."""
     age, unchanged = (max(0.0, time.time() - stamp) for stamp in (lease.granted, lease.renewed))
-    claim = Claim("", lease.session, lease.ttl, lease.label)
-    until = min(until, now + max(0.0, lease.ttl - unchanged))
+    claim = Claim("", lease.session, lease.ttl, lease.label, lease.limit)
+    until = min(lease.until, now + max(0.0, lease.ttl - unchanged))
     return Grant(claim, lease.fence, now - age, until, confirmed=True)

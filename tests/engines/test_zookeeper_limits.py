@@ -1,0 +1,323 @@
+"""Leases of ZooKeeper that are not exclusive: its nodes, the pure functions, and an earlier version."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.support.waiting import eventually
+from weblock._core import table
+from weblock._core.table import HANDOFF, SHARED, Claim, Gone, Held, KeyState, Moment, Waiting
+from weblock.stores.zookeeper.nodes import (
+    ENDLESS,
+    Lease,
+    family_of,
+    lease_of,
+    name_of_place,
+    packed,
+)
+from weblock.stores.zookeeper.scenes import Scene
+
+from .machines import Machine, starting_machines
+
+Start = Callable[[], Machine]
+
+LIMITS = [1, 1, 2, 3, SHARED]
+
+
+@pytest.fixture
+def machine() -> Iterator[Start]:
+    """Machines that lock on one key, each with a clock of its own."""
+    with starting_machines() as start:
+        yield start
+
+
+class Crowd:
+    """One key, as ZooKeeper has it and as the pure functions do. Callers ask as waiters do, in order."""
+
+    def __init__(self, start: Start, dice: Random) -> None:
+        self.dice = dice
+        self.machines = [start() for _ in range(3)]
+        self.state = KeyState()
+        self.claims: dict[str, tuple[Claim, Machine]] = {}
+        self.most = 0
+
+    def step(self) -> None:
+        """A random operation, which both do; then all waiters ask."""
+        holders, known = self.holders, [*self.holders, *self.waiters]
+        match self.dice.choice(["come"] * 4 + ["leave"] * 3 + ["again", "beat", "move", "later"]):
+            case "come":
+                self.come()
+            case "leave" if known:
+                self.leave(self.dice.choice(known))
+            case "again" if known:
+                self.ask(self.dice.choice(known), limit=self.dice.choice(LIMITS))
+            case "beat" if known:
+                self.beat(self.dice.choice(known))
+            case "move" if holders:
+                self.move(self.dice.choice(holders))
+            case "later":
+                self.later(self.dice.choice([0.5, 1.0, 3.0]))
+            case _:
+                self.force()
+        self.settle()
+
+    @property
+    def holders(self) -> list[str]:
+        return [grant.claim.owner for grant in self.state.grants]
+
+    @property
+    def waiters(self) -> list[str]:
+        return [place.claim.owner for place in self.state.queue]
+
+    def come(self) -> None:
+        limit, ttl = self.dice.choice(LIMITS), self.dice.choice([2.0, 5.0, 10.0])
+        claim = self.new_claim(ttl, limit)
+        self.ask(claim.owner, room=self.dice.choice([0, 1, 9]))
+
+    def ask(self, owner: str, *, room: int = 99, limit: int = 0) -> None:
+        claim, machine = self.claims[owner]
+        claim = claim._replace(limit=limit or claim.limit)
+        step = table.acquire(self.state, self.moment(), claim, room=room)
+        self.take(step, machine.take(claim, room=room))
+
+    def leave(self, owner: str) -> None:
+        self.take(
+            table.release(self.state, self.moment(), owner), self.claims[owner][1].release(owner)
+        )
+
+    def beat(self, owner: str) -> None:
+        claim, machine = self.claims[owner]
+        step = table.refresh(self.state, self.moment(), owner, claim.ttl)
+        self.take(step, machine.renew(owner, claim.ttl))
+
+    def move(self, owner: str) -> None:
+        claim = self.new_claim(10.0, 1)
+        fence = next(lease.fence for lease in self.machines[0].scene().live if lease.owner == owner)
+        step = table.transfer(self.state, self.moment(), owner, claim)
+        self.take(step, self.claims[claim.owner][1].transfer(owner, claim, fence))
+
+    def force(self) -> None:
+        self.take(
+            table.force_release(self.state, self.moment()),
+            self.dice.choice(self.machines).force_release(),
+        )
+
+    def later(self, seconds: float) -> None:
+        for machine in self.machines:
+            machine.clock += seconds
+
+    def settle(self) -> None:
+        """Those ask whose turn it may be; then all processes see what there is, from when they time it."""
+        self.state, _ = table.settle(self.state, self.moment())
+        new = [each.claim.owner for each in self.state.grants if not each.confirmed]
+        for owner in [*new, *self.waiters]:
+            self.ask(owner)
+        scene, *_ = [machine.scene() for machine in self.machines]
+        assert holders_in(scene) == [(g.claim.owner, g.claim.limit) for g in self.state.grants]
+        queue = [(place.owner, place.limit) for place in scene.family.places]
+        assert queue == [(place.claim.owner, place.claim.limit) for place in self.state.queue]
+        self.most = max(self.most, len(self.state.grants))
+
+    def take(self, step: table.Step, answer: Any) -> None:
+        self.state = step.state
+        assert alike(answer) == alike(step.answer)
+
+    def new_claim(self, ttl: float, limit: int) -> Claim:
+        owner = f"owner{len(self.claims)}"
+        claim = Claim(owner, "", ttl, f"label of {owner}", limit)
+        self.claims[owner] = claim, self.dice.choice(self.machines)
+        return claim
+
+    def moment(self) -> Moment:
+        return Moment(self.machines[0].clock, 0)
+
+
+def holders_in(scene: Scene) -> list[tuple[str, int]]:
+    """Those who hold the key, in the order of their fences, and their limits."""
+    return [(lease.owner, lease.limit) for lease in scene.live]
+
+
+def alike(answer: Any) -> Any:
+    """An answer without what only one of them knows."""
+    facts = answer._asdict()
+    for only in ("ahead", "fence", "confirmed"):
+        facts.pop(only, None)
+    return type(answer).__name__, facts
+
+
+def test_random_crowds(machine) -> None:
+    """Holders, waiters and answers are those that the pure functions say, whatever the limits."""
+    most = 0
+    for seed in range(3):
+        crowd = Crowd(machine, Random(seed))
+        for _ in range(40):
+            crowd.step()
+        while crowd.holders:
+            crowd.leave(crowd.holders[0])
+            crowd.settle()
+        most = max(most, crowd.most)
+    assert most > 2
+
+
+class TestTurns:
+    def test_a_lease_that_ended_gives_way_and_the_others_stay(self, machine) -> None:
+        """Of two holders one dies: the next waiter has its place, and the other is as safe as before."""
+        dead, living, waiter = machine(), machine(), machine()
+        dead.acquire("dead", limit=2)
+        living.acquire("living", limit=2)
+        assert isinstance(waiter.acquire("waiter", limit=2), Waiting)
+        for each in (living, waiter):
+            each.clock += 9
+        living.renew("living")
+        assert isinstance(waiter.acquire("waiter", limit=2), Waiting)
+        waiter.clock += 2
+        scene = waiter.scene()
+        assert isinstance(waiter.acquire("waiter", limit=2), Held)
+        assert isinstance(living.renew("living"), Held)
+        assert isinstance(dead.renew("dead"), Gone)
+        assert holders_in(living.scene()) == [("living", 2), ("waiter", 2)]
+        assert waiter.take_over(scene, "waiter") is None, "it was seen before the last grant"
+
+    def test_a_renewal_under_way(self, machine) -> None:
+        """One of two leases that was seen to have ended is not taken from a holder that has renewed since."""
+        late, living, waiter = machine(), machine(), machine()
+        late.acquire("late", limit=2)
+        living.acquire("living", limit=2)
+        waiter.acquire("waiter", limit=2)
+        waiter.clock += 11
+        living.renew("living")
+        scene = waiter.scene()
+        assert [lease.owner for lease in scene.ended] == ["late"]
+        assert isinstance(late.renew("late"), Held)
+        assert waiter.take_over(scene, "waiter", limit=2) is None
+        assert holders_in(waiter.scene()) == [("late", 2), ("living", 2)]
+
+    def test_a_process_that_forgot_what_it_has(self, machine) -> None:
+        """A holder that asks again keeps the limit that it came with, also where only the node knows it."""
+        holder = machine()
+        held = holder.acquire("holder", limit=3)
+        holder.engine.memory.leases.clear()
+        again = holder.acquire("holder", limit=1)
+        assert (again.fence, holders_in(machine().scene())) == (held.fence, [("holder", 3)])
+
+    def test_another_was_first(self, machine) -> None:
+        """Of two who both take themselves to be first, one gets the lease that there is room for."""
+        holder, one, other = machine(), machine(), machine()
+        holder.acquire("stays", limit=2)
+        holder.acquire("leaves", limit=2)
+        one.acquire("one", limit=2)
+        other.acquire("other", limit=2)
+        holder.release("leaves")
+        scene = one.scene()
+        assert isinstance(one.acquire("one", limit=2), Held)
+        places = scene.family.places[::-1]
+        swapped = scene._replace(family=scene.family._replace(places=places))
+        assert other.take_over(swapped, "other", limit=2) is None
+        assert holders_in(other.scene()) == [("stays", 2), ("one", 2)]
+
+    def test_who_does_not_take_its_turn(self, machine) -> None:
+        """A first waiter that fits and does not enter is passed over, however often holders renew."""
+        holder, stopped, behind = machine(), machine(), machine()
+        holder.acquire("first", limit=2)
+        holder.acquire("second", limit=2)
+        stopped.acquire("stopped", limit=2)
+        behind.acquire("behind", limit=2)
+        holder.release("first")
+        for _ in range(3):
+            holder.renew("second")
+            assert isinstance(behind.acquire("behind", limit=2), Waiting)
+            behind.clock += HANDOFF / 4
+        behind.clock = HANDOFF
+        eventually(lambda: isinstance(behind.acquire("behind", limit=2), Held))
+        assert isinstance(holder.renew("second"), Held)
+
+    def test_a_newcomer_gets_the_place_of_the_dead(self, machine) -> None:
+        """A process that never saw the key finds which of its holders died long ago, and that the rest live."""
+        dead, living = machine(), machine()
+        dead.take(Claim("dead", "", 0.05, "", 2))
+        living.acquire("living", limit=2)
+        dead.engine.close()
+
+        def newcomer_gets_it() -> bool:
+            newcomer = machine()
+            try:
+                return isinstance(newcomer.acquire("newcomer", limit=2, room=0), Held)
+            finally:
+                newcomer.engine.close()
+
+        eventually(newcomer_gets_it)
+        assert holders_in(living.scene()) == [("living", 2), ("newcomer", 2)]
+
+
+class TestWatching:
+    def test_while_those_who_are_watched_stay_nobody_fits(self) -> None:
+        """A waiter watches so many leases that it is told of whatever lets it in, and no more than it must."""
+        for limits in crowds():
+            for wanted in (1, 2, 3, SHARED):
+                scene = scene_of(limits)
+                watched = scene.in_the_way_of(wanted)
+                if scene.admits(wanted):
+                    continue
+                assert not scene._replace(live=watched).admits(wanted)
+                fewer = [each for each in watched if each is not watched[-1]]
+                assert scene._replace(live=tuple(fewer)).admits(wanted)
+
+
+def crowds() -> Iterator[tuple[int, ...]]:
+    """The limits of holders, of whom there are no more than each of them allows."""
+    for count in range(5):
+        for limits in itertools.product((1, 2, 3, 4, SHARED), repeat=count):
+            if count <= min(limits, default=SHARED):
+                yield limits
+
+
+def scene_of(limits: tuple[int, ...]) -> Scene:
+    """A key that is held with these limits."""
+    live = tuple(
+        Lease(f"lease-{number}", str(number), "", "", 10.0, number, 0, 0.0, 0.0, limit, 10.0)
+        for number, limit in enumerate(limits)
+    )
+    key: Any = None
+    return Scene(key, family_of(()), live, (), 10.0)
+
+
+class TestNodes:
+    """What two versions that lock on one ensemble see of each other's nodes."""
+
+    def test_exclusive_ones_are_as_ever(self) -> None:
+        """The lease and the place of an exclusive claim have the names and contents that they always had."""
+        said = b'{"session": "5e", "label": "web-1", "ttl": 10.0}'
+        assert packed("5e", "web-1", 10.0) == said
+        assert packed("5e", "web-1", 10.0, fence=7) == said[:-1] + b', "fence": 7}'
+        assert name_of_place("5e", "a1", 1) == "place-5e-a1-"
+
+    def test_an_earlier_version_waits_for_all_others(self) -> None:
+        """It finds leases that outlast it, and places of one owner each; it knows nothing of limits."""
+        said = json.loads(packed("5e", "web-1", 10.0, limit=3))
+        assert said["ttl"] == ENDLESS
+        _, _, owner, number = (name_of_place("5e", "a1", 3) + "0000000012").split("-", 3)
+        assert (owner, int(number)) == ("a1", 12)
+
+    def test_what_is_written_is_read(self) -> None:
+        """The ttl and the limit of a lease, and who waits where with which limit, come back as they were."""
+        lease = lease_of("lease-a1", packed("5e", "web-1", 10.0, limit=3, fence=7), Stat())
+        assert (lease.owner, lease.ttl, lease.limit, lease.fence) == ("a1", 10.0, 3, 7)
+        names = [f"{name_of_place('5e', owner, limit)}{9 - limit:010}" for owner, limit in WAITERS]
+        places = family_of(names).places
+        assert [(each.owner, each.limit) for each in places] == WAITERS[::-1]
+        assert {each.session for each in places} == {"5e"}
+
+
+WAITERS = [("a1", 1), ("b2", 2), ("c3", 3)]
+
+
+class Stat:
+    """What ZooKeeper says of a node."""
+
+    czxid, version, ctime, mtime = 5, 0, 0, 0
