@@ -2,6 +2,7 @@
 
 import functools
 import json
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ import sqlalchemy
 from flask import Blueprint, Flask, Response, request, stream_with_context
 from flask.views import MethodView
 from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy.orm import scoped_session, sessionmaker
 
 from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import ConfigurationError, LeaseLost, Locks, LockTimeout, WeblockError
@@ -53,6 +55,11 @@ def is_free(locks, key):
         if lease:
             stranger.submit(lease.release).result()
     return lease is not None
+
+
+def innermost_function(thread):
+    """The name of the function that a thread is in."""
+    return sys._current_frames()[thread].f_code.co_name
 
 
 def lose(locks, lease):
@@ -621,6 +628,40 @@ class TestInstallation:
             web.lock("{body.x}")
         with pytest.raises(TypeError, match="timeout"):
             web.lock("x", timeout=3)
+
+    def test_of_the_first_requests_one_begins_and_the_others_wait(self, web):
+        """Sessions get their listeners once, and no request uses them meanwhile."""
+        starting, looking, gate = [], [], threading.Event()
+
+        class Extension:
+            """Stands for Flask-SQLAlchemy: whoever looks for its session is kept for a while."""
+
+            @property
+            def session(self):
+                looking.append(threading.get_ident())
+                gate.wait(PATIENCE)
+                return scoped_session(sessionmaker())
+
+        app = Flask(__name__)
+        app.extensions["sqlalchemy"] = Extension()
+        web.init_app(app)
+        app.add_url_rule("/", view_func=lambda: "served")
+
+        def serve():
+            starting.append(threading.get_ident())
+            return app.test_client().get("/").text
+
+        def has_come(thread):
+            return thread in looking or innermost_function(thread) == "_begin"
+
+        with ThreadPoolExecutor(2) as threads:
+            try:
+                requests = [threads.submit(serve) for _ in range(2)]
+                eventually(lambda: looking and all(map(has_come, starting)) and len(starting) == 2)
+            finally:
+                gate.set()
+            assert [each.result() for each in requests] == ["served", "served"]
+        assert len(set(looking)) == 1
 
     def test_without_an_application(self, web):
         """A view that is called where weblock is not installed, or that holds nothing, is told."""
