@@ -18,80 +18,44 @@ from benchmarks.measuring import Effort
 from benchmarks.report import Findings, Line, write_between_marks
 
 
+def benchmark(*arguments: str) -> str:
+    """What the command prints of one short round, in Markdown."""
+    quick = ("--quick", "--asleep", "--rounds=1", "--markdown")
+    command = [sys.executable, "-m", "benchmarks", *quick, *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
 def test_the_quick_mode_of_a_case_prints_its_table() -> None:
     """Whoever runs one case gets its figures, with the goal and whether it was met."""
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks",
-        "--quick",
-        "--asleep",
-        "--rounds=1",
-        "--only=uncontended",
-    ]
-    run = subprocess.run([*command, "--markdown"], capture_output=True, text=True, check=False)
-
-    assert run.returncode == 0, run.stderr
-    assert "**Uncontended, blocking**" in run.stdout
-    assert "| weblock file:// |" in run.stdout
-    assert "met |" in run.stdout
+    printed = benchmark("--only=uncontended")
+    assert "**Uncontended, blocking**" in printed
+    assert "| weblock file:// |" in printed
+    assert "met |" in printed
 
 
 def test_the_redis_engine_is_measured_beside_other_locks(tmp_path: Path) -> None:
     """Its cases start a server of their own; a plot of the rates is written where it is wanted."""
     plot = tmp_path / "plot.svg"
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks",
-        "--quick",
-        "--asleep",
-        "--rounds=1",
-        "--only=redis-alone",
-    ]
-    command += ["--markdown", "--plot", str(plot)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-
-    assert run.returncode == 0, run.stderr
-    assert "**Redis, no contention, blocking, one thread**" in run.stdout
-    assert "| redis-py Lock |" in run.stdout
+    printed = benchmark("--only=redis-alone", "--plot", str(plot))
+    assert "**Redis, no contention, blocking, one thread**" in printed
+    assert "| redis-py Lock |" in printed
     assert ">weblock, asyncio</text>" in plot.read_text()
 
 
 def test_the_postgresql_engine_is_measured_beside_advisory_locks() -> None:
     """Its cases start a server of their own."""
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks",
-        "--quick",
-        "--asleep",
-        "--rounds=1",
-        "--only=postgresql",
-    ]
-    run = subprocess.run([*command, "--markdown"], capture_output=True, text=True, check=False)
-
-    assert run.returncode == 0, run.stderr
-    assert "| weblock postgresql://, asyncio |" in run.stdout
-    assert "| pg_advisory_lock, psycopg |" in run.stdout
+    printed = benchmark("--only=postgresql")
+    assert "| weblock postgresql://, asyncio |" in printed
+    assert "| pg_advisory_lock, psycopg |" in printed
 
 
 def test_the_adapters_are_measured_beside_the_bare_application() -> None:
     """The same requests go to servers with and without them, whose answers are looked at."""
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks",
-        "--quick",
-        "--asleep",
-        "--rounds=1",
-        "--only=web",
-    ]
-    run = subprocess.run([*command, "--markdown"], capture_output=True, text=True, check=False)
-
-    assert run.returncode == 0, run.stderr
-    assert "| FastAPI, bare |" in run.stdout
-    assert "| LockMiddleware, uncontended |" in run.stdout
+    printed = benchmark("--only=web")
+    assert "| FastAPI, bare |" in printed
+    assert "| LockMiddleware, uncontended |" in printed
 
 
 def test_no_figures_of_a_busy_machine_get_into_a_page(
@@ -163,8 +127,4 @@ def test_growth_is_told_by_an_exponent() -> None:
 @pytest.mark.parametrize("arguments", [["--goals"], ["--only=growth"]])
 def test_goals_and_growth_are_measured(arguments: list[str]) -> None:
     """One round of each case gives the table of goals, and the tables of growth."""
-    command = [sys.executable, "-m", "benchmarks", "--quick", "--asleep", "--rounds=1", *arguments]
-    run = subprocess.run([*command, "--markdown"], capture_output=True, text=True, check=False)
-
-    assert run.returncode == 0, run.stderr
-    assert "met |" in run.stdout
+    assert "met |" in benchmark(*arguments)

@@ -23,7 +23,8 @@ from django.core.cache.backends.locmem import LocMemCache
 
 from tests.servers import fresh_url, shared
 from tests.servers.memcached import Memcached
-from tests.support.waiting import PATIENCE, now, until_renewed
+from tests.support.renewals import renewed
+from tests.support.waiting import PATIENCE, now
 from weblock import AsyncLocks, ConfigurationError, InvalidKey, Locks, LockTimeout
 
 LONG = 60.0
@@ -304,10 +305,10 @@ class TestComputing:
         cache = PlainCache()
 
         def slow() -> str:
-            until_renewed(lambda: locks.inspect(key).remaining)
+            renewed(locks)
             return "slow"
 
-        assert locks.cached(key, slow, expiry=LONG, cache=cache, ttl=3) == "slow"
+        assert locks.cached(key, slow, expiry=LONG, cache=cache) == "slow"
         assert cache.entries[key]["value"] == "slow"
 
     def test_the_value_of_a_lost_lease_is_not_kept(self, locks, key) -> None:

@@ -21,7 +21,8 @@ import pytest
 
 from tests.support.events import Heard
 from tests.support.forks import needs_fork
-from tests.support.waiting import PATIENCE, eventually, until_renewed
+from tests.support.renewals import renewed
+from tests.support.waiting import PATIENCE, eventually
 from weblock import (
     AsyncLocks,
     ConfigurationError,
@@ -56,12 +57,12 @@ def test_a_slow_observer_holds_up_nobody(url: str, stuck: Callable[[Event], None
     """While an observer does not return, locks are acquired, renewed and lost in time, and others hear of it."""
     heard: list[Event] = []
     with Locks.from_url(url, observers=[stuck, heard.append]) as locks:
-        lease = locks.acquire("renewed", ttl=3)
+        lease = locks.acquire("renewed")
         lost = locks.acquire("lost", renew=False, ttl=0.3)
         told = threading.Event()
         lost.on_lost(told.set)
         assert told.wait(PATIENCE)
-        until_renewed(lease.remaining)
+        renewed(locks, lease)
         lease.release()
         eventually(lambda: [type(each) for each in heard] == [Acquired, Acquired, Lost, Released])
 

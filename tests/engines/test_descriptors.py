@@ -26,10 +26,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (fd, hard))
 os.close(fd)
 """
 
-RENEWALS = """
-from tests.engines.renewing import renew_often, until_renewed
-renew_often()
-"""
+RENEWALS = "from tests.support.renewals import renewed"
 
 TOLD = r"process \d+ has as many files open as it may \(EMFILE\): raise its limit"
 
@@ -54,7 +51,7 @@ def test_without_descriptors_a_lease_is_renewed_and_released(
     with pytest.raises(Failed, match=TOLD) as refusal:
         process.run("locks.once('x', int)")
     assert refusal.value.name == "EngineUnavailable"
-    process.run("until_renewed(lease)")
+    process.run("renewed(locks, lease)")
     process.run("lease.extend(1); lease.release()")
     assert process.run(f"kept = locks.acquire({other!r}, wait=0); kept.fence") > 0
     with pytest.raises(Failed, match=TOLD):

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.renewals import renewed
 from tests.support.waiting import PATIENCE
 from weblock import AsyncLocks, EngineUnavailable, LeaseLost, Locks
 from weblock.stores.file import FileEngine
 
 from .keys import key_outside, record_of
-from .renewing import renew_often, until_renewed
 
 
 @pytest.fixture
@@ -43,15 +43,12 @@ def fill(disk: Path) -> None:
             pass
 
 
-def test_on_a_full_disk_leases_are_renewed_and_released(
-    disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_a_full_disk_leases_are_renewed_and_released(disk: Path) -> None:
     """What a lease needs was reserved when it was made."""
-    renew_often(monkeypatch)
     with Locks.from_url(f"file://{disk}/locks", ttl=PATIENCE) as locks:
         leases = [locks.acquire(f"key {n}") for n in range(100)]
         fill(disk)
-        until_renewed(*leases)
+        renewed(locks)
         for lease in leases:
             lease.extend(1)
             lease.release()

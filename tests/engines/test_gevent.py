@@ -37,7 +37,7 @@ HERE = f"""
 from gevent import monkey; monkey.patch_all()
 import os, signal, sys, threading, time, gevent
 from queue import Empty
-from tests.engines.renewing import deadlines, renew_often
+from tests.support.renewals import deadlines, renew_often
 from weblock import LeaseLost, Locks
 PATIENCE = {PATIENCE}
 without_yielding = monkey.get_original("time", "sleep")
@@ -50,8 +50,8 @@ def opened(**options):
 def compute(lease):
     "Lets no other greenlet run until the lease has been renewed more than once."
     for _ in range(3):
-        before, end = deadlines([lease]), time.monotonic() + PATIENCE
-        while deadlines([lease]) == before:
+        before, end = deadlines(lease), time.monotonic() + PATIENCE
+        while deadlines(lease) == before:
             assert time.monotonic() < end, "it is not renewed"
             lease.check()
             without_yielding(0.01)
@@ -267,18 +267,18 @@ def test_any_thread_may_put_into_a_queue_of_greenlets() -> None:
 APPLICATION = """
 import time
 from gevent import monkey
-from tests.engines.renewing import deadlines, renew_often
+from tests.support.renewals import deadlines, renew_often
 from weblock import Locks
 locks = Locks.from_url({url!r}, ttl={PATIENCE})
 renew_often()
 def application(environ, start_response):
     assert monkey.is_module_patched("threading")
     with locks.hold("key") as lease:
-        first, end = deadlines([lease]), time.monotonic() + {PATIENCE}
-        while deadlines([lease]) == first and time.monotonic() < end:
+        first, end = deadlines(lease), time.monotonic() + {PATIENCE}
+        while deadlines(lease) == first and time.monotonic() < end:
             lease.check()
             monkey.get_original("time", "sleep")(0.01)
-        assert deadlines([lease]) > first, "it was not renewed"
+        assert deadlines(lease) > first, "it was not renewed"
     start_response("200 OK", [])
     return [b"kept"]
 """

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.renewals import renew_often
 from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import AsyncLocks, EngineUnavailable, LeaseLost, Locks
 from weblock.stores import url as urls
@@ -19,7 +20,6 @@ from weblock.stores.file import FileEngine
 
 from .keys import record_of
 from .processes import Child
-from .renewing import renew_often
 
 
 def delete(folder: Path) -> None:

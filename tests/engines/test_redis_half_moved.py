@@ -12,11 +12,10 @@ from redis.crc import key_slot
 
 from tests.servers import Cluster, a_redis, a_valkey, an_older_redis
 from tests.servers.cluster import Move
+from tests.support.renewals import renew_often, renewed
 from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import AsyncLocks, EngineUnavailable, Locks
 from weblock.stores.redis.calls import Layout
-
-from .renewing import renew_often, until_renewed
 
 TTL = 2.0
 LAYOUT = Layout("weblock", 128)
@@ -76,7 +75,7 @@ def test_leases_outlive_a_slot_that_stays_half_moved(
         move = moved(cluster, *parts)
         try:
             for _ in range(3):
-                until_renewed(lease, before)
+                renewed(locks, lease, before)
             lease.extend(1)
             assert others.try_acquire(held) is None
             for one, another in ((locks, others), (others, locks)):

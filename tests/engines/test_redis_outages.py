@@ -18,12 +18,11 @@ from redis.crc import key_slot
 from tests.servers import Cluster, SentinelDeployment, Server
 from tests.servers.cluster import SLOTS
 from tests.servers.proxy import Proxy
+from tests.support.renewals import renew_often, renewed
 from tests.support.waiting import PATIENCE, eventually
 from weblock import AsyncLocks, EngineUnavailable, Locks, LockTimeout
 from weblock.stores.redis import asking
 from weblock.stores.redis.calls import Layout
-
-from .renewing import renew_often, until_renewed
 
 TTL = 3.0
 FOR_EVER = 60.0
@@ -66,7 +65,7 @@ def test_a_hung_master_loses_no_lease_elsewhere(
         hung.stop()
         try:
             for _ in range(5):
-                until_renewed(*leases)
+                renewed(locks, *leases)
             assert all(lease.held for lease in unanswered)  # They were to be renewed all the while.
             for each in others:
                 locks.acquire(f"{keys_of(cluster, each, 6)[5]}").release()

@@ -15,6 +15,7 @@ import pytest
 
 from tests.servers import Server
 from tests.support.forks import needs_fork
+from tests.support.renewals import renew_often
 from tests.support.waiting import PATIENCE, eventually
 from weblock import AsyncLocks, ConfigurationError, EngineUnavailable, LeaseLost, Locks, LockTimeout
 from weblock._core.ports import Ask, Grasp, Reply
@@ -26,8 +27,6 @@ from weblock.stores.quorum.clocks import Clocks
 from weblock.stores.quorum.tally import Tally
 from weblock.stores.redis.blocking import connected
 from weblock.stores.redis.store import RedisStore
-
-from .renewing import renew_often
 
 TTL = 2.0
 DOWN = EngineUnavailable("redis://x", "it is down")

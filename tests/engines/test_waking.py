@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.aio import until_waited_for
+from tests.support.renewals import renewed
 from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import AsyncLocks, LeaseLost, Locks
 from weblock._core.ports import Grasp, Message
@@ -25,7 +26,6 @@ from weblock.stores import url as urls
 from weblock.stores.file import FileEngine
 
 from .processes import Child
-from .renewing import until_renewed
 
 
 def test_a_waiter_gets_its_turn_although_the_datagram_was_lost(
@@ -164,11 +164,7 @@ def test_two_thousand_keys_are_held_at_once(url: str) -> None:
     """All are renewed, and released."""
     with Locks.from_url(url, ttl=600) as locks:
         leases = [locks.acquire(f"key {n}") for n in range(2000)]
-        for lease in leases:
-            (holding,) = lease._holdings
-            holding.due = now()
-        locks.acquire("another")  # Which wakes the keeper.
-        until_renewed(*leases)
+        renewed(locks)
         for lease in leases:
             lease.release()
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from weblock import Locks, LockTimeout
 from weblock._runtime.clock import now
 
-__all__ = ["PATIENCE", "eventually", "now", "pause_after", "queue_of", "until_renewed", "waiters"]
+__all__ = ["PATIENCE", "eventually", "now", "pause_after", "queue_of", "waiters"]
 
 PATIENCE = 60.0 * float(os.environ.get("WEBLOCK_TEST_PATIENCE", "1"))
 """Seconds, for what takes milliseconds on an idle machine: no test fails because a machine is slow."""
@@ -50,16 +50,6 @@ def queue_of(probe: Locks, key: str) -> int | None:
     except LockTimeout as busy:
         return busy.waiters
     return None
-
-
-def until_renewed(left: Callable[[], float]) -> None:
-    """Returns when a lease has been renewed, of which ``left`` tells how many seconds it lasts.
-
-    A lease is renewed after a third of its ttl. It fails for one that is lost.
-    """
-    # The order decides: however long this thread stands still, it takes no old deadline for a new one.
-    ends = left() + now()
-    eventually(lambda: now() + (rest := left()) > ends and rest)
 
 
 def _holds(

@@ -203,6 +203,12 @@ def leased(section: Section) -> Steps:
     yield "commit"
 
 
+def refuse_unless_ours(row: Row | None, mark: Mark) -> None:
+    """Raises ``StaleFence`` for a row of another lease, and for none."""
+    if row is None or row.token != mark.token:
+        raise StaleFence("key", fence=mark.fence, newest=None)
+
+
 def granted_by_a_plain_update(section: Section) -> Steps:
     """The engine grants the lease as it renews it."""
     yield "grant by a plain update"
@@ -226,8 +232,7 @@ def lease_read_unlocked(section: Section) -> Steps:
     yield "read"
     yield "write"
     row = yield "read unlocked"
-    if row is None or row.token != section.mark.token:
-        raise StaleFence("key", fence=section.mark.fence, newest=None)
+    refuse_unless_ours(row, section.mark)
     yield "commit"
 
 
@@ -246,8 +251,7 @@ def checked_exclusively(section: Section) -> Steps:
     yield "read"
     yield "write"
     row = yield "check exclusively"
-    if row is None or row.token != section.mark.token:
-        raise StaleFence("key", fence=section.mark.fence, newest=None)
+    refuse_unless_ours(row, section.mark)
     yield "renew"
     yield "commit"
 
@@ -293,8 +297,8 @@ def never_raised(section: Section) -> Steps:
     yield "read"
     yield "write"
     row = yield Check(section.mark)
-    if row is not None and row.token != section.mark.token:
-        raise StaleFence("key", fence=section.mark.fence, newest=None)
+    if row is not None:
+        refuse_unless_ours(row, section.mark)
     yield "commit"
 
 
@@ -321,8 +325,7 @@ def checked_early(section: Section) -> Steps:
     yield "read"
     yield "write"
     row = yield "read unlocked"
-    if row is None or row.token != section.mark.token:
-        raise StaleFence("key", fence=section.mark.fence, newest=None)
+    refuse_unless_ours(row, section.mark)
     yield "commit"
 
 
