@@ -34,7 +34,9 @@ def test_the_short_way_answers_what_the_table_answers(
         now += random.choice((0, 0.1, 1, 4))
         floor = random.choice((0, FLOOR))
         owner, moment = random.choice("abc"), Moment(now, floor)
-        claim = Claim(owner, "", random.choice((1.0, 10.0)), f"label {owner}", random.choice(LIMITS))
+        claim = Claim(
+            owner, "", random.choice((1.0, 10.0)), f"label {owner}", random.choice(LIMITS)
+        )
         match random.choice(("acquire", "release", "release", "renew", "void")):
             case "acquire":
                 room = random.choice((0, 1, 9))
