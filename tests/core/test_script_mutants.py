@@ -70,6 +70,9 @@ EQUIVALENT = {
     "prelude: if now <= epoch.recovered or now < epoch.level then": LONGER_WAY,
     "prelude: if now < epoch.recovered or now <= epoch.level then": LONGER_WAY,
     "prelude: elseif lock.fence < now then": INSTANT,
+    "acquire: if #lock.grants == 0 and now > quarantine then": "it is granted a few lines later",
+    "acquire: if lease and ticket > 0 and now <= quarantine then": INSTANT,
+    "acquire: if now > quarantine and fits(lock, limit) and not first_waiter() then": INSTANT,
     "raise_fence: if fence >= lease.fence then": "it writes what is there",
 }
 """Mutants that change nothing, or nothing that the model knows of, and why."""

@@ -17,8 +17,12 @@ import pytest
 
 from tests.contract.engines import ENGINES
 from tests.contract.puppets import Puppet
+from tests.engines.seats import Seat
 from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import LeaseLost, Locks
+from weblock._core import table
+from weblock._core.table import Gone, Held, Waiting
+from weblock._runtime.blocking import BlockingRuntime
 
 TOP: Final = Path(__file__).parents[2]
 
@@ -114,3 +118,41 @@ def test_what_one_has_done_once_the_other_does_not_repeat(versions: Versions) ->
     assert today.once("by the earlier one", lambda: None) is False
     assert today.once("by this one", lambda: None) is True
     assert earlier.do("once", "by this one") is False
+
+
+@pytest.mark.parametrize("versions", ["valkey"], indirect=True)
+def test_an_earlier_version_shares_no_key(versions: Versions) -> None:
+    """A version that knows no limits waits for all who share a key, and passes it on to such callers."""
+    today, earlier = versions
+    store = today._engine.connect(BlockingRuntime())
+    readers = [Seat(store, "default:shared", table.SHARED) for _ in range(3)]
+    fences = [reader.take().fence for reader in readers]
+    assert earlier.do("is_refused", "shared")
+    readers.pop(0).release()
+    earlier.begin("acquire", "shared")
+    eventually(lambda: waiters(today, "shared") == 1)
+    for reader in readers:
+        assert isinstance(reader.beat(), Held)
+        reader.release()
+    fences.append(earlier.hear())
+    late = [Seat(store, "default:shared", table.SHARED) for _ in range(2)]
+    assert [type(reader.ask()) for reader in late] == [Waiting] * 2
+    assert earlier.do("release") is None
+    for reader in late:
+        fences.append(reader.wait().fence)
+        reader.release()
+    assert fences == sorted(set(fences))
+
+
+@pytest.mark.parametrize("versions", ["valkey"], indirect=True)
+def test_an_earlier_version_takes_a_key_from_all_who_share_it(versions: Versions) -> None:
+    """Its ``force_release`` ends the leases of all of them."""
+    today, earlier = versions
+    store = today._engine.connect(BlockingRuntime())
+    readers = [Seat(store, "default:taken away", table.SHARED) for _ in range(2)]
+    for reader in readers:
+        reader.take()
+    assert earlier.do("force_release", "taken away") is True
+    assert [type(reader.beat()) for reader in readers] == [Gone] * 2
+    assert earlier.do("acquire", "taken away")
+    assert earlier.do("release") is None

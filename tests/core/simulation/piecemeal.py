@@ -175,6 +175,16 @@ def _let_in_together(rig: Rig) -> None:
     assert fences == sorted(set(fences))
 
 
+def _silent_processes(rig: Rig) -> None:
+    """A process that does not confirm a lease loses its other places, and nobody else does."""
+    for owner, process in (("w", "p"), ("a", "q"), ("b", "q"), ("c", "r")):
+        rig.alone(scripts.ACQUIRE, owner, process, "l", micros(10), "9", "0")
+    rig.alone(scripts.RELEASE, "w", "0")
+    rig.now += 3 * SECOND // 2
+    assert rig.alone(scripts.REFRESH, "c", micros(10))[0][0] == b"held"
+    assert rig.alone(scripts.REFRESH, "b", micros(10))[0][0] == b"gone"
+
+
 def _beside_others_in_a_quarantine(rig: Rig) -> None:
     """Nobody is let in beside others, and whoever would fit is told why."""
     left = micros(4)
@@ -319,7 +329,7 @@ def _refusing(rig: Rig) -> None:
 
 CASES: Final = {
     **dict.fromkeys((_asking_the_epoch, _in_a_quarantine), 10.0),
-    **dict.fromkeys((_several_by_another_clock, _let_in_together), 0.0),
+    **dict.fromkeys((_several_by_another_clock, _let_in_together, _silent_processes), 0.0),
     _beside_others_in_a_quarantine: 10.0,
     **dict.fromkeys((_by_another_clock, _by_a_clock_behind, _ahead, _fences, _at_the_source), 0.0),
     **dict.fromkeys((_given_up, _kept, _refusing, _looking, _left_behind, _full_memory), 0.0),
