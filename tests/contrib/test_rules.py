@@ -458,6 +458,67 @@ def test_matching_takes_steps_in_proportion_to_the_length(template):
         assert steepest_growth(regex, 200) < 4.5
 
 
+class CountedRegex:
+    """A regular expression that counts the steps of its matches."""
+
+    def __init__(self, regex):
+        self._regex, self.steps = regex, 0
+
+    def match(self, path):
+        """As ``re`` does."""
+        self.steps += steps_for(self._regex, path)
+        return self._regex.match(path)
+
+
+def counted_regexes(path):
+    """Make a template, and those below its mounts, count their steps; return the counters."""
+    for template in (path, *path.below_mounts):
+        for name in ("regex", "lenient"):
+            if regex := getattr(template, name):
+                counted = CountedRegex(regex)
+                object.__setattr__(template, name, counted)
+                yield counted
+
+
+LONG_PATHS = [
+    "/%s",
+    "%s",
+    "/%s/y",
+    "/%s/y\n",
+    "/shops/%s/items\n",
+    "/%s/items/y/%s\n",
+    "/s/%s/items/x",
+]
+
+
+@pytest.mark.parametrize("long", LONG_PATHS)
+def test_a_long_path_is_read_by_few_of_many_rules(long):
+    """Newlines or letters without end: a rule reads them only if the path has its fixed segments."""
+    path = long.replace("%s", "\n" * 300)
+    templates = (
+        "/{{shop}}/x{n}",
+        "/shops{n}/{{shop}}/z/{{item:int}}",
+        "/{{shop}}/x{n}/{{item}}/end",
+    )
+    rules = RuleSet([Rule(each.format(n=n), key="x") for n in range(20) for each in templates])
+    regexes = [regex for rule in rules for regex in counted_regexes(rule.path)]
+    assert rules.find("POST", path) is None
+    assert sum(regex.steps for regex in regexes) < 3 * len(path)
+
+
+def test_long_paths_match_as_short_ones_do():
+    """The look at the segments of a long path refuses nothing that the expressions match."""
+    templates = [*TEMPLATES, "/{shop}/items", "/items", "/{name}.{ext}", "/a/{rest:path}/b"]
+    for path in (Rule(template, key="x").path for template in templates):
+        for sample in path.samples():
+            long = sample.replace("7", 120 * "7").replace("\ue0f0", 120 * "a")
+            for spelling in (long, f"{long}\n", f"{long}/", f"{long}\n\n", f"/a{long}"):
+                found = path.regex.match(spelling)
+                assert path.match(spelling) == (found and found.groupdict())
+                doubtful = path.lenient and path.lenient.match(spelling)
+                assert not doubtful or path._has_literals_of(spelling)
+
+
 def test_a_naive_regular_expression_takes_the_square_of_the_length():
     """What Starlette itself makes of such a template: here it is seen to be slow."""
     assert steepest_growth(re.compile("^/(?P<a>[^/]+)-(?P<b>[^/]+).json$"), 50) > 14

@@ -6,6 +6,7 @@ in proportion to the length of the path, whatever the path is.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,6 +26,14 @@ _NO_ASCII_DIGIT: Final = re.compile(r"[^\D0-9]")
 
 _SAMPLES: Final = 4096
 """Paths that are tried, at most, to see whether one template matches all that another does."""
+
+
+LONG: Final = 100
+"""The characters of a path from which on its segments are compared before a template reads it.
+
+A template reads a segment that a placeholder stands for before it compares the next. With hundreds of
+templates that would let a long path keep the event loop for tens of milliseconds.
+"""
 
 
 class Path(Protocol):
@@ -74,6 +83,8 @@ class PathTemplate:
     regex: re.Pattern[str]
     lenient: re.Pattern[str] | None
     below_mounts: tuple[PathTemplate, ...]
+    literals: tuple[str | None, ...]
+    """The segments; ``None`` for one with a placeholder. Empty if one placeholder may have slashes."""
 
     @classmethod
     def parse(cls, text: str) -> PathTemplate:
@@ -110,6 +121,7 @@ class PathTemplate:
             re.compile(f"^{strict}$"),
             None if lenient == strict else re.compile(f"^{lenient}$"),
             below_mounts,
+            _literals(text, segments),
         )
 
     @property
@@ -117,11 +129,15 @@ class PathTemplate:
         return frozenset(self.converters)
 
     def match(self, path: str) -> Mapping[str, str | None] | None:
+        if len(path) > LONG and not self._has_literals_of(path):
+            return None
         found = self.regex.match(path)  # Neither fullmatch nor \Z: as Starlette has it.
         return None if found is None else found.groupdict()
 
     def match_doubtful(self, path: str) -> Mapping[str, str | None] | None:
-        found = self.lenient.match(path) if self.lenient else None
+        if self.lenient is None or (len(path) > LONG and not self._has_literals_of(path)):
+            return None
+        found = self.lenient.match(path)
         if found is None:
             return None
         try:
@@ -130,6 +146,18 @@ class PathTemplate:
         except ValueError:
             return None
         return found.groupdict()
+
+    def _has_literals_of(self, path: str) -> bool:
+        """Return whether a path has as many segments as this, and each that is not a placeholder."""
+        if not self.literals:
+            return True
+        segments = _segments(path)
+        if len(segments) != len(self.literals):
+            return False
+        for literal, segment in zip(self.literals, segments, strict=True):
+            if literal is not None and literal != segment:
+                return False
+        return True
 
     def convert(self, name: str, value: str) -> object:
         try:
@@ -218,6 +246,23 @@ def path_of(path: str | re.Pattern[str]) -> Path:
     raise ConfigurationError(
         f"path {path!r:.80} must be a string in Starlette's syntax, such as '/items/{{item_id}}',"
         " or a compiled regular expression of a string"
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def _segments(path: str) -> tuple[str, ...]:
+    """Return the segments of a path, which every template asks for; a newline ends the last, as ``$`` does."""
+    return tuple(path.removesuffix("\n").split("/"))
+
+
+def _literals(text: str, segments: list[_Segment]) -> tuple[str | None, ...]:
+    placeholders = [each for segment in segments for each in segment.placeholders]
+    if any(converter is CONVERTERS["path"] for _, converter in placeholders):
+        return ()
+    texts = text.split("/")
+    return tuple(
+        None if segment.placeholders else each
+        for each, segment in zip(texts, segments, strict=True)
     )
 
 
