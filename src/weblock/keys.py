@@ -76,6 +76,11 @@ def check_key(key: str) -> CheckedKey:
     """
     if isinstance(key, CheckedKey):
         return key
+    _refuse_what_is_no_key(key)
+    return CheckedKey(key)
+
+
+def _refuse_what_is_no_key(key: object) -> None:
     if not isinstance(key, str):
         raise InvalidKey(f"a lock key is a string, not {type(key).__name__}: {key!r:.80}")
     if not key:
@@ -90,7 +95,6 @@ def check_key(key: str) -> CheckedKey:
             f"lock key {key[:80]!r} has the control character {bad.group()!r} at position"
             f" {bad.start()}: strip or encode it first"
         )
-    return CheckedKey(key)
 
 
 def check_prefix(prefix: str) -> str:
@@ -131,6 +135,8 @@ class KeyTemplate:
     sources: Mapping[str, Source] = field(repr=False, compare=False)
     """Where a request contains each value, by its name in the template: see ``in_request``."""
     _literals: tuple[str, ...]
+    _places: tuple[tuple[str, str, str], ...] = field(repr=False, compare=False)
+    """Each name, its converter and the text behind it."""
     _safe: str
 
     @classmethod
@@ -153,13 +159,13 @@ class KeyTemplate:
         safe = "".join(character for character in _UNRESERVED if character not in separators)
         names, converters = (tuple(place[part] for place in places) for part in (0, 1))
         sources = {name: source for name in names if (source := _source(name))}
-        return cls(text, names, converters, MappingProxyType(sources), tuple(literals), safe)
+        parts = tuple(zip(names, converters, literals[1:], strict=True))
+        return cls(text, names, converters, MappingProxyType(sources), tuple(literals), parts, safe)
 
     def fill(self, values: Mapping[str, object]) -> Key:
         """Return the key for ``values``. Raises ``InvalidKey`` if one is missing or unusable."""
         parts = [self._literals[0]]
-        places = zip(self.names, self.converters, self._literals[1:], strict=True)
-        for name, converter, literal in places:
+        for name, converter, literal in self._places:
             if name not in values:
                 known = ", ".join(sorted(map(str, values))) or "none"
                 raise InvalidKey(f"key template {self.text!r} needs {name!r}; there is: {known}")
@@ -171,7 +177,9 @@ class KeyTemplate:
             is_plain = text.isascii() and text.isalnum()
             parts.append(text if is_plain else self._encode(text))
             parts.append(literal)
-        return Key._of(check_key("".join(parts)), self.text)  # noqa: SLF001 - of the same module
+        key = "".join(parts)
+        _refuse_what_is_no_key(key)
+        return Key._of(key, self.text)  # noqa: SLF001 - of the same module
 
     def in_request(self) -> Mapping[str, Source]:
         """Return where a request contains each value, by its name in the template.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, TypeVar
 
 from ..errors import AlreadyHeld, EngineRecovering, EngineUnavailable, LeaseLost, LockTimeout
@@ -51,8 +52,12 @@ LONGEST_PAUSE: Final = 1.0
 INFINITE: Final = float("inf")
 
 
-class Caller(NamedTuple):
-    """The caller that acquires, if that is not just the task or thread that runs."""
+@dataclass(slots=True)
+class Caller:
+    """The caller that acquires, if that is not just the task or thread that runs.
+
+    Each request makes one, and to make a frozen one would take three times as long.
+    """
 
     label: str
     """The label that others see, if it is not that of the terms."""
@@ -466,7 +471,7 @@ class Acquisition:
     async def _prepare_to_wait(self) -> None:
         caller = self._caller
         if caller and caller.before_waiting:
-            self._caller = caller._replace(before_waiting=None)
+            self._caller = replace(caller, before_waiting=None)
             await caller.before_waiting()
 
     def _closed(self) -> EngineUnavailable:

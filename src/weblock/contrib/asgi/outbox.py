@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 from ..._face import BaseLease
 from ..._platform.logs import logger
@@ -23,7 +24,8 @@ def never() -> bool:
     return False
 
 
-class Policy(NamedTuple):
+@dataclass(slots=True)
+class Policy:
     """When the response to a request that locks may go, although the application has not returned yet.
 
     A complete response waits until the application has returned, for until then the work that it
