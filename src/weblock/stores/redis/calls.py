@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 import hiredis
 
 from ..._core.ports import Look, Reply
 from ..._core.table import (
+    GONE,
+    RELEASED,
     Answer,
     Busy,
     Claim,
-    Gone,
     Grant,
     Held,
     KeyState,
     Moment,
     Place,
-    Released,
     Waiting,
     current,
 )
@@ -87,8 +88,12 @@ class Layout:
         return bucket, (f"{tag}:lock:{key}", f"{tag}:queue:{key}", f"{tag}:epoch")
 
 
-class Call(NamedTuple):
-    """A script to run, where its bucket lives."""
+@dataclass(slots=True)
+class Call:
+    """A script to run, where its bucket lives.
+
+    Each request makes two, and to make frozen ones would take three times as long.
+    """
 
     script: Script
     bucket: int
@@ -147,14 +152,14 @@ def reply_of(raw: Sequence[Any]) -> Reply:
         case [b"held", now, fence, until, confirmed]:
             answer = Held(int(fence), until / MICRO, bool(confirmed))
         case [b"released", now]:
-            answer = Released()
+            answer = RELEASED
         case [b"waiting", now, position, until, recovering, holder]:
             answer = Waiting(position, until / MICRO, (), _text(recovering), _text(holder))
         case [b"busy", now, until, waiters, recovering, holder]:
             reason, label = _text(recovering), _text(holder)
             answer = Busy(until / MICRO, waiters, recovering=reason, holder=label)
         case [b"gone", now]:
-            answer = Gone()
+            answer = GONE
         case _:
             raise ValueError(f"the server gave an answer that is none of ours: {raw!r:.200}")
     return Reply(answer, now / MICRO)
