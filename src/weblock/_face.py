@@ -10,10 +10,10 @@ from typing import Final, Generic, TypeVar, Unpack
 
 from ._core.acquiring import Caller, Locker
 from ._core.attempts import Attempts
-from ._core.holding import Hands, Holding, Status, Unprotected
+from ._core.holding import Hands, Holding, Status, Terms, Unprotected
 from ._core.moving import hand_over, take_over
 from ._core.ports import SCOPES, Engine, Runtime
-from ._core.table import Released
+from ._core.table import SHARED, Released
 from ._core.tokens import leases_in, token_of
 from ._options import (
     SHORTEST_TTL,
@@ -33,7 +33,7 @@ from ._runtime.observing import LOGGER, ROOT, Audience, Observer, as_observer
 from .errors import ConfigurationError, EngineUnavailable, LeaseLost
 from .events import Event, FailedOpen, Forced, NotRenewed
 from .inspection import KeyInfo, KeyInfos, info_of
-from .keys import CheckedKey, check_key, check_prefix, in_order, unqualified
+from .keys import CheckedKey, Key, check_key, check_prefix, in_order, unqualified
 from .stores import url as urls
 
 T = TypeVar("T")
@@ -44,6 +44,9 @@ _UNFILLED: Final = re.compile(r"\{[A-Za-z_][A-Za-z0-9_.]*(?::[a-z]+)?\}")
 
 _MOST_WARNINGS: Final = 20
 """Keys that are warned of: more of them may be what strangers have made up."""
+
+_MOST_LIMITS: Final = 1000
+"""Keys and templates whose limit is remembered."""
 
 _warned_of: Final[set[str]] = set()
 
@@ -68,6 +71,7 @@ class Face:
                 f" require_scope={options.require_scope!r}: choose an engine that is shared by all"
                 " machines, such as redis://"
             )
+        options.check_on(engine)
         self._options = options
         self._observers = Audience(engine.name, runtime.now, options.observers)
         if cause := renewed_by_greenlet(real_keeper=engine.real_keeper):
@@ -205,6 +209,8 @@ class Face:
             names = [own.prefix + key for key in in_order(keys)]
         if "{" in "".join(names):
             _warn_of_templates(keys)
+        if terms.limit > 1:
+            _warn_of_limits(own.namespace, keys, terms.limit)
         locker = self._locker
         observers = self._observers
         if (
@@ -221,7 +227,7 @@ class Face:
             if not terms.fail_open:
                 raise
             label = terms.label if caller is None else caller.label
-            return locker, self._fail_open(names, label, failure)
+            return locker, self._fail_open(names, terms, label, failure)
 
     def _standing(self, key: str, options: HoldOptions) -> HoldOptions:
         """Return the options of a caller that stands for election. Refuses what cannot work."""
@@ -258,14 +264,14 @@ class Face:
         return info.holder if info else None
 
     def _fail_open(
-        self, names: Sequence[str], label: str, failure: EngineUnavailable
+        self, names: Sequence[str], terms: Terms, label: str, failure: EngineUnavailable
     ) -> list[Unprotected]:
         if FailedOpen in self._observers.wanted:
             for name in names:
                 about = self._observers.about(name, label)
                 self._observers.tell(FailedOpen(**about, cause=failure.reason))
         runs = self._locker.runtime.control()
-        return [Unprotected(name, control=runs) for name in names]
+        return [Unprotected(name, terms, control=runs) for name in names]
 
     def _joined(self, leases: Sequence[BaseLease], keys: Sequence[str]) -> BaseLease:
         """Return several leases on this engine, of either face, as one lease of these keys."""
@@ -437,6 +443,29 @@ class Face:
             self._engine.close()
 
 
+_limits: Final[dict[tuple[str, str], int]] = {}
+"""The limit that was named last, by namespace and template."""
+
+
+def _warn_of_limits(namespace: str, keys: Sequence[str], limit: int) -> None:
+    """Log once that two limits are named for one key: while both hold it, the smaller counts."""
+    if limit == SHARED:
+        return
+    for key in keys:
+        name = namespace, key.template if isinstance(key, Key) else key
+        known = _limits.get(name)
+        if known is None:
+            if len(_limits) < _MOST_LIMITS:
+                _limits[name] = limit
+        elif known not in (0, limit):
+            _limits[name] = 0  # This was logged.
+            logger.warning(
+                "the key %r is acquired with limit=%d and with limit=%d: while holders of both are"
+                " there, the smaller counts. Name the same limit everywhere",
+                *(name[1], known, limit),
+            )
+
+
 def _warn_of_templates(keys: Sequence[str]) -> None:
     """Logs a key that looks like a template, once: an ``f`` was forgotten, and all share one lock."""
     for key in keys:
@@ -488,6 +517,19 @@ class BaseLease:
     def owner(self) -> str:
         """The random secret of this acquisition; of the first key, if there are several."""
         return self._holdings[0].owner
+
+    @property
+    def limit(self) -> int:
+        """How many may hold the key while this lease is one of them: 1 if it is exclusive.
+
+        See ``shared`` for a lease without such a number.
+        """
+        return self._holdings[0].terms.limit
+
+    @property
+    def shared(self) -> bool:
+        """Whether any number of other shared leases of the key are granted beside this one."""
+        return self.limit == SHARED
 
     @property
     def _leased(self) -> Sequence[Holding]:

@@ -8,17 +8,21 @@ import os
 import socket
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Any, Final, Literal, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack, cast
 
 from ._core.attempts import Attempts
 from ._core.holding import DRIFT, Terms
 from ._core.ports import SCOPES
+from ._core.table import SHARED
 from ._platform.forks import heed_forks
 from ._runtime.observing import Observer, as_observers
 from .errors import ConfigurationError
 from .events import Event
 from .keys import check_namespace, qualified
 from .stores.options import unknown
+
+if TYPE_CHECKING:
+    from ._core.ports import Engine
 
 Duration = float | timedelta
 """Seconds, or a ``timedelta``."""
@@ -34,6 +38,9 @@ _ENDLESS: Final = {
     "wait": ": 0 never waits, and None waits without end",
     "max_hold": "; None stands for no limit",
 }
+
+LARGEST_LIMIT: Final = 1_000_000
+"""An engine keeps what it knows of a key in one value, with all its holders."""
 
 MOST_DRIFT: Final = 0.25
 """A share; a larger one would leave too little of a lease."""
@@ -60,6 +67,13 @@ class HoldOptions(TypedDict, total=False):
     """How many callers may wait for the key; further ones get ``LockTimeout`` at once (1000)."""
     label: str
     """What others see of the holder (host name and process id); up to 200 characters."""
+    limit: int
+    """How many may hold the key at once (1). While callers name different ones, the smallest counts."""
+    shared: bool
+    """Whether any number of shared holders have the key together (``False``).
+
+    None of them has it together with an exclusive holder. Readers share, and a writer does not.
+    """
     on_unavailable: Literal["raise", "open"]
     """What to do when the engine does not answer: ``"raise"`` (the default) or ``"open"``.
 
@@ -94,6 +108,8 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "renew": True,
     "max_waiters": 1000,
     "label": "",
+    "limit": 1,
+    "shared": False,
     "on_unavailable": "raise",
 }
 
@@ -120,9 +136,15 @@ class Options:
         self._hold = {**_DEFAULTS, "label": _label_of_process()}
         _refuse_unknown(given, LocksOptions.__annotations__)
         self._hold = self._merged(cast("HoldOptions", given))
+        self._engine: Engine | None = None
         self._settle()
         if "label" not in given:
             heed_forks(self)
+
+    def check_on(self, engine: Engine) -> None:
+        """Check from now on what this engine cannot do, too. Raises ``ConfigurationError``."""
+        self._engine = engine
+        check_limit(self.own[0].limit, engine)
 
     def after_fork(self) -> None:
         """Take the label of the child process, if the label is the default."""
@@ -149,12 +171,19 @@ class Options:
             pass
         _refuse_unknown(given, _CHECKS)
         options = self._terms_of(self._merged(given))
+        check_limit(options[0].limit, self._engine)
         if len(self._known) < REMEMBERED:
             self._known[said] = options
         return options
 
     def of_take_over(self, given: HoldOptions) -> Terms:
         """Return the terms of a lease that is taken over. Raises as ``of_call`` does."""
+        for name in ("limit", "shared"):
+            if name in given:
+                raise TypeError(
+                    f"a lease that is taken over keeps its limit, and take_over was given {name}=:"
+                    " leave it out"
+                )
         for name in ("wait", "max_waiters", "on_unavailable"):
             if name in given:
                 raise TypeError(
@@ -172,6 +201,7 @@ class Options:
             options["label"],
             fail_open=options["on_unavailable"] == "open",
             drift=self._drift,
+            limit=options["limit"],
         )
         return terms, options["wait"]
 
@@ -179,7 +209,33 @@ class Options:
         merged = dict(self._hold)
         for name, value in given.items():
             merged[name] = _CHECKS[name](name, value)
+        if shared := merged.pop("shared", None):
+            _refuse_two_limits(given)
+            merged["limit"] = SHARED
+        elif shared is False and "limit" not in given and merged["limit"] == SHARED:
+            merged["limit"] = 1  # A call overrides what its locks share by default.
         return merged
+
+
+def check_limit(limit: int, engine: Engine | None) -> None:
+    """Raise ``ConfigurationError`` if an engine cannot grant leases with such a limit."""
+    if limit == 1 or engine is None or engine.limits == "any":
+        return
+    if limit == SHARED and engine.limits == "shared":
+        return
+    given = "shared=True" if limit == SHARED else f"limit={limit}"
+    raise ConfigurationError(
+        f"engine {engine.name} cannot grant a key to several holders, as {given} wants: choose an"
+        " engine that can, such as file:// or redis://"
+    )
+
+
+def _refuse_two_limits(given: HoldOptions) -> None:
+    if "limit" in given:
+        raise ConfigurationError(
+            f"limit={given['limit']!r:.80} and shared=True exclude each other: limit=3 lets three hold"
+            " a key at once, and shared=True any number of readers but no writer. Give one of them"
+        )
 
 
 def _refuse_unknown(given: Iterable[str], known: Iterable[str]) -> None:
@@ -210,6 +266,8 @@ _OTHER_NAMES: Final = {
     **dict.fromkeys(("expire", "expires", "expiry", "lease", "lease_time", "duration"), _TTL),
     **dict.fromkeys(("auto_renewal", "auto_renew", "keep_alive"), "renew= (True by default)"),
     **dict.fromkeys(("max_time", "max_lease", "deadline", "at_most"), "max_hold= (seconds)"),
+    **dict.fromkeys(("permits", "max_leases", "max_concurrent", "slots"), "limit= (1 by default)"),
+    **dict.fromkeys(("read", "readers", "share", "exclusive"), "shared= (False by default)"),
 }
 """The names of our options in other packages."""
 
@@ -288,6 +346,15 @@ def count(name: str, value: Any) -> int:
     return value
 
 
+def _limit(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST_LIMIT:
+        raise ConfigurationError(
+            f"{name}={value!r:.80} must be a whole number from 1 to {LARGEST_LIMIT}: how many may hold"
+            " the key at once. For any number of readers, give shared=True"
+        )
+    return value
+
+
 def _label(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise ConfigurationError(f"{name}={value!r:.80} must be a string")
@@ -310,6 +377,8 @@ _CHECKS: Final = {
     "renew": _flag,
     "max_waiters": count,
     "label": _label,
+    "limit": _limit,
+    "shared": _flag,
     "on_unavailable": _on_unavailable,
 }
 
@@ -352,4 +421,14 @@ def kept_for(expiry: Duration | None) -> float | None:
 
 def in_turn(options: HoldOptions) -> HoldOptions:
     """Return the options for a step that some caller must run: wait for it, and never fail open."""
-    return {"wait": None, **options, "on_unavailable": "raise"}
+    return {"wait": None, **alone(options), "on_unavailable": "raise"}
+
+
+def alone(options: HoldOptions) -> HoldOptions:
+    """Return the options for what no two callers may do. Raises ``ConfigurationError`` for a limit."""
+    for name in ("limit", "shared"):
+        if name in options:
+            raise ConfigurationError(
+                f"{name}= would let several callers do what is to be done by one: leave it out"
+            )
+    return {**options, "limit": 1}

@@ -150,11 +150,20 @@ class AlreadyHeld(WeblockError, RuntimeError):
 
     Attributes:
         key: The key.
+        upgrade: Whether it is held with others, and was to be held with fewer or alone.
     """
 
-    def __init__(self, key: str) -> None:
-        super().__init__(
+    def __init__(self, key: str, *, upgrade: bool = False) -> None:
+        held = (
             f"lock {key!r} is already held by this very task or thread, or by the request that it"
-            " serves: to acquire it again would wait forever. Pass the lease down instead"
+            " serves"
+        )
+        super().__init__(
+            f"{held}, together with others, and cannot be turned into a lock with a smaller limit: two"
+            " callers that tried would wait for each other forever. Release it and acquire it anew,"
+            " or acquire it with the smaller limit from the beginning"
+            if upgrade
+            else f"{held}: to acquire it again would wait forever. Pass the lease down instead"
         )
         self.key = key
+        self.upgrade = upgrade

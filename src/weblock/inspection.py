@@ -1,17 +1,33 @@
-"""The view that operators and their tools have of a key: its holder and its waiters."""
+"""The view that operators and their tools have of a key: its holders and its waiters."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from ._core.ports import Look
-from ._core.table import KeyState
+from ._core.table import SHARED, Grant, KeyState
 from .keys import unqualified
 
 
 @dataclass(frozen=True, slots=True)
+class HolderInfo:
+    """One holder of a key."""
+
+    label: str
+    """What it is called: by default, host and process id."""
+    fence: int
+    """Its fencing token."""
+    held_for: float
+    """Seconds since it acquired the key."""
+    remaining: float
+    """Seconds until its lease ends unless it is renewed."""
+    limit: int | None
+    """How many may hold the key while it is one of them; ``None`` if its lease is shared."""
+
+
+@dataclass(frozen=True, slots=True)
 class KeyInfo:
-    """The holder and the waiters of a key at one moment.
+    """The holders and the waiters of a key at one moment.
 
     A key with waiters and without a holder is about to be passed on: its lease has ended, and no
     process has touched it since.
@@ -19,7 +35,7 @@ class KeyInfo:
 
     key: str
     holder: str | None
-    """The holder's label; ``None`` if the key is not held."""
+    """The label of the holder, of several the first; ``None`` if the key is not held."""
     fence: int | None
     """The holder's fencing token."""
     held_for: float
@@ -28,6 +44,8 @@ class KeyInfo:
     """Seconds until the lease ends unless it is renewed; 0 if the key is not held."""
     waiters: tuple[str, ...]
     """The labels of the waiters, in the order of their turn."""
+    holders: tuple[HolderInfo, ...] = ()
+    """All holders, in the order of their fences: several, if their limit is above 1 or they share."""
 
 
 KeyInfos = list[KeyInfo]
@@ -50,6 +68,18 @@ def info_of(qualified_key: str, look: Look) -> KeyInfo | None:
         held_for=max(0.0, now - grant.since) if grant else 0.0,
         remaining=max(0.0, grant.until - now) if grant else 0.0,
         waiters=tuple(place.claim.label for place in state.queue),
+        holders=tuple(_holder(each, now) for each in state.grants),
+    )
+
+
+def _holder(grant: Grant, now: float) -> HolderInfo:
+    claim = grant.claim
+    return HolderInfo(
+        label=claim.label,
+        fence=grant.fence,
+        held_for=max(0.0, now - grant.since),
+        remaining=max(0.0, grant.until - now),
+        limit=None if claim.limit == SHARED else claim.limit,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ._platform.logs import printable
 from .aio import AsyncLocks
-from .inspection import KeyInfo
+from .inspection import HolderInfo, KeyInfo
 from .sync import Locks
 
 HEADER: Final = ("KEY", "HOLDER", "FENCE", "HELD", "LEFT", "WAITING")
@@ -45,7 +45,7 @@ async def take_away_async(
 
 def _still(key: str, found: KeyInfo | None, fence: int | None) -> KeyInfo | None:
     """Return the holder of the key, or ``None``. Raises ``ChangedHands`` if it is another one."""
-    if fence is not None and (found is None or found.fence != fence):
+    if fence is not None and (found is None or fence not in [one.fence for one in found.holders]):
         raise ChangedHands(key, found)
     return found if found and found.holder is not None else None
 
@@ -65,11 +65,20 @@ def duration(seconds: float) -> str:
 def as_dict(info: KeyInfo) -> dict[str, Any]:
     """Return what JSON says of a key; durations are seconds."""
     facts = asdict(info)
+    for holder in facts["holders"]:
+        holder |= {name: round(holder[name], 3) for name in ("held_for", "remaining")}
     return facts | {
         "held_for": round(info.held_for, 3),
         "remaining": round(info.remaining, 3),
         "waiters": list(info.waiters),
+        "holders": list(facts["holders"]),
     }
+
+
+def holder_of(info: KeyInfo) -> str:
+    """Return what to call the holder of a key: the first, and how many there are besides."""
+    more = len(info.holders) - 1
+    return printable(info.holder or "") + (f" (+{more})" if more > 0 else "")
 
 
 def row(info: KeyInfo) -> tuple[str, ...]:
@@ -78,7 +87,7 @@ def row(info: KeyInfo) -> tuple[str, ...]:
     if info.holder is None:
         return printable(info.key), "-", "-", "-", "-", waiting
     return (
-        *(printable(info.key), printable(info.holder), str(info.fence)),
+        *(printable(info.key), holder_of(info), str(info.fence)),
         *(duration(info.held_for), duration(info.remaining), waiting),
     )
 
@@ -94,19 +103,33 @@ def sheet(info: KeyInfo) -> str:
     """Return all that there is to say of one key, a fact on each line, and its queue in order."""
     facts = zip(HEADER, row(info), strict=True)
     lines = [f"{name.lower() + ':':<9}{value}" for name, value in facts]
+    if len(info.holders) > 1:
+        lines += [f"{_of(each)}" for each in info.holders]
     lines += [f"{place:>9}. {printable(each)}" for place, each in enumerate(info.waiters, 1)]
     return "\n".join(lines)
+
+
+def _of(holder: HolderInfo) -> str:
+    limit = "shared" if holder.limit is None else f"limit {holder.limit}"
+    held, left = duration(holder.held_for), duration(holder.remaining)
+    return (
+        f"{'-':>10} {printable(holder.label)} (fence {holder.fence}, {limit}): {held}, {left} left"
+    )
 
 
 def question(info: KeyInfo) -> str:
     """Return what to know before a lease is taken away."""
     return (
-        f"{printable(info.key)} is held by {printable(info.holder)}, for {duration(info.held_for)}."
-        " If that is still running, it and the next holder overlap."
+        f"{printable(info.key)} is held by {holder_of(info)}, for {duration(info.held_for)}."
+        f" If that is still running, it and the next holder overlap.{_all_lose(info)}"
     )
 
 
 def said_of(taken: KeyInfo) -> str:
     """Return what has happened where a lease was taken away."""
     passed = f" It passes to {printable(taken.waiters[0])}." if taken.waiters else ""
-    return f"Released {printable(taken.key)}, taken from {printable(taken.holder)}.{passed}"
+    return f"Released {printable(taken.key)}, taken from {holder_of(taken)}.{passed}"
+
+
+def _all_lose(info: KeyInfo) -> str:
+    return f" All {len(info.holders)} holders lose it." if len(info.holders) > 1 else ""

@@ -30,6 +30,8 @@ class Promises:
     """Processes exclude one another."""
     remembers: bool = True
     """What has been done stays so when all processes that lock are gone."""
+    several: bool = False
+    """Several may hold a key at once, with ``limit=`` and ``shared=``."""
     death_noticed_at_once: bool = False
     """A killed holder or waiter delays nobody; otherwise a holder does, by its ttl."""
     face: str | None = None
@@ -42,7 +44,10 @@ class Promises:
 
 ENGINES = {
     "memory": Promises(
-        lambda tmp: f"memory://{uuid.uuid4().hex}", processes=False, remembers=False
+        lambda tmp: f"memory://{uuid.uuid4().hex}",
+        processes=False,
+        remembers=False,
+        several=True,
     ),
     "noop": Promises(
         lambda tmp: f"noop://{uuid.uuid4().hex}",
@@ -51,7 +56,7 @@ ENGINES = {
         processes=False,
         remembers=False,
     ),
-    "file": Promises(lambda tmp: f"file://{tmp}/locks", death_noticed_at_once=True),
+    "file": Promises(lambda tmp: f"file://{tmp}/locks", several=True, death_noticed_at_once=True),
     "valkey": Promises(lambda tmp: fresh_url(a_valkey()), sections=2_560),
     "redis": Promises(
         lambda tmp: fresh_url(a_redis()), face="asyncio", faces=("asyncio",), sections=1_024
@@ -64,7 +69,9 @@ ENGINES = {
     "redlock-5": Promises(lambda tmp: fresh_quorum(5), face="sync", faces=(), sections=1_024),
     # It keeps every promise, but cannot wake another process: a waiter there looks, some milliseconds
     # later, so that a hot key changes hands a tenth as often.
-    "memcached": Promises(lambda tmp: fresh_memcached(), face="asyncio", sections=512),
+    "memcached": Promises(
+        lambda tmp: fresh_memcached(), several=True, face="asyncio", sections=512
+    ),
 }
 
 OF_EACH_KIND = {"memory", "noop", "file", "valkey"}

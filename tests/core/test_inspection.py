@@ -16,7 +16,7 @@ import pytest
 from weblock import AsyncLocks, KeyInfo, LeaseLost, Locks
 from weblock._core.ports import Look
 from weblock._core.table import Claim, Grant, KeyState, Place, Voided
-from weblock.inspection import info_of
+from weblock.inspection import HolderInfo, info_of
 
 
 def claim(label: str) -> Claim:
@@ -26,7 +26,16 @@ def claim(label: str) -> Claim:
 
 GRANT = Grant(claim("holder"), 7, since=100.0, until=110.0, confirmed=True)
 QUEUE = (Place(claim("first"), 104.0), Place(claim("second"), 103.0))
-INFO = KeyInfo("a:b", "holder", 7, held_for=2.0, remaining=8.0, waiters=("first", "second"))
+HOLDER = HolderInfo("holder", 7, held_for=2.0, remaining=8.0, limit=1)
+INFO = KeyInfo(
+    "a:b",
+    "holder",
+    7,
+    held_for=2.0,
+    remaining=8.0,
+    waiters=("first", "second"),
+    holders=(HOLDER,),
+)
 
 
 def test_what_is_told() -> None:

@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 import redis
 
-from weblock import AsyncLocks, Attempts, ConfigurationError, Locks, LockTimeout
+from weblock import AsyncLocks, Attempts, ConfigurationError, Key, Locks, LockTimeout
+from weblock._core.table import SHARED
+from weblock._options import Options
+from weblock.stores.memory import MemoryEngine
 
 NAN, INFINITY = float("nan"), float("inf")
 
@@ -51,6 +54,8 @@ BAD = [
     *[("wait", value) for value in BAD_DURATIONS],
     *[("max_hold", value) for value in [*BAD_DURATIONS, 0, 0.05]],
     *[("max_waiters", value) for value in [-1, 1.5, True, "10", None, NAN]],
+    *[("limit", value) for value in [0, -1, True, 1.0, "3", None, 10**9]],
+    *[("shared", value) for value in [0, 1, None, "yes"]],
     *[("renew", value) for value in [0, 1, None, "yes"]],
     *[("label", value) for value in [None, 7, b"label"]],
 ]
@@ -147,7 +152,7 @@ def test_a_timedelta_is_seconds(url: str) -> None:
         ("expire", "did you mean ttl="),
         ("auto_renewal", "did you mean renew="),
         ("max_waiter", "'max_waiter': did you mean 'max_waiters'[?] There are drift, label"),
-        ("colour", "'colour'; there are drift, label, max_hold"),
+        ("colour", "'colour'; there are drift, label, limit"),
         ("prefix", r"an engine has it, and it stands in the URL: redis://host\?prefix="),
     ],
 )
@@ -337,3 +342,45 @@ async def test_a_decorator_of_the_wrong_face(url: str) -> None:
         Locks.from_url(url).serialized("key")(coroutine)
     with pytest.raises(TypeError, match="decorate it with Locks"):
         AsyncLocks.from_url(url).serialized("key")(function)
+
+
+def test_a_limit_and_shared_exclude_each_other(face: Any, url: str) -> None:
+    """In one call; a call overrides what its locks say by default, either way."""
+    with pytest.raises(ConfigurationError, match="limit=3 and shared=True exclude each other"):
+        face.from_url(url, limit=3, shared=True)
+    options = Options(shared=True)
+    assert options.own[0].limit == SHARED
+    assert options.of_call({"limit": 3})[0].limit == 3
+    assert options.of_call({"shared": False})[0].limit == 1
+    assert Options(limit=3).of_call({"shared": True})[0].limit == SHARED
+    assert Options(limit=3).of_call({"shared": False})[0].limit == 3
+
+
+@pytest.mark.parametrize(
+    ("limits", "refused"),
+    [("exclusive", [{"limit": 2}, {"shared": True}]), ("shared", [{"limit": 2}]), ("any", [])],
+)
+def test_an_engine_that_cannot_share_a_key_says_so(limits: str, refused: list[Any]) -> None:
+    """An option that the engine cannot do is refused at the call, or when the locks are made."""
+    engine = MemoryEngine("memory://limits")
+    engine.limits = limits
+    with Locks(engine) as locks:
+        for options in ({"limit": 2}, {"shared": True}, {"limit": 1}):
+            if options in refused:
+                with pytest.raises(ConfigurationError, match=r"cannot .* as (limit=2|shared=True)"):
+                    locks.acquire("key", **options)
+                with pytest.raises(ConfigurationError, match="cannot grant a key to several"):
+                    Locks(engine, **options)
+            else:
+                locks.acquire("key", **options).release()
+
+
+def test_two_limits_of_one_template_are_logged_once(url: str, caplog: Any) -> None:
+    """Whatever its values: one of them is a mistake, and as long as both hold, the smaller counts."""
+    with Locks.from_url(url, namespace=uuid.uuid4().hex) as locks:
+        for limit, item in ((3, 1), (3, 2), (5, 1), (4, 3)):
+            locks.acquire(Key("item:{item}", item=item), limit=limit).release()
+            locks.acquire(Key("item:{item}", item=item), shared=True).release()
+            locks.acquire(Key("item:{item}", item=item)).release()
+    (logged,) = [each for each in caplog.messages if "limit=" in each]
+    assert "'item:{item}' is acquired with limit=3 and with limit=5" in logged

@@ -128,8 +128,8 @@ class Locker:
         Every caller passes keys in the same order, so that no two can wait for each other. Raises
         ``LockTimeout``, ``EngineUnavailable`` or ``AlreadyHeld``.
         """
-        if wait != 0:
-            self._refuse_to_wait_for_oneself(keys)
+        if wait != 0 or terms.limit > 1:
+            self._refuse_to_wait_for_oneself(keys, terms.limit)
         asked = self.runtime.now()
         give_up_at = None if wait is None else asked + wait
         got: Hands[Holding] = Hands()
@@ -156,7 +156,7 @@ class Locker:
         self, keys: Sequence[str], terms: Terms, attempts: Attempts, caller: Caller | None = None
     ) -> Hands[Holding]:
         """Acquire all keys, or none, without waiting for any. Raises as ``acquire`` does."""
-        self._refuse_to_wait_for_oneself(keys)
+        self._refuse_to_wait_for_oneself(keys, terms.limit)
         since = self.runtime.now()
         for pause in attempts.pauses():
             try:
@@ -289,11 +289,20 @@ class Locker:
             holding.tell_release()
         return ours
 
-    def _refuse_to_wait_for_oneself(self, keys: Sequence[str]) -> None:
+    def _refuse_to_wait_for_oneself(self, keys: Sequence[str], limit: int) -> None:
+        keeper = self.keeper
         for key in keys:
-            mine = self.keeper.holdings.get(key)
-            if mine and self.runtime.is_part_of(mine.control) and mine.held(self.runtime.now()):
+            mine = keeper.holdings.get(key)
+            if mine and self._is_own(mine):
                 raise AlreadyHeld(unqualified(key))
+            if keeper.together:
+                for each in keeper.together_on(key):
+                    if self._is_own(each):
+                        raise AlreadyHeld(unqualified(key), upgrade=limit < each.terms.limit)
+
+    def _is_own(self, holding: Holding) -> bool:
+        runtime = self.runtime
+        return runtime.is_part_of(holding.control) and holding.held(runtime.now())
 
 
 class Acquisition:
@@ -335,7 +344,7 @@ class Acquisition:
         self._attempt = attempt
         label = caller.label if caller and caller.label else terms.label
         ttl = terms.ttl if terms.max_hold is None else terms.first_ttl
-        self._claim = Claim(owner, locker.store.process, ttl, label)
+        self._claim = Claim(owner, locker.store.process, ttl, label, terms.limit)
         self._bell = runtime.bell()
 
     async def run(self, hands: Hands[Holding]) -> Holding:

@@ -86,6 +86,8 @@ class Terms:
     label: str
     fail_open: bool = False
     drift: float = DRIFT
+    limit: int = 1
+    """How many may hold the key together: see ``table``."""
 
     @property
     def first_ttl(self) -> float:
@@ -349,7 +351,7 @@ class Unprotected:
     It is never held, and it cannot be lost.
     """
 
-    __slots__ = ("control", "key")
+    __slots__ = ("control", "key", "terms")
 
     owner = ""
     fence = None
@@ -357,8 +359,9 @@ class Unprotected:
     status = Status.RELEASED
     """There is nothing to give back."""
 
-    def __init__(self, key: str, *, control: object) -> None:
+    def __init__(self, key: str, terms: Terms, *, control: object) -> None:
         self.key = key
+        self.terms = terms
         self.control = control
 
     def held(self, now: float) -> bool:  # noqa: ARG002 - as a Holding has it

@@ -127,7 +127,9 @@ class Keeper:
         self._kept: dict[str, Kept] = {}
         self._debts: dict[str, Debt] = {}
         self.holdings: dict[str, Holding] = {}
-        """The leases that this process has, by key."""
+        """The exclusive leases that this process has, by key."""
+        self.together: dict[str, dict[str, Holding]] = {}
+        """Its leases that others may have, too, by key and owner."""
         self._take_bell()
         self._wakes_at = float("inf")
         self._attended = False
@@ -149,7 +151,11 @@ class Keeper:
         self._attend(kept.due)
 
     def keep_holding(self, holding: Holding) -> None:
-        self.holdings[holding.key] = self._kept[holding.owner] = holding
+        self._kept[holding.owner] = holding
+        if holding.terms.limit == 1:
+            self.holdings[holding.key] = holding
+        else:
+            self._add_together(holding)
         self._attended = True  # And no more is to be done if it wakes in time anyway.
         if holding.due < self._wakes_at or not self._running:
             self._attend(holding.due)
@@ -163,6 +169,12 @@ class Keeper:
             self._kept.pop(holding.owner, None)
         if self.holdings.get(holding.key) is holding:
             self.holdings.pop(holding.key, None)
+        elif self.together:
+            self._drop_together(holding)
+
+    def together_on(self, key: str) -> Sequence[Holding]:
+        """Return the leases of a key that this process has, where others may have it, too."""
+        return tuple(self.together.get(key, {}).values())
 
     def stake(self, hands: Hands[Any], key: str, owner: str, ttl: float) -> None:
         """Give back whatever ``owner`` has as soon as no code refers to ``hands`` any more."""
@@ -204,6 +216,7 @@ class Keeper:
         self._debts.clear()
         self.stakes.clear()
         self.holdings.clear()
+        self.together.clear()
         self._take_bell()
         self._running = False
         self._store = None
@@ -241,6 +254,22 @@ class Keeper:
         elif due < self._wakes_at:
             self._wakes_at = due
             self._bell.ring(Ask())
+
+    # Any thread may change it, without a mutex, which a finalizer might wait for. What one thread adds to
+    # a part that another has just found empty and removes is added again, by one of them.
+
+    def _add_together(self, holding: Holding) -> None:
+        added: dict[str, Holding] = {}
+        while self.together.get(holding.key) is not added:
+            added = self.together.setdefault(holding.key, {})
+            added[holding.owner] = holding
+
+    def _drop_together(self, holding: Holding) -> None:
+        left = self.together.get(holding.key)
+        if left is None or left.pop(holding.owner, None) is None or left:
+            return
+        for added in tuple((self.together.pop(holding.key, None) or {}).values()):
+            self._add_together(added)
 
     def _drop_owner(self, owner: str) -> None:
         kept = self._kept.get(owner)
@@ -312,7 +341,8 @@ class Keeper:
 
     def _a_lease_is_due(self) -> bool:
         now = self._runtime.now()
-        return any(each.due <= now for each in tuple(self.holdings.values()))
+        kept = tuple(self._kept.values())
+        return any(each.due <= now for each in kept if isinstance(each, Holding))
 
     async def _beat_portion(self, store: Store, portion: Sequence[tuple[Kept, Pulse]]) -> None:
         sent = self._runtime.now()

@@ -39,7 +39,8 @@ async def hand_over(
     try:
         for holding in holdings:
             length = holding.terms.ttl if ttl is None else ttl
-            given.append(OnItsWay(holding.key, locker.runtime.new_owner(), holding.fence))
+            secret, limit = locker.runtime.new_owner(), holding.terms.limit
+            given.append(OnItsWay(holding.key, secret, holding.fence, limit))
             await _give(locker, holding, given[-1].owner, length)
     except BaseException:
         for lease, holding in zip(given, holdings, strict=False):
@@ -56,7 +57,7 @@ async def hand_over(
 
 
 async def _give(locker: Locker, holding: Holding, secret: str, ttl: float) -> None:
-    claim = Claim(secret, "", ttl, holding.label)
+    claim = Claim(secret, "", ttl, holding.label, holding.terms.limit)
     reply, _ = await _transfer(locker, holding.key, holding.owner, claim, holding.fence)
     if not isinstance(reply.answer, Held) or reply.answer.fence != holding.fence:
         holding.refute_release()
@@ -83,7 +84,8 @@ async def take_over(locker: Locker, leases: Sequence[OnItsWay], terms: Terms) ->
 
 async def _take(locker: Locker, lease: OnItsWay, terms: Terms, hands: Hands[Holding]) -> Holding:
     key, owner = lease.key, locker.runtime.new_owner()
-    claim = Claim(owner, locker.store.process, terms.first_ttl, terms.label)
+    terms = terms._replace(limit=lease.limit)
+    claim = Claim(owner, locker.store.process, terms.first_ttl, terms.label, lease.limit)
     locker.keeper.stake(hands, key, owner, terms.ttl)
     try:
         reply, sent = await _transfer(locker, key, lease.owner, claim, lease.fence)

@@ -18,6 +18,10 @@ SCOPES: Final = ("none", "process", "host", "cluster")
 """How far an engine's leases reach, from nowhere to everywhere."""
 
 
+LIMITS: Final = ("exclusive", "shared", "any")
+"""Which leases an engine can grant: only exclusive ones, shared ones too, or with any limit."""
+
+
 class Reply(NamedTuple):
     """An engine's answer, and the time on the engine's clock at which it was true."""
 
@@ -223,6 +227,10 @@ class Engine(Protocol):
     @property
     def scope(self) -> str:
         """One of ``SCOPES``."""
+
+    @property
+    def limits(self) -> str:
+        """One of ``LIMITS``."""
 
     @property
     def switchboard(self) -> Switchboard: ...

@@ -19,11 +19,14 @@ class OnItsWay(NamedTuple):
     key: str
     owner: str
     fence: int
+    limit: int = 1
 
 
 def token_of(leases: Sequence[OnItsWay]) -> str:
     """Return the token of leases that move on together; letters, digits, ``.``, ``-`` and ``_``."""
-    text = json.dumps(leases, separators=(",", ":"))
+    # Those of an exclusive lease are as in weblock 1.0, which cannot read others.
+    facts = [lease if lease.limit > 1 else lease[:3] for lease in leases]
+    text = json.dumps(facts, separators=(",", ":"))
     return _FORMAT + urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
@@ -41,7 +44,9 @@ def leases_in(token: str) -> list[OnItsWay]:
     text = token.removeprefix(_FORMAT)
     try:
         leases = json.loads(urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-        named = [OnItsWay(str(key), str(owner), int(fence)) for key, owner, fence in leases]
+        named = [
+            OnItsWay(str(key), str(owner), *map(int, numbers)) for key, owner, *numbers in leases
+        ]
     except (ValueError, TypeError):
         named = []
     if not named:  # Without the token, which is a secret.

@@ -24,7 +24,7 @@ from .._core.holding import Holding, Unprotected
 from .._face import BaseLease, Face
 from .._options import HoldOptions
 from .._platform.logs import logger
-from ..errors import ConfigurationError, LeaseLost
+from ..errors import AlreadyHeld, ConfigurationError, LeaseLost
 from ..keys import CheckedKey
 
 L = TypeVar("L", bound=BaseLease)
@@ -92,6 +92,7 @@ class RequestLeases(Generic[L]):
                 self._by_key[locks._place, key] = lease  # noqa: SLF001 - adapters know the face
             if len(missing) == len(keys):
                 return lease
+        self._refuse_upgrades(locks, keys, options)
         lease = self.lease_of(locks, keys)
         lease.check()
         return lease
@@ -103,6 +104,16 @@ class RequestLeases(Generic[L]):
     def holds(self, locks: Face, key: str) -> bool:
         """Return whether the request holds a key, by locks of either face."""
         return (locks._place, key) in self._by_key  # noqa: SLF001
+
+    def _refuse_upgrades(
+        self, locks: Face, keys: Sequence[CheckedKey], options: HoldOptions
+    ) -> None:
+        """Raise ``AlreadyHeld`` if more may hold a key with this request than it asks for now."""
+        limit = limit_of(locks, options)
+        for key in keys:
+            held = self._by_key[locks._place, key]  # noqa: SLF001
+            if held.limit > limit:
+                raise AlreadyHeld(key, upgrade=True)
 
     def lease_of(self, locks: Face, keys: Sequence[str]) -> L:
         """Return the lease of just these keys, all of which the request holds, for users of ``locks``."""
@@ -169,6 +180,12 @@ class RequestLeases(Generic[L]):
             "this request has ended: what outlives it holds its locks by itself, with hold() of the"
             " locks themselves"
         )
+
+
+def limit_of(locks: Face, options: HoldOptions) -> int:
+    """Return how many may hold a key that is acquired with these options."""
+    own = locks._options  # noqa: SLF001 - adapters know the face
+    return (own.of_call(options) if options else own.own)[0].limit
 
 
 def check_done(leases: Sequence[BaseLease]) -> None:

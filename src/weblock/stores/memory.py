@@ -30,6 +30,7 @@ class MemoryEngine:
     """Keeps the leases in a dict. A fork leaves the child with an empty one."""
 
     scope = "process"
+    limits = "any"
     real_keeper = True
 
     def __init__(self, name: str = "memory://") -> None:

@@ -21,6 +21,7 @@ class NoopEngine:
     """Grants every key to every caller at once. Fences still increase."""
 
     scope = "none"
+    limits = "any"
     real_keeper = True
 
     def __init__(self, name: str = "noop://") -> None:

@@ -69,6 +69,8 @@ def lock(
             ``max_hold`` (``None``): after how long it is no longer renewed, and is lost;
             ``renew`` (``True``): whether it is renewed while its holder lives;
             ``max_waiters`` (1000): how many callers may wait for a key;
+            ``limit`` (1): how many may hold a key at once;
+            ``shared`` (``False``): whether any number of shared holders have it together, and no other;
             ``label`` (host name and process id): what others see of the holder;
             ``on_unavailable`` (``"raise"``): with ``"open"``, run without a lease while the engine
             does not answer.

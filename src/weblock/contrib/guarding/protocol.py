@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from ..._core.ports import LeaseTable
 from ..._face import BaseLease
+from ...errors import ConfigurationError
 from ...keys import unqualified
 from .errors import StaleFence
 
@@ -107,7 +108,18 @@ class Conflict(Exception):
 
 
 def marks_of(lease: BaseLease) -> list[Mark]:
-    """Return the marks of a lease's keys in a fixed order; none for a key without a lease."""
+    """Return the marks of a lease's keys in a fixed order; none for a key without a lease.
+
+    Raises ``ConfigurationError`` for a lease that is not exclusive: of several holders, each would
+    be refused as soon as one with a larger fence has begun.
+    """
+    for each in lease._leased:  # noqa: SLF001 - adapters know the face
+        if each.terms.limit > 1:
+            raise ConfigurationError(
+                f"the database can be the referee of an exclusive lease only, and"
+                f" {unqualified(each.key)!r:.200} is held with limit= or shared=True: leave that out, or"
+                " the guard (guard=, fence=True)"
+            )
     marks = [_mark(each.key, each.fence, each.owner) for each in lease._leased]  # noqa: SLF001
     return sorted(marks, key=lambda mark: mark.digest)
 

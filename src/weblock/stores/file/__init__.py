@@ -113,6 +113,7 @@ class FileEngine:
     """The leases of one directory, as this process sees them."""
 
     scope = "host"
+    limits = "any"
     real_keeper = True
 
     def __init__(self, path: str) -> None:

@@ -44,6 +44,7 @@ class MemcachedEngine:
     """The leases on one server, as this process sees them."""
 
     scope = "cluster"
+    limits = "any"
     real_keeper = True
 
     def __init__(self, settings: Settings) -> None:

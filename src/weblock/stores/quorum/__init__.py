@@ -113,6 +113,7 @@ class QuorumEngine:
     """The leases of a majority, as this process sees them."""
 
     scope = "cluster"
+    limits = "exclusive"
     real_keeper = True
     wall_clock = staticmethod(time.time)
     """Orders the waiters by when they came."""

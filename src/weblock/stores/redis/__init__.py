@@ -46,6 +46,7 @@ class RedisEngine:
     """The leases of one deployment, as this process sees them."""
 
     scope = "cluster"
+    limits = "exclusive"
     real_keeper = True
 
     def __init__(self, settings: Settings) -> None:

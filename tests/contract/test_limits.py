@@ -1,0 +1,274 @@
+"""Keys that several callers hold at once: at most so many of them, or readers beside readers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import wait
+from typing import Any
+
+import pytest
+
+from tests.support.renewals import renewed
+from tests.support.waiting import PATIENCE, eventually, waiters
+from weblock import AlreadyHeld, ConfigurationError, LeaseLost, LockTimeout
+
+LONG = 60.0
+"""A ttl that no test waits for: whoever had to would fail."""
+
+pytestmark = pytest.mark.promise("several")
+
+
+def holders(probe: Any, key: str) -> list[int]:
+    """The fences of all who hold a key."""
+    info = probe.inspect(key)
+    return [each.fence for each in info.holders] if info else []
+
+
+class TestLimit:
+    def test_so_many_hold_and_the_next_one_waits(self, locks, face, probe) -> None:
+        """Three hold a key with ``limit=3``, each with a lease of its own; one more waits for any of them."""
+        actors = face.actors(4)
+        leases = [one.do(locks.acquire, "key", limit=3, ttl=LONG) for one in actors[:3]]
+        fences = [lease.fence for lease in leases]
+        assert fences == sorted(set(fences))
+        assert [(lease.limit, lease.shared) for lease in leases] == [(3, False)] * 3
+        assert actors[3].do(locks.try_acquire, "key", limit=3) is None
+        waits = actors[3].begin(locks.acquire, "key", limit=3, ttl=LONG, wait=LONG)
+        eventually(lambda: waiters(probe, "key") == 1)
+        assert not waits.done()
+        actors[1].do(leases[1].release)
+        fourth = waits.result(PATIENCE)
+        assert fourth.fence > fences[-1]
+        assert holders(probe, "key") == [fences[0], fences[2], fourth.fence]
+        for one, lease in zip(actors, [leases[0], None, leases[2], fourth], strict=True):
+            if lease:
+                lease.check()
+                one.do(lease.release)
+        eventually(lambda: probe.inspect("key") is None)
+
+    def test_the_smaller_of_two_limits_counts(self, locks, one, other, face) -> None:
+        """While one holds a key with ``limit=2``, there are two at most, whatever others ask for."""
+        narrow = one.do(locks.acquire, "key", limit=2, ttl=LONG)
+        wide = other.do(locks.acquire, "key", limit=9, ttl=LONG)
+        third = face.actor()
+        assert third.do(locks.try_acquire, "key", limit=9) is None
+        assert third.do(locks.try_acquire, "key") is None
+        one.do(narrow.release)
+        assert third.do(locks.try_acquire, "key", limit=1) is None
+        lease = third.do(locks.acquire, "key", limit=9)
+        third.do(lease.release)
+        other.do(wide.release)
+
+    def test_each_lease_is_renewed_and_lost_by_itself(self, locks, face, one, other) -> None:
+        """One that is not renewed ends, and the one beside it goes on."""
+        lost = one.do(locks.acquire, "key", limit=2, ttl=0.3, renew=False)
+        kept = other.do(locks.acquire, "key", limit=2, ttl=LONG)
+        third = face.actor()
+        following = third.do(locks.acquire, "key", limit=2, ttl=LONG, wait=LONG)
+        assert not lost.held
+        renewed(locks, kept)
+        renewed(locks, following)
+        other.do(kept.release)
+        third.do(following.release)
+
+    @pytest.mark.of_core
+    def test_never_more_than_the_limit(self, locks, face) -> None:
+        """However many come and go at once, no more than two of them are inside."""
+        inside, most, mutex = 0, 0, threading.Lock()
+
+        def count(change: int) -> None:
+            nonlocal inside, most
+            with mutex:
+                inside += change
+                most = max(most, inside)
+
+        def work() -> Any:
+            for _ in range(8):
+                with locks.hold("key", limit=2, wait=None, ttl=LONG):
+                    count(1)
+                    count(-1)
+
+        async def task() -> None:
+            for _ in range(8):
+                async with locks.hold("key", limit=2, wait=None, ttl=LONG):
+                    count(1)
+                    await asyncio.sleep(0)
+                    count(-1)
+
+        sections: Callable[[], Any] = work if face.name == "sync" else task
+        done = [actor.begin(sections) for actor in face.actors(6)]
+        wait(done, PATIENCE)
+        for each in done:
+            each.result(0)
+        assert 1 <= most <= 2
+
+
+class TestReadersAndWriters:
+    def test_readers_share_and_a_writer_waits(self, locks, face, probe) -> None:
+        """A writer gets the key when the last reader has left; nobody overtakes it meanwhile."""
+        first, second, writer, late = face.actors(4)
+        readers = [one.do(locks.acquire, "key", shared=True, ttl=LONG) for one in (first, second)]
+        assert [lease.shared for lease in readers] == [True, True]
+        writes = writer.begin(locks.acquire, "key", ttl=LONG, wait=LONG)
+        eventually(lambda: waiters(probe, "key") == 1)
+        assert late.do(locks.try_acquire, "key", shared=True) is None
+        reads = late.begin(locks.acquire, "key", shared=True, ttl=LONG, wait=LONG)
+        eventually(lambda: waiters(probe, "key") == 2)
+        first.do(readers[0].release)
+        assert holders(probe, "key") == [readers[1].fence]
+        second.do(readers[1].release)
+        written = writes.result(PATIENCE)
+        assert (written.limit, written.shared, reads.done()) == (1, False, False)
+        writer.do(written.release)
+        read = reads.result(PATIENCE)
+        assert readers[1].fence < written.fence < read.fence
+        late.do(read.release)
+
+    def test_readers_enter_together(self, locks, face, probe) -> None:
+        """A writer's release lets in all readers that wait, up to the next writer."""
+        writer, *readers, last = face.actors(5)
+        lease = writer.do(locks.acquire, "key", ttl=LONG)
+        reads = []
+        for number, reader in enumerate(readers, 1):
+            reads.append(reader.begin(locks.acquire, "key", shared=True, ttl=LONG, wait=LONG))
+            eventually(lambda: waiters(probe, "key") == number)  # noqa: B023
+        writes = last.begin(locks.acquire, "key", ttl=LONG, wait=LONG)
+        eventually(lambda: waiters(probe, "key") == 4)
+        writer.do(lease.release)
+        leases = [each.result(PATIENCE) for each in reads]
+        assert holders(probe, "key") == [lease.fence for lease in leases]
+        assert not writes.done()
+        for lease in leases:
+            renewed(locks, lease)
+        for reader, lease in zip(readers, leases, strict=True):
+            reader.do(lease.release)
+        last.do(writes.result(PATIENCE).release)
+
+    def test_a_writer_that_gives_up_lets_the_readers_in(self, locks, face, probe) -> None:
+        """A reader that waited behind it enters when it has timed out."""
+        reader, writer, late = face.actors(3)
+        lease = reader.do(locks.acquire, "key", shared=True, ttl=LONG)
+        writes = writer.begin(locks.acquire, "key", ttl=LONG, wait=1)
+        eventually(lambda: waiters(probe, "key") == 1)
+        read = late.do(locks.acquire, "key", shared=True, ttl=LONG, wait=LONG)
+        with pytest.raises(LockTimeout):
+            writes.result(PATIENCE)
+        lease.check()
+        late.do(read.release)
+        reader.do(lease.release)
+
+
+class TestOneself:
+    @pytest.mark.of_core
+    def test_what_is_held_already_is_refused(self, locks, one) -> None:
+        """A flow that has one of several leases does not take a second one, be there room or not."""
+        for options in ({"limit": 2}, {"shared": True}):
+            lease = one.do(locks.acquire, "key", ttl=LONG, **options)
+            for wait_for in (0, 1):
+                with pytest.raises(AlreadyHeld) as refused:
+                    one.do(locks.acquire, "key", wait=wait_for, **options)
+                assert (refused.value.key, refused.value.upgrade) == ("key", False)
+            one.do(lease.release)
+            one.do(one.do(locks.acquire, "key", wait=0, **options).release)
+
+    @pytest.mark.of_core
+    def test_an_upgrade_is_refused(self, locks, one, other) -> None:
+        """A reader that wants to write is told to release first, and keeps its lease."""
+        lease = one.do(locks.acquire, "key", shared=True, ttl=LONG)
+        beside = other.do(locks.acquire, "key", shared=True, ttl=LONG)
+        with pytest.raises(AlreadyHeld, match="Release it and acquire it anew") as refused:
+            one.do(locks.acquire, "key", wait=LONG)
+        assert refused.value.upgrade
+        lease.check()
+        other.do(beside.release)
+        one.do(lease.release)
+
+
+class TestSeveralKeys:
+    def test_one_call_holds_all_its_keys_alike(self, locks, face, one, other) -> None:
+        """The options of a call are those of each of its keys."""
+        lease = one.do(locks.acquire, "a", "b", shared=True, ttl=LONG)
+        beside = other.do(locks.acquire, "b", "c", shared=True, ttl=LONG)
+        third = face.actor()
+        assert [third.do(locks.try_acquire, key) for key in "abc"] == [None] * 3
+        one.do(lease.release)
+        other.do(beside.release)
+
+    def test_keys_of_different_kinds(self, locks, face, one, other) -> None:
+        """A flow may read one key and write another, in two calls."""
+
+        def section(_lease: Any) -> None:
+            pass
+
+        catalogue = one.do(locks.acquire, "catalogue", shared=True, ttl=LONG)
+        item = one.do(locks.acquire, "item", ttl=LONG)
+        other.do(face.section, locks, "catalogue", body=section, shared=True)
+        assert other.do(locks.try_acquire, "item", shared=True) is None
+        one.do(item.release)
+        one.do(catalogue.release)
+
+
+class TestAround:
+    def test_all_holders_are_shown_and_lose_by_force(self, locks, one, other, probe) -> None:
+        """``inspect`` shows each with its limit, and ``force_release`` takes the key from all."""
+        first = one.do(locks.acquire, "key", limit=3, ttl=LONG, label="one")
+        second = other.do(locks.acquire, "key", shared=True, ttl=LONG, label="other")
+        info = probe.inspect("key")
+        assert (info.holder, info.fence) == ("one", first.fence)
+        assert [(each.label, each.fence, each.limit) for each in info.holders] == [
+            ("one", first.fence, 3),
+            ("other", second.fence, None),
+        ]
+        assert [each.key for each in probe.list()] == ["key"]
+        assert probe.force_release("key")
+        for actor, lease in ((one, first), (other, second)):
+            with pytest.raises(LeaseLost):
+                actor.do(lease.extend, 1)
+        assert probe.inspect("key") is None
+
+    def test_a_lease_moves_on_with_its_limit(self, locks, face, one, *, other) -> None:
+        """A reader's lease is a reader's in the hands of its taker, too."""
+        lease = one.do(locks.acquire, "key", shared=True, ttl=LONG)
+        beside = face.actor()
+        second = beside.do(locks.acquire, "key", shared=True, ttl=LONG)
+        taken = other.do(locks.take_over, one.do(lease.hand_over), ttl=LONG)
+        assert (taken.fence, taken.shared) == (lease.fence, True)
+        third = one.do(locks.acquire, "key", shared=True, ttl=LONG)
+        renewed(locks, taken)
+        for actor, each in ((other, taken), (beside, second), (one, third)):
+            actor.do(each.release)
+        one.do(one.do(locks.acquire, "key", wait=0).release)
+
+    @pytest.mark.of_core
+    def test_a_decorator_and_a_run(self, locks, face, one, other) -> None:
+        """``serialized`` and ``run`` take the limit as ``hold`` does."""
+        beside = other.do(locks.acquire, "key", shared=True, ttl=LONG)
+        work = locks.serialized("key", shared=True, wait=0)(face.work(lambda: 7))
+        assert one.do(work) == 7
+        assert one.do(locks.run, "key", face.work(lambda: 7), shared=True, wait=0) == 7
+        other.do(beside.release)
+
+    @pytest.mark.of_core
+    def test_what_is_for_one_is_for_one(self, locks, one) -> None:
+        """A step that runs once, and a leader, are alone: a limit is refused."""
+        with pytest.raises(ConfigurationError, match="leave it out"):
+            one.do(locks.once, "key", lambda: None, shared=True)
+
+
+@pytest.mark.promise("processes")
+@pytest.mark.costly
+class TestProcesses:
+    def test_a_holder_that_dies_makes_room(self, locks, one, puppet, probe) -> None:
+        """Each process that is killed costs its own lease only."""
+        first, second = puppet(), puppet()
+        ttl = 2.5
+        first.do("acquire", "key", limit=2, ttl=ttl)
+        kept = second.do("acquire", "key", limit=2, ttl=ttl)["fence"]
+        waits = one.begin(locks.acquire, "key", limit=2, ttl=LONG, wait=LONG)
+        eventually(lambda: waiters(probe, "key") == 1)
+        first.kill()
+        lease = waits.result(PATIENCE)
+        assert holders(probe, "key") == [kept, lease.fence]
+        one.do(lease.release)
