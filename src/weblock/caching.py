@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Generic, NamedTuple, Protocol, Required, TypeVar, cast
 
-from ._options import SHORTEST_EXPIRY, Duration, HoldOptions, seconds
+from ._options import SHORTEST_EXPIRY, Duration, HoldOptions, alone, seconds
 from .errors import ConfigurationError, EngineRecovering, LeaseLost, LockTimeout
 from .keys import check_key
 
@@ -192,9 +192,9 @@ async def _look_again_or_compute(
 
 
 def of_hold(options: CacheOptions) -> HoldOptions:
-    """Return the options that are not about the cache."""
+    """Return the options that are not about the cache: of several callers, one computes a value."""
     rest = {name: each for name, each in options.items() if name not in _ABOUT_THE_CACHE}
-    return cast("HoldOptions", rest)
+    return alone(cast("HoldOptions", rest))
 
 
 _ABOUT_THE_CACHE: Final = {"expiry", "cache", "stale", "codec"}

@@ -92,7 +92,7 @@ class RequestLeases(Generic[L]):
                 self._by_key[locks._place, key] = lease  # noqa: SLF001 - adapters know the face
             if len(missing) == len(keys):
                 return lease
-        self._refuse_upgrades(locks, keys, options)
+        self.refuse_upgrades(locks, keys, options)
         lease = self.lease_of(locks, keys)
         lease.check()
         return lease
@@ -105,7 +105,7 @@ class RequestLeases(Generic[L]):
         """Return whether the request holds a key, by locks of either face."""
         return (locks._place, key) in self._by_key  # noqa: SLF001
 
-    def _refuse_upgrades(
+    def refuse_upgrades(
         self, locks: Face, keys: Sequence[CheckedKey], options: HoldOptions
     ) -> None:
         """Raise ``AlreadyHeld`` if more may hold a key with this request than it asks for now."""

@@ -104,10 +104,11 @@ class Bells(Protocol):
     def ring(self, process: str, owner: str, grasp: Grasp) -> None:
         """Notify a waiter of a process that it has the lease. May fail silently."""
 
-    def watch(self, key: str, owner: str, ahead: Sequence[str]) -> None:
+    def watch(self, key: str, owner: str, ahead: Sequence[str], *, first: bool) -> None:
         """Record that ``owner`` waits here for ``key``, behind these processes. Called repeatedly.
 
-        The nearest process comes first. If no process can notify another, this polls for the
+        The nearest process comes first. Before the ``first`` waiter there are only holders, any of
+        whom may make room for it. If no process can notify another, this polls for the
         waiters; if deaths can be noticed, it makes the waiter ask when the process before it dies.
         """
 
@@ -129,7 +130,7 @@ class LocalBells:
     def ring(self, process: str, owner: str, grasp: Grasp) -> None:
         self._switchboard.ring(owner, grasp)
 
-    def watch(self, key: str, owner: str, ahead: Sequence[str]) -> None:
+    def watch(self, key: str, owner: str, ahead: Sequence[str], *, first: bool) -> None:
         pass
 
     def close_up(self, process: str, owner: str) -> None:
@@ -154,7 +155,7 @@ class CellStore:
     async def acquire(self, key: str, claim: Claim, *, room: int) -> Reply:
         reply = await self._apply(key, Acquire(table.acquire, claim=claim, room=room))
         if isinstance(reply.answer, Waiting):
-            self._bells.watch(key, claim.owner, reply.answer.ahead)
+            self._watch(key, claim.owner, reply.answer)
         return reply
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
@@ -219,8 +220,11 @@ class CellStore:
         for pulse in heartbeats.pulses:
             answer = heartbeats.answers[pulse.owner]
             if isinstance(answer, Waiting):
-                self._bells.watch(pulse.key, pulse.owner, answer.ahead)
+                self._watch(pulse.key, pulse.owner, answer)
         return {owner: Reply(answer, outcome.now) for owner, answer in heartbeats.answers.items()}
+
+    def _watch(self, key: str, owner: str, waiting: Waiting) -> None:
+        self._bells.watch(key, owner, waiting.ahead, first=waiting.position == 0)
 
     async def _apply(self, key: str, transition: Transition) -> Reply:
         return self._reply_to(await self._cells.update(key, transition, patience=self._patience))

@@ -110,7 +110,7 @@ class LockMiddleware:
             query=scope.get("query_string", b"").decode("latin-1"),
             headers=functools.partial(_header, scope),
         )
-        await request_locks(scope).hold(in_order(keys), found.rule.options)
+        await request_locks(scope).hold(in_order(keys), found.options)
         await self._app(scope, receive, send)
 
 

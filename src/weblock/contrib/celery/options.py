@@ -26,6 +26,8 @@ NAMES: Final = tuple(HoldOptions.__annotations__)
 def hold_options(task: LockedTask | type[LockedTask]) -> HoldOptions:
     """Return how a task holds its keys. Without waiting, unless it waits or says how long."""
     options: dict[str, Any] = {name: getattr(task, name) for name in NAMES if hasattr(task, name)}
+    if task.lock_shared is not None:
+        options["shared"] = task.lock_shared
     if task.on_busy != "wait":
         options.setdefault("wait", 0)
     return cast("HoldOptions", options)

@@ -55,6 +55,8 @@ class LockedTask(Task):
     """Seconds until the next attempt with ``on_busy="retry"``; by default, as the queue moves."""
     at_least: Duration | None = None
     """For how many seconds the key stays taken, also if the task ends before: see ``Locks.run``."""
+    lock_shared: bool | None = None
+    """The option ``shared`` of ``HoldOptions``, for Celery has a ``shared=`` of its own in ``@app.task``."""
     on_lost: Callable[..., None] | None = None
     """A method, or a function of the task and the lease, that is called once, in a background thread,
     when the lease is lost while the task runs.

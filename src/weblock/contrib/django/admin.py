@@ -18,7 +18,7 @@ from django.utils import timezone
 from ..._platform.logs import printable
 from ...errors import WeblockError
 from ...inspection import KeyInfo
-from ...operating import ChangedHands, duration, take_away
+from ...operating import ChangedHands, duration, holder_of, take_away
 from .models import Fence, Lock
 from .registry import locks
 
@@ -128,7 +128,7 @@ class LockAdmin(admin.ModelAdmin):
             user.pk,
             [Lock(key=f"{alias}: {info.key}")],
             CHANGE,
-            f"Taken from {taken.holder} by force (fence {taken.fence}).",
+            f"Taken from {holder_of(taken)} by force (fence {taken.fence}).",
             single_object=True,
         )
         shown = _row(taken).shown
@@ -186,7 +186,7 @@ def _row(info: KeyInfo) -> KeyRow:
     shown = replace(
         info,
         key=printable(info.key),
-        holder=info.holder and printable(info.holder),
+        holder=info.holder and holder_of(info),
         waiters=tuple(map(printable, info.waiters)),
     )
     return KeyRow(info, shown, since, duration(info.held_for), duration(info.remaining))

@@ -20,7 +20,7 @@ from ..._runtime.clock import part_of
 from ...errors import AlreadyHeld, LeaseLost, WeblockError
 from ...keys import CheckedKey, in_order
 from ...sync import Locks
-from ..request import BeforeWaiting, RequestLeases, to_its_end
+from ..request import BeforeWaiting, RequestLeases, limit_of, to_its_end
 from .answers import answer
 from .commits import checked_at_commit, give_back_connections, prepare_connections
 from .guard import Guard, guarded_databases
@@ -152,15 +152,21 @@ class ViewLeases(RequestLeases[BaseLease]):
         Requests that want the same keys by several locks would otherwise wait for one another.
         Raises ``AlreadyHeld`` for what would never become free.
         """
-        missing: dict[tuple[str, CheckedKey], tuple[ViewLock, Face]] = {}
+        missing: dict[tuple[str, CheckedKey], tuple[ViewLock, Face, int]] = {}
         for lock, keys in wanted.items():
             face = faces[lock.alias]
             for key in keys:
                 if self.is_held_outside(face, key):
                     raise AlreadyHeld(key)
-                if not self.holds(face, key):
-                    missing.setdefault((lock.alias, key), (lock, face))
-        for (lock, face), group in groupby(sorted(missing), key=missing.__getitem__):
+                options: Any = dict(lock.options)
+                if self.holds(face, key):
+                    self.refuse_upgrades(face, [key], options)
+                    continue
+                mine = lock, face, limit_of(face, options)
+                other = missing.setdefault((lock.alias, key), mine)
+                if mine[2] < other[2]:  # Of two locks of one key, the one that lets fewer in.
+                    missing[lock.alias, key] = mine
+        for (lock, face, _), group in groupby(sorted(missing), key=missing.__getitem__):
             yield lock, face, [key for _, key in group]
 
     def is_held_outside(self, face: Face, key: str) -> bool:

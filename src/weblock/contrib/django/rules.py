@@ -100,7 +100,7 @@ class RuledLock(ViewLock):
     @classmethod
     def by(cls, match: Match, alias: str, guard: GuardKind | None) -> RuledLock:
         """The lock of the rule that matches."""
-        options = tuple(sorted(match.rule.options.items()))
+        options = tuple(sorted(match.options.items()))
         return cls(match.rule.keys, (), alias, None, options, guard, match)
 
     def keys_of(self, request: HttpRequest, _values: Mapping[str, object]) -> list[str]:

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from flask import Flask, current_app, request
 
@@ -15,6 +15,7 @@ from ..._options import HoldOptions, Options
 from ...errors import ConfigurationError
 from ...keys import CheckedKey, KeyTemplate, in_order
 from ...sync import Lease
+from ..request import limit_of
 from ..request_values import KeyFunction, keys_made_by, parsed, request_values, wanted_by
 from ..wsgi import RequestLocks, request_locks
 from ..wsgi.target import headers_of, query_of
@@ -131,23 +132,30 @@ def _acquire(together: Sequence[Lock], values: Mapping[str, object], database: D
         environ[LEASE_KEY] = _hold(held, lock, lock.keys_of(values), database)
         return
     keys = {lock: lock.keys_of(values) for lock in together}
-    of_key = {key: lock for lock in reversed(together) for key in keys[lock]}
+    # Of two locks of one key, the one that lets fewer in; else the outermost.
+    by_limit = sorted(together, key=lambda lock: limit_of(held.locks, _options_of(lock)))
+    of_key = {key: lock for lock in reversed(by_limit) for key in keys[lock]}
     for lock, group in groupby(sorted(of_key), key=of_key.__getitem__):
         _hold(held, lock, tuple(group), database)
-    environ[LEASE_KEY] = held.hold(keys[together[0]], {})
+    environ[LEASE_KEY] = held.hold(keys[together[0]], _options_of(together[0]))
     held.check()  # Some may have been lost while we waited for others.
 
 
 def _hold(
     held: RequestLocks, lock: Lock, keys: tuple[CheckedKey, ...], database: Database
 ) -> Lease:
-    options: Any = dict(lock.options)
+    options = _options_of(lock)
     if held.leases and not held.missing(held.locks, keys):
         return held.hold(keys, options)
     database.end_reading()
     lease = held.hold(keys, options)
     database.guard(lease)
     return lease
+
+
+def _options_of(lock: Lock) -> HoldOptions:
+    options: Any = dict(lock.options)
+    return cast("HoldOptions", options)
 
 
 def _values(template: KeyTemplate, values: Mapping[str, object]) -> Mapping[str, object]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Unpack
 
-from ..._options import HoldOptions, Options
+from ..._options import HoldOptions, Options, strictest
 from ...errors import ConfigurationError
 from ...keys import KeyTemplate
 from ..request_values import Headers, request_values
@@ -121,6 +121,13 @@ class Match:
     rule: Rule
     parameters: Mapping[str, str | None]
     others: tuple[Match, ...] = ()
+
+    @property
+    def options(self) -> HoldOptions:
+        """How the request holds the keys: as its rule says, but as strictly as any of these rules."""
+        if not self.others:
+            return self.rule.options
+        return strictest([self.rule.options, *(other.options for other in self.others)])
 
     def keys(self, *, query: str, headers: Headers) -> list[str]:
         """Return what the request locks. Raises ``InvalidKey`` if a value is missing."""

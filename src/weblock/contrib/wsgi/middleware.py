@@ -94,7 +94,7 @@ class LockMiddleware:
         self, found: Match, environ: WSGIEnvironment, start_response: StartResponse
     ) -> Iterable[bytes]:
         keys = found.keys(query=query_of(environ), headers=headers_of(environ))
-        request_locks(environ).hold(in_order(keys), found.rule.options)
+        request_locks(environ).hold(in_order(keys), found.options)
         return self._app(environ, start_response)
 
 

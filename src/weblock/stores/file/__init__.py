@@ -405,9 +405,9 @@ class _HomeBells:
         if home := self._engine.home:
             home.processes.ring(process, owner, grasp)
 
-    def watch(self, key: str, owner: str, ahead: Sequence[str]) -> None:
+    def watch(self, key: str, owner: str, ahead: Sequence[str], *, first: bool) -> None:
         if home := self._engine.home:
-            home.processes.watch(owner, ahead)
+            home.processes.watch(owner, ahead, all_of_them=first)
 
     def close_up(self, process: str, owner: str) -> None:
         if home := self._engine.home:

@@ -22,7 +22,7 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from ..._core.ports import Ask, Grasp, Message
@@ -122,16 +122,19 @@ class Processes:
             pass  # There is no such socket. It may have been removed: that proves no death.
         return True
 
-    def watch(self, owner: str, ahead: Iterable[str]) -> None:
-        """Make a waiter ask again when the nearest live process of ``ahead`` dies.
+    def watch(self, owner: str, ahead: Sequence[str], *, all_of_them: bool = False) -> None:
+        """Make a waiter ask again when the nearest live process of ``ahead`` dies, or any of them.
 
         A process that died in the queue stays ahead until it is passed over.
         """
         self._start_thread()
+        if all_of_them and len(ahead) > 1:
+            self._watch_all(owner, [each for each in ahead if each != self.process])
+            return
         all_dead = True
         for process in ahead:
             if process == self.process:
-                self._waiters.watch(owner, None)  # Another waiter here is before it, and watches.
+                self._waiters.watch(owner)  # Another waiter here is before it, and watches.
                 return
             if self._follow(owner, process):
                 return
@@ -139,10 +142,18 @@ class Processes:
         if all_dead:
             self._waiters.ask(owner)
 
-    def _follow(self, owner: str, process: str) -> bool:
+    def _watch_all(self, owner: str, processes: Sequence[str]) -> None:
+        """Make a waiter ask again when one of several holders dies."""
+        self._waiters.watch(owner, *processes)
+        for process in processes:
+            self._follow(owner, process, *processes)
+        if any(process in self._dead for process in processes):
+            self._waiters.ask(owner)
+
+    def _follow(self, owner: str, process: str, *watched: str) -> bool:
         """Return whether there is now a connection that tells the owner of the process's death."""
         with self._guard:
-            self._waiters.watch(owner, process)
+            self._waiters.watch(owner, *(watched or [process]))
             if process in self._dead or process in self._lifelines:
                 return process not in self._dead
         return self._connect(process)

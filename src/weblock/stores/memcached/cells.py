@@ -61,7 +61,7 @@ class LookoutBells:
         if process == self.process:
             self._engine.switchboard.ring(owner, grasp)
 
-    def watch(self, key: str, owner: str, ahead: Sequence[str]) -> None:
+    def watch(self, key: str, owner: str, ahead: Sequence[str], *, first: bool) -> None:
         self._engine.lookout.attend(key, self._runtime)
 
     def close_up(self, process: str, owner: str) -> None:

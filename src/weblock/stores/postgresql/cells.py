@@ -239,7 +239,7 @@ class NotifyingBells:
         if process == self._receiver.channel:
             self._switchboard.ring(owner, grasp)
 
-    def watch(self, key: str, owner: str, ahead: Sequence[str]) -> None:
+    def watch(self, key: str, owner: str, ahead: Sequence[str], *, first: bool) -> None:
         self._receiver.watch(key, owner)
 
     def close_up(self, process: str, owner: str) -> None:
