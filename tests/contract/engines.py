@@ -62,9 +62,13 @@ ENGINES = {
         lambda tmp: fresh_url(a_redis()), face="asyncio", faces=("asyncio",), sections=1_024
     ),
     "postgresql": Promises(
-        lambda tmp: fresh_postgresql(), face="asyncio", faces=("sync",), sections=256
+        lambda tmp: fresh_postgresql(),
+        several=True,
+        face="asyncio",
+        faces=("sync",),
+        sections=256,
     ),
-    "zookeeper": Promises(lambda tmp: fresh_zookeeper(), face="sync", sections=384),
+    "zookeeper": Promises(lambda tmp: fresh_zookeeper(), several=True, face="sync", sections=384),
     "redlock-3": Promises(lambda tmp: fresh_quorum(3), face="asyncio", sections=1_024),
     "redlock-5": Promises(lambda tmp: fresh_quorum(5), face="sync", faces=(), sections=1_024),
     # It keeps every promise, but cannot wake another process: a waiter there looks, some milliseconds

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from ..errors import EngineUnavailable, LeaseLost
 from ..events import HandedOver, TakenOver
@@ -84,7 +85,7 @@ async def take_over(locker: Locker, leases: Sequence[OnItsWay], terms: Terms) ->
 
 async def _take(locker: Locker, lease: OnItsWay, terms: Terms, hands: Hands[Holding]) -> Holding:
     key, owner = lease.key, locker.runtime.new_owner()
-    terms = terms._replace(limit=lease.limit)
+    terms = replace(terms, limit=lease.limit)
     claim = Claim(owner, locker.store.process, terms.first_ttl, terms.label, lease.limit)
     locker.keeper.stake(hands, key, owner, terms.ttl)
     try:

@@ -48,7 +48,7 @@ class PostgreSQLEngine:
     """The leases in one table, as this process sees them."""
 
     scope = "cluster"
-    limits = "exclusive"
+    limits = "any"
     real_keeper = True
 
     def __init__(self, settings: Settings) -> None:

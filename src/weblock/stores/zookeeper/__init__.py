@@ -40,7 +40,7 @@ class ZooKeeperEngine:
     """The leases below one node, as this process sees them."""
 
     scope = "cluster"
-    limits = "exclusive"
+    limits = "any"
     # All requests of a process keep their order, because they go through one session: else a renewal
     # could overtake an extension, and take back what its holder was promised. kazoo's threads send
     # and receive there, which are greenlets; a session of the keeper's own would lose the order.
