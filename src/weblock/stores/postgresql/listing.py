@@ -29,7 +29,7 @@ class Listing(NamedTuple):
     """The limits of waiters, by owner; all others have 1."""
 
 
-_NOTHING: Final = Listing((), {})
+NOTHING_LISTED: Final = Listing((), {})
 
 
 def in_columns(state: KeyState) -> Grant | None:
@@ -69,7 +69,7 @@ def listing_in(voided: Sequence[Sequence[Any]]) -> Listing:
         if is_list(owner):
             grants, limits = json.loads(owner.removeprefix(_MARK))
             return Listing(tuple(map(_grant, grants)), limits)
-    return _NOTHING
+    return NOTHING_LISTED
 
 
 def is_list(owner: str) -> bool:

@@ -9,7 +9,15 @@ from typing import Any, NamedTuple
 
 from ..._core.ports import Grasp
 from ..._core.table import Claim, Grant, KeyState, Place, Voided
-from .listing import LISTED, Listing, in_columns, is_list, listed, listing_in
+from .listing import (
+    LISTED,
+    NOTHING_LISTED,
+    Listing,
+    in_columns,
+    is_list,
+    listed,
+    listing_in,
+)
 
 Row = Sequence[bytes | None]
 """A row of a result, in PostgreSQL's text format."""
@@ -96,12 +104,14 @@ def granted_in(waiting: bytes, process: str) -> list[tuple[str, Grasp]]:
 
 
 def _state(lease: Row) -> KeyState:
-    fence, name, process, label, ttl, since, until, confirmed, waiting, _ends = lease
+    fence, owner, process, label, ttl, since, until, confirmed, waiting, _ends = lease
     places, voided = json.loads(waiting) if waiting else ((), ())
-    listing, owner = listing_in(voided), text_of(name)
-    grants = listing.grants if owner == LISTED else ()
-    if owner and owner != LISTED:
-        claim = Claim(owner, text_of(process), _number(ttl), text_of(label))
+    listing = listing_in(voided) if voided else NOTHING_LISTED
+    grants: tuple[Grant, ...] = ()
+    if owner == LISTED.encode():
+        grants = listing.grants
+    elif owner:
+        claim = Claim(text_of(owner), text_of(process), _number(ttl), text_of(label))
         fresh = confirmed == b"t"
         grants = (Grant(claim, int(fence or 0), _number(since), _number(until), fresh),)
     return KeyState(
