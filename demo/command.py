@@ -17,6 +17,7 @@ from rich.console import Console
 from demo.engine import EngineError
 from demo.framework import FRAMEWORKS
 from demo.guard.story import tell as tell_guard
+from demo.handing_over.story import tell as tell_handing_over
 from demo.process import ServerError
 from demo.story import tell
 from demo.versions.story import tell as tell_versions
@@ -31,7 +32,7 @@ with one line of weblock. Then a worker is killed while it holds the lock."""
 
 EXIT_STATUS: Final = """\
 Exit status: 0 if the race was seen, the lock held, and a waiting request took over from the killed
-worker (with --guard: if the stale commit was seen, and refused); 1 if not; 2 for bad arguments, or if the engine cannot be used; 130 if interrupted."""
+worker (with --guard: if the stale commit was seen, and refused; with --hand-over: if the lock moved on to the worker); 1 if not; 2 for bad arguments, or if the engine cannot be used; 130 if interrupted."""
 
 
 def run() -> int:
@@ -55,6 +56,9 @@ def _story(console: Console, options: argparse.Namespace) -> Coroutine[None, Non
         return tell_versions(console, requests=requests, replicas=workers, picture=options.picture)
     if options.guard:
         return tell_guard(console, engine=options.engine, workers=workers)
+    if options.hand_over:
+        requests = options.requests or 6
+        return tell_handing_over(console, engine=options.engine, requests=requests, workers=workers)
     requests = options.requests or 12
     framework = FRAMEWORKS[options.framework]
     return tell(
@@ -118,7 +122,7 @@ def _arguments() -> argparse.Namespace:
         "--requests",
         type=_number(4, 500),
         metavar="N",
-        help="how many are sent (12; 24 with --versions)",
+        help="how many are sent (12; 24 with --versions, 6 with --hand-over)",
     )
     parser.add_argument(
         "--workers",
@@ -138,6 +142,12 @@ def _arguments() -> argparse.Namespace:
         " and with the database as referee, in FastAPI with SQLAlchemy",
     )
     instead.add_argument(
+        "--hand-over",
+        action="store_true",
+        help="instead, a request that takes the lock, enqueues a job and answers 202: a worker takes the"
+        " lock over, GET tells the state, and a worker is killed",
+    )
+    instead.add_argument(
         "--versions",
         action="store_true",
         help="instead, the same in five versions as articles have it, and in one line of weblock, on"
@@ -152,6 +162,8 @@ def _arguments() -> argparse.Namespace:
     options = parser.parse_args()
     if options.guard and (options.requests or options.picture or options.framework != "fastapi"):
         parser.error("--guard goes with --engine and --workers only")
+    if options.hand_over and (options.picture or options.framework != "fastapi"):
+        parser.error("--hand-over goes with --engine, --requests and --workers only")
     return options
 
 

@@ -46,3 +46,11 @@ GUARDED: Final = Framework(
     'Depends(guarded(get_session, lock("create_item")))',
 )
 """The one with SQLAlchemy, whose commits the database may refuse."""
+
+HANDING_OVER: Final = Framework(
+    "FastAPI",
+    (*UVICORN, "demo.handing_over.app:app"),
+    "demo/handing_over/app.py",
+    "await lease.hand_over()",
+)
+"""The one whose requests hand their lock over to a worker."""

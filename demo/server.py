@@ -57,15 +57,7 @@ async def serving(
 
     Leases last ``ttl`` seconds; ``None`` is the engine's own.
     """
-    database, trace = directory / "items.sqlite3", directory / "trace.jsonl"
-    environment = {
-        "DEMO_DATABASE": str(database),
-        "DEMO_ENGINE": engine.url,
-        "DEMO_LOCK": "on" if locked else "off",
-        "DEMO_NAMESPACE": engine.namespace,
-        "DEMO_TTL": str(ttl or engine.ttl),
-        TRACE: str(trace),
-    }
+    environment = environment_of(directory, engine, locked=locked, ttl=ttl)
     command = [*framework.command]
     with ExitStack() as stack:
         servers = [
@@ -76,4 +68,19 @@ async def serving(
         ]
         ports = [int((await each.until_it_says(RUNNING))[1]) for each in servers]
         async with balancing(ports) as url:
+            database, trace = (Path(environment[name]) for name in ("DEMO_DATABASE", TRACE))
             yield Application(url, [each.pid for each in servers], database, trace)
+
+
+def environment_of(
+    directory: Path, engine: Engine, *, locked: bool, ttl: float | None = None
+) -> dict[str, str]:
+    """What the application's processes read from their environment."""
+    return {
+        "DEMO_DATABASE": str(directory / "items.sqlite3"),
+        "DEMO_ENGINE": engine.url,
+        "DEMO_LOCK": "on" if locked else "off",
+        "DEMO_NAMESPACE": engine.namespace,
+        "DEMO_TTL": str(ttl or engine.ttl),
+        TRACE: str(directory / "trace.jsonl"),
+    }

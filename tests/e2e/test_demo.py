@@ -176,6 +176,25 @@ def test_it_shows_the_stale_commit_and_its_refusal(
     assert list(scratch.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["file", pytest.param("redis", marks=LONG)])
+def test_it_shows_a_lock_that_moves_on(name: str, demo: Callable[..., Demo], scratch: Path) -> None:
+    """One of the requests is accepted, a worker goes on with its fence, and a dead worker's key is free."""
+    options = () if name == "file" else ("--engine", name)
+    running = demo("--hand-over", "--no-color", "--workers", "2", *options)
+    output, errors = running.end()
+
+    assert running.process.returncode == 0, output + errors
+    assert errors == ""
+    assert len(re.findall(r"POST, 1 x +. 202 queued", output)) == 3
+    assert len(re.findall(r"POST, 5 x +. 409 lock_timeout", output)) == 3
+    (granted,) = re.findall(r"makes the report\n.*?202 queued +. +. (\d+)", output, re.DOTALL)
+    assert re.search(rf"GET +. done +. \d+ +. {granted}", output)
+    assert re.search(r"GET +. abandoned", output)
+    assert "The lock moved on with its job." in output
+    assert max(map(len, output.splitlines())) <= 80
+    assert list(scratch.iterdir()) == []
+
+
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="it looks for them in /proc")
 @pytest.mark.parametrize(
     "moment",
@@ -211,6 +230,7 @@ def test_it_is_clean_when_interrupted(
         ("--requests", "9" * 5000),
         ("--fast",),
         ("--guard", "--picture", "it"),
+        ("--hand-over", "--framework", "flask"),
     ],
     ids=lambda arguments: arguments[-1][:8],
 )
