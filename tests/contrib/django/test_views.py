@@ -215,6 +215,10 @@ class Items(ViewSet):
     def extra(self, request: Any, pk: str) -> Response:
         return Response(answer_of(request, pk))
 
+    @action(detail=True, methods=["post"])
+    def passed_on(self, request: Any, pk: str) -> Any:
+        return self.extra(request, pk)
+
 
 router = SimpleRouter(trailing_slash=False)
 router.register("viewset", Items, basename="items")
@@ -257,6 +261,7 @@ SYNC: dict[str, Any] = {
     "callable": Callable(),
     "bound": Callable().__call__,
     "passed_on": Own.as_view(),
+    "rest_passed_on": Items.as_view({"post": "passed_on"}),
     "inherited": Inherited.as_view(),
 }
 ASYNC: dict[str, Any] = {
@@ -272,6 +277,7 @@ ASYNC: dict[str, Any] = {
 PATHS = {
     **{name: f"/{name}/7" for name in (*SYNC, *ASYNC)},
     "action": "/router/viewset/7/extra",
+    "rest_action_passed_on": "/router/viewset/7/passed_on",
     "ninja": "/ninja/operation/7",
     "async_ninja": "/async-ninja/operation/7",
 }

@@ -142,7 +142,7 @@ _HANDLERS: Final = frozenset(
     # What those of Django REST framework call.
     | {"list", "create", "retrieve", "update", "partial_update", "destroy"}
 )
-"""Methods of views that serve a whole request, and may call one another to do it."""
+"""Methods of views that serve a whole request, and may call one another to do it, as actions may."""
 
 
 def mark(view: Callable[..., Any], lock: ViewLock) -> None:
@@ -221,10 +221,17 @@ def _marks_of_handler(cls: type, name: str) -> tuple[ViewLock, ...]:
         found.update(dict.fromkeys(marks_of(function)))
         code = getattr(inspect.unwrap(function), "__code__", None)
         if isinstance(code, CodeType):
-            pending += [(other, 0) for other in sorted(_HANDLERS & _called_on_self(code))]
+            called = sorted(_called_on_self(code))
+            pending += [(other, 0) for other in called if _serves_requests(cls, other)]
             if {"super", name} <= {*code.co_names}:
                 pending.append((name, level + 1))
     return tuple(found)
+
+
+def _serves_requests(cls: type, name: str) -> bool:
+    """Return whether a method serves a whole request; actions of a viewset do."""
+    method = getattr(cls, name, None)
+    return name in _HANDLERS or (hasattr(method, "mapping") and hasattr(method, "url_path"))
 
 
 def _called_on_self(code: CodeType) -> set[str]:
