@@ -22,7 +22,7 @@ import redis.asyncio.lock
 from redis.exceptions import LockError
 
 from tests.servers import Server, shared
-from tests.support.waiting import eventually, now
+from tests.support.waiting import PATIENCE, eventually, now
 from weblock import ConfigurationError, Locks
 from weblock.compat import redis as compat
 from weblock.compat.redis import Lock
@@ -277,6 +277,24 @@ def test_a_client_that_is_gone_leaves_nothing(port, foo) -> None:
     del client
     gc.collect()
     eventually(lambda: not any(each.is_alive() for each in keepers))
+
+
+def test_a_client_may_go_wherever_the_collector_runs(port, foo) -> None:
+    """Also in a thread that has the mutex without which no other thread can begin."""
+    clients = [redis.Redis(port=port)]
+    with Lock(clients[0], foo):
+        pass
+    clients[0].close()
+
+    def collect() -> None:
+        with threading._active_limbo_lock:  # type: ignore[attr-defined]
+            clients.clear()
+            gc.collect()
+
+    collects = threading.Thread(target=collect, daemon=True)
+    collects.start()
+    collects.join(PATIENCE)
+    assert not collects.is_alive()
 
 
 def test_the_signature_is_that_of_redis_py() -> None:

@@ -23,6 +23,7 @@ from weblock import (
     LockTimeout,
 )
 from weblock._core.ports import Ask, Grasp, Message
+from weblock._runtime.blocking import drive
 from weblock.cli.app import app
 from weblock.stores.postgresql.receiver import payload_of
 from weblock.stores.postgresql.settings import parse
@@ -143,6 +144,32 @@ class TestStatements:
                 locks.acquire("key")
             other.rollback()
             locks.acquire("key", ttl=LONG, wait=PATIENCE).release()
+
+
+class TestTurns:
+    """Callers of one process change a key one after the other, except for those that release it."""
+
+    def test_a_release_waits_for_no_caller_that_joins_the_queue(self, url) -> None:
+        """While another thread has its turn at the key, the lease is released, and the next holder gets it."""
+        with Locks.from_url(url) as locks, Locks.from_url(f"{url}&timeout=3") as others:
+            lease = locks.acquire("k")
+            links = locks._locker.store._cells._links  # type: ignore[attr-defined]
+            turn = links.turn("default:k")
+            drive(turn.__aenter__())
+            lease.release()
+            others.acquire("k", wait=0).release()
+            drive(turn.__aexit__(None, None, None))
+
+    async def test_nor_does_a_task(self, url) -> None:
+        """The same in an event loop."""
+        locks, others = AsyncLocks.from_url(url), AsyncLocks.from_url(f"{url}&timeout=3")
+        lease = await locks.acquire("k")
+        links = locks._locker.store._cells._links  # type: ignore[attr-defined]
+        async with links.turn("default:k"):
+            await asyncio.wait_for(lease.release(), PATIENCE)
+            await (await others.acquire("k", wait=0)).release()
+        await locks.close()
+        await others.close()
 
 
 class TestTheTable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import logging
 import threading
@@ -174,5 +175,10 @@ def _pool_of(client: Any) -> Any:
 
 
 def _close(locks: Face) -> None:
-    """Close in the background, because the garbage collector must not wait for it."""
-    threading.Thread(target=locks._close, name="weblock-closing", daemon=True).start()  # noqa: SLF001
+    """Close in the background, because the garbage collector must not wait for it.
+
+    Nor for the start of a thread, which needs a mutex of ``threading``: the collector may run in a
+    thread that has it.
+    """
+    closing = threading.Thread(target=locks._close, name="weblock-closing", daemon=True)  # noqa: SLF001
+    _thread.start_new_thread(closing.start, ())

@@ -75,14 +75,17 @@ class RowCells:
         return bool(await self._ask_here(self._statements.marked, DONE + key))
 
     async def _update(self, key: str, transition: Transition, patience: float) -> Done:
-        # Those of one process would only make each other begin again.
         try:
+            if isinstance(transition, Release):
+                # All others wait for it: it must not wait until they have joined the queue.
+                return await self._update_now(key, transition, patience)
+            # Those of one process would only make each other begin again.
             async with self._links.turn(key):
-                return await self._update_in_turn(key, transition, patience)
+                return await self._update_now(key, transition, patience)
         except Unfit as error:
             raise unavailable(self._settings, error) from error
 
-    async def _update_in_turn(self, key: str, transition: Transition, patience: float) -> Done:
+    async def _update_now(self, key: str, transition: Transition, patience: float) -> Done:
         give_up_at = self._runtime.now() + patience
         outcome = await self._at_once(key, transition)
         while True:
