@@ -66,11 +66,12 @@ def decided(
 ) -> tuple[Match | None, tuple[Match, ...]]:
     """Return the rule that matches a path, and others that match it as another router reads it."""
     ways, normal = readings(path, root_path)
-    certain = _certain(rules, ways)
-    is_as_written = certain is not None and certain.rule.path.match(ways[0]) is not None
-    if certain and is_as_written:
+    certain = _certain(rules, ways[:1])
+    is_as_written = certain is not None
+    if certain:
         others = rules[: rules.index(certain.rule)]
     else:  # Nothing says that a router asks for this one first.
+        certain = _certain(rules, ways[1:])
         others = [rule for rule in rules if certain is None or rule is not certain.rule]
     doubtful = [*_doubtful(others, (*normal, *ways))]
     if path.endswith("\n"):
@@ -140,6 +141,8 @@ class Readings(NamedTuple):
 
 def readings(path: str, root_path: str) -> Readings:
     """Return how routers may read a path."""
+    if not root_path and path[:1] == "/" and path[-1] != "/" and "//" not in path:
+        return Readings((path, f"{path}/"), (path,))  # Most are read alike by all.
     routed = _routed(path, root_path)
     normal = [_single_slashes(routed)]
     # Litestar takes the root path off wherever it stands, with all that is before it.
