@@ -15,7 +15,10 @@ from tests.servers.cluster import Move
 from tests.support.renewals import renew_often, renewed
 from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import AsyncLocks, EngineUnavailable, Locks
+from weblock._core.table import SHARED, Held
 from weblock.stores.redis.calls import Layout
+
+from .seats import Seat, store_of
 
 TTL = 2.0
 LAYOUT = Layout("weblock", 128)
@@ -98,6 +101,36 @@ def test_leases_outlive_a_slot_that_stays_half_moved(
         lease.release()
         assert fence_of(others, held) > lease.fence
         assert fence_of(locks, free) > fence
+
+
+@pytest.mark.parametrize("parts", [(), (":lock:",)], ids=["nothing", "the locks"])
+def test_readers_outlive_a_slot_that_stays_half_moved(
+    cluster: Cluster, parts: tuple[str, ...]
+) -> None:
+    """Leases that share a key are kept, joined by another one, and waited for by a writer, on either server."""
+    key = f"default:{KEYS[3]} {len(parts)}"
+    key = next(
+        each for each in (f"{key} {n}" for n in range(9_000)) if LAYOUT.bucket(each) == BUCKET
+    )
+    with store_of(cluster.url(recovery="off")) as store:
+        readers = [Seat(store, key, SHARED) for _ in range(3)]
+        writer = Seat(store, key, 1)
+        fences = [reader.take().fence for reader in readers[:2]]
+        move = moved(cluster, *parts)
+        try:
+            fences.append(readers[2].take().fence)
+            for _ in range(2):
+                beats = [reader.beat() for reader in readers]
+                assert [isinstance(each, Held) and each.fence for each in beats] == fences
+            readers.pop().release()
+            assert not isinstance(writer.ask(), Held)
+        finally:
+            move.take_along()
+            move.end()
+        for reader in readers:
+            assert not isinstance(writer.beat(), Held)
+            reader.release()
+        assert writer.wait().fence > max(fences)
 
 
 def test_a_process_that_comes_while_a_slot_is_half_moved_can_lock(cluster: Cluster) -> None:

@@ -121,7 +121,7 @@ class Pure:
 _OFTEN = ["acquire"] * 5 + ["refresh"] * 4 + ["release"] * 3 + ["transfer"] * 3
 
 
-LIMITS = ([1], [1, 2, 3, SHARED], [1, SHARED, SHARED], [3])
+LIMITS = ([1], [1, 2, 3, SHARED], [1], [1, SHARED, SHARED])
 """The limits that are claimed in one sequence."""
 
 
@@ -133,7 +133,7 @@ def one_step(dice: Random, limits: list[int]) -> Callable[[Lua | Pure], Any]:
         PROCESSES[OWNERS.index(owner) % len(PROCESSES)],
         dice.choice([0.1, 0.5, 1.0, 1.5, 4.0, 10.0]),
         f"label of {owner}",
-        dice.choice(limits),
+        dice.choice(limits) if len(limits) > 1 else limits[0],
     )
     match dice.choice([*_OFTEN, "void", "force"]):
         case "acquire":
