@@ -57,9 +57,13 @@ ENGINES = {
         remembers=False,
     ),
     "file": Promises(lambda tmp: f"file://{tmp}/locks", several=True, death_noticed_at_once=True),
-    "valkey": Promises(lambda tmp: fresh_url(a_valkey()), sections=2_560),
+    "valkey": Promises(lambda tmp: fresh_url(a_valkey()), several=True, sections=2_560),
     "redis": Promises(
-        lambda tmp: fresh_url(a_redis()), face="asyncio", faces=("asyncio",), sections=1_024
+        lambda tmp: fresh_url(a_redis()),
+        several=True,
+        face="asyncio",
+        faces=("asyncio",),
+        sections=1_024,
     ),
     "postgresql": Promises(
         lambda tmp: fresh_postgresql(),

@@ -46,7 +46,7 @@ class RedisEngine:
     """The leases of one deployment, as this process sees them."""
 
     scope = "cluster"
-    limits = "exclusive"
+    limits = "any"
     real_keeper = True
 
     def __init__(self, settings: Settings) -> None:
