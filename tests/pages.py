@@ -9,6 +9,7 @@ their language.
 import ast
 import asyncio
 import inspect
+import os
 import re
 import sys
 import warnings
@@ -60,7 +61,22 @@ async def _run(block: Block, page: str, names: dict[str, object]) -> None:
         await result
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Runs the page that the command names, and in the folder that it may name as well."""
+    path, *folder = sys.argv[1:]
+    if folder:
+        _go_to(*folder)
     warnings.simplefilter("error")
-    path = sys.argv[1]
     asyncio.run(run(blocks_of(Path(path).read_text()), path))
+
+
+def _go_to(folder: str) -> None:
+    """Makes it the folder from which Python was started, and has one stream for all that is said."""
+    os.dup2(sys.stdout.fileno(), sys.stderr.fileno())
+    os.environ["PYTHONPATH"] = str(Path.cwd())
+    os.chdir(folder)
+    sys.path.insert(0, folder)
+
+
+if __name__ == "__main__":
+    main()

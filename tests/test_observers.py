@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from tests.support.events import Heard
-from tests.support.forks import needs_fork
+from tests.support.forks import fork, needs_fork
 from tests.support.renewals import renewed
 from tests.support.waiting import PATIENCE, eventually
 from weblock import (
@@ -265,7 +265,7 @@ def test_a_child_tells_its_own_story(url: str, stuck: Callable[[Event], None]) -
         lease = locks.acquire("of the parent")
         eventually(lambda: heard)
 
-        child = os.fork()
+        child = fork()
         if child == 0:
             heard.clear()
             locks.acquire("of the child").release()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.renewals import end
-from tests.support.waiting import eventually, now
+from tests.support.waiting import PATIENCE, eventually, now
 from weblock import AlreadyHeld, InvalidKey, LockTimeout
 
 pytestmark = pytest.mark.promise("locks")
@@ -59,7 +59,7 @@ def test_a_waiter_is_served_by_the_release(locks, one, other, waiting) -> None:
     eventually(lambda: waiting("key") == 1)
     assert not waiter.done()
     one.do(lease.release)
-    assert waiter.result(30).fence > lease.fence
+    assert waiter.result(PATIENCE).fence > lease.fence
 
 
 @pytest.mark.promise("queue")
@@ -74,7 +74,7 @@ def test_first_come_first_served(locks, face, one, waiting) -> None:
         eventually(lambda number=number: waiting("key") == number + 1)
     one.do(lease.release)
     for call in calls:
-        call.result(30)
+        call.result(PATIENCE)
     assert served == [0, 1, 2, 3, 4, 5]
 
 
@@ -104,7 +104,7 @@ def test_nobody_barges_past_the_queue(locks, face, one, waiting) -> None:
     eventually(lambda: waiting("key") == 1)
     one.do(lease.release)
     assert newcomer.do(locks.try_acquire, "key") is None
-    first.do(waiter.result(30).release)
+    first.do(waiter.result(PATIENCE).release)
     newcomer.do(newcomer.do(locks.acquire, "key", wait=30).release)
 
 

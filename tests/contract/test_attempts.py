@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 from weblock import AlreadyHeld, Attempts, ConfigurationError, LockTimeout
 
 pytestmark = pytest.mark.promise("locks")
@@ -31,7 +31,7 @@ def test_a_key_that_becomes_free_is_had_in_time(locks, one, other) -> None:
     tries = other.begin(locks.acquire, "key", wait=Attempts(1000, pause=0.001, longest=0.05))
     assert one.do(locks.inspect, "key").waiters == ()
     one.do(lease.release)
-    other.do(tries.result(60).release)
+    other.do(tries.result(PATIENCE).release)
 
 
 @pytest.mark.promise("queue")
@@ -42,10 +42,10 @@ def test_who_waits_in_the_queue_comes_first(locks, face, one, other, waiting) ->
     eventually(lambda: waiting("key") == 1)
     tries = face.actor().begin(locks.acquire, "key", wait=Attempts(1000, pause=0.001, longest=0.01))
     one.do(lease.release)
-    waited = waits.result(60)
+    waited = waits.result(PATIENCE)
     assert not tries.done()
     other.do(waited.release)
-    last = tries.result(60)
+    last = tries.result(PATIENCE)
     assert last.fence > waited.fence
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.waiting import eventually, queue_of
+from tests.support.waiting import PATIENCE, eventually, queue_of
 from weblock import AsyncLocks, Locks
 from weblock._runtime.blocking import BlockingBell
 
@@ -33,10 +33,10 @@ def test_a_cancelled_waiter_leaves_nothing(asynchronous, tasks, waiting) -> None
     eventually(lambda: waiting("key") == 2)
     gone.cancel()
     with pytest.raises(asyncio.CancelledError):
-        cancelled.result(30)
+        cancelled.result(PATIENCE)
     eventually(lambda: waiting("key") == 1)
     holder.do(lease.release)
-    next_one.do(served.result(30).release)
+    next_one.do(served.result(PATIENCE).release)
     assert waiting("key") is None
 
 
@@ -91,7 +91,7 @@ def test_an_interrupted_thread_leaves_nothing(url, probe) -> None:
         interrupted = watcher.begin(interrupt_when_it_waits)
         with pytest.raises(KeyboardInterrupt):
             probe.acquire("key", wait=None)
-        interrupted.result(30)
+        interrupted.result(PATIENCE)
     finally:
         signal.signal(signal.SIGUSR1, former)
     eventually(lambda: queue_of(probe, "key") == 0)
@@ -125,7 +125,7 @@ async def _acquires(locks: AsyncLocks, holder: ThreadActor, probe: Locks, k: int
     attempt = asyncio.create_task(_cancelled_at(k, locks.acquire("key", ttl=60)))
     await asyncio.to_thread(eventually, lambda: attempt.done() or queue_of(probe, "key"))
     holder.do(held.release)
-    await asyncio.wait([attempt], timeout=30)
+    await asyncio.wait([attempt], timeout=PATIENCE)
     if finished := not attempt.cancelled():
         await attempt.result().release()
     await _comes_free(probe, "key")
@@ -140,7 +140,7 @@ async def test_release_cancelled_at_every_await(url: str) -> None:
             for k in range(1, 100):
                 lease = await locks.acquire("a", "b", ttl=60)
                 attempt = asyncio.create_task(_cancelled_at(k, lease.release()))
-                await asyncio.wait([attempt], timeout=30)
+                await asyncio.wait([attempt], timeout=PATIENCE)
                 assert not lease.held
                 await _comes_free(probe, "a")
                 await _comes_free(probe, "b")
@@ -156,7 +156,7 @@ async def test_several_keys_cancelled_at_every_await(url: str) -> None:
         with Locks.from_url(url) as probe:
             for k in range(1, 100):
                 attempt = asyncio.create_task(_cancelled_at(k, locks.acquire("a", "b", ttl=60)))
-                await asyncio.wait([attempt], timeout=30)
+                await asyncio.wait([attempt], timeout=PATIENCE)
                 if not attempt.cancelled():
                     await attempt.result().release()
                 await _comes_free(probe, "a")
@@ -173,7 +173,7 @@ async def test_extend_cancelled_at_every_await(url: str) -> None:
         for k in range(1, 100):
             lease = await locks.acquire("key", ttl=60)
             attempt = asyncio.create_task(_cancelled_at(k, lease.extend(60)))
-            await asyncio.wait([attempt], timeout=30)
+            await asyncio.wait([attempt], timeout=PATIENCE)
             lease.check()
             await lease.release()
             if not attempt.cancelled():
@@ -191,7 +191,7 @@ async def test_a_cancel_that_meets_the_grant(url: str) -> None:
                 await asyncio.to_thread(eventually, lambda: queue_of(probe, "key"))
                 await lease.release()
                 waiter.cancel()
-                await asyncio.wait([waiter], timeout=30)
+                await asyncio.wait([waiter], timeout=PATIENCE)
                 if not waiter.cancelled():
                     await waiter.result().release()
                 await _comes_free(probe, "key")

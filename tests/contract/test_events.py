@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.support.events import Heard
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 from weblock import AsyncLocks, Attempts, Key, LeaseLost, LockTimeout
 from weblock.events import Acquired, GaveUp, Lost, Refused, Released, TimedOut, Waiting
 
@@ -43,7 +43,7 @@ def test_a_waiter_is_told_when_it_comes_and_when_it_has_its_turn(locks, one, oth
     acquiring = other.begin(locks.acquire, "key", wait=60)
     eventually(lambda: heard.of(Waiting))
     one.do(lease.release)
-    other.do(acquiring.result(60).release)
+    other.do(acquiring.result(PATIENCE).release)
     (came,) = heard.of(Waiting)
     assert (came.key, came.template, came.place) == ("key", None, 0)
     _, second = heard.of(Acquired)

@@ -134,7 +134,7 @@ def test_a_handed_over_lease_is_kept(locks, one, other, waiting) -> None:
     waiter = other.begin(locks.acquire, "key", ttl=60, wait=None)
     eventually(lambda: waiting("key") == 1)
     one.do(lease.release)
-    theirs = waiter.result(30)
+    theirs = waiter.result(PATIENCE)
     eventually(lambda: theirs.remaining() > 30)
 
 
@@ -144,7 +144,7 @@ def test_max_hold_ends_a_lease_loudly(locks, one, other) -> None:
     lease = one.do(locks.acquire, "key", ttl=60, max_hold=0.4)
     one.do(lease.on_lost, lost.set)
     theirs = other.do(locks.acquire, "key", wait=30)
-    assert lost.wait(30)
+    assert lost.wait(PATIENCE)
     with pytest.raises(LeaseLost, match="max_hold") as found:
         lease.check()
     assert found.value.reason == "max_hold"

@@ -10,7 +10,7 @@ import pytest
 from tests.support.events import Heard
 from tests.support.forks import needs_fork
 from tests.support.renewals import hurry
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 from weblock import ConfigurationError, InvalidKey, LeaseLost
 from weblock._runtime.blocking import drive
 from weblock.events import Waiting
@@ -68,7 +68,7 @@ class TestInspecting:
         shown = label.replace("\ud800", "?")
         assert (info.holder, info.waiters) == (shown, (shown,))
         one.do(lease.release)
-        other.do(wait.result(30).release)
+        other.do(wait.result(PATIENCE).release)
 
     @pytest.mark.promise("queue")
     def test_the_queue_is_shown_in_its_order(self, locks, one, other, queue) -> None:
@@ -77,7 +77,7 @@ class TestInspecting:
         waits = queue("key", "first", "second", "third", ttl=LONG)
         assert other.do(locks.inspect, "key").waiters == ("first", "second", "third")
         one.do(lease.release)
-        waits[0].result(30)
+        waits[0].result(PATIENCE)
         info = other.do(locks.inspect, "key")
         assert (info.holder, info.waiters) == ("first", ("second", "third"))
 
@@ -183,7 +183,7 @@ class TestForceRelease:
         lease = one.do(locks.acquire, "key", ttl=LONG)
         first, second = queue("key", "first", "second", ttl=LONG)
         assert other.do(locks.force_release, "key") is True
-        theirs = first.result(30)
+        theirs = first.result(PATIENCE)
         assert theirs.fence > lease.fence
         with pytest.raises(LeaseLost) as lost:
             one.do(lease.release)

@@ -55,7 +55,7 @@ def _use(face, locks, one, other) -> None:
         with pytest.raises(LockTimeout):
             face.actor().do(locks.acquire, "key", wait=0.05)
     one.do(lease.release)
-    other.do(waiter.result(30).release)
+    other.do(waiter.result(PATIENCE).release)
     lost = one.do(locks.acquire, "key", ttl=0.1, renew=False)
     eventually(lambda: not lost.held)
     one.do(face.section, locks, "a", "b", body=lambda lease: None)
@@ -146,7 +146,7 @@ def test_closing_ends_a_wait(face, url, one, other) -> None:
     face.shut(locks)
     for wait in waits:
         with pytest.raises(EngineUnavailable, match="closed"):
-            wait.result(30)
+            wait.result(PATIENCE)
     assert not engine.switchboard.bells
     assert keeper.idle
     eventually(lambda: _files() <= before)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.renewals import hurry
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 from weblock import AlreadyHeld, LeaseLost, LockTimeout
 
 pytestmark = pytest.mark.promise("locks")
@@ -39,7 +39,7 @@ def test_opposite_orders_do_not_deadlock(locks, face) -> None:
         for actor, order in zip(face.actors(8), orders, strict=True)
         for _ in range(10)
     ]
-    assert {call.result(60) for call in calls} == {("a", "b", "c")}
+    assert {call.result(PATIENCE) for call in calls} == {("a", "b", "c")}
 
 
 def test_one_of_them_is_held_already(locks, one) -> None:
@@ -61,16 +61,20 @@ def test_a_key_that_is_lost_while_another_is_awaited(locks, one, other, waiting,
     eventually(lambda: "default:a" not in locks._locker.keeper.holdings)
     one.do(blocker.release)
     with pytest.raises(LeaseLost) as lost:
-        waiter.result(30)
+        waiter.result(PATIENCE)
     assert (lost.value.key, lost.value.reason) == ("a", "taken")
     assert [waiting(key) for key in "ab"] == [None, None]
 
 
-def test_a_timeout_is_told_also_where_a_part_was_lost(locks, one, other, waiting) -> None:
+def test_a_timeout_is_told_also_where_a_part_was_lost(locks, one, other, waiting, probe) -> None:
     """Giving back what has ended meanwhile does not turn a timeout into another error."""
-    one.do(locks.acquire, "b")
+    one.do(locks.acquire, "b", ttl=60)
+    waiter = other.begin(locks.acquire, "a", "b", ttl=60, wait=1)
+    eventually(lambda: waiter.done() or waiting("b") == 1)
+    probe.force_release("a")
+    hurry(locks)
     with pytest.raises(LockTimeout):
-        other.do(locks.acquire, "a", "b", max_hold=0.2, wait=0.6)
+        waiter.result(PATIENCE)
     assert waiting("a") is None
 
 

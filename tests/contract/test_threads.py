@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from tests.support.renewals import renewed
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 TTL = 60.0
 """Seconds, longer than any machine lets a thread wait."""
@@ -41,7 +41,7 @@ def test_threads_that_are_killed_are_started_again(locks, one, other, waiting, c
             )
         renewed(locks, lease)
         one.do(first.release)
-        second = waiter.result(60)
+        second = waiter.result(PATIENCE)
         renewed(locks, second)
         other.do(second.release)
         one.do(lease.release)
@@ -64,7 +64,7 @@ def test_a_callback_that_ends_its_thread_costs_no_lease(locks, one) -> None:
 
     # asyncio would end its loop, as it should: there the callback is the application's own.
     lost._on_lost(leave) if hasattr(lost, "__aexit__") else lost.on_lost(leave)
-    assert called.wait(60)
+    assert called.wait(PATIENCE)
     renewed(locks, lease)
     one.do(lease.release)
 
@@ -81,10 +81,10 @@ def test_a_callback_that_takes_long_costs_no_lease(face, url, count) -> None:
 
     def hold_up() -> None:
         inside.set()
-        go_on.wait(60)
+        go_on.wait(PATIENCE)
 
     lost.on_lost(hold_up)
-    assert inside.wait(60)
+    assert inside.wait(PATIENCE)
     for lease in leases:
         renewed(locks, lease)
         one.do(lease.release)

@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from tests.support.aio import eventually, until_waited_for
 from tests.support.http import client_of
+from tests.support.waiting import PATIENCE
 from weblock import (
     AlreadyHeld,
     AsyncLease,
@@ -538,7 +539,7 @@ class TestHoldersAndWaiters:
 
         def work() -> None:
             began.set()
-            assert go_on.wait(30)
+            assert go_on.wait(PATIENCE)
             ended.append(True)
 
         async def work_async() -> None:
@@ -679,7 +680,7 @@ class TestLongResponses:
         def sync_session():
             yield
             commits.set()
-            assert go_on.wait(30)
+            assert go_on.wait(PATIENCE)
             if fails:
                 raise CommitFailed
 

@@ -10,6 +10,7 @@ from fastapi import Depends, FastAPI
 from fastapi.responses import StreamingResponse
 
 from tests.support.aio import eventually
+from tests.support.waiting import PATIENCE
 from weblock import AsyncLease, AsyncLocks
 from weblock.contrib.fastapi import install, lock
 
@@ -48,7 +49,7 @@ class Streams:
         self.leases.append(lease)
         try:
             yield "first"
-            assert self.go_on.wait(30)
+            assert self.go_on.wait(PATIENCE)
             yield "second"
         finally:
             self.ended.append(lease.held)

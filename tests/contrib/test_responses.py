@@ -11,6 +11,7 @@ from fastapi.responses import FileResponse, JSONResponse, RedirectResponse, Stre
 from starlette.background import BackgroundTask
 
 from tests.support.aio import eventually, until_waited_for
+from tests.support.waiting import PATIENCE
 from weblock import AsyncLease
 from weblock.contrib.asgi import AsyncRequestLocks, RequestLayer
 from weblock.contrib.asgi.inbox import Inbox
@@ -37,7 +38,7 @@ class Task:
         self.ended = False
 
     def sync(self):
-        assert self.go_on.wait(30)
+        assert self.go_on.wait(PATIENCE)
         self.ended = True
 
     async def asynchronous(self):

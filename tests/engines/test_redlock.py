@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import select
-import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.servers import Server
-from tests.support.forks import needs_fork
+from tests.support.forks import fork, needs_fork
 from tests.support.renewals import renew_often
 from tests.support.waiting import PATIENCE, eventually
 from weblock import AsyncLocks, ConfigurationError, EngineUnavailable, LeaseLost, Locks, LockTimeout
@@ -332,9 +331,7 @@ def test_a_fork_while_it_connects_holds_nobody_up(
     def connected_beside_a_fork(*args: Any, **kwargs: Any) -> Any:
         if len(children) >= 9:  # One that has to connect again and again needs no more of them.
             return connected(*args, **kwargs)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Threads are what this is about.
-            child = os.fork()
+        child = fork()
         if child == 0:
             os.close(leave)
             select.select([stay], [], [], PATIENCE)

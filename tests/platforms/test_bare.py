@@ -43,16 +43,23 @@ def test_what_is_taken_away_is_not_there() -> None:
         assert "ImportError" in bare_python("-c", each).stderr.replace("ModuleNotFound", "Import")
 
 
+# The other tests are about the core, as on memory://, and about the server.
+ON_A_SERVER = (
+    "valkey and ("
+    "not asyncio and (test_acquiring or test_holding or test_threads or test_several_keys)"
+    " or not asyncio and test_faults and (killed or exclude or child)"
+    " or asyncio and (test_acquiring or test_cancelling or test_holding))"
+)
+
+
 @pytest.mark.timeout(3600)  # Those inside have limits of their own.
 @pytest.mark.parametrize(
     "chosen",
     [
         "memory",
-        "valkey and not asyncio and test_faults and (killed or exclude or child)",
-        "valkey and not asyncio and (test_acquiring or test_holding or test_threads or test_several_keys)",
-        # The other tests are about the core, as above, and about the server.
-        "valkey and asyncio and (test_acquiring or test_cancelling or test_holding)",
+        ON_A_SERVER,
     ],
+    ids=["memory", "valkey"],
 )
 def test_the_contract_holds(chosen: str) -> None:
     """All that these engines promise holds there too, but for what a fork is about."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from tests.support.forks import fork
 from weblock._platform.forks import heed_forks
 
 
@@ -38,7 +39,7 @@ def test_each_is_called_once_in_the_order_of_their_coming(monkeypatch) -> None:
     for each in (first, failing, forgotten, last, first):
         heed_forks(each)
     del forgotten, each
-    child = os.fork()
+    child = fork()
     if not child:
         os._exit(0)
     os.waitpid(child, 0)

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import os
+import warnings
 
 import pytest
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+
+
+def fork() -> int:
+    """Forks beside threads, which may be other tests': Python 3.12 and later warn of them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()

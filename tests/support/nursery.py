@@ -6,6 +6,7 @@ Redis's driver alone takes half a second of a processor to import, and hundreds 
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -94,6 +95,7 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     for module in sys.argv[2:]:
         importlib.import_module(module)
+    gc.freeze()  # What has been imported stays: no process need look whether it is garbage.
     wanted = _serve(control)
     control.close()
     if wanted:

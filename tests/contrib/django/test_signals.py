@@ -14,7 +14,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import Client
 
 from tests.support.busy import busy
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 from weblock import AsyncLocks, LeaseLost, Locks, LockTimeout
 from weblock.contrib.django import async_locks, lock, locks, signals
 from weblock.contrib.django.signals import SIGNALS
@@ -136,13 +136,13 @@ def test_a_receiver_that_hangs_holds_up_nobody(told: Told) -> None:
 
     def hang(**_facts: Any) -> None:
         hangs.set()
-        goes_on.wait(30)
+        goes_on.wait(PATIENCE)
 
     signals.acquired.connect(hang)
     try:
         for _ in range(3):
             locks["default"].acquire("item:1", wait=0).release()
-        assert hangs.wait(30)
+        assert hangs.wait(PATIENCE)
         assert locks["default"].inspect("item:1") is None
     finally:
         goes_on.set()
