@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import threading
 import time
@@ -23,10 +24,10 @@ from weblock import (
     Locks,
 )
 from weblock._core.ports import Pulse
-from weblock._core.table import Claim, Held, Waiting
+from weblock._core.table import SHARED, Claim, Held, KeyState, Moment, Waiting, acquire
 from weblock._runtime.blocking import BlockingRuntime, drive
 from weblock.stores.memcached import MemcachedEngine, connections, open_engine
-from weblock.stores.memcached.format import Names
+from weblock.stores.memcached.format import Format, Names, Reading
 from weblock.stores.memcached.lookout import LONGEST_LOOK, Lookout
 from weblock.stores.memcached.stamps import Observer
 from weblock.stores.memcached.threads import THREADS
@@ -382,6 +383,22 @@ class TestServers:
             server.ask(b"set " + _item_of("key") + b" 0 0 5\r\n[99]\n")
             with pytest.raises(EngineUnavailable, match="this version of weblock"):
                 locks.inspect("key")
+
+    def test_only_what_several_may_hold_is_in_a_format_of_its_own(self) -> None:
+        """Versions that know exclusive leases only read theirs as before, and refuse the others."""
+        engine = open_engine("memcached://127.0.0.1:1")
+        form, moment = Format(engine.settings, engine.observer), Moment(100.0, 1)
+        for limit, version in ((1, 1), (3, 2), (SHARED, 2)):
+            state = KeyState()
+            for owner in ("a", "b"):
+                claim = Claim(owner, engine.observer.process, 10.0, "label", limit)
+                state = acquire(state, moment, claim, room=1).state
+            value = form.write(Reading("key", None, 100.0), state)
+            found, _key, _fence, lease, places, _voids, *more = json.loads(value)
+            assert (found, len(lease[0]), len(places) + len(more)) == (version, 4 + (limit > 1), 1)
+            read = form.read("key", (value, b"1"), 100.0).state
+            assert [each.claim for each in read.grants] == [each.claim for each in state.grants]
+        engine.close()
 
     def test_what_is_not_ours_spoils_nothing_else(self) -> None:
         """Leases are renewed, though an item that another version wrote is asked for along with them."""

@@ -13,6 +13,8 @@ from .settings import Settings
 from .stamps import Observer, Seen, Stamp
 
 _FORMAT: Final = 1
+_FORMAT_OF_SEVERAL: Final = 2
+"""Where several may hold the key: versions that know exclusive leases only must not read it."""
 
 Written = list[Any]
 """A lease, a place, or the mark of an owner that gave up, as it is in an item."""
@@ -100,8 +102,10 @@ class Format:
             for each in state.queue
         ]
         voids = [known.get(each) or [stamp(each.owner, each.until)] for each in state.voided]
-        # An exclusive lease is written as weblock 1.0 does; older versions cannot read several.
-        fields = [_FORMAT, reading.key, state.fence, first, places, voids, *more]
+        claims = [*(each.claim for each in state.grants), *(each.claim for each in state.queue)]
+        exclusive = all(claim.limit == 1 for claim in claims)
+        version = _FORMAT if exclusive else _FORMAT_OF_SEVERAL
+        fields = [version, reading.key, state.fence, first, places, voids, *more]
         return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
 
     def fields(self, value: bytes) -> list[Any]:
@@ -109,7 +113,7 @@ class Format:
         version, fields = None, []
         with contextlib.suppress(ValueError, TypeError):
             version, *fields = json.loads(value)
-        if version != _FORMAT:
+        if version not in (_FORMAT, _FORMAT_OF_SEVERAL):
             raise EngineUnavailable(
                 self._settings.name,
                 f"what is there under {self.names.locks!r} was not written by this version of"
