@@ -56,16 +56,14 @@ def state_in(line: bytes) -> KeyState:
 
 def _lease_cell(state: KeyState) -> bytes:
     fence, grants, _, voided = state
-    lease = _lease(grants[0]) if grants else "null"
+    leases = []  # In a loop, because each call here is part of the way of every lock.
+    for claim, of_grant, since, until, confirmed in grants:
+        yes = "true" if confirmed else "false"
+        leases.append(f"[{_claim(claim)},{of_grant},{since:.6f},{until:.6f},{yes}]")
+    lease = leases[0] if leases else "null"
     voids = ",".join(f"[{_text(owner)},{until:.6f}]" for owner, until in voided) if voided else ""
-    more = "".join([f",{_lease(grant)}" for grant in grants[1:]]) if len(grants) > 1 else ""
+    more = f",{','.join(leases[1:])}" if len(leases) > 1 else ""
     return f"[{fence},{lease},[{voids}]{more}]".encode()
-
-
-def _lease(grant: Grant) -> str:
-    claim, fence, since, until, confirmed = grant
-    yes = "true" if confirmed else "false"
-    return f"[{_claim(claim)},{fence},{since:.6f},{until:.6f},{yes}]"
 
 
 @functools.lru_cache(_REMEMBERED)
