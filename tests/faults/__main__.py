@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from tests.servers import Cluster, Memcached, Postgres, SentinelDeployment, Server
 from tests.servers.proxy import Proxy
@@ -18,6 +19,7 @@ from tests.servers.zookeeper import Ensemble, fresh_zookeeper
 
 from . import strikes
 from .rig import DURABLE, TTL, Workers
+from .worker import MIXED
 
 
 def main() -> int:
@@ -26,16 +28,17 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0, help="how long (10)")
     parser.add_argument("--seed", type=int, default=0, help="decides the order of the faults (0)")
     parser.add_argument("--engine", choices=sorted(RIGS), default="single")
+    parser.add_argument("--mixed", action="store_true", help="with limits, shared and exclusive")
     asked = parser.parse_args()
     with ExitStack() as stack:
-        workers, faults = RIGS[asked.engine](stack)
+        workers, faults = RIGS[asked.engine](stack, MIXED if asked.mixed else {})
         return _soak(workers, faults, random.Random(asked.seed), asked.minutes * 60)
 
 
-def _single(stack: ExitStack) -> Rig:
+def _single(stack: ExitStack, options: Options) -> Rig:
     server = stack.enter_context(Server(**DURABLE))
     proxy = stack.enter_context(Proxy(server))
-    workers = stack.enter_context(Workers(proxy.url(recovery=TTL, timeout=0.5)))
+    workers = stack.enter_context(Workers(proxy.url(recovery=TTL, timeout=0.5), **options))
     return workers, {
         **strikes.on_workers(workers),
         **strikes.on_server(server),
@@ -44,54 +47,59 @@ def _single(stack: ExitStack) -> Rig:
     }
 
 
-def _sentinel(stack: ExitStack) -> Rig:
+def _sentinel(stack: ExitStack, options: Options) -> Rig:
     deployment = stack.enter_context(SentinelDeployment())
-    workers = stack.enter_context(Workers(deployment.url(recovery=TTL), wait=20.0))
+    workers = stack.enter_context(Workers(deployment.url(recovery=TTL), wait=20.0, **options))
     return workers, {**strikes.on_workers(workers), **strikes.on_sentinels(deployment)}
 
 
-def _cluster(stack: ExitStack) -> Rig:
+def _cluster(stack: ExitStack, options: Options) -> Rig:
     cluster = stack.enter_context(Cluster())
-    workers = stack.enter_context(Workers(cluster.url(recovery=TTL), wait=20.0))
+    workers = stack.enter_context(Workers(cluster.url(recovery=TTL), wait=20.0, **options))
     slot = strikes.slot_in_use(cluster)
     return workers, {**strikes.on_workers(workers), **strikes.on_cluster(cluster, slot)}
 
 
-def _quorum(stack: ExitStack) -> Rig:
+def _quorum(stack: ExitStack, options: Options) -> Rig:
     servers = [stack.enter_context(Server(**DURABLE)) for _ in range(3)]
     urls = [server.url(recovery=TTL) for server in servers]
-    workers = stack.enter_context(Workers(urls, wait=20.0))
+    workers = stack.enter_context(Workers(urls, wait=20.0, **options))
     return workers, {**strikes.on_workers(workers), **strikes.on_quorum(servers)}
 
 
-def _file(stack: ExitStack) -> Rig:
+def _file(stack: ExitStack, options: Options) -> Rig:
     above = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weblock-soak-")))
-    workers = stack.enter_context(Workers(f"file://{above}/locks?allow_container=true"))
+    workers = stack.enter_context(Workers(f"file://{above}/locks?allow_container=true", **options))
     return workers, {**strikes.on_workers(workers), **strikes.on_files(above / "locks", workers)}
 
 
-def _memcached(stack: ExitStack) -> Rig:
+def _memcached(stack: ExitStack, options: Options) -> Rig:
     server = stack.enter_context(Memcached("-M"))
-    workers = stack.enter_context(Workers(f"{server.url}?recovery={TTL}&timeout=0.5", wait=20.0))
+    workers = stack.enter_context(
+        Workers(f"{server.url}?recovery={TTL}&timeout=0.5", wait=20.0, **options)
+    )
     return workers, {**strikes.on_workers(workers), **strikes.on_memcached(server)}
 
 
-def _postgresql(stack: ExitStack) -> Rig:
+def _postgresql(stack: ExitStack, options: Options) -> Rig:
     server = stack.enter_context(Postgres())
     url = f"{server.url()}?create=true&timeout=0.5&connect_timeout=2"
-    workers = stack.enter_context(Workers(url, wait=20.0))
+    workers = stack.enter_context(Workers(url, wait=20.0, **options))
     return workers, {**strikes.on_workers(workers), **strikes.on_postgres(server)}
 
 
-def _zookeeper(stack: ExitStack) -> Rig:
+def _zookeeper(stack: ExitStack, options: Options) -> Rig:
     ensemble = stack.enter_context(Ensemble())
-    workers = stack.enter_context(Workers(fresh_zookeeper(ensemble.address), wait=20.0))
+    workers = stack.enter_context(Workers(fresh_zookeeper(ensemble.address), wait=20.0, **options))
     return workers, {**strikes.on_workers(workers), **strikes.on_zookeeper(ensemble)}
 
 
+Options = Mapping[str, Any]
+"""Those of the workers' locks."""
+
 Rig = tuple[Workers, strikes.Strikes]
 
-RIGS: Mapping[str, Callable[[ExitStack], Rig]] = {
+RIGS: Mapping[str, Callable[[ExitStack, Options], Rig]] = {
     "cluster": _cluster,
     "file": _file,
     "memcached": _memcached,

@@ -15,6 +15,7 @@ class Hold(NamedTuple):
     began: int
     held_at: int
     fence: int
+    limit: int = 1
 
 
 class Span(NamedTuple):
@@ -32,7 +33,7 @@ class History(NamedTuple):
 
     holds: list[Hold]
     fences: list[tuple[int, int]]
-    """When a lease was seen for the first time, and its fence."""
+    """When an exclusive lease was seen for the first time, and its fence."""
     errors: Counter[str]
 
 
@@ -45,24 +46,27 @@ def read(folder: Path) -> History:
         for line in path.read_text().splitlines():
             facts = _facts(line)
             match facts.get("event"):
-                case "began":
+                case "began" if facts["limit"] == 1:
                     fences.append((facts["at"], facts["fence"]))
                 case "ended":
-                    holds.append(Hold(facts["began"], facts["held_at"], facts["fence"]))
+                    holds.append(Hold(*(facts[name] for name in Hold._fields)))
                 case "error":
                     errors[facts["error"]] += 1
     return History(sorted(holds), sorted(fences), errors)
 
 
 def overlaps(holds: Sequence[Hold]) -> list[tuple[Hold, Hold]]:
-    """Pairs that surely held at the same time: a sweep over them in the order in which they began."""
+    """Pairs that surely held at the same time, though there were more than one of them allows.
+
+    A sweep in the order in which they began: with each that is one too many comes the one that ended last.
+    """
     found: list[tuple[Hold, Hold]] = []
-    latest: Hold | None = None
+    at_once: list[Hold] = []
     for hold in sorted(holds):
-        if latest is not None and hold.began <= latest.held_at:
-            found.append((latest, hold))
-        if latest is None or hold.held_at > latest.held_at:
-            latest = hold
+        at_once = [each for each in at_once if hold.began <= each.held_at]
+        if len(at_once) >= min([hold.limit, *(each.limit for each in at_once)]):
+            found.append((max(at_once, key=lambda each: each.held_at), hold))
+        at_once.append(hold)
     return found
 
 
@@ -78,12 +82,10 @@ def unexcused(
 
 
 def overlap_by_force(holds: Sequence[Hold]) -> bool:
-    """The same by comparing all with all, to check the checker."""
-    return any(
-        one.began <= other.held_at and other.began <= one.held_at
-        for index, one in enumerate(holds)
-        for other in holds[index + 1 :]
-    )
+    """The same by looking at each moment, to check the checker."""
+    moments = {at for hold in holds for at in (hold.began, hold.held_at)}
+    at_once = ([hold.limit for hold in holds if hold.began <= at <= hold.held_at] for at in moments)
+    return any(len(limits) > min(limits) for limits in at_once)
 
 
 def out_of_order(fences: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

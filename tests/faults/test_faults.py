@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,8 +26,14 @@ from tests.servers.zookeeper import Ensemble, fresh_zookeeper
 from . import strikes
 from .history import Hold, Span, out_of_order, overlap_by_force, overlaps, unexcused
 from .rig import DURABLE, TTL, Workers
+from .worker import MIXED
 
-SERVERS = [a_valkey, a_redis] if "WEBLOCK_LONG" in os.environ else [a_valkey]
+LONG = "WEBLOCK_LONG" in os.environ
+
+SERVERS = [a_valkey, a_redis] if LONG else [a_valkey]
+
+SHARING = [{}, MIXED] if LONG else [{}]
+"""Options of workers: those that exclude each other, and those that share the key at times."""
 
 
 def strike(workers: Workers, *kinds: strikes.Strikes) -> None:
@@ -112,21 +119,24 @@ def test_faults_of_memcached() -> None:
         workers.check()
 
 
-def test_faults_of_postgresql() -> None:
-    """It crashes, hangs and ends all connections: nobody ever overlaps."""
+@pytest.mark.parametrize("options", SHARING)
+def test_faults_of_postgresql(options: dict[str, Any]) -> None:
+    """It crashes, hangs and ends all connections: nobody ever overlaps, beyond what limits allow."""
+    query = "create=true&timeout=0.5&connect_timeout=2"
     with (
         Postgres() as server,
-        Workers(f"{server.url()}?create=true&timeout=0.5&connect_timeout=2", wait=20.0) as workers,
+        Workers(f"{server.url()}?{query}", wait=20.0, **options) as workers,
     ):
         strike(workers, strikes.on_postgres(server), strikes.on_workers(workers))
         workers.check()
 
 
-def test_faults_of_zookeeper() -> None:
-    """Leaders and followers are killed and hang, one at a time: nobody ever overlaps."""
+@pytest.mark.parametrize("options", SHARING)
+def test_faults_of_zookeeper(options: dict[str, Any]) -> None:
+    """Leaders and followers are killed and hang: nobody ever overlaps, beyond what limits allow."""
     with (
         Ensemble() as ensemble,
-        Workers(fresh_zookeeper(ensemble.address), wait=20.0) as workers,
+        Workers(fresh_zookeeper(ensemble.address), wait=20.0, **options) as workers,
     ):
         strike(workers, strikes.on_zookeeper(ensemble), strikes.on_workers(workers))
         workers.check()
@@ -142,14 +152,15 @@ def test_an_overlap_is_excused_only_by_a_loss() -> None:
 
 
 def test_the_checkers_find_what_is_planted() -> None:
-    """The sweep agrees with comparing all with all, and sees overlaps and fences out of order."""
+    """The sweep agrees with a look at each moment, and sees overlaps and fences out of order."""
     dice = random.Random(3)
     seen = {True: 0, False: 0}
     for _ in range(2_000):
         holds = []
         for _ in range(dice.randint(2, 8)):
             began = dice.randint(0, 60)
-            holds.append(Hold(began, began + dice.randint(0, 6), 1))
+            limit = dice.choice([1, 1, 2, 3])
+            holds.append(Hold(began, began + dice.randint(0, 6), 1, limit))
         assert bool(overlaps(holds)) == overlap_by_force(holds)
         seen[overlap_by_force(holds)] += 1
     assert min(seen.values()) > 100

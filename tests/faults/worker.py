@@ -12,6 +12,7 @@ import random
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -22,6 +23,9 @@ KEY = "contended"
 FLOWS = 4
 LOOK_EVERY = 0.001 if "WEBLOCK_LONG" in os.environ else 0.005
 """Seconds between two looks at a lease: the shorter, the more often the key changes hands."""
+
+MIXED: dict[str, Any] = {"kinds": [{}, {}, {"limit": 2}, {"limit": 3}, {"shared": True}]}
+"""An option of workers that want the key exclusively at times, and share it at others."""
 
 CALM_DOWN = 0.05
 """Seconds after an error."""
@@ -51,7 +55,7 @@ class Watch:
         self.began = self.held_at = now()
         # One that was stopped since it was granted may have lost it by now.
         event = "began" if lease.held else "came late"
-        journal.write(event=event, fence=lease.fence, at=self.began)
+        journal.write(event=event, fence=lease.fence, at=self.began, limit=lease.limit)
 
     def look(self) -> bool:
         before = now()
@@ -68,8 +72,9 @@ class Watch:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        facts = {"fence": self._lease.fence, "began": self.began, "held_at": self.held_at}
-        self._journal.write(event="ended", **facts)
+        facts = {"began": self.began, "held_at": self.held_at}
+        lease = self._lease
+        self._journal.write(event="ended", fence=lease.fence, limit=lease.limit, **facts)
 
 
 def looks() -> int:
@@ -82,12 +87,16 @@ def moves() -> bool:
     return random.random() < 0.2
 
 
-def in_a_thread(locks: Locks, journal: Journal, stop: threading.Event) -> None:
+Kinds = Sequence[dict[str, Any]]
+"""Options, of which each section has some."""
+
+
+def in_a_thread(locks: Locks, journal: Journal, stop: threading.Event, kinds: Kinds) -> None:
     """One section after the other."""
     while not stop.is_set():
         try:
             with (
-                locks.hold(KEY) as lease,
+                locks.hold(KEY, **random.choice(kinds)) as lease,
                 ExitStack() as moved,
                 Watch(journal, lease) as watch,
             ):
@@ -105,11 +114,14 @@ def in_a_thread(locks: Locks, journal: Journal, stop: threading.Event) -> None:
             time.sleep(CALM_DOWN)
 
 
-async def in_a_task(locks: AsyncLocks, journal: Journal, stop: threading.Event) -> None:
+async def in_a_task(
+    locks: AsyncLocks, journal: Journal, stop: threading.Event, kinds: Kinds
+) -> None:
     """The same in asyncio."""
     while not stop.is_set():
         try:
-            async with locks.hold(KEY) as lease, AsyncExitStack() as moved:
+            options = random.choice(kinds)
+            async with locks.hold(KEY, **options) as lease, AsyncExitStack() as moved:
                 with Watch(journal, lease) as watch:
                     for _ in range(looks()):
                         if not watch.look():
@@ -137,15 +149,17 @@ def _end_loudly(failure: threading.ExceptHookArgs) -> None:
 def main() -> None:
     """Works until standard input is closed."""
     threading.excepthook = _end_loudly
-    face, folder, options, *urls = sys.argv[1:]
+    face, folder, given, *urls = sys.argv[1:]
+    options = json.loads(given)
+    kinds = options.pop("kinds", [{}])
     url = urls if len(urls) > 1 else urls[0]
     stop = threading.Event()
     journals = [Journal(Path(folder) / f"{os.getpid()}-{flow}.jsonl") for flow in range(FLOWS)]
     threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
     if face == "sync":
-        with Locks.from_url(url, **json.loads(options)) as locks:
+        with Locks.from_url(url, **options) as locks:
             threads = [
-                threading.Thread(target=in_a_thread, args=(locks, journal, stop))
+                threading.Thread(target=in_a_thread, args=(locks, journal, stop, kinds))
                 for journal in journals
             ]
             for thread in threads:
@@ -153,14 +167,18 @@ def main() -> None:
             for thread in threads:
                 thread.join()
     else:
-        asyncio.run(_tasks(url, json.loads(options), journals, stop))
+        asyncio.run(_tasks(url, options, journals, stop, kinds))
 
 
 async def _tasks(
-    url: str | list[str], options: Any, journals: list[Journal], stop: threading.Event
+    url: str | list[str],
+    options: Any,
+    journals: list[Journal],
+    stop: threading.Event,
+    kinds: Kinds,
 ) -> None:
     async with AsyncLocks.from_url(url, **options) as locks:
-        await asyncio.gather(*(in_a_task(locks, journal, stop) for journal in journals))
+        await asyncio.gather(*(in_a_task(locks, journal, stop, kinds) for journal in journals))
 
 
 if __name__ == "__main__":
