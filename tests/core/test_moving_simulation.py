@@ -21,8 +21,8 @@ MUTANTS = (
         "anybody with a token takes the lease over",
         table,
         "transfer",
-        "elif grant.claim.owner != owner:",
-        "elif False:",
+        "grant = _grant_of(state, owner)",
+        "grant = state.grant",
         ("M1", "M3"),
     ),
     Mutant(
