@@ -84,7 +84,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 LEVELS = {
     "DEBUG": {"waiting", "acquired", "released", "handed_over", "taken_over", "gave_up"},
-    "INFO": {"timed_out", "refused"},
+    "INFO": {"timed_out", "refused", "release_asked"},
     "WARNING": {
         *("at_risk", "lost", "forgotten", "unavailable", "recovering", "failed_open"),
         *("not_renewed", "forced"),

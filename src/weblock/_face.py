@@ -13,7 +13,7 @@ from ._core.attempts import Attempts
 from ._core.holding import Hands, Holding, Status, Terms, Unprotected
 from ._core.moving import hand_over, take_over
 from ._core.ports import SCOPES, Engine, Runtime
-from ._core.table import SHARED, Released
+from ._core.table import SHARED, Asked, Released
 from ._core.tokens import leases_in, token_of
 from ._options import (
     SHORTEST_TTL,
@@ -386,6 +386,12 @@ class Face:
         infos = [info_of(name, await store.look(name)) for name in sorted(names)]
         return [info for info in infos if info]  # Some may have become free meanwhile.
 
+    async def _ask_release(self, key: str) -> bool:
+        name = self._name(key)
+        asking = self._locker.store.ask_release(name)
+        reply = await self._ask("ask_release", name, asking)
+        return isinstance(reply.answer, Asked)
+
     async def _force_release(self, key: str, by: str | None) -> bool:
         name = self._name(key)
         store = self._locker.store
@@ -546,6 +552,11 @@ class BaseLease:
         now = self._locker.runtime.now()
         return all(holding.held(now) for holding in self._holdings)
 
+    @property
+    def asked_to_release(self) -> bool:
+        """Whether another caller has asked for one of the keys: see ``ask_release`` of the locks."""
+        return any(holding.asked_to_release for holding in self._holdings)
+
     def remaining(self) -> float:
         """Return the seconds until the lease ends unless it is renewed; 0 if it has ended."""
         now = self._locker.runtime.now()
@@ -601,18 +612,29 @@ class BaseLease:
 
     def _on_lost(self, tell: Callable[[], object]) -> None:
         """Call ``tell`` once, in the thread that notices the loss: it must not wait or raise."""
-        told = threading.Lock()
-
-        def tell_once() -> None:
-            if told.acquire(blocking=False):
-                tell()
-
+        tell_once = _once(tell)
         for holding in self._holdings:
             holding.on_lost(tell_once)
+
+    def _on_ask_release(self, tell: Callable[[], object]) -> None:
+        """Call ``tell`` once, in the thread that learns it: it must not wait or raise."""
+        tell_once = _once(tell)
+        for holding in self._holdings:
+            holding.on_ask_release(tell_once)
 
     def __repr__(self) -> str:
         state = f"remaining={self.remaining():.3f}" if self.held else "not held"
         return f"<{type(self).__name__} {', '.join(self.keys)} fence={self.fence} {state}>"
+
+
+def _once(tell: Callable[[], object]) -> Callable[[], None]:
+    told = threading.Lock()
+
+    def tell_once() -> None:
+        if told.acquire(blocking=False):
+            tell()
+
+    return tell_once
 
 
 L = TypeVar("L", bound=BaseLease)

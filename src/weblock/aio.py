@@ -391,6 +391,23 @@ class AsyncLocks(Face):
         """
         return await self._list(prefix, limit)
 
+    async def ask_release(self, key: str) -> bool:
+        """Ask the holders of a key to release it, and return whether there is one.
+
+        The key stays theirs: each may stop at a good point and release, or go on. A holder learns it
+        with its next renewal, a third of its ttl later at most, by ``lease.asked_to_release``, by
+        ``lease.on_ask_release(callback)`` and by the event ``ReleaseAsked``. A holder without renewal
+        (``renew=False``) learns it when it extends. Later holders of the key are not asked.
+
+        Args:
+            key: The key that is wanted.
+
+        Raises:
+            InvalidKey: The key cannot exist.
+            EngineUnavailable: The engine did not answer. Asking again is harmless.
+        """
+        return await self._ask_release(key)
+
     async def force_release(self, key: str, *, by: str | None = None) -> bool:
         """Take the lease of a key away from its holder, and return whether there was one.
 
@@ -517,6 +534,19 @@ class AsyncLease(BaseLease):
             self._holdings[0].on_lost(tell)
         else:
             self._on_lost(tell)
+
+    def on_ask_release(self, callback: Callable[[], None]) -> None:
+        """Call a function once, in the running event loop, when another caller asks for the key.
+
+        At once if one has asked before: see ``AsyncLocks.ask_release``.
+        """
+        loop = asyncio.get_running_loop()
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # The loop is closed.
+                loop.call_soon_threadsafe(callback)
+
+        self._on_ask_release(tell)
 
 
 AsyncLocks._lease = AsyncLease  # noqa: SLF001 - either class names the other

@@ -106,6 +106,14 @@ class Lost(LeaseEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseAsked(LeaseEvent):
+    """Another caller has asked the holder to release the key. The holder decides, and may go on."""
+
+    held_for: float
+    """Seconds since it was acquired."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Forgotten(LeaseEvent):
     """A lease that nobody refers to any more was given back, although nobody released it."""
 
@@ -166,7 +174,7 @@ class Unavailable(Event):
     """The engine did not answer a caller, or could not serve it: ``EngineUnavailable``."""
 
     operation: str
-    """What was asked: ``acquire``, ``extend``, ``inspect``, ``list``, ``force_release``, ``ping`` ..."""
+    """What was asked: ``acquire``, ``extend``, ``inspect``, ``list``, ``ask_release``, ``ping`` ..."""
     cause: str
     recovering: bool
     """Whether it did answer, and grants nothing until it has recovered (``EngineRecovering``)."""
@@ -245,7 +253,17 @@ class Answered(Event):
 EVENTS: Final[Mapping[str, type[Event]]] = {
     kind.name: kind
     for kind in (
-        *(Waiting, Acquired, Released, HandedOver, TakenOver, AtRisk, Lost, Forgotten),
+        *(
+            Waiting,
+            Acquired,
+            Released,
+            HandedOver,
+            TakenOver,
+            ReleaseAsked,
+            AtRisk,
+            Lost,
+            Forgotten,
+        ),
         *(TimedOut, Refused, GaveUp),
         *(Unavailable, Available, Recovering, FailedOpen, Forced, NotRenewed, Answered),
     )

@@ -387,6 +387,23 @@ class Locks(Face):
         """
         return drive(self._list(prefix, limit))
 
+    def ask_release(self, key: str) -> bool:
+        """Ask the holders of a key to release it, and return whether there is one.
+
+        The key stays theirs: each may stop at a good point and release, or go on. A holder learns it
+        with its next renewal, a third of its ttl later at most, by ``lease.asked_to_release``, by
+        ``lease.on_ask_release(callback)`` and by the event ``ReleaseAsked``. A holder without renewal
+        (``renew=False``) learns it when it extends. Later holders of the key are not asked.
+
+        Args:
+            key: The key that is wanted.
+
+        Raises:
+            InvalidKey: The key cannot exist.
+            EngineUnavailable: The engine did not answer. Asking again is harmless.
+        """
+        return drive(self._ask_release(key))
+
     def force_release(self, key: str, *, by: str | None = None) -> bool:
         """Take the lease of a key away from its holder, and return whether there was one.
 
@@ -513,6 +530,13 @@ class Lease(BaseLease):
         One thread calls all such functions, one after the other.
         """
         self._on_lost(partial(callbacks.call, callback))
+
+    def on_ask_release(self, callback: Callable[[], None]) -> None:
+        """Call a function once, in a background thread, when another caller asks for the key.
+
+        At once if one has asked before: see ``Locks.ask_release``.
+        """
+        self._on_ask_release(partial(callbacks.call, callback))
 
 
 Locks._lease = Lease  # noqa: SLF001 - either class names the other

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from tests.support.busy import busy
+from tests.support.waiting import PATIENCE
 from weblock import Locks
 
 
@@ -40,6 +43,43 @@ def test_a_person_is_asked(run, locks: Locks, monkeypatch, answer: str, code: in
         assert holder_of(locks, "item:1") == (None if answer == "y" else "web-1")
     assert done.exit_code == code
     assert "item:1 is held by web-1, for " in done.stderr
+
+
+def test_a_holder_steps_down(run, told, locks: Locks) -> None:
+    """With --gently the holder is asked, and the command ends well when it has released the key."""
+    lease = locks.acquire("item:1", ttl=60)
+    renewing = threading.Event()
+
+    def work() -> None:
+        while not lease.asked_to_release:
+            renewing.wait(0.01)
+            lease.extend(0)
+        lease.release()
+
+    holder = threading.Thread(target=work)
+    holder.start()
+    done = run("release", "item:1", "--gently", "--timeout", str(PATIENCE))
+    holder.join()
+    assert (done.exit_code, done.stdout) == (0, "Released item:1, as asked.\n")
+
+
+@pytest.mark.parametrize(("force", "code"), [((), 75), (("--force",), 0)])
+def test_a_holder_goes_on(run, locks: Locks, force: tuple[str, ...], code: int) -> None:
+    """One that still holds the key after the timeout is told of, or loses it with --force."""
+    with busy(locks, "item:1", "web-1"):
+        done = run("release", "item:1", "--gently", "--timeout", "0", *force)
+        assert holder_of(locks, "item:1") == (None if force else "web-1")
+    assert done.exit_code == code
+    assert ("is still held by web-1" in done.stderr) is not bool(force)
+
+
+def test_another_holder_is_not_waited_for(run, locks: Locks) -> None:
+    """With --fence, a holder with another fence is not asked."""
+    lease = locks.acquire("item:1", ttl=60)
+    done = run("release", "item:1", "--gently", "--fence", "7")
+    lease.extend(0)
+    assert (done.exit_code, lease.asked_to_release) == (1, False)
+    lease.release()
 
 
 def test_another_holder_is_spared(run, told, locks: Locks) -> None:

@@ -10,6 +10,7 @@ from weblock._core.table import (
     PLACE,
     SEEN,
     SHARED,
+    Asked,
     Busy,
     Claim,
     Gone,
@@ -330,6 +331,47 @@ def test_force_on_a_dead_holder() -> None:
     assert (step.answer, holder(step.state), queued(step.state)) == (Gone(), "d", [])
     step = table.force_release(after(claim("a", "p1"), claim("b", "p2")), at(1, "p1"))
     assert (step.answer, holder(step.state)) == (Gone(), "b")
+
+
+def test_who_is_asked_to_release_learns_it_with_each_heartbeat() -> None:
+    """The holder does, also when its lease has moved on; a waiter that gets the key later does not."""
+    state = after(claim("a"), claim("b"))
+    step = table.ask_release(state, at(1))
+    assert (step.answer, holders(step.state), step.woken) == (Asked(), ["a"], ())
+    for _ in range(2):
+        step = table.refresh(step.state, at(2), "a", TTL)
+        assert step.answer == Held(1, 12, confirmed=True, asked=True)
+    step = table.transfer(step.state, at(3), "a", claim("heir"))
+    assert step.answer == Held(1, 13, confirmed=True, asked=True)
+    step = table.release(step.state, at(3), "heir")
+    (grant,) = step.woken
+    step = table.refresh(step.state, at(4), "b", TTL)
+    assert step.answer == Held(grant.fence, 14, confirmed=True, asked=False)
+    assert table.release(step.state, at(5), "b").state == KeyState(fence=grant.fence)
+
+
+def test_those_who_come_later_are_not_asked() -> None:
+    """Of several holders, the earlier ones are asked; asking again asks all, and leaves one note."""
+    state = table.ask_release(after(claim("a", limit=3), claim("b", limit=3)), at(1)).state
+    state = table.acquire(state, at(1), claim("c", limit=3), room=0).state
+
+    def told() -> list[bool]:
+        answers = [table.refresh(state, at(2), each, TTL).answer for each in "abc"]
+        return [answer.asked for answer in answers if isinstance(answer, Held)]
+
+    assert told() == [True, True, False]
+    state = table.ask_release(state, at(2)).state
+    assert told() == [True, True, True]
+    assert len(state.voided) == 1
+
+
+def test_where_nobody_holds_nobody_is_asked() -> None:
+    """A free key, and one whose lease has ended, leave nothing to remember."""
+    assert table.ask_release(KeyState(), at(1)) == Step(KeyState(), Gone())
+    step = table.ask_release(after(claim("a", ttl=2)), at(2))
+    assert (step.answer, step.state) == (Gone(), KeyState(fence=1))
+    asked = table.ask_release(after(claim("a", ttl=2)), at(1)).state
+    assert table.current(asked, at(2)).blank
 
 
 def test_nobody_is_granted_a_key_before_a_commit() -> None:

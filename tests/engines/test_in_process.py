@@ -18,3 +18,14 @@ def test_leases_that_just_end_are_forgotten(url: str) -> None:
         again = [locks.acquire(f"known:{n}", ttl=60) for n in range(len(kept) + 200)]
         assert len(kept) == len(again)
         assert min(lease.fence for lease in again) > max(lease.fence for lease in ended)
+
+
+def test_noop_asks_the_holder() -> None:
+    """Without an engine that locks, a holder is asked too, and the next one is not."""
+    with Locks.from_url("noop://") as locks:
+        assert not locks.ask_release("key")
+        for asked in (True, False):
+            with locks.hold("key", ttl=60) as lease:
+                assert not asked or locks.ask_release("key")
+                lease.extend(0)
+                assert lease.asked_to_release is asked

@@ -59,5 +59,8 @@ class Rows:
     def force_release(self) -> Answer:
         return drive(self._store.force_release(self._key)).answer
 
+    def ask_release(self) -> Answer:
+        return drive(self._store.ask_release(self._key)).answer
+
     def state(self) -> KeyState:
         return drive(self._cells._look([self._key]))[self._key].state

@@ -88,9 +88,11 @@ async def looking_on(locks: Locks, async_locks: AsyncLocks) -> None:
     assert_type(locks.list(), list[KeyInfo])
     assert_type(locks.list("item:", limit=10), list[KeyInfo])
     assert_type(locks.force_release("key"), bool)
+    assert_type(locks.ask_release("key"), bool)
     assert_type(await async_locks.inspect("key"), KeyInfo | None)
     assert_type(await async_locks.list("item:", limit=10), list[KeyInfo])
     assert_type(await async_locks.force_release("key"), bool)
+    assert_type(await async_locks.ask_release("key"), bool)
     for info in locks.list():
         assert_type((info.key, info.holder, info.fence), tuple[str, str | None, int | None])
         assert_type((info.held_for, info.remaining), tuple[float, float])

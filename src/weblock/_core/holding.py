@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from ..errors import EngineUnavailable, LeaseLost
-from ..events import AtRisk, Lost, Released
+from ..events import AtRisk, Lost, ReleaseAsked, Released
 from ..keys import unqualified
 from .observers import NOBODY, Observers
 from .ports import Pulse, Reply
@@ -113,10 +113,12 @@ class Holding:
 
     __slots__ = (
         "__weakref__",
+        "_ask_callbacks",
         "_asked",
         "_callbacks",
         "_capped",
         "_claim",
+        "asked_to_release",
         "at_risk",
         "control",
         "deadline",
@@ -168,6 +170,8 @@ class Holding:
         self.at_risk = False
         self.reason = ""
         self._callbacks: list[LostCallback] = []
+        self.asked_to_release = False
+        self._ask_callbacks: list[LostCallback] = []
         self.due = self._next_renewal(now) if confirmed else now + CONFIRM_AFTER
 
     def held(self, now: float) -> bool:
@@ -228,6 +232,7 @@ class Holding:
     def disown(self) -> None:
         """Mark the copy of a lease in a forked child, without calling the parent's callbacks."""
         self._callbacks = []
+        self._ask_callbacks = []
         self.lose("forked")
 
     @property
@@ -241,6 +246,23 @@ class Holding:
         if self.status is Status.LOST and callback in self._callbacks:
             self._callbacks.remove(callback)
             callback()
+
+    def on_ask_release(self, callback: LostCallback) -> None:
+        """Call ``callback`` once when another caller asks for the key; at once if one has asked already."""
+        self._ask_callbacks.append(callback)
+        if self.asked_to_release and callback in self._ask_callbacks:
+            self._ask_callbacks.remove(callback)
+            callback()
+
+    def ask_to_release(self) -> None:
+        """Report, once, that another caller wants the key."""
+        if self.asked_to_release or self.status is not Status.HELD:
+            return
+        self.asked_to_release = True
+        while self._ask_callbacks:
+            self._ask_callbacks.pop()()
+        if ReleaseAsked in self.observers.wanted:
+            self.observers.tell(ReleaseAsked(**self.about(), held_for=self.held_for()))
 
     def ttl_to_extend(self, seconds: float, now: float) -> float:
         """Return the ttl to request at ``now`` so that the deadline moves by ``seconds``."""
@@ -260,6 +282,8 @@ class Holding:
             self._capped = ttl >= covering(self.hold_until - anchor.local, self.terms.drift)
         self.at_risk = False
         self.due = self._next_renewal(anchor.local)
+        if answer.asked:
+            self.ask_to_release()
 
     # What the keeper asks of everything that it keeps.
 
@@ -353,6 +377,7 @@ class Unprotected:
 
     __slots__ = ("control", "key", "terms")
 
+    asked_to_release = False
     owner = ""
     fence = None
     deadline = 0.0
@@ -374,4 +399,7 @@ class Unprotected:
         """Passes: there is nothing to lose."""
 
     def on_lost(self, callback: LostCallback) -> None:
+        """Never calls ``callback``."""
+
+    def on_ask_release(self, callback: LostCallback) -> None:
         """Never calls ``callback``."""

@@ -88,6 +88,9 @@ class Store(Protocol):
     async def force_release(self, key: str) -> Reply:
         """Take the lease away from its holder, which finds out when it next asks."""
 
+    async def ask_release(self, key: str) -> Reply:
+        """Ask the holders of a key to release it: see ``table.ask_release``."""
+
     async def look(self, key: str) -> Look:
         """Return the current state of a key, as ``table.current`` defines it. Changes nothing."""
 

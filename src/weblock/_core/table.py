@@ -43,6 +43,10 @@ SEEN: Final = 16
 """Places of a full queue that one claim checks, to find some that have lapsed."""
 
 
+ASKED: Final = 86400.0
+"""Seconds for which it is remembered that the holders of a key were asked to release it."""
+
+
 class Claim(NamedTuple):
     """One acquisition that wants a key, known by its secret owner."""
 
@@ -118,6 +122,8 @@ class Held(NamedTuple):
     fence: int
     until: float
     confirmed: bool = True
+    asked: bool = False
+    """Whether another caller has asked for its release: see ``ask_release``."""
 
 
 class Waiting(NamedTuple):
@@ -157,10 +163,15 @@ class Released(NamedTuple):
     """The caller had the lease, and has given it back."""
 
 
-Answer = Held | Waiting | Busy | Gone | Released
+class Asked(NamedTuple):
+    """The key has a holder, which learns with its next heartbeat that another caller wants the key."""
+
+
+Answer = Held | Waiting | Busy | Gone | Released | Asked
 
 GONE: Final = Gone()
 RELEASED: Final = Released()
+ASKED_ALL: Final = Asked()
 
 
 class Step(NamedTuple):
@@ -247,6 +258,20 @@ def force_release(state: KeyState, moment: Moment) -> Step:
     return Step(state, answer, woken)
 
 
+def ask_release(state: KeyState, moment: Moment) -> Step:
+    """Ask the holders to release the key; return ``Gone`` if there is none.
+
+    Each of them learns it with its next heartbeat. Later holders do not: their fences are larger
+    than the one that is noted.
+    """
+    state, woken = settle(state, moment)
+    if not state.grants:
+        return Step(state, GONE, woken)
+    voided = tuple(each for each in state.voided if not each.owner.startswith(_ASKED))
+    noted = Voided(f"{_ASKED}{state.fence}", moment.now + ASKED)
+    return Step(state._replace(voided=(*voided, noted)), ASKED_ALL, woken)
+
+
 def transfer(state: KeyState, moment: Moment, owner: str, claim: Claim) -> Step:
     """Make the lease of ``owner`` that of a claim, with the same fence, for the claim's ttl from now.
 
@@ -265,7 +290,7 @@ def transfer(state: KeyState, moment: Moment, owner: str, claim: Claim) -> Step:
         return Step(state, GONE, woken)
     claim = claim._replace(limit=grant.claim.limit)
     moved = Grant(claim, grant.fence, grant.since, until, confirmed=True)
-    return Step(_exchanged(state, grant, moved), _held(moved), _besides(woken, owner))
+    return Step(_exchanged(state, grant, moved), _held(moved, state), _besides(woken, owner))
 
 
 def current(state: KeyState, moment: Moment) -> KeyState:
@@ -279,7 +304,7 @@ def current(state: KeyState, moment: Moment) -> KeyState:
     queue = tuple(
         place for place in queue if moment.now < place.until and place.claim.process not in dead
     )
-    voided = tuple(each for each in state.voided if moment.now < each.until)
+    voided = _lasting_voided(state.voided, grants, moment)
     return KeyState(state.fence, grants, queue, voided)
 
 
@@ -297,10 +322,15 @@ def fits(claim: Claim, grants: tuple[Grant, ...]) -> bool:
     return len(grants) < min(claim.limit, _least_limit(grants))
 
 
+def was_asked(state: KeyState, fence: int) -> bool:
+    """Return whether the holder with this fence was asked to release."""
+    return bool(state.voided) and fence <= max(map(_asked_up_to, state.voided))
+
+
 def settle(state: KeyState, moment: Moment) -> tuple[KeyState, tuple[Grant, ...]]:
     """Drop the leases that have ended, and let in who fits now; return their leases, too."""
     if state.voided:
-        voided = tuple(each for each in state.voided if moment.now < each.until)
+        voided = _lasting_voided(state.voided, state.grants, moment)
         state = state._replace(voided=voided)
     grants = state.grants
     if grants:
@@ -391,7 +421,7 @@ def _refreshed(
 ) -> Step:
     if mine := _grant_of(state, owner):
         renewed = mine._replace(until=max(mine.until, moment.now + ttl), confirmed=True)
-        return Step(_exchanged(state, mine, renewed), _held(renewed), _besides(woken, owner))
+        return Step(_exchanged(state, mine, renewed), _held(renewed, state), _besides(woken, owner))
     for position, place in enumerate(state.queue):
         if place.claim.owner == owner:
             kept = place._replace(until=moment.now + PLACE)
@@ -446,8 +476,33 @@ def _earliest_end(grants: tuple[Grant, ...]) -> float:
     return min([grant.until for grant in grants])
 
 
-def _held(grant: Grant) -> Held:
-    return Held(grant.fence, grant.until, grant.confirmed)
+def _held(grant: Grant, state: KeyState) -> Held:
+    return Held(grant.fence, grant.until, grant.confirmed, was_asked(state, grant.fence))
+
+
+_ASKED: Final = "asked "
+"""How the note begins that holders were asked, in the place of an owner: engines keep both alike.
+
+An earlier version of weblock takes the note for an owner that has given up.
+"""
+
+
+def _asked_up_to(voided: Voided) -> int:
+    """Return the largest fence of those that were asked to release, if this is such a note; else -1."""
+    return int(voided.owner.removeprefix(_ASKED)) if voided.owner.startswith(_ASKED) else -1
+
+
+def _lasting_voided(
+    voided: tuple[Voided, ...], grants: tuple[Grant, ...], moment: Moment
+) -> tuple[Voided, ...]:
+    """Return what still counts: a note that holders were asked ends with the last of them."""
+    first = grants[0].fence if grants else None
+    return tuple(
+        each
+        for each in voided
+        if moment.now < each.until
+        and not (each.owner.startswith(_ASKED) and (first is None or first > _asked_up_to(each)))
+    )
 
 
 def _waiting(state: KeyState, position: int) -> Waiting:

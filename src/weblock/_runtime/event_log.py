@@ -35,6 +35,7 @@ from ..events import (
     NotRenewed,
     Recovering,
     Refused,
+    ReleaseAsked,
     Released,
     TakenOver,
     TimedOut,
@@ -181,6 +182,15 @@ def _lost(event: Lost) -> Message:
     )
 
 
+def _release_asked(event: ReleaseAsked) -> Message:
+    return (
+        "the holder of the lock %s (fence %d) was asked to release it, after %.1f s",
+        _Quoted(event.key),
+        event.fence,
+        event.held_for,
+    )
+
+
 def _forgotten(event: Forgotten) -> Message:
     return (
         "the lease of %s (fence %d) was forgotten, and is given back: release it, or use with",
@@ -291,6 +301,7 @@ _HOW: Final[Mapping[type[Event], _How]] = {
     HandedOver: _How(logging.DEBUG, _handed_over),
     TakenOver: _How(logging.DEBUG, _taken_over),
     GaveUp: _How(logging.DEBUG, _gave_up),
+    ReleaseAsked: _How(logging.INFO, _release_asked, most=10),
     TimedOut: _How(logging.INFO, _timed_out, most=1),
     Refused: _How(logging.INFO, _refused, most=1),
     AtRisk: _How(logging.WARNING, _at_risk, most=10),

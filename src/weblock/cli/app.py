@@ -87,6 +87,10 @@ class No(Exception):
         self.facts = facts
 
 
+class Still(No):
+    """The holder was asked to release the key, and has not done so in time."""
+
+
 class Ended(click.ClickException):
     """A command that could not do its work, or must not say that it has."""
 
@@ -113,6 +117,8 @@ class Ended(click.ClickException):
 
 def _code_of(error: Exception) -> Code:
     match error:
+        case Still():
+            return Code.BUSY
         case No() | ChangedHands():
             return Code.NO
         case ConfigurationError() | AlreadyHeld():

@@ -4,38 +4,85 @@ from __future__ import annotations
 
 import getpass
 import sys
+import time
+from typing import Final
 
 import click
 
-from .. import operating
+from .. import Locks, operating
 from .._platform.logs import printable
-from ..operating import take_away
-from .app import No, Session, command, pass_session
+from ..inspection import KeyInfo
+from ..operating import ChangedHands, take_away
+from .app import No, Session, Still, command, pass_session
 from .output import warn
+
+LOOK_AGAIN: Final = 0.2
+"""Seconds between two looks at a key whose holder was asked to release it."""
 
 
 @command("release")
 @click.argument("key")
 @click.option("--force", is_flag=True, help="Do not ask.")
+@click.option("--gently", is_flag=True, help="Ask the holder to release it, and wait until it has.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    metavar="SECONDS",
+    help="How long to wait with --gently; 30 by default.",
+)
 @click.option("--fence", type=int, help="Only if the holder has this fencing token.")
 @pass_session
-def release_command(session: Session, key: str, *, force: bool, fence: int | None) -> None:
+def release_command(
+    session: Session, key: str, *, force: bool, gently: bool, timeout: float, fence: int | None
+) -> None:
     """Takes KEY away from its holder, for one that hangs.
 
     The key passes to the first waiter at once. The former holder learns of it when it next renews its
     lease: until then both may be running. Exits with 1 if nothing was released.
+
+    With --gently the holder is asked to release it, and may go on: if it still holds the key after
+    the timeout, the command exits with 75, or takes it away if there is --force, too.
     """
     with session.locks() as locks:
         info = locks.inspect(key)
         if info is None or info.holder is None:
             raise No(f"nobody holds {printable(key)}", {"released": False})
-        if not force:
-            _ask(operating.question(info))
         wanted = info.fence if fence is None else fence
+        if gently:
+            if wanted not in _fences(info):
+                raise ChangedHands(key, info)
+            fences = _fences(info) if fence is None else {fence}
+            if _steps_down(locks, key, fences, timeout):
+                session.say(f"Released {printable(key)}, as asked.", {"released": True})
+                return
+            if not force:
+                raise Still(
+                    f"{printable(key)} is still held by {operating.holder_of(info)}, which was asked to"
+                    " release it: raise --timeout, or take it away with --force",
+                    {"released": False},
+                )
+        elif not force:
+            _ask(operating.question(info))
         taken = take_away(locks, key, fence=wanted, by=f"{getpass.getuser()} (weblock)")
     if taken is None:
         raise No(f"nobody holds {printable(key)} any more", {"released": False})
     session.say(operating.said_of(taken), {"released": True, **operating.as_dict(taken)})
+
+
+def _steps_down(locks: Locks, key: str, fences: set[int], timeout: float) -> bool:
+    """Ask the holders with these fences to release; return whether all have done so in time."""
+    locks.ask_release(key)
+    give_up_at = time.monotonic() + timeout
+    while not fences.isdisjoint(_fences(locks.inspect(key))):
+        if time.monotonic() >= give_up_at:
+            return False
+        time.sleep(LOOK_AGAIN)
+    return True
+
+
+def _fences(info: KeyInfo | None) -> set[int]:
+    return {holder.fence for holder in info.holders} if info else set()
 
 
 def _ask(question: str) -> None:

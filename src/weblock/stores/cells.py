@@ -181,6 +181,9 @@ class CellStore:
     async def force_release(self, key: str) -> Reply:
         return await self._apply(key, table.force_release)
 
+    async def ask_release(self, key: str) -> Reply:
+        return await self._apply(key, table.ask_release)
+
     async def look(self, key: str) -> Look:
         glance = _Glance()
         _, now = await self._cells.update(key, glance, patience=self._patience)

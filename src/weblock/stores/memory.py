@@ -106,7 +106,7 @@ class _MemoryStore(CellStore):
                 until = now + claim.ttl
                 grant = _new(Grant, (claim, fence, now, until, True))
                 engine.keep(key, _new(KeyState, (fence, (grant,), (), ())), now)
-                return _new(Reply, (_new(Held, (fence, until, True)), now))
+                return _new(Reply, (_new(Held, (fence, until, True, False)), now))
         return self._reply_to(self._change(key, partial(table.acquire, claim=claim, room=room)))
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:

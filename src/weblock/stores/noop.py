@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from .._core.ports import Look, Pulse, Reply, Runtime, Store, Switchboard
-from .._core.table import Claim, Gone, Grant, Held, KeyState, Released
+from .._core.table import Asked, Claim, Gone, Grant, Held, KeyState, Released
 from .marks import MarksInProcess
 from .options import options_in
 from .url import without_secrets
@@ -49,11 +49,12 @@ class NoopEngine:
 class _Lease:
     """What one owner has, for observers."""
 
-    __slots__ = ("grant", "key")
+    __slots__ = ("asked", "grant", "key")
 
     def __init__(self, key: str, grant: Grant) -> None:
         self.key = key
         self.grant = grant
+        self.asked = False
 
 
 class _NoopStore:
@@ -96,6 +97,14 @@ class _NoopStore:
             self._engine.held.pop(grant.claim.owner, None)
         return Reply(Released() if grants else Gone(), now)
 
+    async def ask_release(self, key: str) -> Reply:
+        """Ask all who have the key."""
+        now = self._runtime.now()
+        leases = [lease for lease in self._leases(now) if lease.key == key]
+        for lease in leases:
+            lease.asked = True
+        return Reply(Asked() if leases else Gone(), now)
+
     async def look(self, key: str) -> Look:
         """Show all who have the key."""
         now = self._runtime.now()
@@ -118,7 +127,7 @@ class _NoopStore:
         if lease is None:
             return Gone()
         lease.grant = lease.grant._replace(until=max(lease.grant.until, now + pulse.ttl))
-        return Held(lease.grant.fence, lease.grant.until)
+        return Held(lease.grant.fence, lease.grant.until, asked=lease.asked)
 
     def _grants_of(self, key: str, now: float) -> list[Grant]:
         return [lease.grant for lease in self._leases(now) if lease.key == key]

@@ -59,6 +59,9 @@ class Lua:
     def force_release(self) -> Answer:
         return self._answer(scripts.FORCE_RELEASE, "")
 
+    def ask_release(self) -> Answer:
+        return self._answer(scripts.ASK_RELEASE, "")
+
     def state(self) -> KeyState:
         _now, *found = self._run(scripts.LOOK, "")
         return _state(*found)
@@ -107,6 +110,9 @@ class Pure:
     def force_release(self) -> Answer:
         return self._take(table.force_release(self.kept, self._moment()))
 
+    def ask_release(self) -> Answer:
+        return self._take(table.ask_release(self.kept, self._moment()))
+
     def state(self) -> KeyState:
         return self.kept
 
@@ -135,7 +141,7 @@ def one_step(dice: Random, limits: list[int]) -> Callable[[Lua | Pure], Any]:
         f"label of {owner}",
         dice.choice(limits) if len(limits) > 1 else limits[0],
     )
-    match dice.choice([*_OFTEN, "void", "force"]):
+    match dice.choice([*_OFTEN, "void", "force", "ask"]):
         case "acquire":
             room = dice.choice([0, 1, 3, 100])
             return lambda one: one.acquire(claim, room)
@@ -149,8 +155,8 @@ def one_step(dice: Random, limits: list[int]) -> Callable[[Lua | Pure], Any]:
             return lambda one: one.transfer(giver, claim)
         case "void":
             return lambda one: one.release(owner, LONG)
-        case _:
-            return lambda one: one.force_release()
+        case what:
+            return lambda one: one.ask_release() if what == "ask" else one.force_release()
 
 
 def shape(state: KeyState) -> Any:

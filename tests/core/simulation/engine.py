@@ -49,6 +49,11 @@ class ForceRelease:
 
 
 @dataclass(frozen=True, slots=True)
+class AskRelease:
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class Glance:
     """A look at a key, which changes nothing."""
 
@@ -60,10 +65,10 @@ class Names:
     prefix: str
 
 
-Request = Acquire | Refresh | Release | Transfer | ForceRelease | Glance | Names
-"""The latter three come from those who look on; no schedule has any."""
+Request = Acquire | Refresh | Release | Transfer | ForceRelease | AskRelease | Glance | Names
+"""The latter four come from those who look on; no schedule has any."""
 
-Changing = Acquire | Pulse | Release | Transfer | ForceRelease
+Changing = Acquire | Pulse | Release | Transfer | ForceRelease | AskRelease
 
 
 class Change:
@@ -218,4 +223,6 @@ def _step(before: KeyState, moment: Moment, request: Changing) -> tuple[Step, st
         return step, request.claim.owner
     if isinstance(request, ForceRelease):
         return table.force_release(before, moment), before.grant.claim.owner if before.grant else ""
+    if isinstance(request, AskRelease):
+        return table.ask_release(before, moment), before.grant.claim.owner if before.grant else ""
     return table.release(before, moment, request.owner, void=request.void), request.owner

@@ -104,7 +104,7 @@ class Mutant:
 
 FILES: Final = (
     *("head", "writing", "glance", "grant", "put_down", "hand_over", "prelude"),
-    *("acquire", "refresh", "release", "transfer", "force_release"),
+    *("acquire", "refresh", "release", "transfer", "force_release", "ask_release"),
     *("stand_back", "raise_fence", "begin", "shown", "look", "alone"),
 )
 

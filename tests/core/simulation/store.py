@@ -9,7 +9,17 @@ from weblock._core.ports import Look, Pulse, Reply
 from weblock._core.table import Claim
 from weblock.errors import EngineUnavailable
 
-from .engine import Acquire, ForceRelease, Glance, Names, Refresh, Release, Request, Transfer
+from .engine import (
+    Acquire,
+    AskRelease,
+    ForceRelease,
+    Glance,
+    Names,
+    Refresh,
+    Release,
+    Request,
+    Transfer,
+)
 from .network import Connection, Exchange, Network
 from .process import Process
 
@@ -49,6 +59,10 @@ class SimulatedStore:
 
     async def force_release(self, key: str) -> Reply:
         (reply,) = await self._ask(ForceRelease(key))
+        return reply
+
+    async def ask_release(self, key: str) -> Reply:
+        (reply,) = await self._ask(AskRelease(key))
         return reply
 
     async def look(self, key: str) -> Look:

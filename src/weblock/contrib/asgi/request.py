@@ -69,6 +69,11 @@ class RequestLease(AsyncLease, Lease):
         face = AsyncLease if _on_a_loop() else Lease
         face.on_lost(self, callback)
 
+    def on_ask_release(self, callback: Callable[[], None]) -> None:
+        """Call a function once when another caller asks for the key, as ``on_lost`` does."""
+        face = AsyncLease if _on_a_loop() else Lease
+        face.on_ask_release(self, callback)
+
     def __enter__(self) -> Self:
         """Return the lease, which is released when the block ends."""
         if _on_a_loop():

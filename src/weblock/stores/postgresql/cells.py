@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import psycopg
 
 from ..._core.ports import Grasp, Runtime
-from ..._core.table import Held, KeyState, Moment, Step
+from ..._core.table import Held, KeyState, Moment, Step, was_asked
 from ...errors import EngineRecovering, EngineUnavailable
 from ..cells import Acquire, Done, Heartbeats, Release, Transition
 from .failures import LOST_RACE, Missing, Unfit, as_setting, unavailable
@@ -162,7 +162,8 @@ class RowCells:
             if fence is None or not isinstance(heartbeats, Heartbeats):
                 readings[reading.key] = reading
             else:
-                held = Held(int(fence), float(until or 0))
+                asked = was_asked(reading.state, int(fence))
+                held = Held(int(fence), float(until or 0), asked=asked)
                 heartbeats.answers[heartbeats.pulses[0].owner] = held
                 outcomes[reading.key] = Done(Step(reading.state, held), reading.now)
         return readings, outcomes

@@ -119,6 +119,11 @@ class QuorumStore:
         tally = await self._tally(self._servers(), lambda store: store.force_release(key))
         return self._known(tally.released(), tally)
 
+    async def ask_release(self, key: str) -> Reply:
+        """Ask the holders on every server: one that a single server tells of it knows."""
+        tally = await self._tally(self._servers(), lambda store: store.ask_release(key))
+        return self._known(tally.asked(), tally)
+
     async def look(self, key: str) -> Look:
         """Return the state of the server that agrees with most others on the holder and its fence."""
         looks = [each for each in await self._looks(key) if isinstance(each, Look)]

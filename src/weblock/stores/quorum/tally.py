@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from ..._core.ports import Reply
-from ..._core.table import Answer, Busy, Gone, Held, Released, Waiting
+from ..._core.table import Answer, Asked, Busy, Gone, Held, Released, Waiting
 from ...errors import EngineUnavailable
 
 A = TypeVar("A", bound=Answer)
@@ -90,7 +90,7 @@ class Tally:
     def outcome(self) -> Reply | None:
         """The majority's answer; ``None`` if there is none, because too few have answered."""
         if self.granted:
-            return Reply(Held(self.fence, self._kept_until()), self.sent)
+            return Reply(Held(self.fence, self._kept_until(), asked=self.told), self.sent)
         if self.answered < self.majority:
             return None
         if self.forgetful:
@@ -137,7 +137,7 @@ class Tally:
         if self.holding and not fence:
             return Reply(Gone(), self.sent)
         if self.granted:
-            return Reply(Held(fence or 0, self._kept_until()), self.sent)
+            return Reply(Held(fence or 0, self._kept_until(), asked=self.told), self.sent)
         if waiting >= self.majority:
             return self.outcome()
         unknown = self.servers - self.answered
@@ -152,6 +152,18 @@ class Tally:
             return Reply(Released(), self.sent)
         unknown = self.servers - self.answered
         return None if released + unknown >= self.majority else Reply(Gone(), self.sent)
+
+    def asked(self) -> Reply | None:
+        """The answer to a caller that asks the holders to release; ``None`` while it is not known."""
+        if self.answered < self.majority:
+            return None
+        asked = bool(self._that_say(Asked))
+        return Reply(Asked() if asked else Gone(), self.sent)
+
+    @property
+    def told(self) -> bool:
+        """Whether any server tells the asker that it was asked to release."""
+        return any(held.asked for held in self._held.values())
 
     def _kept_until(self) -> float:
         """Return until when a majority keeps the lease."""

@@ -13,6 +13,7 @@ import hiredis
 
 from ..._core.ports import Look, Reply
 from ..._core.table import (
+    ASKED_ALL,
     GONE,
     RELEASED,
     Answer,
@@ -149,8 +150,8 @@ def reply_of(raw: Sequence[Any]) -> Reply:
     """Return a script's answer. Raises ``ValueError`` if it is not one."""
     answer: Answer
     match raw:
-        case [b"held", now, fence, until, confirmed]:
-            answer = Held(int(fence), until / MICRO, bool(confirmed))
+        case [b"held", now, fence, until, confirmed, *asked]:
+            answer = Held(int(fence), until / MICRO, bool(confirmed), bool(asked))
         case [b"released", now]:
             answer = RELEASED
         case [b"waiting", now, position, until, recovering, holder]:
@@ -158,6 +159,8 @@ def reply_of(raw: Sequence[Any]) -> Reply:
         case [b"busy", now, until, waiters, recovering, holder]:
             reason, label = _text(recovering), _text(holder)
             answer = Busy(until / MICRO, waiters, recovering=reason, holder=label)
+        case [b"asked", now]:
+            answer = ASKED_ALL
         case [b"gone", now]:
             answer = GONE
         case _:

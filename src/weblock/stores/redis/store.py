@@ -12,6 +12,7 @@ from ...errors import EngineUnavailable
 from .calls import Call, Layout, look_of, micros, reply_of
 from .scripts import (
     ACQUIRE,
+    ASK_RELEASE,
     FORCE_RELEASE,
     LOOK,
     MARK,
@@ -75,6 +76,10 @@ class RedisStore:
     async def force_release(self, key: str) -> Reply:
         bucket, keys = self._layout.of_key(key)
         return self._reply(await self._wire.run(Call(FORCE_RELEASE, bucket, keys)))
+
+    async def ask_release(self, key: str) -> Reply:
+        bucket, keys = self._layout.of_key(key)
+        return self._reply(await self._wire.run(Call(ASK_RELEASE, bucket, keys)))
 
     async def stand_back(self, key: str, claim: Claim, *, ticket: int, until: float) -> Reply:
         """Give the lease back if an earlier caller waits, and wait behind it.

@@ -18,6 +18,7 @@ from .nodes import Nodes
 from .scripts import (
     ACQUIRE,
     ALONE,
+    ASK_RELEASE,
     BEGIN,
     FORCE_RELEASE,
     LOOK,
@@ -433,7 +434,7 @@ def _moved(outcome: Outcome) -> bool:
     return type(outcome) is exceptions.MovedError
 
 
-_OF_ONE_LOCK: Final = (ACQUIRE, REFRESH, RELEASE, TRANSFER, FORCE_RELEASE, LOOK)
+_OF_ONE_LOCK: Final = (ACQUIRE, REFRESH, RELEASE, TRANSFER, FORCE_RELEASE, ASK_RELEASE, LOOK)
 
 _INFO: Final = packed("INFO")
 _ASKING: Final = packed("ASKING")

@@ -16,7 +16,7 @@ from kazoo.exceptions import NoNodeError, RolledBackError, RuntimeInconsistency
 from ..._core.ports import Ask, Reply, Switchboard
 from ..._core.table import Answer, Busy, Claim, Gone, Held, Released
 from .memory import Memory, Own
-from .nodes import LEASE, Lease, Place, family_of, limit_in, name_of_place, packed
+from .nodes import LEASE, Lease, Place, asked_in, family_of, limit_in, name_of_place, packed
 from .renewing import Renewing
 from .scenes import Scene, Scenes
 from .wire import EXPECTED, Key, Wire
@@ -123,31 +123,33 @@ class Acquiring:
 
     async def transfer(self, key: Key, owner: str, claim: Claim, fence: int) -> Reply:
         """Replace the node of a lease with one that belongs to a claim and says what its fence is."""
-        limit = await self._limit_of(key, owner, claim)
+        limit, asked = await self._said_of(key, owner, claim)
         move = key.session.client.transaction()
         # A caller that sees the key between the two nodes must not take it for free.
         move.set_data(key.node, b"")
         move.delete(key.lease_of(owner))
-        said = packed(key.session.name, claim.label, claim.ttl, limit=limit, fence=fence)
+        said = packed(
+            key.session.name, claim.label, claim.ttl, limit=limit, fence=fence, asked=asked
+        )
         move.create(key.lease_of(claim.owner), said)
         sent = self._wire.now()
         (parts,) = await self._wire.all(move.commit_async())
         self._memory.forget(owner)
         self._memory.asked.add(claim.owner)
-        self._memory.leases[claim.owner] = Own(sent + claim.ttl, claim.label, limit, fence)
+        self._memory.leases[claim.owner] = Own(sent + claim.ttl, claim.label, limit, fence, asked)
         if not self._was_refused(parts):
-            return Reply(Held(fence, sent + claim.ttl), sent)
+            return Reply(Held(fence, sent + claim.ttl, asked=asked), sent)
         # The claim may have it already: the answer to an earlier request was lost.
         return await self._renewing.again(key, claim) or self._wire.reply(Gone())
 
-    async def _limit_of(self, key: Key, owner: str, claim: Claim) -> int:
-        """Return the limit of a lease that moves from an owner to a claim, or has done so."""
+    async def _said_of(self, key: Key, owner: str, claim: Claim) -> tuple[int, bool]:
+        """Return the limit of a lease that moves from an owner to a claim, and whether it was asked for."""
         client = key.session.client
         found = await self._wire.all(
             *(client.get_async(key.lease_of(each)) for each in (owner, claim.owner))
         )
-        limits = [limit_in(each[0]) for each in found if not isinstance(each, Exception)]
-        return limits[0] if limits else claim.limit
+        said = [each[0] for each in found if not isinstance(each, Exception)]
+        return (limit_in(said[0]), asked_in(said[0])) if said else (claim.limit, False)
 
     async def _join(self, key: Key, claim: Claim) -> None:
         """Take a place behind all others, unless the key has become free."""

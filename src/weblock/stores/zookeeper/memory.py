@@ -18,6 +18,8 @@ class Own(NamedTuple):
     limit: int
     fence: int | None = None
     """Its fence, if that is not the number of the transaction that created its node."""
+    asked: bool = False
+    """Whether another caller has asked for its release."""
 
 
 class Memory:

@@ -146,15 +146,33 @@ def lease_of(name: str, data: bytes, stat: Any) -> Lease:
 
 
 def packed(
-    session: str, label: str, ttl: float, *, limit: int = 1, fence: int | None = None
+    session: str,
+    label: str,
+    ttl: float,
+    *,
+    limit: int = 1,
+    fence: int | None = None,
+    asked: bool = False,
 ) -> bytes:
-    """Return the contents of the node of a lease or a place; ``fence`` as ``Own`` has it."""
+    """Return the contents of the node of a lease or a place; ``fence`` and ``asked`` as ``Own`` has them."""
     said: dict[str, Any] = {"session": session, "label": label, "ttl": ttl}
     if limit != 1:
         said |= {"ttl": ENDLESS, "lasts": ttl, "limit": limit}
     if fence is not None:
         said["fence"] = fence
+    if asked:
+        said["asked"] = True
     return json.dumps(said).encode()
+
+
+def asked_in(data: bytes) -> bool:
+    """Return whether the contents of a lease's node say that its holder was asked to release."""
+    return bool(fields_of(data).get("asked"))
+
+
+def asking(data: bytes) -> bytes:
+    """Return the contents of a lease's node, with the request to release it."""
+    return json.dumps({**fields_of(data), "asked": True}).encode()
 
 
 def limit_in(data: bytes) -> int:

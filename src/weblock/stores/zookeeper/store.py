@@ -16,13 +16,15 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from kazoo.exceptions import BadVersionError
+
 from ..._core import table
 from ..._core.ports import Look, Pulse, Reply, Runtime
-from ..._core.table import Claim, Gone, Grant, KeyState, Released
+from ..._core.table import Asked, Claim, Gone, Grant, KeyState, Released
 from ...errors import EngineUnavailable
 from .acquiring import Acquiring
 from .marks import Marks
-from .nodes import Lease, Place, fields_of, key_of
+from .nodes import Lease, Place, asking, fields_of, key_of
 from .renewing import Renewing
 from .scenes import Scenes
 from .session import Session
@@ -95,6 +97,38 @@ class ZooKeeperStore:
         )
         refused = all(isinstance(each, Exception) for each in done)
         return self._wire.reply(Gone() if refused else Released())
+
+    async def ask_release(self, key: str) -> Reply:
+        """Write the request into the nodes of the leases, of which each renewal reads its own."""
+        node = await self._wire.key(key, anew=True)
+        for _ in range(_ATTEMPTS):
+            (scene,) = await self._scenes.look(node)
+            if not scene.live:
+                return self._wire.reply(Gone())
+            if await self._ask(node, scene.live):
+                return self._wire.reply(Asked())
+        raise self._wire.unavailable("the key kept changing under our hands")
+
+    async def _ask(self, key: Key, leases: Sequence[Lease]) -> bool:
+        """Ask the holders; return whether all that still are there were reached."""
+        client = key.session.client
+        found = await self._wire.all(*(client.get_async(key.path(each.name)) for each in leases))
+        there = [
+            (lease.name, each)
+            for lease, each in zip(leases, found, strict=True)
+            if not isinstance(each, Exception)
+        ]
+        # A renewal in between is not written over: then we read again.
+        done = await self._wire.outcomes(
+            *(
+                client.set_async(key.path(name), asking(data), version=stat.version)
+                for name, (data, stat) in there
+            )
+        )
+        for each in done:
+            if isinstance(each, EngineUnavailable):
+                raise each
+        return bool(there) and not any(isinstance(each, BadVersionError) for each in done)
 
     async def look(self, key: str) -> Look:
         node = await self._wire.key(key, anew=True)

@@ -292,6 +292,12 @@ local function force_release()
   return { answer, now }
 end
 
+local function ask_release()
+  essential = true
+  settle_alone()
+  return ask_holders(lock)
+end
+
 local function look()
   local places = {}
   for _, owner in ipairs(line) do
@@ -306,6 +312,7 @@ local operations = {
   release = release,
   transfer = transfer,
   force_release = force_release,
+  ask_release = ask_release,
   look = look,
 }
 recall_line()

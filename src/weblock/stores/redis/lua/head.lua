@@ -7,6 +7,7 @@
 --        is not 1, a waiter has "limit:<owner>", too, and the leases stand together in "grants". The
 --        lease then has no owner that asks (ALL), and lasts as long as any of them: so a version that
 --        knows no limits lets nobody in before. "limits" says that any of this may be there.
+--        "asked" is the last fence of those that were asked to release: see ask_release.
 -- QUEUE  a sorted set: the waiters' owners, by their ticket, or by the number of their place
 -- EPOCH  a hash: what is remembered of the server, and of all leases of the bucket together
 --

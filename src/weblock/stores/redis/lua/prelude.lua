@@ -265,7 +265,7 @@ local PACKED = '^(%S+) (%d+) (%d+) (%d+) (%d+) ([01]) (%w*) (%S*) (%d+) '
 -- The key, and the leases that are written, in the order of their fences.
 local function read()
   local got = redis.call('HMGET', LOCK,
-    'fence', 'owner', 'process', 'until', 'confirmed', 'stamp', 'label', 'since', 'grants')
+    'fence', 'owner', 'process', 'until', 'confirmed', 'stamp', 'label', 'since', 'grants', 'asked')
   local lock = {
     fence = tonumber(got[1]) or 0,
     grants = {},
@@ -305,6 +305,10 @@ local function read()
     }
   end
   lock.count = #lock.grants
+  local asked = tonumber(got[10]) or 0
+  for _, lease in ipairs(lock.grants) do
+    lease.asked = lease.fence <= asked
+  end
   return lock
 end
 
@@ -419,7 +423,7 @@ local function put_down(lock)
     end
   else
     erase('HDEL', LOCK, 'owner', 'process', 'label', 'since', 'until', 'confirmed', 'places',
-      'grants', 'limits')
+      'grants', 'limits', 'asked')
     redis.call('PEXPIRE', LOCK, text((lock.fence - now + MINUTE + SECOND) / 1000))
   end
 end
@@ -550,7 +554,17 @@ local function settle(lock, quarantine)
 end
 
 local function held(lease)
-  return { 'held', now, lease.fence, lease.ends, lease.confirmed and 1 or 0 }
+  -- A sixth word says that the holder was asked to release.
+  return { 'held', now, lease.fence, lease.ends, lease.confirmed and 1 or 0, lease.asked and 1 or nil }
+end
+
+-- Notes the last fence of those that are asked to release.
+local function ask_holders(lock)
+  if #lock.grants == 0 then
+    return { 'gone', now }
+  end
+  write('HSET', LOCK, 'asked', text(lock.fence))
+  return { 'asked', now }
 end
 
 -- When the next lease ends. In a quarantine, the key counts as held by one of those who may have been
