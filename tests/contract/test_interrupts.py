@@ -7,6 +7,7 @@ import os
 import random
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,9 @@ SECONDS = 1.0 if "WEBLOCK_QUICK" in os.environ else 4.0
 
 FEWEST = 6
 """How many are tried at least, however slow the machine is."""
+
+COLLECTED = 100
+"""At how many lines a lease is collected, at most; at all of them with WEBLOCK_LONG=1."""
 
 
 def _section(locks: Locks) -> None:
@@ -86,3 +90,32 @@ def test_an_interrupt_at_any_line_leaves_nothing(url) -> None:
     eventually(lambda: len(list(FDS.iterdir())) <= files + max(10, 4 * servers))
     assert _in_thread(locks.close)
     assert _in_thread(others.close)
+
+
+@pytest.mark.promise("locks")
+@pytest.mark.timeout(600)
+def test_a_lease_that_is_collected_at_any_line_is_released(url) -> None:
+    """The collector may end a generator that holds a lease inside of an acquisition or a release.
+
+    Its release then runs in a thread that is at work in the same engine, and must not wait for it.
+    """
+    seed = random.randrange(2**32)
+    locks = Locks.from_url(_small(url))
+    whole = Interrupter(None, bool)
+    _section(locks)
+    whole.run(lambda: _section(locks))
+    numbers = random.Random(seed).sample(range(1, whole.lines + 1), whole.lines)
+    until, tried = time.monotonic() + SECONDS / 2, 0
+    for number in numbers if os.environ.get("WEBLOCK_LONG") else numbers[:COLLECTED]:
+        if tried >= FEWEST and time.monotonic() > until and not os.environ.get("WEBLOCK_LONG"):
+            break
+        collected = locks.acquire("collected", ttl=600, wait=30)
+        interrupter = Interrupter(number, collected.release)
+        ended = _in_thread(interrupter.run, partial(_section, locks))
+        assert ended, f"it waits for itself in {interrupter.where}"
+        if not interrupter.where:  # It took fewer lines this time.
+            collected.release()
+        tried += 1
+    assert tried >= FEWEST
+    eventually(lambda: not locks.list())
+    assert _in_thread(locks.close)

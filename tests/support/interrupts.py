@@ -1,4 +1,7 @@
-"""Raises an exception at one line after another of weblock's own code, as a signal handler may."""
+"""Raises an exception, or does something else, at one line after another of weblock's own code.
+
+So a signal handler may, and the collector of garbage, which runs finalizers of other code.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,10 @@ class Interrupt(BaseException):
     """What a signal handler raises: no ``Exception``, like ``KeyboardInterrupt``."""
 
 
+def _interrupt() -> None:
+    raise Interrupt
+
+
 @functools.cache
 def _withs(file: str) -> dict[int, int]:
     """The last line of each ``with`` block of a file, by the line that it begins in."""
@@ -27,11 +34,20 @@ def _withs(file: str) -> dict[int, int]:
     return {block.lineno: block.end_lineno or block.lineno for block in blocks}
 
 
-class Interrupter:
-    """Runs something, and raises ``Interrupt`` at the line that has the number ``at``."""
+@functools.cache
+def _first_lines(file: str) -> frozenset[int]:
+    """The lines of a file that are the first in a ``with`` block."""
+    tree = ast.parse(Path(file).read_text())
+    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.With | ast.AsyncWith)]
+    return frozenset(block.body[0].lineno for block in blocks)
 
-    def __init__(self, at: int | None) -> None:
+
+class Interrupter:
+    """Runs something, and at the line that has the number ``at`` raises ``Interrupt``, or calls ``act``."""
+
+    def __init__(self, at: int | None, act: Callable[[], object] = _interrupt) -> None:
         self.at = at
+        self.act = act
         self.lines = 0
         self.where = ""
         self._last: dict[FrameType, int] = {}
@@ -62,7 +78,10 @@ class Interrupter:
         # handler in before the block's ``__exit__`` has been called.
         if line < last <= _withs(frame.f_code.co_filename).get(line, 0):
             return
+        # Nor does it run a handler or the collector between the ``__enter__`` and the first call inside.
+        if self.act is not _interrupt and line in _first_lines(frame.f_code.co_filename):
+            return
         self.lines += 1
         if self.lines == self.at:
             self.where = f"{frame.f_code.co_filename.removeprefix(PACKAGE)}:{line}"
-            raise Interrupt
+            self.act()

@@ -339,7 +339,7 @@ class _Outages:
         heed_forks(self)
 
     def after_fork(self) -> None:
-        self._guard = original("threading", "Lock")()
+        self._guard = original("threading", "RLock")()  # A finalizer inside may have to log, too.
         self._engines: dict[str, _Outage] = {}
 
     def goes_on(self, event: Unavailable) -> tuple[float, int] | None:
@@ -383,7 +383,7 @@ class _Floods:
         heed_forks(self)
 
     def after_fork(self) -> None:
-        self._guard = original("threading", "Lock")()
+        self._guard = original("threading", "RLock")()  # A finalizer inside may have to log, too.
         self._floods: dict[tuple[Any, ...], _Flood] = {}
         self._thread = BackgroundThread("weblock-log", self._until_quiet, lambda: self._swollen)
 
@@ -422,7 +422,7 @@ class _Floods:
         """Return the summaries of the seconds that have ended."""
         says: list[Callable[[], None]] = []
         with self._guard:
-            for flood in self._floods.values():
+            for flood in tuple(self._floods.values()):
                 if flood.last and now >= flood.until:
                     how = _HOW[type(flood.last)]
                     says.append(partial(how.write, flood.last, flood.more - 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from functools import partial
+from threading import get_ident
 from typing import Final
 
 from .._core import table
@@ -12,6 +13,7 @@ from .._core.ports import Reply, Runtime, Store, Switchboard
 from .._core.table import GONE, RELEASED, Claim, Grant, Held, KeyState, Moment, Step, current
 from .._platform.forks import heed_forks
 from .._platform.greenlets import original
+from ..errors import EngineUnavailable
 from .cells import CellStore, Done, LocalBells, Transition
 from .marks import MarksInProcess
 from .options import options_in
@@ -53,6 +55,17 @@ class MemoryEngine:
         """The highest fence of all keys that have no state any more."""
         self.pruned_above = PRUNED_FROM
         self.mutex = original("threading", "Lock")()
+        self.inside = 0
+        """The thread that has the mutex."""
+
+    def refuse_to_wait_for_oneself(self) -> None:
+        """Raise ``EngineUnavailable`` in a thread that has the mutex.
+
+        The collector of garbage may run at any allocation, and end a generator that holds a lease: the
+        keeper then gives that lease back.
+        """
+        if self.inside == get_ident() and self.mutex.locked():
+            raise EngineUnavailable(self.name, "its own thread is at work in it")
 
     def state_of(self, key: str) -> KeyState:
         """Return the state of a key, which may be blank."""
@@ -98,29 +111,36 @@ class _MemoryStore(CellStore):
         self._now = cells.now
 
     async def acquire(self, key: str, claim: Claim, *, room: int) -> Reply:
-        engine = self._engine
+        engine, thread = self._engine, get_ident()
+        if engine.inside == thread:
+            engine.refuse_to_wait_for_oneself()
         with engine.mutex:
-            if key not in engine.states:
+            engine.inside = thread
+            if free := key not in engine.states:
                 now, floor = self._now(), time.time_ns() // 1000
                 fence = floor if floor > engine.fence else engine.fence + 1
                 until = now + claim.ttl
                 grant = _new(Grant, (claim, fence, now, until, True))
                 engine.keep(key, _new(KeyState, (fence, (grant,), (), ())), now)
-                return _new(Reply, (_new(Held, (fence, until, True, False)), now))
+            engine.inside = 0
+        if free:
+            return _new(Reply, (_new(Held, (fence, until, True, False)), now))
         return self._reply_to(self._change(key, partial(table.acquire, claim=claim, room=room)))
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
-        engine = self._engine
+        engine, thread = self._engine, get_ident()
+        if engine.inside == thread:
+            engine.refuse_to_wait_for_oneself()
         with engine.mutex:
+            engine.inside = thread
             fence, grants, queue, voided = engine.states.get(key) or _BLANK
-            if (
-                len(grants) == 1
-                and grants[0].claim.owner == owner
-                and not (queue or voided or void)
-            ):
+            alone = len(grants) == 1 and not (queue or voided or void)
+            if ours := alone and grants[0].claim.owner == owner:
                 now = self._now()
                 engine.forget(key, fence)
-                return _new(Reply, (RELEASED if now < grants[0].until else GONE, now))
+            engine.inside = 0
+        if ours:
+            return _new(Reply, (RELEASED if now < grants[0].until else GONE, now))
         return self._reply_to(self._change(key, partial(table.release, owner=owner, void=void)))
 
 
@@ -134,7 +154,9 @@ class _MemoryCells:
 
     def change(self, key: str, transition: Transition) -> tuple[Step, float]:
         engine = self.engine
+        engine.refuse_to_wait_for_oneself()
         with engine.mutex:
+            engine.inside = get_ident()
             now = self.now()
             step = transition(engine.state_of(key), Moment(now, time.time_ns() // 1000))
             state = step.state
@@ -142,6 +164,7 @@ class _MemoryCells:
                 engine.forget(key, state.fence)
             else:
                 engine.keep(key, state, now)
+            engine.inside = 0
         return step, now
 
     async def update_many(
@@ -150,8 +173,7 @@ class _MemoryCells:
         return {key: Done(*self.change(key, transition)) for key, transition in changes.items()}
 
     async def names(self, prefix: str, *, patience: float) -> list[str]:
-        with self.engine.mutex:
-            return [key for key in self.engine.states if key.startswith(prefix)]
+        return [key for key in tuple(self.engine.states) if key.startswith(prefix)]
 
     async def mark(self, key: str, keep: float | None) -> None:
         self.engine.marks.put(key, keep)

@@ -62,7 +62,8 @@ class Processes:
         self.process = process
         self._directory = directory
         self._waiters = waiters
-        self._guard = original("threading", "Lock")()  # Nothing waits while it is held.
+        # Nothing waits while it is held, nor does a finalizer that releases a lease inside.
+        self._guard = original("threading", "RLock")()
         self._lifelines: dict[str, socket.socket] = {}
         self._dead: dict[str, None] = {}
         self._unsent: deque[tuple[str, bytes]] = deque()

@@ -49,7 +49,8 @@ class Observer:
     def begin_anew(self) -> None:
         """Start anew in a forked child: it has written nothing, and seen nothing."""
         self.process = secrets.token_hex(8)
-        self._guard: threading.Lock = original("threading", "Lock")()
+        # A finalizer that releases a lease may run inside, and then waits for nobody.
+        self._guard: threading.RLock = original("threading", "RLock")()
         self._by_item: OrderedDict[str, dict[Stamp, float]] = OrderedDict()
 
     def first_seen(self, item: str, stamps: Iterable[Stamp], now: float) -> Seen:

@@ -102,6 +102,7 @@ class Lookup:
     def forget(self) -> None:
         """Start anew, in a forked child: a lookup under way is in the parent."""
         self._guard = threading.Lock()
+        self._looking = 0  # The thread that looks.
         self._asked_at = self._again_at = 0.0
         self._pause = FIRST_PAUSE
         self._doubted = True
@@ -126,6 +127,9 @@ class Lookup:
     def refresh(self) -> None:
         """Look again, unless another caller just has. Raises what ``look`` does."""
         do_before_this_thread_ends(self._on_end)
+        if self._looking == threading.get_ident() and self._guard.locked():
+            # The collector ran in the middle of it, and a lease that it ended is to be released.
+            raise exceptions.ConnectionError("this very thread is looking for the servers")
         with self._guard:
             if self.ready():
                 return
@@ -134,7 +138,7 @@ class Lookup:
             self._tried()
 
     def _tried(self) -> None:
-        now, changed = time.monotonic(), False
+        now, changed, self._looking = time.monotonic(), False, threading.get_ident()
         try:
             changed = self._look()
             self._failure = None
@@ -144,7 +148,7 @@ class Lookup:
             if not self._known:
                 raise
         finally:
-            self._asked_at = now
+            self._looking, self._asked_at = 0, now
             self._pause = FIRST_PAUSE if changed else min(LONGEST_PAUSE, 2 * self._pause)
             self._again_at = time.monotonic() + self._pause * (0.5 + random.random() / 2)
 
