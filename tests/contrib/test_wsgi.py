@@ -265,7 +265,7 @@ class TestWhatCannotWork:
             LockMiddleware(plain, locks)
         with pytest.raises(ConfigurationError, match=r"^rules\.items has 'keys'"):
             LockMiddleware(plain, locks, {"items": {"path": "/items", "keys": "x"}})
-        with pytest.raises(TypeError, match="give ttl"):
+        with pytest.raises(TypeError, match="ttl: these are options of the locks"):
             LockMiddleware(plain, locks, ITEMS, ttl=3)
 
     def test_a_request_without_a_layer(self):

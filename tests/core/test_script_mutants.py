@@ -50,7 +50,7 @@ EQUIVALENT = {
     "prelude: if recovered > epoch.recovered and recovered >= now then": INSTANT,
     "prelude: written = false": "it only costs a command more",
     "prelude: written = got[4] or '',": "it writes once more that nobody has the lease",
-    "prelude: return { 'held', now, lease.fence, lease.ends, lease.confirmed or 1 or 0 }": (
+    "prelude: return { 'held', now, lease.fence, lease.ends, lease.confirmed or 1 or 0, lease.asked and 1 or nil }": (
         "whoever is told has confirmed by asking"
     ),
     "prelude: if owner ~= but and now <= tonumber(ends) then": INSTANT,

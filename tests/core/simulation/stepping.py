@@ -199,7 +199,7 @@ MUTANTS: Final = (
 
 
 _REMEMBERED = re.compile(
-    r"fence = math\.max\([^=]*?(came_at\((?:\w+|tonumber\(\w+\))\))(?:, math\.min\([^)]*\))?\s*\)"
+    r"fence = math\.max\([^=]*?(came_at\((?:[\w.]+|tonumber\(\w+\))\))(?:, math\.min\([^)]*\))?\s*\)"
 )
 """How the scripts make a fence: from the last one, and from when its owner came."""
 
