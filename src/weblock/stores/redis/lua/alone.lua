@@ -293,7 +293,6 @@ local function force_release()
 end
 
 local function ask_release()
-  essential = true
   settle_alone()
   return ask_holders(lock)
 end

@@ -1,7 +1,6 @@
 -- Asks the holders to release the key. Each learns it with its next heartbeat; later ones do not, for their
 -- fences are larger.
 
-essential = true
 local quarantine = quarantined_until(0)
 local lock = read()
 settle(lock, quarantine)
