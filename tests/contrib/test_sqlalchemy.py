@@ -72,6 +72,14 @@ def lease(url):
             pass
 
 
+def its_commit_is_refused(session) -> None:
+    """A write of a holder that was followed does not come through."""
+    session.add(Item())
+    with pytest.raises(StaleFence):
+        session.commit()
+    session.rollback()
+
+
 def items(engine: Engine) -> int:
     """How many have been committed."""
     with Session(engine) as session:
@@ -338,10 +346,7 @@ class TestTheDatabaseAsReferee:
             guard(session, followed, fence=True)
             session.scalar(select(func.count(Item.id)))
             follow()
-            session.add(Item())
-            with pytest.raises(StaleFence):
-                session.commit()
-            session.rollback()
+            its_commit_is_refused(session)
         assert items(fenced) == 1
 
     def test_who_comes_too_late_reads_nothing(self, fenced, followed, follow):
@@ -406,10 +411,7 @@ class TestTheDatabaseAsReferee:
             guard(session, taken, fence=True)
             session.scalar(select(func.count(Item.id)))
             follow()
-            session.add(Item())
-            with pytest.raises(StaleFence):
-                session.commit()
-            session.rollback()
+            its_commit_is_refused(session)
         assert items(fenced) == 1
         with pytest.raises(LeaseLost):
             taken.release()
