@@ -27,10 +27,17 @@ LONG = 60.0
 
 
 @pytest.fixture(scope="module")
-def ensemble() -> Iterator[Ensemble]:
-    """Three servers."""
-    with Ensemble() as ensemble:
-        yield ensemble
+def three_servers() -> Iterator[Ensemble]:
+    """Servers for all tests of an ensemble."""
+    with Ensemble() as servers:
+        yield servers
+
+
+@pytest.fixture
+def ensemble(three_servers: Ensemble) -> Iterator[Ensemble]:
+    """Three servers. Those that a test has killed, and did not start again, are started for the next."""
+    yield three_servers
+    three_servers.start_the_dead()
 
 
 @pytest.fixture
@@ -102,7 +109,8 @@ class TestEnsemble:
     def test_a_leader_that_is_killed(self, ensemble) -> None:
         """A lease outlives its leader: nobody else gets it meanwhile, and the next fence is larger."""
         url = fresh_zookeeper(ensemble.address)
-        here, there = f"{url}&timeout=20", f"{url}&timeout=21"  # So that each has its own session.
+        # Longer than an election may take. They differ so that each has its own session.
+        here, there = f"{url}&timeout={LONG}", f"{url}&timeout={LONG + 1}"
         with Locks.from_url(here) as locks, Locks.from_url(there) as others:
             lease = locks.acquire("key", ttl=LONG)
             assert others.inspect("key").fence == lease.fence
@@ -114,12 +122,12 @@ class TestEnsemble:
             lease.extend(1)
             lease.release()
             assert hold(others) > lease.fence
-        dead.start()
 
     def test_sections_while_the_leader_is_killed(self, ensemble, tmp_path) -> None:
         """Threads and tasks of several processes go on under a new leader; no two sections overlap."""
         ensemble.leader()
-        url = fresh_zookeeper(ensemble.address)
+        # They wait for as long as an election may take: nobody serves them meanwhile.
+        url = fresh_zookeeper(ensemble.address, timeout=LONG)
         flows, rounds = 2, 10
         workers = [
             Worker("sections", url, str(tmp_path), str(flows), str(rounds)) for _ in range(2)
@@ -129,13 +137,11 @@ class TestEnsemble:
                 assert worker.hear() == "ready"
                 worker.say("go")
             eventually(lambda: len(read_journals(tmp_path)) > 10)
-            dead = ensemble.leader()
-            dead.kill()
+            ensemble.leader().kill()
             done = sum(worker.hear(within=100)["done"] for worker in workers)
         finally:
             for worker in workers:
                 worker.close()
-        dead.start()
         sections = read_journals(tmp_path)
         assert done == len(sections) == len(workers) * 2 * flows * rounds
         assert overlaps(sections) == []

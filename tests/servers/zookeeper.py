@@ -194,6 +194,12 @@ class Ensemble:
             time.sleep(0.02)
         raise AssertionError("the servers have not chosen a leader")
 
+    def start_the_dead(self) -> None:
+        """Starts those that were killed, and waits until they serve."""
+        for server in self.servers:
+            if not server.alive:
+                server.start()
+
     def __enter__(self) -> Self:
         for server in reversed(self.servers):
             if server is self.first:
