@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -30,6 +33,21 @@ def test_links_lead_somewhere(page) -> None:
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), path
         assert not anchor or anchor in anchors(target), f"{path}#{anchor}"
+
+
+@pytest.mark.parametrize("link", ["nowhere.md", "#nowhere", "../nowhere.py", "index.md"])
+def test_the_site_is_not_built_with_a_link_that_leads_nowhere(link, tmp_path) -> None:
+    """``scripts/docs --build`` fails for a page, a heading or a file of the checkout that there is not."""
+    build = re.search(r"exec (mkdocs build .*) ;;", (TOP / "scripts/docs").read_text())
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/index.md").write_text(f"# Title\n\n[A link]({link})\n")
+    settings = f"INHERIT: {TOP}/mkdocs.yml\nhooks: [{TOP}/scripts/site.py]\nplugins: []\nnav:\n  - index.md\n"
+    (tmp_path / "mkdocs.yml").write_text(settings)
+    command = [sys.executable, "-m", *build[1].split(), "--config-file", tmp_path / "mkdocs.yml"]
+    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    ran = subprocess.run(command, cwd=TOP, env=env, capture_output=True, text=True, check=False)
+    assert (ran.returncode == 0) == (link == "index.md"), ran.stderr
+    assert link == "index.md" or link.rpartition("/")[2] in ran.stderr
 
 
 def test_a_test_that_a_page_names_exists() -> None:

@@ -31,9 +31,9 @@ class LockMiddleware:
 
     Args:
         app: The application.
-        locks: An ``AsyncLocks``, or an engine's URL; ``file://`` by default. Locks that are created
-            here free their connections when the application shuts down, and open again when they
-            are used again.
+        locks: An ``AsyncLocks``, or an engine's URL and the options of ``LocksOptions``; ``file://`` by
+            default. Locks that are created here free their connections when the application shuts down,
+            and open again when they are used again.
         rules: ``Rule`` objects or mappings, in a list or by their names; see ``RuleSet``.
         hold_back: For how many seconds, at most, a complete response waits for ``app`` to return;
             without limit by default.
@@ -41,7 +41,6 @@ class LockMiddleware:
             headers.
         root_path: Rules match the path below it: the one that ``app`` has of its own, as in
             ``FastAPI(root_path="/api")``, or else the server's.
-        **options: The options of the locks, if ``locks`` is a URL.
 
     Raises:
         ConfigurationError: A rule or an option cannot work.

@@ -30,8 +30,7 @@ class WebLock:
 
     Args:
         app: The application.
-        locks: A ``Locks``, or an engine's URL; ``file://`` by default.
-        **options: The options of the locks, if ``locks`` is a URL.
+        locks: A ``Locks``, or an engine's URL and the options of ``LocksOptions``; ``file://`` by default.
     """
 
     def __init__(

@@ -47,10 +47,9 @@ class WebLock:
 
     Args:
         app: The application.
-        locks: A ``Locks``, or an engine's URL; ``file://`` by default.
+        locks: A ``Locks``, or an engine's URL and the options of ``LocksOptions``; ``file://`` by default.
         rewrite: ``rewrite(problem, error)`` returns the problem with another status, body or
             headers.
-        **options: The options of the locks, if ``locks`` is a URL.
 
     Raises:
         ConfigurationError: A setting or an option cannot work.

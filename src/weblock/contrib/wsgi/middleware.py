@@ -32,13 +32,12 @@ class LockMiddleware:
 
     Args:
         app: The application.
-        locks: A ``Locks``, or an engine's URL; ``file://`` by default.
+        locks: A ``Locks``, or an engine's URL and the options of ``LocksOptions``; ``file://`` by default.
         rules: ``Rule`` objects or mappings, in a list or by their names; see ``RuleSet``.
         rewrite: ``rewrite(problem, error)`` returns the problem with another status, body or
             headers.
         root_path: Rules match the path below it: the server's SCRIPT_NAME, unless it is given, as
             for a middleware around a dispatcher that mounts ``app``.
-        **options: The options of the locks, if ``locks`` is a URL.
 
     Raises:
         ConfigurationError: A rule or an option cannot work.
