@@ -1,5 +1,9 @@
 """Rules beside Starlette's own router, on paths that nobody would think of."""
 
+import itertools
+import re
+
+import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
@@ -8,6 +12,7 @@ from starlette.routing import Mount, Route, compile_path
 from weblock import ConfigurationError, InvalidKey
 from weblock.canonical import canonical
 from weblock.contrib.rules import Rule, RuleSet
+from weblock.contrib.rules.ruleset import decided
 
 # A busy machine is no reason to fail.
 unhurried = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -155,6 +160,47 @@ def compare(routes, rules, method, path, root_path):
     expected = {name: canonical(value) for name, value in parameters.items() if name in "abcdef"}
     for template in rules[number].keys[1:]:
         assert template.fill(expected) in keys
+
+
+PLAIN_RULES = [
+    Rule("/items/{a:int}", key="{a}"),
+    Rule("/items/{a}", key="{a}"),
+    Rule("/items/{a}/", key="{a}"),
+    Rule("/items/{a:int}.{b}", key="{a}"),
+    Rule(re.compile(r"/items/(?P<a>\d+)"), key="{a}"),
+    Rule("/items/new", exempt=True),
+    Rule("/{a:path}", key="{a}", methods=["POST"]),
+]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/items/7", "/items/+7", "/items/new", "/items/x", "/items/+7.x", "/items/x/y", "/other"],
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_plain_path_is_decided_as_every_other(method, path):
+    """The short way that most requests take finds what the long way finds, doubts included."""
+    compared = 0
+    for rules in itertools.permutations(PLAIN_RULES, 3):
+        try:
+            found = RuleSet(rules).find(method, path)
+        except ConfigurationError:  # Some rule is hidden.
+            continue
+        about = [rule for rule in rules if rule.takes(method)]
+        certain, doubtful = decided(about, path, "")
+        expected = [*doubtful]
+        if certain and not certain.rule.exempt:
+            expected.insert(0, certain)
+        assert [(each.rule, each.parameters) for each in in_turn(found)] == [
+            (each.rule, each.parameters) for each in expected
+        ]
+        compared += 1
+    assert compared
+
+
+def in_turn(found):
+    """The rule that matches, and those that the path may be meant for besides."""
+    return [found, *found.others] if found else []
 
 
 def test_a_confused_mount_gives_its_endpoint_another_value():

@@ -50,6 +50,10 @@ class Path(Protocol):
     def match(self, path: str) -> Mapping[str, str | None] | None:
         """Return the parameters as they are spelled in ``path``; ``None`` if it does not match."""
 
+    @property
+    def is_lenient(self) -> bool:
+        """Whether ``match_doubtful`` may match a path in ASCII."""
+
     def match_doubtful(self, path: str) -> Mapping[str, str | None] | None:
         r"""The parameters in a ``path`` that does not match, but that another router may take for one.
 
@@ -134,6 +138,10 @@ class PathTemplate:
         found = self.regex.match(path)  # Neither fullmatch nor \Z: as Starlette has it.
         return None if found is None else found.groupdict()
 
+    @property
+    def is_lenient(self) -> bool:
+        return self.lenient is not None
+
     def match_doubtful(self, path: str) -> Mapping[str, str | None] | None:
         if self.lenient is None or (len(path) > LONG and not self._has_literals_of(path)):
             return None
@@ -211,6 +219,8 @@ class PathRegex:
             # Routers that end their patterns with "$", as Starlette and Django do, do not see it.
             found = self.regex.fullmatch(path[:-1])
         return None if found is None else found.groupdict()
+
+    is_lenient = False
 
     def match_doubtful(self, path: str) -> Mapping[str, str | None] | None:
         if path.isascii():
