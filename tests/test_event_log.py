@@ -43,6 +43,7 @@ FACTS: dict[str, Any] = {
     "remaining": 0.5,
     "place": 3,
     "holder": "web-2:43",
+    "others": 0,
     "waiters": 4,
     "operation": "acquire",
     "recovering": False,
@@ -164,6 +165,23 @@ def test_sorts_of_keys_do_not_drown_each_other(
     for template in ("item:{item_id}", "item:{item_id}", "shop:{shop_id}", None):
         event_log.write(made(TimedOut, engine=engine, template=template))
     assert len(records(caplog, engine)) == 3
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [(0, "web-2:43'"), (1, "web-2:43' and 1 other"), (2, "'web-2:43' and 2 others")],
+)
+@pytest.mark.parametrize("kind", ["waiting", "timed_out", "refused", "forced"])
+def test_several_holders_are_counted(
+    kind: str, others: int, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of several holders, a line names the first and says how many there are besides."""
+    event = made(EVENTS[kind], others=others)
+    event_log.write(event)
+    eventually(lambda: records(caplog, event.engine))
+    (record,) = records(caplog, event.engine)
+    assert said in record.getMessage()
+    assert record.getMessage().count("other") == bool(others)
 
 
 @pytest.mark.parametrize(

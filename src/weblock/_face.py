@@ -407,6 +407,7 @@ class Face:
                 fence=seen.fence if seen else None,
                 held_for=seen.held_for if seen else 0.0,
                 waiters=len(seen.waiters) if seen else 0,
+                others=max(0, len(seen.holders) - 1) if seen else 0,
             )
             self._observers.tell(event)
         return taken

@@ -63,7 +63,9 @@ class Waiting(KeyEvent):
     place: int
     """How many callers wait in front of it; the holder is not among them."""
     holder: str | None
-    """The holder's label, where the engine tells it."""
+    """The holder's label, where the engine tells it; of several holders, that of the first."""
+    others: int = 0
+    """How many hold the key besides (``limit=``, ``shared=``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +150,9 @@ class TimedOut(KeyEvent):
     place: int | None
     """How many callers waited in front of it, if it was in the queue."""
     holder: str | None
-    """The holder's label, where the engine tells it."""
+    """The holder's label, where the engine tells it; of several holders, that of the first."""
+    others: int = 0
+    """How many hold the key besides (``limit=``, ``shared=``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +161,9 @@ class Refused(KeyEvent):
 
     waiters: int
     holder: str | None
-    """The holder's label, where the engine tells it."""
+    """The holder's label, where the engine tells it; of several holders, that of the first."""
+    others: int = 0
+    """How many hold the key besides (``limit=``, ``shared=``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,10 +228,12 @@ class Forced(KeyEvent):
     by: str
     """The user or program that took it, from ``force_release(key, by=...)``; by default the label."""
     holder: str | None
-    """The label of the holder that lost it, as seen just before."""
+    """The label of the holder that lost it, as seen just before; of several, that of the first."""
     fence: int | None
     held_for: float
     waiters: int
+    others: int = 0
+    """How many lost it besides (``limit=``, ``shared=``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

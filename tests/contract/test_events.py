@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
 from tests.support.events import Heard
 from tests.support.waiting import PATIENCE, eventually
 from weblock import AsyncLocks, Attempts, Key, LeaseLost, LockTimeout
-from weblock.events import Acquired, GaveUp, Lost, Refused, Released, TimedOut, Waiting
+from weblock.events import Acquired, Forced, GaveUp, Lost, Refused, Released, TimedOut, Waiting
 
 
 @pytest.fixture
@@ -69,6 +70,23 @@ def test_callers_that_are_not_served_are_told(locks, one, other, heard) -> None:
     assert attempts.waited >= 0.01
     assert {event.holder for event in heard} == {"the holder"}  # type: ignore[attr-defined]
     assert [event.waiters for event in heard.of(Refused)] == [0]
+
+
+@pytest.mark.promise("several")
+def test_events_name_a_holder_and_count_the_others(locks, face, heard) -> None:
+    """Callers behind three readers are told of one and two others, and so is who takes the key from them."""
+    *readers, writer = face.actors(4)
+    leases = [each.do(locks.acquire, "key", shared=True, label="a reader") for each in readers]
+    heard.clear()
+    for options in ({"wait": 0.05}, {"wait": 1, "max_waiters": 0}):
+        with pytest.raises(LockTimeout):
+            writer.do(locks.acquire, "key", **options)
+    writer.do(locks.force_release, "key")
+    told = [*heard.of(Waiting), *heard.of(TimedOut), *heard.of(Refused), *heard.of(Forced)]
+    assert [(each.holder, each.others) for each in told] == [("a reader", 2)] * 4
+    for each, lease in zip(readers, leases, strict=True):
+        with suppress(LeaseLost):
+            each.do(lease.release)
 
 
 @pytest.mark.promise("locks")

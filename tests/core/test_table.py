@@ -440,9 +440,9 @@ def test_as_many_as_the_limit_are_granted_at_once() -> None:
     assert holders(state) == ["a", "b", "c"]
     assert [grant.fence for grant in state.grants] == [1, 2, 3]
     step = table.acquire(state, at(1), claim("d", limit=3), room=1)
-    assert step.answer == Waiting(0, 10, ("of a", "of b", "of c"), holder="label")
+    assert step.answer == Waiting(0, 10, ("of a", "of b", "of c"), holder="label", others=2)
     assert table.acquire(state, at(1), claim("d", limit=3), room=0).answer == Busy(
-        10, 0, holder="label"
+        10, 0, holder="label", others=2
     )
 
 

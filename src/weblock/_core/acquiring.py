@@ -316,6 +316,7 @@ class Acquisition:
     _recovering = ""
     _pace: Pace | None = None
     _holder: str | None = None
+    _others = 0
     _leaves_traces = False
     _in_doubt = False
 
@@ -395,7 +396,7 @@ class Acquisition:
             elif isinstance(answer, Busy):
                 self._leaves_traces = self._in_doubt or answer.elsewhere
                 self._retry_after, self._recovering = answer.until - now, answer.recovering
-                self._holder = answer.holder or None
+                self._holder, self._others = answer.holder or None, answer.others
                 raise self._timeout(answer.waiters if self._wait != 0 else None)
             else:
                 raise self._refused()
@@ -543,7 +544,8 @@ class Acquisition:
             health = self._locker.health
             health.refused(failure, "acquire", key, label, since=since, place=place)
         elif isinstance(failure, LockTimeout):
-            tell_busy(observers, failure, key, label, since=since, holder=self._holder)
+            found = (self._holder, self._others)
+            tell_busy(observers, failure, key, label, since=since, found=found)
         else:
             tell_gave_up(observers, key, label, since=since, place=place)
 
@@ -621,7 +623,7 @@ class Acquisition:
     def _plan_heartbeat(self, waiting: Waiting, now: float) -> None:
         """Plan the next heartbeat: the first waiter asks when the lease should end."""
         self._retry_after, self._recovering = waiting.until - now, waiting.recovering
-        self._holder = waiting.holder or None
+        self._holder, self._others = waiting.holder or None, waiting.others
         if self._pace is None:
             self._pace = Pace()
             tell_waiting(
@@ -630,6 +632,7 @@ class Acquisition:
                 self._claim.label,
                 place=waiting.position,
                 holder=self._holder,
+                others=self._others,
             )
         self._pace.saw(waiting.position, self._runtime.now())
         pause = BEAT * (0.75 + self._runtime.jitter() / 4)

@@ -42,7 +42,6 @@ COMMIT: Final = 0.25
 SEEN: Final = 16
 """Places of a full queue that one claim checks, to find some that have lapsed."""
 
-
 ASKED: Final = 86400.0
 """Seconds for which it is remembered that the holders of a key were asked to release it."""
 
@@ -131,7 +130,8 @@ class Waiting(NamedTuple):
 
     ``ahead`` names the processes in front of it: those of waiters, nearest first, then those of
     holders. ``recovering`` says why the engine grants nothing at the moment, if the caller waits for
-    that and not for another lease. ``holder`` is the label of the oldest lease, if the engine tells it.
+    that and not for another lease. ``holder`` is the label of the oldest lease, if the engine tells it,
+    and ``others`` how many leases there are besides.
     """
 
     position: int
@@ -139,13 +139,15 @@ class Waiting(NamedTuple):
     ahead: tuple[str, ...]
     recovering: str = ""
     holder: str = ""
+    others: int = 0
 
 
 class Busy(NamedTuple):
     """Other callers have the key, and this one is not in the queue.
 
-    ``until`` is the earliest end of a lease. ``elsewhere`` says that other servers of a quorum may have let it in, so that it must release;
-    ``recovering``, as in ``Waiting``, says why no caller would get the key, and ``holder`` who has it.
+    ``until`` is the earliest end of a lease. ``elsewhere`` says that other servers of a quorum may have
+    let it in, so that it must release. ``recovering`` says why no caller would get the key; ``holder``
+    and ``others`` say who has it, as in ``Waiting``.
     """
 
     until: float
@@ -153,6 +155,7 @@ class Busy(NamedTuple):
     elsewhere: bool = False
     recovering: str = ""
     holder: str = ""
+    others: int = 0
 
 
 class Gone(NamedTuple):
@@ -207,7 +210,8 @@ def acquire(state: KeyState, moment: Moment, claim: Claim, *, room: int) -> Step
         queue = _without_some_lapsed(queue, moment)
         state = KeyState(state.fence, grants, queue, state.voided)
     if len(queue) >= room:
-        busy = Busy(_earliest_end(grants), len(queue), holder=grants[0].claim.label)
+        label, others = grants[0].claim.label, len(grants) - 1
+        busy = Busy(_earliest_end(grants), len(queue), holder=label, others=others)
         return Step(state, busy, woken)
     queue = (*queue, Place(claim, moment.now + PLACE))
     state = KeyState(state.fence, grants, queue, state.voided)
@@ -511,5 +515,5 @@ def _waiting(state: KeyState, position: int) -> Waiting:
     before = {place.claim.process: None for place in reversed(state.queue[:position])}
     for grant in grants:
         before[grant.claim.process] = None
-    label = grants[0].claim.label
-    return Waiting(position, _earliest_end(grants), tuple(before), holder=label)
+    label, others = grants[0].claim.label, len(grants) - 1
+    return Waiting(position, _earliest_end(grants), tuple(before), holder=label, others=others)

@@ -114,11 +114,12 @@ def tell_answer(observers: Observers, operation: str, sent: float, *, failed: bo
 
 
 def tell_waiting(
-    observers: Observers, name: str, label: str, *, place: int, holder: str | None
+    observers: Observers, name: str, label: str, *, place: int, holder: str | None, others: int
 ) -> None:
     """Report that a caller has joined a queue."""
     if Waiting in observers.wanted:
-        observers.tell(Waiting(**observers.about(name, label), place=place, holder=holder))
+        about = observers.about(name, label)
+        observers.tell(Waiting(**about, place=place, holder=holder, others=others))
 
 
 def tell_acquired(holding: Holding, since: float, *, handed_over: bool) -> None:
@@ -136,13 +137,15 @@ def tell_busy(
     label: str,
     *,
     since: float,
-    holder: str | None,
+    found: tuple[str | None, int],
 ) -> None:
-    """Report that a caller did not get a key that another has."""
+    """Report that a caller did not get a key: ``found`` is a holder of it, and how many others there are."""
+    holder, others = found
     if busy.waiters is not None:
         if Refused in observers.wanted:
             about = observers.about(name, label)
-            observers.tell(Refused(**about, waiters=busy.waiters, holder=holder))
+            refused = Refused(**about, waiters=busy.waiters, holder=holder, others=others)
+            observers.tell(refused)
     elif TimedOut in observers.wanted:
         event = TimedOut(
             **observers.about(name, label),
@@ -150,6 +153,7 @@ def tell_busy(
             waited=observers.now() - since,
             place=busy.place,
             holder=holder,
+            others=others,
         )
         observers.tell(event)
 

@@ -40,6 +40,11 @@ def printable(text: str | None) -> str:
     )
 
 
+def and_others(count: int) -> str:
+    """Return what follows the name of a holder that so many others hold the key with."""
+    return f" and {count} other{'s' if count > 1 else ''}" if count else ""
+
+
 class Seldom:
     """Returns true at most once in a number of seconds."""
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from .._platform.forks import heed_forks
 from .._platform.greenlets import original
-from .._platform.logs import audit, logger, printable
+from .._platform.logs import and_others, audit, logger, printable
 from .._platform.threads import BackgroundThread
 from ..events import (
     EVENTS,
@@ -134,7 +134,7 @@ def _waiting(event: Waiting) -> Message:
         "waiting for the lock %s: %d in front%s",
         _Quoted(event.key),
         event.place,
-        _held_by(event.holder),
+        _held_by(event),
     )
 
 
@@ -205,7 +205,7 @@ def _timed_out(event: TimedOut) -> Message:
         "lock %s was not acquired in %.3g s: it is held%s%s",
         _Quoted(event.key),
         event.waited,
-        _held_by(event.holder, before=" by "),
+        _held_by(event, before=" by "),
         place,
     )
 
@@ -215,7 +215,7 @@ def _refused(event: Refused) -> Message:
         "lock %s was refused: %d callers are waiting already (max_waiters)%s",
         _Quoted(event.key),
         event.waiters,
-        _held_by(event.holder),
+        _held_by(event),
     )
 
 
@@ -264,10 +264,11 @@ def _failed_open(event: FailedOpen) -> Message:
 
 def _forced(event: Forced) -> Message:
     return (
-        "%s took the lease of %s from %s by force (fence %s, held for %.1f s, %d waiting)",
+        "%s took the lease of %s from %s%s by force (fence %s, held for %.1f s, %d waiting)",
         _Quoted(event.by),
         _Quoted(event.key),
         _Quoted(event.holder),
+        and_others(event.others),
         event.fence,
         event.held_for,
         event.waiters,
@@ -286,8 +287,8 @@ def _not_renewed(event: NotRenewed) -> Message | None:
     return text, event.engine, _cause(event.cause)
 
 
-def _held_by(holder: str | None, before: str = ", held by ") -> str:
-    return f"{before}{_Quoted(holder)}" if holder else ""
+def _held_by(event: Waiting | TimedOut | Refused, before: str = ", held by ") -> str:
+    return f"{before}{_Quoted(event.holder)}{and_others(event.others)}" if event.holder else ""
 
 
 def _cause(cause: str) -> str:

@@ -94,9 +94,9 @@ def _in_a_quarantine(rig: Rig) -> None:
     """Nothing is granted, nor handed to one who cares, until it ends."""
     left, here = micros(4), rig.now + rig.ahead
     facts = (left, left, "0", "0", "because")
-    waiting = [b"waiting", here, 0, here + 4 * SECOND, b"because", b""]
+    waiting = [b"waiting", here, 0, here + 4 * SECOND, b"because", b"", 0]
     assert rig.acquire("a", *facts) == waiting
-    busy = [b"busy", here, here + 4 * SECOND, 1, b"because", b""]
+    busy = [b"busy", here, here + 4 * SECOND, 1, b"because", b"", 0]
     assert rig.acquire("b", *facts, room="0") == busy
     assert rig.acquire("b", *facts, room="1") == busy
     # One who does not care about it passes over those who do.

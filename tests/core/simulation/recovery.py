@@ -69,12 +69,12 @@ class Rig:
 
     def recovers_for(self, seconds: float) -> None:
         """Nothing is granted for just so long; who asks is told until when, and may wait."""
-        status, _now, until, _waiters, because, holder = self.acquire()
+        status, _now, until, _waiters, because, *holders = self.acquire()
         assert status == b"busy"
         assert because
-        assert not holder
+        assert holders == [b"", 0]
         assert until == self.now + seconds * SECOND
-        assert self.acquire(room=1) == [b"waiting", self.now, 0, until, because, b""]
+        assert self.acquire(room=1) == [b"waiting", self.now, 0, until, because, b"", 0]
         waiter = self.owner
         while self.now < until:
             assert not self.granted()

@@ -147,7 +147,7 @@ def _rung(rig: Rig) -> None:
     label = f"label a\n{SHARED} 7".encode()
     assert answers == [
         [b"held", rig.now, rig.now, rig.now + 10 * SECOND, 1],
-        [b"waiting", rig.now, 1, rig.now + HANDOFF, b"", label],
+        [b"waiting", rig.now, 1, rig.now + HANDOFF, b"", label, 2],
         [b"held", rig.now, rig.now + 2, rig.now + 10 * SECOND, 1],
         [b"held", rig.now, rig.now + 1, rig.now + 10 * SECOND, 1],
     ]

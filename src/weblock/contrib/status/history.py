@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from ... import events
+from ..._platform.logs import and_others
 from ...events import Event, KeyEvent
 
 KEPT: Final = 15 * 60.0
@@ -79,7 +80,8 @@ class History:
     def _remember(self, now: float, level: str, event: Event) -> None:
         """Count a repeated incident, so that it does not push out all others."""
         facts = dict(event.facts())
-        text = _TEXTS[type(event)].format(**facts)
+        besides = and_others(event.others) if isinstance(event, events.Forced) else ""
+        text = _TEXTS[type(event)].format(**facts, and_others=besides)
         what = {"name": event.name, "key": facts.get("key"), "level": level}
         last = self._incidents[-1] if self._incidents else None
         if last and all(last[name] == value for name, value in what.items()):
@@ -93,7 +95,7 @@ _TEXTS: Final[Mapping[type[Event], str]] = {
     events.AtRisk: "lease {fence} of {label} was not renewed, and ends in {remaining:.1f} s",
     events.TimedOut: "{label} waited {waited:.1f} s and timed out",
     events.Refused: "{label} was refused: {waiters} were waiting",
-    events.Forced: "{by} took it from {holder}, by force",
+    events.Forced: "{by} took it from {holder}{and_others}, by force",
     events.FailedOpen: "{label} runs without the lock: {cause}",
     events.Unavailable: "the engine could not serve a caller: {cause}",
     events.Available: "the engine answers again, after {lasted:.1f} s and {requests} requests",

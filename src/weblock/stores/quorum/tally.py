@@ -6,7 +6,7 @@ come out are of the asker's own clock, counted from before the first request was
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from ..._core.ports import Reply
@@ -97,15 +97,12 @@ class Tally:
             return Reply(Gone(), self.sent)
         if busy := self._answers(Busy):
             most = max(each.waiters for each in busy)
-            holder = max(each.holder for each in busy)
-            answer = Busy(self._freed_at(), most, recovering=self.recovering, holder=holder)
-            return Reply(answer, self.sent)
+            refusal = Busy(self._freed_at(), most, False, self.recovering, *_holders(busy))  # noqa: FBT003
+            return Reply(refusal, self.sent)
         waiting = self._answers(Waiting)
-        position, holder = (
-            max(each.position for each in waiting),
-            max(each.holder for each in waiting),
-        )
-        return Reply(Waiting(position, self._freed_at(), (), self.recovering, holder), self.sent)
+        position = max(each.position for each in waiting)
+        answer = Waiting(position, self._freed_at(), (), self.recovering, *_holders(waiting))
+        return Reply(answer, self.sent)
 
     @property
     def recovering(self) -> str:
@@ -196,3 +193,8 @@ class Tally:
             for server, reply in self.replies.items()
             if isinstance(reply, Reply) and isinstance(reply.answer, kind)
         ]
+
+
+def _holders(answers: Sequence[Waiting | Busy]) -> tuple[str, int]:
+    """Return the label of a holder and the number of others, by the server that knows of most."""
+    return max(each.holder for each in answers), max(each.others for each in answers)

@@ -154,11 +154,18 @@ def reply_of(raw: Sequence[Any]) -> Reply:
             answer = Held(int(fence), until / MICRO, bool(confirmed), bool(asked))
         case [b"released", now]:
             answer = RELEASED
-        case [b"waiting", now, position, until, recovering, holder]:
-            answer = Waiting(position, until / MICRO, (), _text(recovering), _text(holder))
-        case [b"busy", now, until, waiters, recovering, holder]:
-            reason, label = _text(recovering), _text(holder)
-            answer = Busy(until / MICRO, waiters, recovering=reason, holder=label)
+        case [b"waiting", now, position, until, recovering, *holders]:
+            holder, others = _holders(*holders)
+            answer = Waiting(position, until / MICRO, (), _text(recovering), holder, others)
+        case [b"busy", now, until, waiters, recovering, *holders]:
+            holder, others = _holders(*holders)
+            answer = Busy(
+                until / MICRO,
+                waiters,
+                recovering=_text(recovering),
+                holder=holder,
+                others=others,
+            )
         case [b"asked", now]:
             answer = ASKED_ALL
         case [b"gone", now]:
@@ -166,6 +173,11 @@ def reply_of(raw: Sequence[Any]) -> Reply:
         case _:
             raise ValueError(f"the server gave an answer that is none of ours: {raw!r:.200}")
     return Reply(answer, now / MICRO)
+
+
+def _holders(label: bytes, others: int = 0) -> tuple[str, int]:
+    """Return the oldest holder's label, and how many others hold the key."""
+    return _text(label), others
 
 
 def look_of(raw: Sequence[Any]) -> Look:

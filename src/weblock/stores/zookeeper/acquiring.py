@@ -14,7 +14,7 @@ from typing import Any, Final
 from kazoo.exceptions import NoNodeError, RolledBackError, RuntimeInconsistency
 
 from ..._core.ports import Ask, Reply, Switchboard
-from ..._core.table import Answer, Busy, Claim, Gone, Held, Released
+from ..._core.table import Answer, Claim, Gone, Held, Released
 from .memory import Memory, Own
 from .nodes import LEASE, Lease, Place, asked_in, family_of, limit_in, name_of_place, packed
 from .renewing import Renewing
@@ -169,11 +169,10 @@ class Acquiring:
         places, position = scene.family.places, scene.family.position_of(claim.owner)
         if position is None:
             self._memory.forget(claim.owner)
-            return self._wire.reply(Busy(scene.until, len(places), holder=scene.holder))
+            return self._wire.reply(scene.busy(len(places)))
         if position >= room:
             await self.give_back(scene.key, claim.owner)
-            busy = Busy(scene.until, len(places) - 1, holder=scene.holder)
-            return self._wire.reply(busy)
+            return self._wire.reply(scene.busy(len(places) - 1))
         if position:
             before = [places[position - 1].name]
         else:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..._core.holding import DRIFT
-from ..._core.table import HANDOFF, Answer, Gone, Waiting
+from ..._core.table import HANDOFF, Answer, Busy, Gone, Waiting
 from .memory import Memory
 from .nodes import Family, Lease, family_of, lease_of
 from .wire import Key, Wire
@@ -56,13 +56,22 @@ class Scene(NamedTuple):
 
     def waiting(self, position: int) -> Waiting:
         """Return the answer to a caller in this place."""
-        return Waiting(position, self.until, (), holder=self.holder)
+        return Waiting(position, self.until, (), "", self.holder, self.others)
+
+    def busy(self, waiters: int) -> Busy:
+        """Return the answer to a caller that does not wait behind these waiters."""
+        return Busy(self.until, waiters, holder=self.holder, others=self.others)
 
     @property
     def holder(self) -> str:
         """The label of the oldest holder."""
         leases = self.live or self.ended
         return leases[0].label if leases else ""
+
+    @property
+    def others(self) -> int:
+        """How many leases live besides that of the oldest holder."""
+        return max(0, len(self.live) - 1)
 
 
 class Scenes:

@@ -22,7 +22,7 @@ local FIRST = 11 -- Of the words of the operation.
 local lock = read()
 local line, voided, line_was = {}, {}, ''
 
--- By which run's clock a lease ends, and when. While a slot is half-moved, leases say so (alone.lua).
+-- By which run's clock a lease ends, and when. Only while a slot is half-moved do leases say so.
 local function stamp(ends)
   return string.match(RUN, '^%w*') .. ' ' .. text(ends)
 end
@@ -51,28 +51,14 @@ local function recall_line()
   end
 end
 
+-- Grants a lease. An essential operation has written before, as for grant.
 local function give(owner, claim, length, confirmed)
-  lock.fence = math.max(lock.fence + 1, epoch.fence + 1, now)
-  local lease = {
-    owner = owner,
-    limit = claim.limit,
-    fence = lock.fence,
-    since = now,
-    ends = now + length,
-    confirmed = confirmed,
-    stamp = stamp(now + length),
-    process = claim.process,
-    label = claim.label,
-  }
-  lock.grants[#lock.grants + 1] = lease
-  lock.most = math.min(lock.most, lease.limit)
+  local fence = math.max(lock.fence + 1, epoch.fence + 1, now)
+  local lease = add_lease(lock, fence, owner, claim, length, confirmed)
+  lease.stamp = stamp(lease.ends)
   if lease.limit == 1 then
-    write('HSET', LOCK, 'fence', text(lock.fence), 'owner', owner, 'process', lease.process,
-      'label', lease.label, 'since', text(now), 'until', text(lease.ends), 'stamp', lease.stamp,
-      'confirmed', confirmed and '1' or '0')
+    put_lease(fence, owner, lease.process, lease.label, length, confirmed, 'stamp', lease.stamp)
     keep(LOCK, lease.ends)
-  else
-    lock.unsaved = true
   end
   return lease
 end

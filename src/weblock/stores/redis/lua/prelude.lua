@@ -373,15 +373,13 @@ local function save(lock)
   lock.unsaved = false
 end
 
--- Grants a lease. An essential operation has written before, that the one who gets it waits no longer.
-local function grant(lock, owner, claim, length, confirmed)
-  lock.fence = math.max(
-    lock.fence + 1, epoch.fence + 1, came_at(claim.ticket), math.min(now, epoch.recovered)
-  )
+-- Adds a lease to those that there are, and returns it. An exclusive one is written by the caller; those
+-- with a limit are saved later, all at once.
+local function add_lease(lock, fence, owner, claim, length, confirmed)
   local lease = {
     owner = owner,
     limit = claim.limit,
-    fence = lock.fence,
+    fence = fence,
     since = now,
     ends = now + length,
     confirmed = confirmed,
@@ -389,13 +387,22 @@ local function grant(lock, owner, claim, length, confirmed)
     process = claim.process,
     label = claim.label,
   }
+  lock.fence = fence
   lock.grants[#lock.grants + 1] = lease
   lock.most = math.min(lock.most, lease.limit)
+  lock.unsaved = lock.unsaved or lease.limit ~= 1
+  return lease
+end
+
+-- Grants a lease. An essential operation has written before, that the one who gets it waits no longer.
+local function grant(lock, owner, claim, length, confirmed)
+  local fence = math.max(
+    lock.fence + 1, epoch.fence + 1, came_at(claim.ticket), math.min(now, epoch.recovered)
+  )
+  local lease = add_lease(lock, fence, owner, claim, length, confirmed)
   if lease.limit == 1 then
-    put_lease(lease.fence, owner, lease.process, lease.label, length, confirmed)
+    put_lease(fence, owner, lease.process, lease.label, length, confirmed)
     keep(LOCK, lease.ends)
-  else
-    lock.unsaved = true
   end
   foresee(owner, length)
   return lease
@@ -582,9 +589,9 @@ local function recovering(lock, quarantine, limit)
   return now < quarantine and fits(lock, limit) and epoch.why or ''
 end
 
--- What others see of the first holder.
+-- What others see of the first holder, and how many others there are: the end of an answer.
 local function holder(lock)
-  return lock.grants[1] and lock.grants[1].label or ''
+  return lock.grants[1] and lock.grants[1].label or '', math.max(0, #lock.grants - 1)
 end
 
 local function waiting(lock, quarantine, position, limit)

@@ -5,10 +5,10 @@ local function came_at(ticket)
   return ticket > 0 and math.max(math.min(ticket, now + AHEAD), now - MINUTE) or now
 end
 
--- Writes a lease. The server writes numbers out in full.
-local function put_lease(fence, owner, process, label, length, confirmed)
+-- Writes a lease, and whatever fields follow. The server writes numbers out in full.
+local function put_lease(fence, owner, process, label, length, confirmed, ...)
   redis.call('HSET', LOCK, 'fence', fence, 'owner', owner, 'process', process, 'label', label,
-    'since', now, 'until', now + length, 'confirmed', confirmed and '1' or '0')
+    'since', now, 'until', now + length, 'confirmed', confirmed and '1' or '0', ...)
 end
 
 -- What is written of a waiter.
