@@ -6,7 +6,7 @@ import re
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Final, Generic, TypeVar, Unpack
+from typing import Final, Generic, Literal, TypeVar, Unpack
 
 from ._core.acquiring import Caller, Locker
 from ._core.attempts import Attempts
@@ -611,17 +611,14 @@ class BaseLease:
             return False
         return (error.key, error.fence) in self.fences.items()
 
-    def _on_lost(self, tell: Callable[[], object]) -> None:
-        """Call ``tell`` once, in the thread that notices the loss: it must not wait or raise."""
-        tell_once = _once(tell)
+    def _when(
+        self, happens: Literal["on_lost", "on_ask_release"], tell: Callable[[], object]
+    ) -> None:
+        """Call ``tell`` once, in the thread that notices it: it must not wait or raise."""
+        if len(self._holdings) > 1:
+            tell = _once(tell)
         for holding in self._holdings:
-            holding.on_lost(tell_once)
-
-    def _on_ask_release(self, tell: Callable[[], object]) -> None:
-        """Call ``tell`` once, in the thread that learns it: it must not wait or raise."""
-        tell_once = _once(tell)
-        for holding in self._holdings:
-            holding.on_ask_release(tell_once)
+            getattr(holding, happens)(tell)
 
     def __repr__(self) -> str:
         state = f"remaining={self.remaining():.3f}" if self.held else "not held"

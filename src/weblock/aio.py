@@ -524,29 +524,21 @@ class AsyncLease(BaseLease):
 
     def on_lost(self, callback: Callable[[], None]) -> None:
         """Call a function once, in the running event loop, when the lease is lost."""
-        loop = asyncio.get_running_loop()
-
-        def tell() -> None:
-            with contextlib.suppress(RuntimeError):  # The loop is closed.
-                loop.call_soon_threadsafe(callback)
-
-        if len(self._holdings) == 1:
-            self._holdings[0].on_lost(tell)
-        else:
-            self._on_lost(tell)
+        self._when("on_lost", functools.partial(_call_in, asyncio.get_running_loop(), callback))
 
     def on_ask_release(self, callback: Callable[[], None]) -> None:
         """Call a function once, in the running event loop, when another caller asks for the key.
 
         At once if one has asked before: see ``AsyncLocks.ask_release``.
         """
-        loop = asyncio.get_running_loop()
+        self._when(
+            "on_ask_release", functools.partial(_call_in, asyncio.get_running_loop(), callback)
+        )
 
-        def tell() -> None:
-            with contextlib.suppress(RuntimeError):  # The loop is closed.
-                loop.call_soon_threadsafe(callback)
 
-        self._on_ask_release(tell)
+def _call_in(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    with contextlib.suppress(RuntimeError):  # The loop is closed.
+        loop.call_soon_threadsafe(callback)
 
 
 AsyncLocks._lease = AsyncLease  # noqa: SLF001 - either class names the other

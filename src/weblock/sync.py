@@ -529,14 +529,14 @@ class Lease(BaseLease):
 
         One thread calls all such functions, one after the other.
         """
-        self._on_lost(partial(callbacks.call, callback))
+        self._when("on_lost", partial(callbacks.call, callback))
 
     def on_ask_release(self, callback: Callable[[], None]) -> None:
         """Call a function once, in a background thread, when another caller asks for the key.
 
         At once if one has asked before: see ``Locks.ask_release``.
         """
-        self._on_ask_release(partial(callbacks.call, callback))
+        self._when("on_ask_release", partial(callbacks.call, callback))
 
 
 Locks._lease = Lease  # noqa: SLF001 - either class names the other

@@ -63,7 +63,7 @@ def test_a_callback_that_ends_its_thread_costs_no_lease(locks, one) -> None:
         sys.exit(1)
 
     # asyncio would end its loop, as it should: there the callback is the application's own.
-    lost._on_lost(leave) if hasattr(lost, "__aexit__") else lost.on_lost(leave)
+    lost._when("on_lost", leave) if hasattr(lost, "__aexit__") else lost.on_lost(leave)
     assert called.wait(PATIENCE)
     renewed(locks, lease)
     one.do(lease.release)

@@ -29,9 +29,24 @@ CONFIRM_AFTER: Final = 0.1
 RETRY: Final = 0.05
 """Seconds from a renewal that failed to the next one, at least."""
 
-LostCallback = Callable[[], object]
+Callback = Callable[[], object]
 
 H = TypeVar("H")
+
+
+class Callbacks(list[Callback]):
+    """Functions to be called once, when something happens to a lease."""
+
+    __slots__ = ()
+
+    def call(self) -> None:
+        """Call each of them, the last one first. Several threads may do so at once."""
+        while self:
+            try:
+                callback = self.pop()
+            except IndexError:  # Another thread has the last one.
+                return
+            callback()
 
 
 @dataclass(slots=True)
@@ -113,11 +128,11 @@ class Holding:
 
     __slots__ = (
         "__weakref__",
-        "_ask_callbacks",
         "_asked",
-        "_callbacks",
         "_capped",
         "_claim",
+        "_when_asked",
+        "_when_lost",
         "asked_to_release",
         "at_risk",
         "control",
@@ -169,9 +184,9 @@ class Holding:
         self.status = Status.HELD
         self.at_risk = False
         self.reason = ""
-        self._callbacks: list[LostCallback] = []
+        self._when_lost = Callbacks()
         self.asked_to_release = False
-        self._ask_callbacks: list[LostCallback] = []
+        self._when_asked = Callbacks()
         self.due = self._next_renewal(now) if confirmed else now + CONFIRM_AFTER
 
     def held(self, now: float) -> bool:
@@ -194,8 +209,7 @@ class Holding:
         if self.status is Status.HELD:
             self.status = Status.LOST
             self.reason = reason
-            while self._callbacks:
-                self._callbacks.pop()()
+            self._when_lost.call()
             if Lost in self.observers.wanted and reason != "forked":  # The parent has it still.
                 lost = Lost(**self.about(), reason=reason, held_for=self.held_for())
                 self.observers.tell(lost)
@@ -231,8 +245,8 @@ class Holding:
 
     def disown(self) -> None:
         """Mark the copy of a lease in a forked child, without calling the parent's callbacks."""
-        self._callbacks = []
-        self._ask_callbacks = []
+        self._when_lost.clear()
+        self._when_asked.clear()
         self.lose("forked")
 
     @property
@@ -240,27 +254,24 @@ class Holding:
         """Whether the parent process, or the keeper that is closing, releases it."""
         return self.reason in {"forked", "closed"}
 
-    def on_lost(self, callback: LostCallback) -> None:
+    def on_lost(self, callback: Callback) -> None:
         """Call ``callback`` once when the lease is lost; at once if it is lost already."""
-        self._callbacks.append(callback)
-        if self.status is Status.LOST and callback in self._callbacks:
-            self._callbacks.remove(callback)
-            callback()
+        self._when_lost.append(callback)
+        if self.status is Status.LOST:
+            self._when_lost.call()
 
-    def on_ask_release(self, callback: LostCallback) -> None:
+    def on_ask_release(self, callback: Callback) -> None:
         """Call ``callback`` once when another caller asks for the key; at once if one has asked already."""
-        self._ask_callbacks.append(callback)
-        if self.asked_to_release and callback in self._ask_callbacks:
-            self._ask_callbacks.remove(callback)
-            callback()
+        self._when_asked.append(callback)
+        if self.asked_to_release:
+            self._when_asked.call()
 
     def ask_to_release(self) -> None:
         """Report, once, that another caller wants the key."""
         if self.asked_to_release or self.status is not Status.HELD:
             return
         self.asked_to_release = True
-        while self._ask_callbacks:
-            self._ask_callbacks.pop()()
+        self._when_asked.call()
         if ReleaseAsked in self.observers.wanted:
             self.observers.tell(ReleaseAsked(**self.about(), held_for=self.held_for()))
 
@@ -398,8 +409,8 @@ class Unprotected:
     def check(self, now: float) -> None:
         """Passes: there is nothing to lose."""
 
-    def on_lost(self, callback: LostCallback) -> None:
+    def on_lost(self, callback: Callback) -> None:
         """Never calls ``callback``."""
 
-    def on_ask_release(self, callback: LostCallback) -> None:
+    def on_ask_release(self, callback: Callback) -> None:
         """Never calls ``callback``."""
