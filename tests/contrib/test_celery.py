@@ -309,6 +309,20 @@ class TestBusy:
                 assert pay.apply(task_id="18").state in ("IGNORED", "FAILURE")
             assert delivered.result().get() == "ran"
 
+    def test_a_task_finds_itself_among_several_holders(self, app, locks):
+        """One with a limit waits for the lease of its own first delivery, whoever holds the key besides."""
+
+        @app.task(lock="a", limit=2, on_busy="skip", ttl=PATIENCE)
+        def pay():
+            return "ran"
+
+        died = f"the one that died {pay.name}[17]"
+        with held(locks, "a", limit=2, label="another"), ThreadPoolExecutor(1) as thread:
+            with held(locks, "a", limit=2, label=died):
+                delivered = thread.submit(pay.apply, task_id="17")
+                eventually(lambda: delivered.done() or waiters(locks, "a") == 1)
+            assert delivered.result().get() == "ran"
+
     def test_retrying(self, app, locks):
         """It is Celery's own retry, later, and fails with ``LockTimeout`` when there were enough."""
 

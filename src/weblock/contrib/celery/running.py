@@ -121,7 +121,7 @@ class Running(RequestLeases[Lease]):
         if not self._task.request.id:
             return False
         infos = map(self._locks.inspect, self.missing(self._locks, keys))
-        return any(info and info.holder and info.holder.endswith(mark) for info in infos)
+        return any(each.label.endswith(mark) for info in infos if info for each in info.holders)
 
     def _find_busy(self, busy: LockTimeout) -> None:
         """End or postpone a task whose keys are busy."""
