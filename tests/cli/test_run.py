@@ -231,8 +231,28 @@ def test_what_our_caller_ignores_is_ignored(weblock: Program) -> None:
 
 
 @pytest.mark.parametrize(
+    ("option", "beside"), [("--limit=2", {"limit": 2}), ("--shared", {"shared": True})]
+)
+def test_commands_hold_a_key_together(weblock, locks, option, beside) -> None:
+    """With --limit or --shared a command runs beside a holder of its kind, and not beside an exclusive one."""
+    again = ("run", "--skip-if-busy", option, "k", "--", "echo", "ran")
+    with locks.hold("k", **beside):
+        assert weblock.run(*again).stdout == "ran\n"
+        with weblock.start("run", option, "k", "--", "sh", "-c", "echo; read x", stdin=-1) as one:
+            one.stdout.readline()
+            assert len(locks.inspect("k").holders) == 2
+            # Three at once are too many for one of them, and any number of readers are not.
+            assert weblock.run(*again).stdout == ("" if option == "--limit=2" else "ran\n")
+            one.communicate("\n")
+    with locks.hold("k"):
+        assert weblock.run(*again).stdout == ""
+
+
+@pytest.mark.parametrize(
     ("options", "said"),
     [
+        (["--limit", "0"], "limit=0"),
+        (["--limit", "3", "--shared"], "limit=3 and shared=True exclude each other"),
         (["--ttl", "4", "--kill-after", "3"], "half of the ttl"),
         (["--wait", "-1"], "wait=-1.0 must be 0 seconds"),
         (["--at-least", "9", "--max-hold", "5"], "not more than --max-hold"),
@@ -270,6 +290,9 @@ def test_a_command_that_would_wait_for_itself_is_refused(weblock: Program) -> No
     done = weblock.run("run", "k", "--", "sh", "-c", f"{again} b -- {again} k -- echo ran")
     assert (done.returncode, done.stdout) == (2, "")
     assert "lock 'k' is already held" in done.stderr
+    done = weblock.run("run", "--shared", "k", "--", "sh", "-c", f"{again} k -- echo ran")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "cannot be turned into a lock with a smaller limit" in done.stderr
 
 
 @pytest.mark.parametrize(("url", "code"), [("memory://", 2), ("noop://", 0)])

@@ -18,6 +18,7 @@ from typing import Any, Final
 import click
 
 from .. import AlreadyHeld, ConfigurationError, HoldOptions, Lease, LeaseLost, Locks, LockTimeout
+from .._core.table import SHARED
 from .._options import LONGEST
 from .._platform.logs import printable
 from ..operating import duration
@@ -64,6 +65,8 @@ LOST: Final = 0
     default=0.0,
     help="Seconds that KEY stays locked, also if the command ends before.",
 )
+@click.option("--limit", type=int, help="How many may hold KEY together; 1, unless given.")
+@click.option("--shared", is_flag=True, help="Hold KEY with any number of others that share it.")
 @click.option("--label", help="What others see of the holder. [default: host:process command]")
 @click.option(
     "--fence-env",
@@ -84,10 +87,15 @@ def run_command(
     kill_after: float,
     max_hold: float | None,
     at_least: float,
+    limit: int | None,
+    shared: bool,
     label: str | None,
     fence_env: str,
 ) -> None:
     """Runs a command while it holds KEY, which no other process holds meanwhile.
+
+    With --limit 3, up to three hold it together. With --shared, any number of those that share it do,
+    but none beside an exclusive holder: many readers, one writer.
 
     It exits with the command's code, or with 128 and the number of the signal that ended it; with 75
     if the key was not free in time, 69 if the engine does not answer, 76 if the lease was lost, 126 or
@@ -103,13 +111,17 @@ def run_command(
     label = label or f"{socket.gethostname()}:{os.getpid()} {Path(arguments[0]).name}"
     hold: HoldOptions = {"ttl": ttl, "max_hold": max_hold, "label": label}
     hold["wait"] = 0 if skip_if_busy and wait is None else wait
+    if limit is not None:
+        hold["limit"] = limit
+    if shared:
+        hold["shared"] = True
     report = Report(session, key)
     logs = logging.CRITICAL if session.json else logging.WARNING
     with session.locks(logs=logs) as locks, signals() as heard:
         _check_engine(locks)
         if at_least:
             _check_at_least(locks, at_least, max_hold)
-        _refuse_own(locks, key)
+        _refuse_own(locks, key, SHARED if shared else limit or 1)
         group = Group()
         try:
             lease = _acquire(locks, key, hold, max(ttl, at_least), heard)
@@ -168,11 +180,13 @@ def _held() -> dict[str, int]:
     return held if isinstance(held, dict) else {}
 
 
-def _refuse_own(locks: Locks, key: str) -> None:
-    """Raise ``AlreadyHeld`` for a key that is held until we have ended."""
-    info = locks.inspect(key) if key in _held() else None
-    if info and info.fence == _held()[key]:
-        raise AlreadyHeld(key)
+def _refuse_own(locks: Locks, key: str, limit: int) -> None:
+    """Raise ``AlreadyHeld`` for a key that a parent process holds until we have ended."""
+    held = _held()
+    info = locks.inspect(key) if key in held else None
+    for holder in info.holders if info else ():
+        if holder.fence == held[key]:
+            raise AlreadyHeld(key, upgrade=limit < (holder.limit or SHARED))
 
 
 class Interrupted(BaseException):

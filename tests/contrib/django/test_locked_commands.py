@@ -137,3 +137,9 @@ def test_run_runs_a_command_of_django_under_a_key(tmp_path: Path) -> None:
         ran = manage("--skip-if-busy", "nightly")
         assert (ran.returncode, ran.stdout) == (0, "")
         assert "skipped" in ran.stderr
+    with Locks.from_url(url, namespace="shop") as others, others.hold("nightly", limit=2):
+        ran = manage("--skip-if-busy", "--limit", "2", "nightly")
+        assert (ran.returncode, ran.stdout) == (7, "['nightly']\n"), ran.stderr
+    with Locks.from_url(url, namespace="shop") as others, others.hold("nightly", shared=True):
+        ran = manage("--skip-if-busy", "--shared", "nightly")
+        assert (ran.returncode, ran.stdout) == (7, "['nightly']\n"), ran.stderr

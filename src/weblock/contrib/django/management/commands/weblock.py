@@ -29,11 +29,16 @@ RUN: Final = {
     "--kill-after": "seconds from SIGTERM to SIGKILL, when the lease is ending (5)",
     "--max-hold": "seconds that the command may run",
     "--at-least": "seconds that the key stays locked, also if the command ends before",
+    "--limit": "how many may hold the key together (1)",
     "--label": "what others see of the holder",
 }
 """The options of ``weblock run`` that have a value."""
 
-SKIP: Final = "--skip-if-busy"
+FLAGS: Final = {
+    "--skip-if-busy": "end with 0 if the key is busy",
+    "--shared": "hold the key with any number of others that share it",
+}
+"""Its options that have none."""
 
 
 class Command(BaseCommand):
@@ -68,7 +73,8 @@ class Command(BaseCommand):
         run = actions.add_parser("run", help="run a command of Django's while it holds a key")
         for option, meaning in RUN.items():
             run.add_argument(option, help=meaning)
-        run.add_argument(SKIP, action="store_true", help="end with 0 if the key is busy")
+        for option, meaning in FLAGS.items():
+            run.add_argument(option, action="store_true", help=meaning)
         for each in (show, release, run):
             each.add_argument("key")
         run.add_argument("command", metavar="-- command", nargs="+", help="migrate, say")
@@ -143,9 +149,9 @@ class Command(BaseCommand):
             )
         found = locks[alias]  # The checks of its options are made, too.
         url = settings.of_alias(alias).url or found.engine
-        given = [SKIP] if options[SKIP[2:].replace("-", "_")] else []
+        given = [option for option in FLAGS if options[_named(option)]]
         for option in RUN:
-            if (value := options[option[2:].replace("-", "_")]) is not None:
+            if (value := options[_named(option)]) is not None:
                 given += [f"{option}={value}"]
         is_module = Path(self._program).name == "__main__.py"
         program = ["-m", "django"] if is_module else [self._program]
@@ -164,3 +170,8 @@ class Command(BaseCommand):
             raise CommandError("There is nobody to ask: use --force.")
         self._say(operating.question(info))
         return input("Take it away? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _named(option: str) -> str:
+    """Return the name that argparse gives to an option's value."""
+    return option[2:].replace("-", "_")
