@@ -45,6 +45,18 @@ def locked() -> int:
         return make_item()
 
 
+def two_at_once() -> int:
+    """Makes one, beside one other."""
+    with locks.hold("items", limit=2):
+        return make_item()
+
+
+async def two_at_once_async() -> int:
+    """Makes one, beside one other task."""
+    async with async_locks.hold("items_async", limit=2):
+        return await make_item_async()
+
+
 def unlocked() -> int:
     """Makes one, whoever else does."""
     return make_item()

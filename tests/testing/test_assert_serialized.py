@@ -34,6 +34,33 @@ def test_unlocked_calls_fail_with_a_report() -> None:
     assert lines[5].startswith("outcomes: 1 x ")
 
 
+def test_as_many_as_a_lock_lets_in_pass() -> None:
+    """With ``limit=2``, a lock that lets two in passes, and one that lets three in does not."""
+    made = assert_serialized(shop.two_at_once, inside=MAKE, limit=2, pause=0.02)
+    assert len(set(made)) == 6
+    with pytest.raises(AssertionError, match=r"not serialized: 2 were inside at once\."):
+        assert_serialized(shop.two_at_once, inside=MAKE, pause=10)
+    with pytest.raises(
+        AssertionError, match=r"not serialized: 3 were inside at once, and limit=2 allows 2\."
+    ):
+        assert_serialized(shop.unlocked, inside=MAKE, limit=2, times=3, pause=10)
+
+
+@pytest.mark.parametrize(("times", "limit"), [(2, 2), (None, 0)])
+def test_calls_that_cannot_be_too_many_are_refused(times: int | None, limit: int) -> None:
+    """As many calls as are allowed at once prove nothing, and none at once are no limit."""
+    with pytest.raises(ValueError, match=f"limit={limit}"):
+        assert_serialized(pytest.fail, inside=MAKE, times=times, limit=limit)
+
+
+async def test_tasks_that_a_limit_lets_in_pass() -> None:
+    """Tasks of one loop, of which a lock lets two in at once."""
+    made = await assert_serialized_async(
+        shop.two_at_once_async, inside=MAKE_ASYNC, limit=2, pause=0.02
+    )
+    assert len(set(made)) == 6
+
+
 async def test_locked_tasks_pass() -> None:
     """The same for tasks of one loop, with an async lock."""
     made = await assert_serialized_async(shop.locked_async, inside=MAKE_ASYNC, times=4)

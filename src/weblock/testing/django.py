@@ -28,12 +28,18 @@ def views(*names: str) -> Watch:
 
 
 def assert_serialized(
-    call: Callable[[], R], *, inside: str | Watch | None = None, times: int = 5, pause: float = 0.1
+    call: Callable[[], R],
+    *,
+    inside: str | Watch | None = None,
+    times: int | None = None,
+    pause: float = 0.1,
+    limit: int = 1,
 ) -> list[R]:
     """Assert that requests of a test client, or to a live server, do not overlap.
 
     As ``weblock.testing.assert_serialized``. Unless ``inside`` names something else, no two of the
-    requested views may run at the same time, from the beginning of their transaction to its end.
+    requested views, or no more than ``limit``, may run at the same time, from the beginning of their
+    transaction to its end.
     Raises ``ConfigurationError`` in a ``TestCase``, whose transaction other threads cannot share.
     """
     refuse_transaction_of_test()
@@ -45,7 +51,7 @@ def assert_serialized(
             give_back_connections()
 
     return serialized.assert_serialized(
-        call_and_close, inside=inside or views(), times=times, pause=pause
+        call_and_close, inside=inside or views(), times=times, pause=pause, limit=limit
     )
 
 
@@ -53,8 +59,9 @@ async def assert_serialized_async(
     call: Callable[[], Awaitable[R]],
     *,
     inside: str | Watch | None = None,
-    times: int = 5,
+    times: int | None = None,
     pause: float = 0.1,
+    limit: int = 1,
 ) -> list[R]:
     """Assert that requests of the async client, to async views, do not overlap.
 
@@ -62,7 +69,7 @@ async def assert_serialized_async(
     """
     try:
         return await serialized.assert_serialized_async(
-            call, inside=inside or views(), times=times, pause=pause
+            call, inside=inside or views(), times=times, pause=pause, limit=limit
         )
     finally:
         await sync_to_async(give_back_connections)()

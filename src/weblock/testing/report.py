@@ -14,9 +14,10 @@ WIDTH: Final = 40
 MOST_PAIRS: Final = 10
 
 
-def report(sections: list[Section], outcomes: Sequence[Any]) -> str:
+def report(sections: list[Section], outcomes: Sequence[Any], limit: int) -> str:
     """Return how many were inside at once, and which, with a time line of each."""
-    inside = f"{most_at_once(sections)} were inside at once."
+    more = f", and limit={limit} allows {limit}" if limit > 1 else ""
+    inside = f"{most_at_once(sections)} were inside at once{more}."
     return "\n".join(
         [
             f"{len(outcomes)} concurrent calls were not serialized: {inside}",

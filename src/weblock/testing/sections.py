@@ -33,19 +33,24 @@ class Section:
         """Return whether it was entered by then, and not left."""
         return self.enter <= moment and (self.leave is None or moment < self.leave)
 
+    def meets(self, other: Section) -> bool:
+        """Return whether the other one was inside when this one was entered; it meets itself."""
+        return other is self or other.covers(self.enter)
+
 
 class Sections:
     """All passes through a critical section, from any thread or task.
 
-    Each is extended until another call enters or ``pause`` seconds have passed: sections of a
-    millisecond would overlap too seldom for a test to notice.
+    Each is extended until more calls than ``limit`` are inside or ``pause`` seconds have passed:
+    sections of a millisecond would overlap too seldom for a test to notice.
     """
 
-    def __init__(self, *, pause: float) -> None:
+    def __init__(self, *, pause: float, limit: int = 1) -> None:
         self._pause = pause
+        self._limit = limit
         self._guard = threading.Lock()
         self._all: list[Section] = []
-        self._met = False
+        self._too_many = False
 
     def all(self) -> list[Section]:
         """The sections so far, in the order in which they were entered."""
@@ -56,7 +61,8 @@ class Sections:
     def inside(self, *, blocking: bool = True) -> Iterator[None]:
         """Record that the block is entered and left."""
         with self._guard:
-            self._met = self._met or any(each.leave is None for each in self._all)
+            others = sum(each.leave is None for each in self._all)
+            self._too_many = self._too_many or others >= self._limit
             section = Section(threading.current_thread(), blocking, time.monotonic())
             self._all.append(section)
         try:
@@ -109,13 +115,13 @@ class Sections:
 
     def _while_worth_it(self) -> Iterator[None]:
         give_up_at = time.monotonic() + self._pause
-        while not self._met and time.monotonic() < give_up_at:
+        while not self._too_many and time.monotonic() < give_up_at:
             yield
 
 
 def most_at_once(sections: list[Section]) -> int:
     """Return how many overlapped at the same moment, at most."""
-    return max((sum(each.covers(at.enter) for each in sections) for at in sections), default=0)
+    return max((sum(map(at.meets, sections)) for at in sections), default=0)
 
 
 def overlapping(sections: list[Section]) -> list[tuple[int, int]]:

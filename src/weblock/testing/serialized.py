@@ -5,39 +5,75 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from .report import report, told
-from .sections import Sections, Watch, overlapping, watch_function
+from .sections import Sections, Watch, most_at_once, watch_function
 
 R = TypeVar("R")
 
+MORE: Final = 4
+"""Calls beyond the limit."""
+
 
 def assert_serialized(
-    call: Callable[[], R], *, inside: str | Watch, times: int = 5, pause: float = 0.1
+    call: Callable[[], R],
+    *,
+    inside: str | Watch,
+    times: int | None = None,
+    pause: float = 0.1,
+    limit: int = 1,
 ) -> list[R]:
-    """Makes ``times`` calls at once, each in a thread of its own, and returns what they returned.
+    """Make several calls at once, each in a thread of its own, and return what they returned.
 
-    ``inside`` is what must not overlap: the dotted path of a function or method, as its callers
-    look it up. Each pass through it is stretched by up to ``pause`` seconds, so that a pair that
-    can meet does. Raises ``AssertionError`` with a report of who overlapped; also if there was
-    nothing to see, since fewer than two got inside. Errors of the calls are raised in a group.
+    Args:
+        call: What to call.
+        inside: What must not overlap: the dotted path of a function or method, as its callers look it
+            up.
+        times: How many calls to make: by default, four more than ``limit``.
+        pause: Seconds by which each pass through it is stretched, at most, so that calls that can meet
+            do.
+        limit: How many may be inside at once.
+
+    Raises:
+        AssertionError: More were inside at once, and the report says which; or there was nothing to
+            see, since no more than ``limit`` calls got inside.
+        BaseExceptionGroup: Calls failed.
     """
-    sections = Sections(pause=pause)
+    sections = Sections(pause=pause, limit=limit)
     with _watching(inside, sections):
-        outcomes = _in_threads(call, times)
-    return _judged(sections, outcomes)
+        outcomes = _in_threads(call, _count(times, limit))
+    return _judged(sections, outcomes, limit)
 
 
 async def assert_serialized_async(
-    call: Callable[[], Awaitable[R]], *, inside: str | Watch, times: int = 5, pause: float = 0.1
+    call: Callable[[], Awaitable[R]],
+    *,
+    inside: str | Watch,
+    times: int | None = None,
+    pause: float = 0.1,
+    limit: int = 1,
 ) -> list[R]:
-    """Assert that calls that are awaited, as tasks of the running loop, do not overlap."""
-    sections = Sections(pause=pause)
+    """Assert that calls that are awaited, as tasks of the running loop, do not overlap.
+
+    Arguments and errors are those of ``assert_serialized``.
+    """
+    sections = Sections(pause=pause, limit=limit)
     with _watching(inside, sections):
-        calls = (call() for _ in range(times))
+        calls = (call() for _ in range(_count(times, limit)))
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
-    return _judged(sections, outcomes)
+    return _judged(sections, outcomes, limit)
+
+
+def _count(times: int | None, limit: int) -> int:
+    """Return how many calls to make. Raises ``ValueError`` if they cannot be too many."""
+    if limit < 1:
+        raise ValueError(f"limit={limit} must be 1 or more")
+    if times is None:
+        return limit + MORE
+    if times <= limit:
+        raise ValueError(f"times={times} calls can never be more than limit={limit} at once")
+    return times
 
 
 def _watching(inside: str | Watch, sections: Sections) -> Any:
@@ -64,17 +100,17 @@ def _in_threads(call: Callable[[], R], times: int) -> list[R | BaseException]:
     return outcomes
 
 
-def _judged(sections: Sections, outcomes: Sequence[R | BaseException]) -> list[R]:
+def _judged(sections: Sections, outcomes: Sequence[R | BaseException], limit: int) -> list[R]:
     seen = sections.all()
-    if overlapping(seen):
-        raise AssertionError(report(seen, outcomes))
+    if most_at_once(seen) > limit:
+        raise AssertionError(report(seen, outcomes, limit))
     errors = [each for each in outcomes if isinstance(each, BaseException)]
     if errors:
         raise BaseExceptionGroup(f"{len(errors)} of {len(outcomes)} calls failed", errors)
-    if len(seen) < 2:
+    if len(seen) <= limit:
         raise AssertionError(
             f"{len(seen)} of {len(outcomes)} concurrent calls got inside, which says nothing:"
-            f" two or more must. {told(outcomes)}"
+            f" {'two' if limit == 1 else limit + 1} or more must. {told(outcomes)}"
         )
     if all(each.blocking for each in seen) and len({each.thread for each in seen}) == 1:
         raise AssertionError(
