@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from tests.servers import Postgres
 from tests.servers.pgbouncer import PgBouncer
 from tests.servers.postgres import fresh_postgresql, shared_postgres
+from tests.support.urls import varied
 from tests.support.waiting import PATIENCE, eventually
 from weblock import (
     AsyncLocks,
@@ -135,7 +136,7 @@ class TestStatements:
     def test_a_row_that_is_locked_by_others_is_told(self, url) -> None:
         """A transaction that keeps the row locked delays a caller for the timeout, which says so."""
         with (
-            Locks.from_url(f"{url}&timeout=0.3", wait=0.5, ttl=0.5) as locks,
+            Locks.from_url(varied(url, timeout=0.3), wait=0.5, ttl=0.5) as locks,
             psycopg.connect(shared_postgres().url()) as other,
         ):
             locks.acquire("key", ttl=LONG, wait=PATIENCE).release()
@@ -151,7 +152,7 @@ class TestTurns:
 
     def test_a_release_waits_for_no_caller_that_joins_the_queue(self, url) -> None:
         """While another thread has its turn at the key, the lease is released, and the next holder gets it."""
-        with Locks.from_url(url) as locks, Locks.from_url(f"{url}&timeout=3") as others:
+        with Locks.from_url(url) as locks, Locks.from_url(varied(url, timeout=21)) as others:
             lease = locks.acquire("k")
             links = locks._locker.store._cells._links  # type: ignore[attr-defined]
             turn = links.turn("default:k")
@@ -162,7 +163,7 @@ class TestTurns:
 
     async def test_nor_does_a_task(self, url) -> None:
         """The same in an event loop."""
-        locks, others = AsyncLocks.from_url(url), AsyncLocks.from_url(f"{url}&timeout=3")
+        locks, others = AsyncLocks.from_url(url), AsyncLocks.from_url(varied(url, timeout=21))
         lease = await locks.acquire("k")
         links = locks._locker.store._cells._links  # type: ignore[attr-defined]
         async with links.turn("default:k"):
@@ -344,7 +345,7 @@ class TestFaults:
             url = url.replace("locks:secret", "postgres")
             with (
                 Locks.from_url(url, ttl=LONG, wait=PATIENCE) as locks,
-                Locks.from_url(f"{url}&timeout=3", ttl=LONG, wait=PATIENCE) as others,
+                Locks.from_url(varied(url, timeout=21), ttl=LONG, wait=PATIENCE) as others,
             ):
                 lease = locks.acquire("key")
                 got: list[Any] = []

@@ -15,6 +15,7 @@ from tests.contract.puppets import Puppet, Worker
 from tests.servers import Proxy
 from tests.servers.proxy import Listener
 from tests.servers.zookeeper import Ensemble, ZooKeeper, fresh_zookeeper, shared_zookeeper
+from tests.support.urls import varied
 from tests.support.waiting import eventually, waiters
 from weblock import ConfigurationError, EngineUnavailable, LeaseLost, Locks, LockTimeout
 from weblock._core.table import HANDOFF, Gone, Held, Waiting
@@ -110,7 +111,7 @@ class TestEnsemble:
         """A lease outlives its leader: nobody else gets it meanwhile, and the next fence is larger."""
         url = fresh_zookeeper(ensemble.address)
         # Longer than an election may take. They differ so that each has its own session.
-        here, there = f"{url}&timeout={LONG}", f"{url}&timeout={LONG + 1}"
+        here, there = varied(url, timeout=LONG), varied(url, timeout=LONG + 1)
         with Locks.from_url(here) as locks, Locks.from_url(there) as others:
             lease = locks.acquire("key", ttl=LONG)
             assert others.inspect("key").fence == lease.fence
@@ -224,7 +225,7 @@ class TestServer:
     def test_a_restart(self, server, threads) -> None:
         """A server that is killed and started again knows leases and waiters; fences go on."""
         url = fresh_zookeeper(server.address)  # Its clients find it again when they next try.
-        here, there = f"{url}&timeout={LONG}", f"{url}&timeout={LONG + 1}"
+        here, there = varied(url, timeout=LONG), varied(url, timeout=LONG + 1)
         with Locks.from_url(here) as locks, Locks.from_url(there) as others:
             lease = locks.acquire("key", ttl=LONG)
             behind = threads.submit(hold, others)
@@ -238,7 +239,7 @@ class TestServer:
     def test_a_stop_beyond_the_ttl(self, server) -> None:
         """The holder is told in time, nobody gets the key meanwhile, and then it is free."""
         url = fresh_zookeeper(server.address, timeout=1)
-        shorter = url.replace("session_timeout=2", "session_timeout=1")
+        shorter = varied(url, session_timeout=1)
         with Locks.from_url(url) as locks, Locks.from_url(shorter) as others:
             lease = locks.acquire("key", ttl=1)
             server.stop()
@@ -257,7 +258,7 @@ class TestSession:
     def test_a_session_that_expires(self, client, threads) -> None:
         """Neither a lease nor a wait ends with its session: both go on in the next one."""
         url = fresh_zookeeper()
-        with Locks.from_url(url) as locks, Locks.from_url(f"{url}&timeout=1.5") as others:
+        with Locks.from_url(url) as locks, Locks.from_url(varied(url, timeout=21)) as others:
             lease = locks.acquire("key", ttl=LONG)
             behind = threads.submit(hold, others)
             eventually(lambda: waiters(locks, "key") == 1)
@@ -304,7 +305,7 @@ class TestSession:
     def test_a_request_is_not_sent_late(self, server) -> None:
         """Who gave up during an outage gets nothing when it is over."""
         url = fresh_zookeeper(server.address, timeout=2)
-        longer = url.replace("session_timeout=2", "session_timeout=3")
+        longer = varied(url, session_timeout=3)
         with Locks.from_url(url) as locks, Locks.from_url(longer) as others:
             locks.acquire("key").release()
             server.kill()
@@ -433,7 +434,7 @@ class TestEndedLeases:
             lease = locks.acquire("key", ttl=0.3, renew=False)
             eventually(lambda: not lease.held)
             for _ in range(3):
-                with Locks.from_url(f"{url}&timeout=1.5") as newcomer:
+                with Locks.from_url(varied(url, timeout=21)) as newcomer:
                     assert newcomer.try_acquire("key") is None
             assert hold(locks)
 

@@ -19,6 +19,7 @@ from urllib.parse import urlencode
 
 import psycopg
 
+from tests.support.urls import ANSWERED
 from tests.support.waiting import eventually
 from weblock.stores.postgresql import open_engine
 
@@ -194,7 +195,7 @@ def shared_postgres() -> Postgres:
 def fresh_postgresql(**query: object) -> str:
     """An engine whose table nobody has used, as the user with the least rights."""
     server, table = shared_postgres(), f"locks_{uuid.uuid4().hex}"
-    options = {"table": table, "recovery": "off", **query}
+    options = {"table": table, "recovery": "off", **ANSWERED, **query}
     url = f"{server.url(user='locks:secret')}?{urlencode(options)}"
     _, grant = _least_rights()
     server.execute(open_engine(url).ddl, grant.replace("weblock_lease", table))

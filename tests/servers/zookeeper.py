@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlencode
 
+from tests.support.urls import ANSWERED
 from tests.support.waiting import PATIENCE
 
 from .debian import program
@@ -240,5 +241,5 @@ def shared_zookeeper() -> ZooKeeper:
 def fresh_zookeeper(address: str = "", **query: Any) -> str:
     """The URL of an engine that nobody has used; on the shared server unless told otherwise."""
     where = address or shared_zookeeper().address
-    options = urlencode({"session_timeout": 2, **query})
+    options = urlencode({"session_timeout": 2, "timeout": ANSWERED["timeout"], **query})
     return f"zookeeper://{where}/{uuid.uuid4().hex}?{options}"
