@@ -8,7 +8,18 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from . import cases, goals, growth, machine, postgresql_peers, redis_peers, redlock_peers, web
+from . import (
+    cases,
+    flame,
+    goals,
+    growth,
+    machine,
+    postgresql_peers,
+    redis_peers,
+    redlock_peers,
+    web,
+)
+from .flame_svg import flame_graph
 from .measuring import Effort
 from .plot import plotted
 from .report import Findings, show, write_between_marks
@@ -36,6 +47,8 @@ def main(arguments: list[str] | None = None) -> int:
     if asked.rounds:
         effort = replace(effort, rounds=asked.rounds)
     machine.interrupt_on_sigterm()
+    if asked.flame:
+        return _flame(*asked.flame, seconds=1 if asked.quick else 15)
     if asked.goals:
         return _goals(effort, asked)
     shown: list[Findings] = []
@@ -50,6 +63,17 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
     if asked.plot:
         asked.plot.write_text(plotted(shown))
+    return 0
+
+
+def _flame(case: str, svg: str, *, seconds: float) -> int:
+    """Sample one case and draw its flame graph."""
+    if case not in flame.FLAMES:
+        print(f"no flame case {case!r}; there is {', '.join(flame.FLAMES)}", file=sys.stderr)
+        return 2
+    stacks = flame.FLAMES[case](seconds)
+    samples = sum(stacks.values())
+    Path(svg).write_text(flame_graph(stacks, f"{case}: {samples:,} samples of processor time"))
     return 0
 
 
@@ -107,6 +131,13 @@ def _parser() -> argparse.ArgumentParser:
         "--asleep",
         action="store_true",
         help="do not keep the cores awake while they have nothing to do",
+    )
+    parser.add_argument(
+        "--flame",
+        nargs=2,
+        metavar=("CASE", "SVG"),
+        help="where weblock's processor time goes, as a flame graph, in one of the cases "
+        + ", ".join(flame.FLAMES),
     )
     parser.add_argument(
         "--write",
