@@ -442,6 +442,6 @@ def alone(options: HoldOptions) -> HoldOptions:
     for name in ("limit", "shared"):
         if name in options:
             raise ConfigurationError(
-                f"{name}= would let several callers do what is to be done by one: leave it out"
+                f"{name}= would let several callers do what only one may do: leave it out"
             )
     return {**options, "limit": 1}

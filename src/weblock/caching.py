@@ -92,8 +92,8 @@ class Keeping:
                 entry = self._codec.dumps(entry)
             except TypeError as error:
                 raise ConfigurationError(
-                    f"what was computed for {key!r:.200} is nothing that this cache can keep"
-                    f" ({error}): compute something else, or give codec=pickle"
+                    f"this cache cannot keep the value that was computed for {key!r:.200}"
+                    f" ({error}): compute another one, or give codec=pickle"
                 ) from error
             value = self._codec.loads(entry)[_VALUE]
         put = self._method("set")

@@ -585,7 +585,7 @@ class TestInstallation:
             ({"WEBLOCK_TTL": "long"}, "ttl='long'"),
             ({"WEBLOCK_GUARD": "me"}, "'lease' or 'database'"),
             ({"WEBLOCK_GUARD_WAIT": 3}, "without GUARD"),
-            ({"WEBLOCK_REWRITE": 3}, "a function is wanted"),
+            ({"WEBLOCK_REWRITE": 3}, "give a function"),
         ],
     )
     def test_settings_that_cannot_work(self, url, config, message):

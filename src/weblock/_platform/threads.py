@@ -125,7 +125,7 @@ class BackgroundThread:
                 if (here := real_thread_here()) and here.ending:
                     return None
                 logger.critical(
-                    "the thread %s failed, and is started again", self._name, exc_info=True
+                    "the thread %s failed, and is being restarted", self._name, exc_info=True
                 )
                 time.sleep(AGAIN_AFTER)
 

@@ -57,7 +57,7 @@ class Crowd:
         if not isinstance(wanted, Readable):
             work.close()
             raise TypeError(
-                "a coroutine waited for something else than a socket in the blocking runtime"
+                "a coroutine waited for something other than a socket in the blocking runtime"
             )
         due = float("inf") if wanted.timeout is None else now() + wanted.timeout
         self._parked[wanted.fd] = _Parked(work, due)

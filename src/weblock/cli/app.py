@@ -80,7 +80,7 @@ pass_session = click.make_pass_decorator(Session, ensure=True)
 
 
 class No(Exception):
-    """The answer to what was asked is no. ``facts`` are what ``--json`` tells of it."""
+    """The answer to the question is no. ``facts`` are what ``--json`` prints of it."""
 
     def __init__(self, text: str, facts: object = None) -> None:
         super().__init__(text)
@@ -131,7 +131,7 @@ def _code_of(error: Exception) -> Code:
 
 
 class Command(click.Command):
-    """A command that may be told of the engine behind its own name, too."""
+    """A command that takes the engine's options behind its own name, too."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

@@ -19,7 +19,7 @@ def bench_command(session: Session, seconds: float, threads: int) -> None:
     """Measures how long it takes to acquire, release and hand over a key, and how fair that is.
 
     It uses keys of its own, from this process alone: the times are those of the engine and the network
-    between it and here. An engine in production bears it, and has more to do for some seconds.
+    between it and here. An engine in production can be measured, too: it has more to do for some seconds.
     """
     with session.locks() as locks:
         acquired, released = acquisitions(locks, seconds / 3)

@@ -45,9 +45,9 @@ _SCOPES: Final = {
 )
 @pass_session
 def doctor_command(session: Session, *, check: bool) -> None:
-    """Examines the engine: says in plain sentences how it is, and what to do where it is not well.
+    """Examines the engine, and says in plain sentences what is wrong with it and what to do.
 
-    Exits with 69 if it does not answer. With --check, a problem is the exit code 1; warnings are not.
+    Exits with 69 if it does not answer. With --check, exits with 1 if there is a problem; a warning is none.
     """
     with session.locks() as locks:
         engine = locks.engine

@@ -30,7 +30,7 @@ def warn(text: str) -> None:
 
 
 def console() -> Console:
-    """Return a console on standard output. It takes nothing in a text for markup."""
+    """Return a console on standard output. It does not interpret markup in a text."""
     from rich.console import Console
 
     return Console(file=sys.stdout, markup=False, emoji=False, highlight=False)

@@ -13,9 +13,9 @@ from .app import Session, command, pass_session
 @click.option("--count", default=1, show_default=True, type=click.IntRange(min=1))
 @pass_session
 def ping_command(session: Session, count: int) -> None:
-    """Asks the engine for an answer, and tells how long it took.
+    """Sends the engine a request, and prints how long the answer took.
 
-    Exits with 69 if the engine does not answer. For a probe of Kubernetes, say.
+    Exits with 69 if the engine does not answer. Kubernetes can use it as a probe.
     """
     with session.locks() as locks:
         locks.ping()  # The first one connects, too.

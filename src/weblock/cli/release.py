@@ -22,7 +22,7 @@ LOOK_AGAIN: Final = 0.2
 
 @command("release")
 @click.argument("key")
-@click.option("--force", is_flag=True, help="Do not ask.")
+@click.option("--force", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--gently", is_flag=True, help="Ask the holder to release it, and wait until it has.")
 @click.option(
     "--timeout",
@@ -36,7 +36,7 @@ LOOK_AGAIN: Final = 0.2
 def release_command(
     session: Session, key: str, *, force: bool, gently: bool, timeout: float, fence: int | None
 ) -> None:
-    """Takes KEY away from its holder, for one that hangs.
+    """Takes KEY away from a holder that hangs.
 
     The key passes to the first waiter at once. The former holder learns of it when it next renews its
     lease: until then both may be running. Exits with 1 if nothing was released.

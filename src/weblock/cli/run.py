@@ -92,7 +92,7 @@ def run_command(
     label: str | None,
     fence_env: str,
 ) -> None:
-    """Runs a command while it holds KEY, which no other process holds meanwhile.
+    """Holds KEY while it runs a command, so that no other process holds it meanwhile.
 
     With --limit 3, up to three hold it together. With --shared, any number of those that share it do,
     but none beside an exclusive holder: many readers, one writer.

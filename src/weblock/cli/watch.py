@@ -72,7 +72,7 @@ def watch_command(
 ) -> None:
     """Shows the keys that are held or waited for, live, the longest queues first.
 
-    Where standard output is no terminal, each look is written below the last one; with --json, as one
+    If standard output is not a terminal, each update is written below the last one; with --json, as one
     line. Ctrl-C ends it.
     """
     interval = max(0.05, interval)

@@ -228,7 +228,7 @@ async def to_its_end(
                 task.cancel()
     if cancelled:
         if not task.cancelled() and (error := task.exception()):
-            logger.error("a request that was cancelled failed", exc_info=error)
+            logger.error("a request failed after it was cancelled", exc_info=error)
         raise asyncio.CancelledError
     return task.result()
 

@@ -80,7 +80,7 @@ class Checked(Protocol):
     """What must still be held when work is committed."""
 
     def check(self) -> None:
-        """Raises ``LeaseLost`` if it is not."""
+        """Raise ``LeaseLost`` if it is not."""
 
 
 def guard(
@@ -102,8 +102,8 @@ def guard(
     If the engine keeps its leases in the same database, the lease itself is read instead, and no
     other table is needed.
 
-    It holds as long as the session does, even after the lease has been released: create a new
-    session for other work. Code that commits without a session, through a ``Connection`` for
+    The session stays guarded, even after the lease has been released: create a new session for
+    other work. Code that commits without a session, through a ``Connection`` for
     example, must call ``lease.check()`` before.
 
     Raises:
@@ -132,7 +132,7 @@ def guard(
 
 
 class Sessions:
-    """The sessions of a registry, as an adapter of a framework looks after them.
+    """The sessions of a registry, such as Flask-SQLAlchemy's, which an adapter guards.
 
     No session commits when what the code that runs holds was lost. ``held`` returns it, or ``None``; its
     ``check`` raises ``LeaseLost``.
@@ -159,8 +159,8 @@ class Sessions:
         changed = any(map(session.is_modified, session.dirty))
         if session.info.get(_WROTE) or session.new or session.deleted or changed:
             raise ConfigurationError(
-                "a lock is wanted inside a transaction that has written already, and would commit what"
-                " was decided before the lock: commit it before, or write when the lock is held"
+                "a lock is acquired inside a transaction that has written already, and what it has"
+                " written was decided without the lock: commit first, or write while the lock is held"
             )
         while session.in_transaction():
             session.rollback()
@@ -193,10 +193,10 @@ class Sessions:
 
 
 def fence_table(metadata: MetaData) -> Table:
-    """The table that ``guard(..., fence=True)`` needs, as part of ``metadata``.
+    """Return the table that ``guard(..., fence=True)`` needs, as part of ``metadata``.
 
-    ``metadata.create_all`` makes it, and Alembic's autogenerate finds it. One that Django's
-    migrations have made is the same.
+    ``metadata.create_all`` creates it, and Alembic's autogenerate finds it. Django's migrations create
+    the same table.
     """
     return Table(
         TABLE,
@@ -238,7 +238,7 @@ class _Fenced:
         if session.in_transaction():
             raise ConfigurationError(
                 "guard(..., fence=True) was given a session with an open transaction, which may have"
-                " read what is no longer so: guard it before its first use, or roll it back first"
+                " read outdated rows: guard it before its first use, or roll it back first"
             )
         self._lease = lease
         self._marks = marks_of(lease)

@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 def views(*names: str) -> Watch:
-    """Watches the views of those names, ``"shop:create_item"``, or all that are asked for."""
+    """Watch the views with these names (``"shop:create_item"``), or all that are requested."""
 
     def watch(sections: Sections) -> AbstractContextManager[object]:
         return watching_views(sections, names)

@@ -120,7 +120,7 @@ class Sections:
 
 
 def most_at_once(sections: list[Section]) -> int:
-    """Return how many overlapped at the same moment, at most."""
+    """Return how many sections overlapped at the same moment, at most."""
     return max((sum(map(at.meets, sections)) for at in sections), default=0)
 
 
@@ -135,7 +135,7 @@ Watch = Callable[[Sections], AbstractContextManager[object]]
 
 
 def watch_function(path: str) -> Watch:
-    """Watches the function or method of that dotted path, where its callers look it up."""
+    """Watch the function or method with this dotted path, where its callers look it up."""
 
     def watch(sections: Sections) -> AbstractContextManager[object]:
         owner, name = _owner_of(path)

@@ -77,7 +77,9 @@ class RequestLease(AsyncLease, Lease):
     def __enter__(self) -> Self:
         """Return the lease, which is released when the block ends."""
         if _on_a_loop():
-            raise TypeError(f"{self!r} blocks in threads alone: write async with")
+            raise TypeError(
+                f"{self!r} was entered with `with` on an event loop, which it would block: write async with"
+            )
         return self
 
     def _here(self, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T] | T:

@@ -25,7 +25,7 @@ class WebLock:
 
     Tasks of the application then take the option ``lock``, and those of ``LockedTask``. Where the
     application is made later, ``locks = WebLock()`` and ``locks.init_app(app)``. Settings in
-    ``app.conf`` go before what is given here: ``weblock_url``, ``weblock_ttl`` and so on, which are read
+    ``app.conf`` override what is given here: ``weblock_url``, ``weblock_ttl`` and so on, which are read
     when the first task locks.
 
     Args:
@@ -82,7 +82,7 @@ class WebLock:
         return self._opened
 
     def after_fork(self) -> None:
-        """Replaces the mutex, which another thread of the parent may have held."""
+        """Replace the mutex, which another thread of the parent may have held."""
         self._opening = threading.Lock()
 
     def _configured(self) -> tuple[Wanted, LocksOptions]:

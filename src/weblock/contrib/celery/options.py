@@ -24,7 +24,7 @@ NAMES: Final = tuple(HoldOptions.__annotations__)
 
 
 def hold_options(task: LockedTask | type[LockedTask]) -> HoldOptions:
-    """Return how a task holds its keys. Without waiting, unless it waits or says how long."""
+    """Return the options with which a task holds its keys; unless it says so, only ``on_busy="wait"`` waits."""
     options: dict[str, Any] = {name: getattr(task, name) for name in NAMES if hasattr(task, name)}
     if task.lock_shared is not None:
         options["shared"] = task.lock_shared

@@ -46,7 +46,7 @@ class Running(RequestLeases[Lease]):
         self.lease: Lease | None = None
 
     def is_of(self, task: object) -> bool:
-        """Return whether this is a run of that task which has not ended."""
+        """Return whether this is an unfinished run of the task."""
         return self._task is task and not self.over
 
     def run(

@@ -84,8 +84,8 @@ def lock(
     def decorate(view: F, *more: object, **url: object) -> F:
         if more or url or not callable(view):  # A request is served.
             raise ConfigurationError(
-                f"{wanted!r} is asked to serve a request. Put on a view without a key, @lock takes the"
-                ' view for a function that makes one: write @lock("create_item")'
+                f"{wanted!r} was called to serve a request. @lock without a key takes the view for a"
+                ' function that makes keys: write @lock("create_item")'
             )
         if isinstance(view, type):
             raise TypeError(

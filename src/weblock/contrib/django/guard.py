@@ -179,7 +179,7 @@ def _raise(connection: Any, guarded: _GuardedLease) -> None:
         if stale.newest > mark.fence:
             logger.warning(
                 "the engine's fence of %.200r is %d, but the database %r knows fence %d: the engine"
-                " was set back, by a flush or an older backup. The database counts on from its own",
+                " was set back, by a flush or an older backup. The database continues from its own",
                 *(unqualified(mark.key), mark.fence, connection.alias, stale.newest),
             )
         run(raising(mark.after(stale.newest)), asked)

@@ -16,10 +16,10 @@ from ..wsgi.problems import CLIENT_GONE, answer_of
 
 
 def answer_errors(app: Flask, rewrite: Rewrite | None) -> Answer:
-    """Have ``app`` answer errors of weblock with problems, where it has no handler of its own.
+    """Make ``app`` answer errors of weblock with problems, unless it has a handler of its own.
 
-    Returns the answer to an error that leaves the application: one that a teardown function raises, or
-    a loss that was noticed after it.
+    Returns a function that answers an error that leaves the application: one that a teardown function
+    raises, or a loss that was noticed after it.
     """
 
     def handle(error: WeblockError) -> Response:

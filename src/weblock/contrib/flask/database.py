@@ -49,7 +49,7 @@ class Database:
             self._sessions.end_reading()
 
     def guard(self, lease: Lease) -> None:
-        """Tell the database of a lease that has just been acquired."""
+        """Record a lease that has just been acquired in the database."""
         if self._sessions and self._guard_wait is not None:
             self._sessions.guard(lease, wait=self._guard_wait)
             request.environ[_GUARDED] = True

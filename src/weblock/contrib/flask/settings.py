@@ -55,16 +55,14 @@ class Settings:
 
 def _function(rewrite: Rewrite | None) -> Rewrite | None:
     if not (rewrite is None or callable(rewrite)):
-        raise ConfigurationError(f"{PREFIX}REWRITE is {rewrite!r:.80}: a function is wanted")
+        raise ConfigurationError(f"{PREFIX}REWRITE is {rewrite!r:.80}: give a function")
     return rewrite
 
 
 def _guard_wait(given: Mapping[str, Any]) -> float | None:
     kind = given.get("guard", LEASE)
     if kind not in (LEASE, DATABASE):
-        raise ConfigurationError(
-            f"{PREFIX}GUARD is {kind!r:.80}: {LEASE!r} or {DATABASE!r} is wanted"
-        )
+        raise ConfigurationError(f"{PREFIX}GUARD is {kind!r:.80}: give {LEASE!r} or {DATABASE!r}")
     if kind == DATABASE:
         return seconds(f"{PREFIX}GUARD_WAIT", given.get("guard_wait", LOCK_WAIT), least=0.001)
     if "guard_wait" in given:

@@ -55,7 +55,9 @@ class Items:
                 if done := self._replace(client, readings[key], transition, quiet=quiet):
                     return done
                 if self._runtime.now() >= give_up_at:
-                    raise EngineUnavailable(self._settings.name, "too many change the same key")
+                    raise EngineUnavailable(
+                        self._settings.name, "too many callers change the same key at once"
+                    )
                 time.sleep(0.002 * self._runtime.jitter())
 
     def update_many(

@@ -142,7 +142,7 @@ class BlockingLinks:
         try:
             turn = turns.take(timeout=self._patience)
         except Empty:
-            raise Unfit("too many change the same key") from None
+            raise Unfit("too many callers change the same key at once") from None
         try:
             yield
         finally:

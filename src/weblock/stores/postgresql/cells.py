@@ -97,7 +97,9 @@ class RowCells:
                 elif done := await self._replace(outcome, transition):
                     return done
             if self._runtime.now() >= give_up_at:
-                raise EngineUnavailable(self._settings.name, "too many change the same key")
+                raise EngineUnavailable(
+                    self._settings.name, "too many callers change the same key at once"
+                )
             outcome = (await self._look([key])).get(key)
 
     async def _at_once(self, key: str, transition: Transition) -> Done | Reading | None:

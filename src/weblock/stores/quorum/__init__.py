@@ -2,8 +2,8 @@
 
 https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/ has the algorithm. Here
 waiters queue on every server by tickets, so that all servers hand over to the same one; fences are
-the same on a majority; a server that lost its data waits before it votes again; and one that is down
-is not asked again by everybody.
+the same on a majority; a server that lost its data waits before it votes again; and only one caller
+at a time tries a server that is down.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _check(settings: Sequence[Settings]) -> None:
     if len(addresses) < 3 or len(addresses) % 2 == 0:
         raise ConfigurationError(
             f"a quorum takes 3, 5 or another odd number of servers, not {len(addresses)}: an even"
-            " one bears no more failures than one less"
+            " one tolerates no more failures than one less"
         )
     for address in addresses:
         if addresses.count(address) > 1:
@@ -77,10 +77,10 @@ def _check(settings: Sequence[Settings]) -> None:
 
 
 class Health:
-    """Whether one of the servers answers. One caller at a time tries one that is down.
+    """Whether one of the servers answers. Only one caller at a time tries a server that is down.
 
-    A server that has answered another caller since a failed request was sent is slow, and not down:
-    on an overloaded machine, all servers would seem to be down in turn.
+    A server that has answered another caller since the failed request was sent is slow, and not
+    down. Otherwise all servers would seem to be down in turn on an overloaded machine.
     """
 
     def __init__(self) -> None:

@@ -54,7 +54,7 @@ class Candidate:
         return told
 
     def asked_for(self, ttl: float, now: float) -> None:
-        """Note that servers may keep something of it for so long, if it asks for nothing more."""
+        """Note how long servers may remember this request if no other follows."""
         self.forgotten_at = max(self.forgotten_at, now + 2 * ttl + LATEST)
 
     @property
@@ -79,11 +79,11 @@ class _Grant(NamedTuple):
 
 
 class Handovers:
-    """Which servers have rung, and whether a majority of them has granted the same.
+    """Which servers have notified the waiter, and whether a majority has made the same grant.
 
-    Then the waiter need not ask. A ring may be late, and tell of a grant that has been given back
-    since; so one counts as a grant only if it was made after the asker was last told that it waits
-    there, and until it asks again. Rings come in from other threads.
+    If a majority has, the waiter need not ask. A notification may be late, and its grant released
+    since. So it counts only if the grant was made after the server last told the asker to wait, and
+    only until the asker asks again. Notifications arrive from other threads.
     """
 
     def __init__(self, length: float) -> None:
@@ -94,7 +94,7 @@ class Handovers:
         self._grants: dict[int, _Grant] = {}
 
     def asking(self, server: int) -> None:
-        """Forget the server's notification: its answer will tell."""
+        """Forget the server's notification: its answer to the new request replaces it."""
         with self._guard:
             self._rung.discard(server)
             self._clocks.pop(server, None)

@@ -102,7 +102,7 @@ class QuorumStore:
         return tally.released() or Reply(Gone(), tally.sent)
 
     async def transfer(self, key: str, owner: str, claim: Claim, *, fence: int) -> Reply:
-        """Replace the owner on a majority; of two claims for one lease, one gets that."""
+        """Replace the owner on a majority; of two claims for one lease, only one succeeds."""
         if giver := self._engine.candidates.get(owner):
             giver.over = True
         candidate = self._engine.candidate(claim, self._runtime.now())
@@ -120,7 +120,7 @@ class QuorumStore:
         return self._known(tally.released(), tally)
 
     async def ask_release(self, key: str) -> Reply:
-        """Ask the holders on every server: one that a single server tells of it knows."""
+        """Ask the holders on every server: a holder needs to learn it from only one of them."""
         tally = await self._tally(self._servers(), lambda store: store.ask_release(key))
         return self._known(tally.asked(), tally)
 
@@ -143,7 +143,7 @@ class QuorumStore:
         return sorted({name for names in found for name in names})[:limit]
 
     async def mark(self, key: str, keep: float | None) -> None:
-        """Record it on a majority at least, so that every other majority knows of it."""
+        """Record the mark on a majority at least, so that every other majority has a server that knows it."""
 
         async def noted(store: RedisStore) -> bool:
             await store.mark(key, keep)

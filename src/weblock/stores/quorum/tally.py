@@ -1,7 +1,7 @@
-"""What a number of servers' answers come to: pure functions, after the Redlock algorithm.
+"""What the answers of several servers amount to: pure functions, after the Redlock algorithm.
 
-A server's clock counts for how long a lease has left there, and for nothing else. All times that
-come out are of the asker's own clock, counted from before the first request was sent.
+A server's clock says how long a lease has left there, and nothing else. All returned times are on
+the asker's own clock, counted from before the first request was sent.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ class Tally:
         """The majority's answer to a heartbeat; ``None`` while it is not known.
 
         ``fence`` is what a majority has agreed on: others may have given larger ones on their own.
-        ``Gone`` for a waiter that any server has let in: it should ask, so as to agree on a fence,
-        or to give back what others have a better claim to.
+        ``Gone`` for a waiter to which any server has granted the key: it must ask, to agree on a
+        fence with a majority, or to release what others have a better claim to.
         """
         waiting = len(self.waiting)
         if self.holding and not fence:

@@ -1,4 +1,4 @@
-"""Questions to several servers side by side, so that one that is silent holds up nobody."""
+"""Asks several servers side by side, so that a silent one delays nobody."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ class Poll:
 
 
 class Lookup:
-    """When servers are asked anew where everything is: one asks for all, and not too often.
+    """When the servers are asked again where everything is: by one caller for all, and not too often.
 
-    ``look`` finds out, and returns whether anything has changed; where nothing is known yet, it
-    raises redis-py's errors, or ``Unfit``. What is known is used while it is looked after: it is
-    asked for again ``every`` so many seconds in the background, and waited for only when it has
-    become ``stale`` or is doubted. A real thread among greenlets calls ``on_end`` at its end, which
-    ends what it does in the background.
+    ``look`` asks them, and returns whether anything has changed. While nothing is known yet, it
+    raises redis-py's errors, or ``Unfit``. The known answer is used meanwhile: it is renewed in the
+    background after ``every`` seconds, and callers wait for a new one only if it is older than
+    ``stale`` seconds or is doubted. Among greenlets, a real thread calls ``on_end`` when it ends,
+    which ends its work in the background.
     """
 
     def __init__(

@@ -134,9 +134,9 @@ class BlockingLink:
         self._connection.disconnect()
 
     def usable(self) -> bool:
-        """Whether the server has left it open since, so that what is sent there can arrive.
+        """Whether the server has kept the connection open, so that a request can arrive.
 
-        One that a reply has come from just now is not asked: that would cost each request a system call.
+        A connection that has just received a reply is not checked: that would cost each request a system call.
         """
         if time.monotonic() - self.used_at < FRESH:
             return self.alive

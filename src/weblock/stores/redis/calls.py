@@ -93,7 +93,7 @@ class Layout:
 class Call:
     """A script to run, where its bucket lives.
 
-    Each request makes two, and to make frozen ones would take three times as long.
+    Each request creates two of them, and frozen ones would take three times as long to create.
     """
 
     script: Script

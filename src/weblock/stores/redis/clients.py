@@ -39,7 +39,7 @@ def settings_of(client: object, options: Mapping[str, Any]) -> Settings:
         tls = issubclass(pool.connection_class, redis.SSLConnection | redis.asyncio.SSLConnection)
         return _settings(Deployment.SINGLE, (place,), kwargs, options, tls=tls)
     raise ConfigurationError(
-        f"a {type(client).__name__} is no client to take settings from: give a redis.Redis, a"
+        f"a {type(client).__name__} has no settings that weblock can use: give a redis.Redis, a"
         " redis.asyncio.Redis, a cluster's client, or a URL"
     )
 

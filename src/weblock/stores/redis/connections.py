@@ -213,8 +213,8 @@ class Connections:
 def quiet(connection: type) -> Mapping[str, Any]:
     """The arguments with which a class of connections sends no more than it must.
 
-    The name of the library is of no use to the server, and asking to be told of a server's maintenance, as some
-    releases of redis-py do for RESP3, means messages that nobody here expects. Each release has its own arguments.
+    The server does not need the library's name. Some releases of redis-py subscribe to notices of maintenance
+    under RESP3, which nothing here expects. Each release has its own arguments.
     """
     offered = {name for base in connection.__mro__ for name in signature(base).parameters}
     arguments: dict[str, Any] = {}

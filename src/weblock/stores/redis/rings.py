@@ -30,9 +30,9 @@ def ring_of(payload: bytes) -> tuple[str, Message] | None:
 
 
 def ring_waiter(switchboard: Switchboard, payload: object, *, trusted: bool) -> None:
-    """Tell a waiter what was published; where a grant counts only with replicas, it is to ask.
+    """Pass a notification on to its waiter; where a grant counts only with replicas, the waiter has to ask.
 
-    What is no notification of ours is dropped: anybody may publish anything who is allowed to.
+    Other messages are dropped: any client with the right to publish may send them.
     """
     ring = ring_of(payload) if isinstance(payload, bytes) else None
     if ring is None:

@@ -32,10 +32,10 @@ Named = tuple[int, Address]
 class SentinelNodes:
     """The master that the Sentinels name; of several, that of the latest failover.
 
-    A master that was replaced by hand goes on serving for seconds, until its Sentinels tell it. So
-    they are asked again and again while anybody locks, side by side and in the background; the new
-    master waits for them (``SWITCH`` in ``prelude.lua``). What one said last counts until it says
-    something else or falls silent, so an answer that comes late is none the less heard.
+    A master that was replaced by hand goes on serving for seconds, until its Sentinels reconfigure
+    it. So the Sentinels are asked repeatedly while locks are in use, side by side and in the
+    background; the new master waits for that (``SWITCH`` in ``prelude.lua``). The last answer of a
+    Sentinel counts until it gives another or no longer answers, so a late answer counts, too.
     """
 
     peers = ""

@@ -105,7 +105,7 @@ class Settings:
 
 
 def parse(url: str, options: Mapping[str, Any] | None = None) -> Settings:
-    """Reads a URL, and options that go before what it says.
+    """Parse a URL. ``options`` override what it says.
 
     Raises ``ConfigurationError``, whose message shows nothing that stands before an ``@``.
     """

@@ -84,7 +84,7 @@ class RedisStore:
     async def stand_back(self, key: str, claim: Claim, *, ticket: int, until: float) -> Reply:
         """Give the lease back if an earlier caller waits, and wait behind it.
 
-        Not if it ends at another time than ``until``: then it has been requested again.
+        A lease that does not end at ``until`` stays: it has been requested again.
         """
         bucket, keys = self._layout.of_key(key)
         who = (claim.owner, claim.process, claim.label, micros(claim.ttl))

@@ -94,7 +94,7 @@ class Links(Protocol):
     def aside(self, work: Callable[[], None]) -> Awaitable[None]:
         """Run something that blocks, without delaying other callers.
 
-        It is the same each time: callers that come while it runs wait for its end.
+        It does the same each time: callers that come while it runs wait for its end.
         """
 
     def together(self, works: Sequence[Coroutine[Any, Any, None]]) -> Awaitable[None]:

@@ -62,9 +62,9 @@ class ZooKeeperEngine:
         return ZooKeeperStore(self, runtime)
 
     def session(self) -> Session:
-        """What this process has open; opened when it is first needed, and after a fork.
+        """The session of this process, which is opened when it is first needed.
 
-        So it is after an error of kazoo's own, which ends the thread that it works in. Raises
+        It is opened again after a fork, and after an error inside kazoo that ended its thread. Raises
         ``EngineUnavailable`` if the engine has been closed.
         """
         session = self._session
@@ -100,7 +100,9 @@ class ZooKeeperEngine:
             if self._closed:
                 raise EngineUnavailable(self.name, "it was closed")
             if self._session and self._session.ended:
-                logger.warning("the ZooKeeper client of %s failed, and is started again", self.name)
+                logger.warning(
+                    "the ZooKeeper client of %s failed, and is being restarted", self.name
+                )
                 self._session.begin_to_close()
                 self._session = None
                 self.switchboard.ring_all(Ask())  # Nothing rings for places of that session.

@@ -23,7 +23,7 @@ class Own(NamedTuple):
 
 
 class Memory:
-    """All of it may be dropped, which costs a request or some time. Any thread may use it."""
+    """What a process remembers. To forget it costs a request or some time. Any thread may use it."""
 
     def __init__(self) -> None:
         self.reset()
@@ -42,8 +42,8 @@ class Memory:
     def first_seen(self, what: Hashable, now: float) -> float:
         """Return when this process first saw ``what``: now, or earlier.
 
-        That is what a lease is timed by: one that has stood there unchanged for its ttl was not
-        renewed in its ttl, whatever clocks its holder and the servers have.
+        Leases are timed from then on: a lease whose node stays unchanged for its ttl was not renewed
+        in that time, whatever clocks its holder and the servers have.
         """
         seen = self._seen.setdefault(what, now)
         while len(self._seen) > _REMEMBERED:

@@ -37,7 +37,7 @@ class Scene(NamedTuple):
     def in_the_way_of(self, limit: int) -> Sequence[Lease]:
         """Return as few leases as possible of which one must end before a claim with this limit fits.
 
-        While none of them does, at least as many live as the smallest limit among them and the claim.
+        While none of them ends, at least as many leases live as the smallest limit among them and the claim.
         """
         live = sorted(self.live, key=lambda lease: lease.limit)
         return live[: min(limit, live[0].limit)] if live else ()
@@ -119,9 +119,9 @@ class Scenes:
         return Scene(key, family, live, ended, until)
 
     async def without_the_dead(self, scene: Scene) -> Scene:
-        """Return a scene with those leases as ended that had ended before any process saw them unchanged.
+        """Return the scene, with leases counted as ended that had ended before this process could time them.
 
-        Their holders' sessions must have expired; only then are the servers' stamps believed.
+        Their holders' sessions must have expired: only then are the servers' stamps believed.
         """
         session = scene.key.session
         holders = list(dict.fromkeys(lease.session for lease in scene.live))

@@ -1,7 +1,7 @@
 """The session of a process: one kazoo client, which all stores of an engine share.
 
-Whatever is sent on it takes effect in the order in which it was sent: a release that is sent after
-an acquire whose answer nobody waits for any more undoes it.
+Requests take effect in the order in which they were sent. So a release undoes an acquire that was
+sent before it, even if nobody waits for the answer to that any more.
 """
 
 from __future__ import annotations

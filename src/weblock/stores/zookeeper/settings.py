@@ -75,7 +75,7 @@ def _credentials(userinfo: str) -> str:
     user, colon, password = userinfo.partition(":")
     if userinfo and not (user and colon and password):
         raise ConfigurationError(
-            "the zookeeper:// URL names half of who we are: write user:password@, or nothing"
+            "the zookeeper:// URL has a user without a password, or a password without a user: write user:password@, or neither"
         )
     return f"{unquote(user)}:{unquote(password)}" if userinfo else ""
 

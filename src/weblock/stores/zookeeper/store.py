@@ -59,7 +59,7 @@ class ZooKeeperStore:
         for _ in range(_ATTEMPTS):
             if reply := await self._acquiring.attempt(node, claim, room):
                 return reply
-        raise self._wire.unavailable("the key kept changing under our hands")
+        raise self._wire.unavailable("other processes kept changing the key")
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
         """Remove whatever the owner has; ``void`` is needless where requests keep their order."""
@@ -107,7 +107,7 @@ class ZooKeeperStore:
                 return self._wire.reply(Gone())
             if await self._ask(node, scene.live):
                 return self._wire.reply(Asked())
-        raise self._wire.unavailable("the key kept changing under our hands")
+        raise self._wire.unavailable("other processes kept changing the key")
 
     async def _ask(self, key: Key, leases: Sequence[Lease]) -> bool:
         """Ask the holders; return whether all that still are there were reached."""
