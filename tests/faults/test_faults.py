@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,9 +25,9 @@ from tests.servers.proxy import Proxy
 from tests.servers.zookeeper import Ensemble, fresh_zookeeper
 
 from . import strikes
-from .history import Hold, Span, out_of_order, overlap_by_force, overlaps, unexcused
+from .history import Hold, Span, out_of_order, overlap_by_force, overlaps, read, unexcused
 from .rig import DURABLE, TTL, Workers
-from .worker import MIXED
+from .worker import MIXED, Journal, Watch
 
 LONG = "WEBLOCK_LONG" in os.environ
 
@@ -140,6 +141,17 @@ def test_faults_of_zookeeper(options: dict[str, Any]) -> None:
     ):
         strike(workers, strikes.on_zookeeper(ensemble), strikes.on_workers(workers))
         workers.check()
+
+
+def test_a_worker_that_comes_late_has_held_nothing(tmp_path: Path) -> None:
+    """One that was stopped from its grant until its lease had ended is not taken for a holder."""
+    journal = Journal(tmp_path / "late.jsonl")
+    for held in (True, False):
+        with Watch(journal, SimpleNamespace(held=held, fence=1 + held, limit=1)) as watch:
+            watch.look()
+    found = read(tmp_path)
+    assert [hold.fence for hold in found.holds] == [2]
+    assert [fence for _, fence in found.fences] == [2]
 
 
 def test_an_overlap_is_excused_only_by_a_loss() -> None:

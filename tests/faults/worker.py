@@ -53,8 +53,9 @@ class Watch:
         self._journal = journal
         self._lease = lease
         self.began = self.held_at = now()
-        # One that was stopped since it was granted may have lost it by now.
-        event = "began" if lease.held else "came late"
+        # One that was stopped since it was granted may have lost it by now: then it never saw that it held.
+        self._came_late = not lease.held
+        event = "came late" if self._came_late else "began"
         journal.write(event=event, fence=lease.fence, at=self.began, limit=lease.limit)
 
     def look(self) -> bool:
@@ -72,6 +73,8 @@ class Watch:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        if self._came_late:
+            return
         facts = {"began": self.began, "held_at": self.held_at}
         lease = self._lease
         self._journal.write(event="ended", fence=lease.fence, limit=lease.limit, **facts)
