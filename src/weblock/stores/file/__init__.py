@@ -11,11 +11,11 @@ import errno
 import os
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
+from threading import get_ident
 from typing import Final, NoReturn, TypeVar
 from urllib.parse import unquote
 
@@ -25,6 +25,7 @@ from ..._platform.forks import heed_forks
 from ..._platform.turns import Turn
 from ...errors import ConfigurationError, EngineUnavailable
 from ..cells import CellStore, Done, Transition
+from ..entrance import Entrance
 from ..findings import Finding
 from ..options import flag, options_in
 from ..url import shown
@@ -126,7 +127,7 @@ class FileEngine:
         self.process = new_process()
         self.home: Home | None = None
         self._closed = False
-        self._guard = threading.Lock()
+        self._entrance = Entrance()
         heed_forks(self)
         self._open()
 
@@ -186,7 +187,7 @@ class FileEngine:
 
     def close(self) -> None:
         """Close the engine. Callers that still wait here are notified."""
-        with self._guard:
+        with self._entrance.mutex:
             self._closed = True
             home, self.home = self.home, None
         if home:
@@ -198,7 +199,7 @@ class FileEngine:
 
         Its leases are gone: the keeper will find out. Waiters ask again, in the new directory.
         """
-        with self._guard:
+        with self._entrance.mutex:
             if self.home is not home:
                 return
             self.home = None
@@ -206,7 +207,9 @@ class FileEngine:
         self.switchboard.ring_all(Ask())
 
     def _open(self) -> Home:
-        with self._guard:
+        self._entrance.refuse_oneself(self.name)
+        with self._entrance.mutex:
+            self._entrance.thread = get_ident()
             if self._closed:
                 raise ConfigurationError(f"{self.name} has been closed")
             if self.home is None:
@@ -217,7 +220,7 @@ class FileEngine:
             return self.home
 
     def after_fork(self) -> None:
-        self._guard = threading.Lock()
+        self._entrance = Entrance()
         self.process = new_process()
         self.switchboard.clear()
         home, self.home = self.home, None

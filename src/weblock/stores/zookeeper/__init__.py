@@ -7,8 +7,8 @@ is seen of them, and ``session`` the connection that all of a process share.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
+from threading import get_ident
 from typing import TYPE_CHECKING
 
 from ..._core.ports import Ask, Runtime, Store, Switchboard
@@ -16,6 +16,7 @@ from ..._platform.forks import heed_forks
 from ..._platform.logs import logger
 from ..._requirements import require
 from ...errors import EngineUnavailable
+from ..entrance import Entrance
 from ..findings import Finding
 from ..url import without_secrets
 from .memory import Memory
@@ -53,7 +54,7 @@ class ZooKeeperEngine:
         self.memory = Memory()
         self._session: Session | None = None
         self._closed = False
-        self._guard = threading.Lock()
+        self._entrance = Entrance()
         heed_forks(self)
 
     def connect(self, runtime: Runtime) -> Store:
@@ -78,7 +79,7 @@ class ZooKeeperEngine:
 
     def close(self) -> None:
         """End the session. Callers that still wait here are notified."""
-        with self._guard:
+        with self._entrance.mutex:
             self._closed = True
             session, self._session = self._session, None
         if session:
@@ -86,7 +87,7 @@ class ZooKeeperEngine:
         self.switchboard.ring_all(Ask())
 
     def after_fork(self) -> None:
-        self._guard = threading.Lock()
+        self._entrance = Entrance()
         self.switchboard.clear()
         self.memory.reset()
         session, self._session = self._session, None
@@ -96,7 +97,9 @@ class ZooKeeperEngine:
     def _open(self) -> Session:
         from .session import Session
 
-        with self._guard:
+        self._entrance.refuse_oneself(self.name)
+        with self._entrance.mutex:
+            self._entrance.thread = get_ident()
             if self._closed:
                 raise EngineUnavailable(self.name, "it was closed")
             if self._session and self._session.ended:

@@ -1,0 +1,88 @@
+"""An engine that is opened again: what the collector does meanwhile does not hang its thread."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.interrupts import Interrupter
+from tests.support.waiting import PATIENCE
+from weblock import EngineUnavailable
+from weblock.stores.file import FileEngine
+from weblock.stores.zookeeper import open_engine as open_zookeeper
+
+TRIED = 20
+"""Of some hundreds of lines with files. Nearly all are inside of the mutex, so that each would find it."""
+
+
+def files(folder: Path) -> Iterator[tuple[Any, Callable[[], object]]]:
+    """An engine whose directory is left, and what opens it again."""
+    engine = FileEngine(str(folder / "locks"))
+    yield engine, partial(engine.home_at, 0.0)
+    engine.close()
+
+
+class Session:
+    """What stands in for ZooKeeper's client, which has threads of its own."""
+
+    def __init__(self, _settings: object) -> None:
+        self.ended = False
+
+    def close(self) -> None:
+        """End it."""
+
+    begin_to_close = close
+
+
+def zookeeper(_folder: Path) -> Iterator[tuple[Any, Callable[[], object]]]:
+    """An engine whose session has failed."""
+    engine = open_zookeeper("zookeeper://127.0.0.1:1")
+    yield engine, engine.session
+    engine.close()
+
+
+def shut(engine: Any) -> None:
+    """What makes the engine open again: what it has open is gone."""
+    if isinstance(engine, FileEngine):
+        if engine.home:
+            engine.leave(engine.home)
+    else:
+        engine.session().ended = True
+
+
+@pytest.mark.parametrize("engines", [files, zookeeper])
+def test_a_lease_that_is_collected_while_an_engine_opens_does_not_hang_it(
+    tmp_path: Path, engines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At any line of it, a release in the same thread is refused or served; the keeper tries again."""
+    monkeypatch.setattr("weblock.stores.zookeeper.session.Session", Session)
+    seed = random.randrange(2**32)
+    for engine, ask in engines(tmp_path):
+        whole = Interrupter(None, bool)
+        shut(engine)
+        whole.run(ask)
+        asked = 0
+
+        def release(ask: Callable[[], object] = ask) -> None:
+            nonlocal asked
+            asked += 1
+            with suppress(EngineUnavailable):
+                ask()
+
+        tried = min(TRIED, whole.lines)
+        for number in random.Random(seed).sample(range(1, whole.lines + 1), tried):
+            shut(engine)
+            interrupter = Interrupter(number, release)
+            thread = threading.Thread(target=interrupter.run, args=(ask,), daemon=True)
+            thread.start()
+            thread.join(PATIENCE)
+            assert not thread.is_alive(), f"it waits for itself in {interrupter.where}; seed {seed}"
+            assert ask()
+        assert asked > tried / 2
