@@ -12,13 +12,22 @@ from typing import Any
 import psycopg
 import pytest
 from sqlalchemy import MetaData, create_engine, event, func, inspect, select, text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from tests.servers.postgres import fresh_postgresql, shared_postgres
 from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import ConfigurationError, Lease, LeaseLost, Locks
-from weblock.contrib.guarding import TABLE, StaleFence
+from weblock._core.ports import LeaseTable
+from weblock.contrib.guarding import (
+    TABLE,
+    StaleFence,
+    Trouble,
+    dialect_of_leases,
+    marks_of,
+    trouble_of,
+)
 from weblock.contrib.sqlalchemy import fence_table, guard
 
 LEVELS = pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
@@ -205,6 +214,47 @@ def test_a_lease_that_is_handed_over_goes_on_in_the_next_session(
     assert items(database) == 3
     with pytest.raises(LeaseLost):
         taken.release()
+
+
+def test_a_hand_over_waits_for_a_checked_transaction(database: Any, locks: Locks) -> None:
+    """Another thread hands the lease over between the check and the COMMIT: the next holder sees what was written."""
+    lease = locks.acquire("x")
+    with ThreadPoolExecutor(1) as pool, Session(database) as session:
+        guard(session, lease, fence=True)
+        session.add(Item())
+        moving: list[Future[int]] = []
+
+        def move() -> int:
+            with locks.take_over(lease.hand_over(ttl=60)):
+                return items(database)
+
+        def meanwhile() -> None:
+            moving.append(pool.submit(move))
+            eventually(lambda: not lease.held)
+            with pytest.raises(TimeoutError):
+                moving[0].result(timeout=0.3)
+
+        before_its_commit(session, meanwhile)
+        session.commit()
+        assert moving[0].result() == 1
+
+
+@pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_an_older_snapshot_overlooks_no_hand_over(
+    database: Any, locks: Locks, isolation: str
+) -> None:
+    """A process that was stopped just before its check does not find the lease as it once was."""
+    lease = locks.acquire("x")
+    table = locks._engine.settings.table  # type: ignore[attr-defined]
+    (mark,) = marks_of(lease)
+    check = text(dialect_of_leases(LeaseTable("", table)).checking)
+    with Session(database.execution_options(isolation_level=isolation)) as session:
+        session.add(Item())
+        session.flush()
+        with locks.take_over(lease.hand_over()):
+            with pytest.raises(OperationalError) as refused:
+                session.execute(check, mark.values())
+            assert trouble_of(refused.value) is Trouble.CONFLICT
 
 
 def test_it_costs_one_statement(database: Any, lease: Any) -> None:

@@ -38,6 +38,10 @@ class Acquire(partial[Step]):
         return claim
 
 
+class Transfer(partial[Step]):
+    """The transition by which a lease passes to another owner: ``table.transfer`` with both."""
+
+
 class Release:
     """The transition by which an owner gives back what it has."""
 
@@ -176,7 +180,7 @@ class CellStore:
         return [replies[pulse.owner] for pulse in pulses]
 
     async def transfer(self, key: str, owner: str, claim: Claim, *, fence: int) -> Reply:
-        return await self._apply(key, partial(table.transfer, owner=owner, claim=claim))
+        return await self._apply(key, Transfer(table.transfer, owner=owner, claim=claim))
 
     async def force_release(self, key: str) -> Reply:
         return await self._apply(key, table.force_release)

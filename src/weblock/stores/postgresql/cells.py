@@ -11,7 +11,7 @@ import psycopg
 from ..._core.ports import Grasp, Runtime
 from ..._core.table import Held, KeyState, Moment, Step, was_asked
 from ...errors import EngineRecovering, EngineUnavailable
-from ..cells import Acquire, Done, Heartbeats, Release, Transition
+from ..cells import Acquire, Done, Heartbeats, Release, Transfer, Transition
 from .failures import LOST_RACE, Missing, Unfit, as_setting, unavailable
 from .receiver import payload_of
 from .rows import Reading, Row, label_of, new_version, reading_of, text_of, written
@@ -184,11 +184,15 @@ class RowCells:
                 "it was promoted, restored or emptied just now",
                 retry_after=reading.quiet - reading.now,
             )
-        statement = self._statements.grant if grants else self._statements.write
+        moves = isinstance(transition, Transfer)  # To a holder that must not begin before, either.
+        statement = self._statements.grant if grants or moves else self._statements.write
         for _, refused, *_ in await self._try(statement, json.dumps([self._row(reading, step)])):
-            if refused == b"t":
-                return await self._replace(reading, transition, committing=True)
-            return Done(step, reading.now)
+            if refused != b"t":
+                return Done(step, reading.now)
+            if moves:
+                reason = "a transaction that has checked the lease before its COMMIT has not ended"
+                raise EngineUnavailable(self._settings.name, reason)
+            return await self._replace(reading, transition, committing=True)
         return None
 
     def _row(self, reading: Reading, step: Step) -> dict[str, object]:
