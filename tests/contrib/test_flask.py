@@ -478,25 +478,79 @@ class TestFlaskSQLAlchemy:
         with project.app_context():
             assert shop.count() == 0
 
-    def test_the_database_as_referee(self, project, shop, web, locks):
-        """One setting: a holder that does not know of its loss is refused by the database."""
-        project.config["WEBLOCK_GUARD"] = "database"
+    @staticmethod
+    def overtake(app, locks):
+        """Gives the lease to another request; the holder has not noticed when it commits."""
+        locks.force_release("items")
+        with ThreadPoolExecutor(1) as thread:
+            assert thread.submit(app.test_client().post, "/next").result().status_code == 201
+
+    @pytest.mark.parametrize(
+        "case",
+        [
+            ("database", None, "refused"),
+            (None, "database", "refused"),
+            ("lease", "database", "refused"),
+            ("database", "lease", "stale"),
+            (None, None, "stale"),
+        ],
+    )
+    def test_the_database_as_referee(self, project, shop, web, locks, case):
+        """A setting, or one lock: the database refuses a holder that does not know of its loss."""
+        setting, guard, commit = case
+        if setting:
+            project.config["WEBLOCK_GUARD"] = setting
         web.init_app(project)
 
         def overtaken():
             answer = shop.add()
-            locks.force_release("items")  # The holder has not noticed when it commits.
-            with ThreadPoolExecutor(1) as thread:
-                assert (
-                    thread.submit(project.test_client().post, "/next").result().status_code == 201
-                )
+            self.overtake(project, locks)
             return answer
 
-        self.serve(project, web.lock("items")(overtaken))
-        project.add_url_rule("/next", methods=["POST"], view_func=web.lock("items")(shop.add))
+        self.serve(project, web.lock("items", guard=guard)(overtaken))
+        following = web.lock("items", guard=guard)(shop.add)
+        project.add_url_rule("/next", methods=["POST"], view_func=following)
+        assert self.answers(project, 1) == [503]  # Its release finds out that it was lost.
+        with project.app_context():
+            assert shop.count() == {"refused": 1, "stale": 2}[commit]
+
+    @pytest.mark.parametrize("how", ["above", "below", "another view", "new session"])
+    def test_one_guard_of_several_is_enough(self, project, shop, web, locks, how):
+        """A key is guarded if one of its locks says so, in each session that the request makes."""
+        guarded, plain = web.lock("items", guard="database"), web.lock("items")
+        web.init_app(project)
+
+        def overtaken():
+            if how == "new session":
+                shop.db.session.remove()
+            answer = shop.add()
+            self.overtake(project, locks)
+            return answer
+
+        view = {
+            "above": lambda: guarded(plain(overtaken)),
+            "below": lambda: plain(guarded(overtaken)),
+            "another view": lambda: plain(lambda: (shop.count(), guarded(overtaken)())[1]),
+            "new session": lambda: guarded(overtaken),
+        }[how]()
+        self.serve(project, view)
+        project.add_url_rule("/next", methods=["POST"], view_func=guarded(shop.add))
         assert self.answers(project, 1) == [503]
         with project.app_context():
             assert shop.count() == 1
+
+    def test_a_guard_after_writing_is_refused(self, project, shop, web):
+        """What was written under a lock without the guard would be committed without its check."""
+        web.init_app(project)
+        project.testing = True
+
+        def view():
+            shop.add()
+            return web.lock("items", guard="database")(shop.add)()
+
+        self.serve(project, web.lock("items")(view))
+        with pytest.raises(ConfigurationError, match="written already"):
+            project.test_client().post("/")
 
     def test_what_was_read_before_the_lock_is_read_again(self, project, shop, web, locks):
         """A user that was loaded before, say; and a waiting request has no connection."""
@@ -584,7 +638,7 @@ class TestInstallation:
             ({"WEBLOCK_TIMEOUT": 3}, "WEBLOCK_TIMEOUT; there is WEBLOCK_URL"),
             ({"WEBLOCK_TTL": "long"}, "ttl='long'"),
             ({"WEBLOCK_GUARD": "me"}, "'lease' or 'database'"),
-            ({"WEBLOCK_GUARD_WAIT": 3}, "without GUARD"),
+            ({"WEBLOCK_GUARD_WAIT": 3}, "without WEBLOCK_GUARD"),
             ({"WEBLOCK_REWRITE": 3}, "give a function"),
         ],
     )
@@ -594,6 +648,19 @@ class TestInstallation:
         app.config.update(WEBLOCK_URL=url, **config)
         with pytest.raises(ConfigurationError, match=message):
             WebLock(app)
+
+    def test_a_guard_that_cannot_work(self, web, url):
+        """It is refused where it is written, or at the request if there is no session to guard."""
+        for options in ({"guard": "me"}, {"shared": True}, {"limit": 2}):
+            with pytest.raises(ConfigurationError, match=r"guard"):
+                web.lock("items", **{"guard": "database", **options})
+        app = Flask(__name__)
+        app.config["WEBLOCK_GUARD"] = "database"
+        web.init_app(app)
+        app.testing = True
+        app.add_url_rule("/", view_func=web.lock("items")(lambda: "done"))
+        with pytest.raises(ConfigurationError, match="leave the guard off"):
+            app.test_client().get("/")
 
     def test_twice_or_with_two_engines(self, app, web, locks):
         """So are a second installation, and a URL beside locks that are open."""

@@ -5,8 +5,10 @@ import subprocess
 import sys
 
 import pytest
+from sqlalchemy.orm import Session
 
 from weblock import Locks
+from weblock.contrib.fastapi import guarded, lock
 from weblock.contrib.guarding import (
     LENGTHS,
     Conflict,
@@ -21,6 +23,7 @@ from weblock.contrib.guarding import (
     run,
     trouble_of,
 )
+from weblock.contrib.sqlalchemy import guard
 from weblock.errors import ConfigurationError
 from weblock.keys import MAX_LENGTH
 
@@ -104,6 +107,19 @@ def test_a_section_without_a_lease_has_no_mark():
     """Where the engine was down and the user lets it run all the same, there is nothing to compare."""
     lease = Locks.from_url("redis://127.0.0.1:1", on_unavailable="open").acquire("a", wait=0)
     assert marks_of(lease) == []
+
+
+@pytest.mark.parametrize("options", [{"limit": 2}, {"shared": True}], ids=str)
+def test_a_guard_needs_an_exclusive_lease(options):
+    """SQLAlchemy's ``guard`` and FastAPI's ``guarded`` refuse others, and say what to leave out."""
+    with (
+        Locks.from_url("memory://") as locks,
+        locks.hold("a", **options) as lease,
+        pytest.raises(ConfigurationError, match="limit="),
+    ):
+        guard(Session(), lease, fence=True)
+    with pytest.raises(ConfigurationError, match="needs an exclusive lease"):
+        guarded(Session, lock("a"), lock("b", **options))
 
 
 def test_a_database_that_is_not_known_is_refused():

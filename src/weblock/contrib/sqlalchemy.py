@@ -135,14 +135,20 @@ class Sessions:
     """The sessions of a registry, such as Flask-SQLAlchemy's, which an adapter guards.
 
     No session commits when what the code that runs holds was lost. ``held`` returns it, or ``None``; its
-    ``check`` raises ``LeaseLost``.
+    ``check`` raises ``LeaseLost``. ``made`` is called with each session that the registry makes.
     """
 
     def __init__(
-        self, sessions: scoped_session[Session], held: Callable[[], Checked | None]
+        self,
+        sessions: scoped_session[Session],
+        held: Callable[[], Checked | None],
+        made: Callable[[Session], None],
     ) -> None:
         self._sessions = sessions
         self._held = held
+        self._made = made
+        self._create = sessions.registry.createfunc
+        sessions.registry.createfunc = self._created
         event.listen(sessions, "before_commit", self._before_commit)
         event.listen(sessions, "after_flush", self._after_flush)
         event.listen(sessions, "do_orm_execute", self._execute)
@@ -166,12 +172,18 @@ class Sessions:
             session.rollback()
 
     def guard(self, lease: BaseLease, *, wait: float) -> None:
-        """Guard the current session, until it is removed: see ``guard(..., fence=True)``."""
-        guard(self._sessions(), lease, fence=True, wait=wait)
+        """Guard the current session, if there is one, until it is removed: see ``guard(..., fence=True)``."""
+        if self._sessions.registry.has():
+            guard(self._sessions(), lease, fence=True, wait=wait)
 
     def remove(self) -> None:
         """Close the current session, and forget it."""
         self._sessions.remove()
+
+    def _created(self) -> Session:
+        session = self._create()
+        self._made(session)
+        return session
 
     def _before_commit(self, session: Session) -> None:
         if held := self._held():

@@ -237,17 +237,33 @@ def test_a_database_that_has_the_leases_needs_no_table(serve: Any, alias: Any) -
     "wrong",
     [
         lambda: lock("create_item", guard="both"),  # type: ignore[arg-type]
+        lambda: lock("create_item", guard="database", limit=2),
+        lambda: lock("create_item", guard="database", shared=True),
+        lambda: by_rule({"path": "/items", "key": "x", "guard": "database", "shared": True}),
+        lambda: by_rule({"view": "items", "key": "x", "guard": "database", "limit": 2}),
         lambda: by_rule({"path": "/items", "key": "x", "guard": "both"}),
         lambda: by_rule({"view": "items", "key": "x", "guard": "both"}),
         lambda: by_rule({"path": "/items", "exempt": True, "guard": "database"}),
         lambda: by_rule({"view": "items", "exempt": True, "guard": "database"}),
     ],
-    ids=["lock", "path", "view", "exempt path", "exempt view"],
+    ids=[
+        *("lock", "lock with a limit", "shared lock", "shared path", "view with a limit"),
+        *("path", "view", "exempt path", "exempt view"),
+    ],
 )
 def test_what_is_no_guard_is_refused(wrong: Any) -> None:
     """Where it is written, before any request."""
     with pytest.raises(ConfigurationError, match=r"guard|exempt"):
         wrong()
+
+
+def test_a_guard_of_the_alias_needs_exclusive_leases(serve: Any, alias: Any, caplog: Any) -> None:
+    """A lock that is shared is refused at its request, with what to change, and commits nothing."""
+    serve(items=lock("create_item", shared=True)(lambda request: created()))
+    alias(GUARD="database")
+    assert fetch("/items").status_code == 500
+    assert "leave that out, or the guard" in caplog.text
+    assert Item.objects.count() == 0
 
 
 def by_rule(rule: Any) -> None:

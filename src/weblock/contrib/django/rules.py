@@ -16,7 +16,7 @@ from django.utils import translation
 from ..._options import HoldOptions
 from ...errors import ConfigurationError, WeblockError
 from ...keys import KeyTemplate
-from ..guarding import GuardKind
+from ..guarding import GuardKind, refuse_guard
 from ..rules import Explanation, Match, RuleSet, Verdict, methods_of
 from ..rules.explaining import (
     BESIDES,
@@ -34,7 +34,6 @@ from .view_lock import (
     locks_of,
     name_of,
     query_of,
-    refuse_guard,
 )
 
 _OPTIONS: Final = tuple(HoldOptions.__annotations__)
@@ -197,7 +196,7 @@ def _guard_taken(entries: dict[str, Any], label: str, name: str) -> GuardKind | 
     if guard and entry.get("exempt"):
         raise ConfigurationError(f"{name}.{label} is exempt and locks nothing: give it no guard")
     try:
-        refuse_guard(guard)
+        refuse_guard(guard, entry)
     except ConfigurationError as error:
         raise ConfigurationError(f"{name}.{label}: {error}") from error
     return guard

@@ -17,7 +17,7 @@ from django.http import HttpRequest, HttpResponse
 from ..._options import HoldOptions, Options
 from ...errors import ConfigurationError, LockTimeout
 from ...keys import KeyTemplate
-from ..guarding import GUARDS, GuardKind
+from ..guarding import GuardKind, refuse_guard
 from ..request_values import Headers, keys_made_by, request_values
 
 DEFAULT: Final = "default"
@@ -57,7 +57,7 @@ class ViewLock:
         if not keys:
             raise TypeError("name at least one key: lock('create_item')")
         Options().of_call(given)
-        refuse_guard(guard)
+        refuse_guard(guard, given)
         templates = tuple(KeyTemplate.parse(key) for key in keys if isinstance(key, str))
         for template in templates:
             template.in_request()
@@ -85,12 +85,6 @@ class ViewLock:
         for function in self.functions:
             keys += keys_made_by(function, await acall(function, request))
         return keys
-
-
-def refuse_guard(given: object) -> None:
-    """Raise ``ConfigurationError`` for what is no guard of a lock."""
-    if given is not None and given not in GUARDS:
-        raise ConfigurationError(f"guard={given!r:.80}: give 'lease', 'database' or None")
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends
 
-from ..guarding import LOCK_WAIT
+from ..guarding import DATABASE_GUARD, LOCK_WAIT, refuse_guard
 from .dependency import LockDependency
 
 
@@ -19,11 +19,16 @@ def guarded(
     are acquired before it is called, and the session's commits are guarded with each of them, as
     ``weblock.contrib.sqlalchemy.guard(session, lease, fence=True, wait=wait)`` does: a commit of a
     request that slept through its lease is refused by the database, and answered with 503.
+
+    Raises:
+        ConfigurationError: A lock has ``limit=`` or ``shared=``: the guard needs exclusive leases.
     """
     from ..sqlalchemy import guard
 
     if not locks:
         raise TypeError('name at least one lock: guarded(get_session, lock("create_item"))')
+    for lock in locks:
+        refuse_guard(DATABASE_GUARD, dict(lock.options))
 
     def dependency(*, session: Any, **leases: Any) -> Any:
         for lease in leases.values():

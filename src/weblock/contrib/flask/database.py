@@ -8,8 +8,11 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from flask import Flask, has_app_context, has_request_context, request
 
+from ...errors import ConfigurationError
 from ...sync import Lease
+from ..guarding import GuardKind
 from ..wsgi.request import ENVIRON_KEY, RequestLocks
+from .settings import GuardSettings
 
 if TYPE_CHECKING:
     from ..sqlalchemy import Sessions
@@ -23,13 +26,12 @@ _GUARDED: Final = "weblock.guarded"
 class Database:
     """The sessions of an application, if it has any: no commit without the lease.
 
-    With ``guard_wait``, in seconds, the database itself refuses a holder whose key has passed to
-    another.
+    Where a guard is wanted, the database itself refuses a holder whose key has passed to another.
     """
 
-    def __init__(self, app: Flask, guard_wait: float | None) -> None:
+    def __init__(self, app: Flask, guard: GuardSettings) -> None:
         self._app = app
-        self._guard_wait = guard_wait
+        self._guard = guard
         self._sessions: Sessions | None = None
 
     def watch(self) -> None:
@@ -38,7 +40,7 @@ class Database:
         if self._sessions is None and hasattr(extension, "session"):
             from ..sqlalchemy import Sessions
 
-            self._sessions = Sessions(extension.session, _held)
+            self._sessions = Sessions(extension.session, _held, self._guard_new)
 
     def end_reading(self) -> None:
         """End what the session has read, so that it reads anew under the lock and waits without a connection.
@@ -48,11 +50,41 @@ class Database:
         if self._sessions:
             self._sessions.end_reading()
 
+    def is_wanted(self, guard: GuardKind | None) -> bool:
+        """Return whether the database guards a lock with this ``guard=``.
+
+        Raises ``ConfigurationError`` if it is to, and nobody can tell it of the lease.
+        """
+        if not self._guard.asks_database(guard):
+            return False
+        if self._sessions is None:
+            raise ConfigurationError(
+                "the guard in the database is for the db.session of Flask-SQLAlchemy, which this"
+                " application does not have: install it, or leave the guard off and call"
+                " weblock.contrib.sqlalchemy.guard(session, lease_of(), fence=True) in the view"
+            )
+        return True
+
     def guard(self, lease: Lease) -> None:
-        """Record a lease that has just been acquired in the database."""
-        if self._sessions and self._guard_wait is not None:
-            self._sessions.guard(lease, wait=self._guard_wait)
-            request.environ[_GUARDED] = True
+        """Guard the sessions of the request with a lease that it holds: the one in use, and later ones.
+
+        Raises ``ConfigurationError`` if the request has written already.
+        """
+        guarded: list[Lease] = request.environ.setdefault(_GUARDED, [])
+        known = {key for each in guarded for key in each.keys}
+        if self._sessions is None or known.issuperset(lease.keys):
+            return
+        self._sessions.end_reading()
+        self._sessions.guard(lease, wait=self._guard.wait)
+        guarded.append(lease)
+
+    def _guard_new(self, session: Any) -> None:
+        """Guard a session that the request makes with what it holds: after ``db.session.remove()``, say."""
+        from ..sqlalchemy import guard
+
+        if has_request_context():
+            for lease in request.environ.get(_GUARDED, ()):
+                guard(session, lease, fence=True, wait=self._guard.wait)
 
     def around(self, app: WSGIApplication) -> WSGIApplication:
         """Return the application; a session that outlives a request is not guarded after it.
@@ -64,7 +96,7 @@ class Database:
             try:
                 return app(environ, start_response)
             finally:
-                if environ.pop(_GUARDED, False) and has_app_context() and self._sessions:
+                if environ.get(_GUARDED) and has_app_context() and self._sessions:
                     self._sessions.remove()
 
         return serve

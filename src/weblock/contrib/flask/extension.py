@@ -13,6 +13,7 @@ from flask import Flask, current_app
 from ..._options import HoldOptions, LocksOptions
 from ...errors import ConfigurationError
 from ...sync import Locks
+from ..guarding import GuardKind
 from ..request_values import KeyFunction
 from ..settings import opened
 from ..wsgi import RequestLayer, Rewrite
@@ -43,7 +44,8 @@ class WebLock:
     ``LockTimeout``, ``EngineUnavailable``, ``LeaseLost``, ``InvalidKey`` or ``WeblockError``.
 
     Where Flask-SQLAlchemy is used, ``db.session`` does not commit once a lease is lost. With
-    ``WEBLOCK_GUARD = "database"``, the database itself refuses a holder whose key has passed to another.
+    ``WEBLOCK_GUARD = "database"``, or ``guard="database"`` for one lock, the database itself refuses a
+    holder whose key has passed to another.
 
     Args:
         app: The application.
@@ -79,7 +81,7 @@ class WebLock:
             )
         settings = self._settings.with_config(app.config)
         locks = opened(settings.locks, settings.options)
-        database = Database(app, settings.guard_wait)
+        database = Database(app, settings.guard)
         installed = app.extensions[NAME] = _Installed(app, locks, database)
         app.before_request(partial(self._begin, installed))
         answer = answer_errors(app, settings.rewrite)
@@ -95,7 +97,12 @@ class WebLock:
         """
         return _installed().locks
 
-    def lock(self, *keys: str | KeyFunction, **options: Unpack[HoldOptions]) -> Callable[[F], F]:
+    def lock(
+        self,
+        *keys: str | KeyFunction,
+        guard: GuardKind | None = None,
+        **options: Unpack[HoldOptions],
+    ) -> Callable[[F], F]:
         """Decorate a view so that it runs under a lock: ``@locks.lock("item:{item_id}")``.
 
         It stands below the decorator of the route, on functions and methods of a ``MethodView``, plain
@@ -105,12 +112,15 @@ class WebLock:
             *keys: Templates, into which the arguments of the view are filled, and ``{query.name}`` and
                 ``{header.name}``; or functions that return a key or several. A function is called with
                 those arguments of the view that it names. Several keys are held together, all or none.
+            guard: ``"database"``: the database refuses the commits of ``db.session`` once another holder
+                has followed. ``"lease"``: only the lease is checked. By default, as ``WEBLOCK_GUARD``
+                says. A key that several locks of a request name is guarded if one of them says so.
             **options: Override those of the application: see ``HoldOptions``.
 
         Raises:
             ConfigurationError: A key template or an option cannot work.
         """
-        wanted = Lock.of(keys, options)
+        wanted = Lock.of(keys, options, guard)
 
         def decorate(view: F) -> F:
             found = decorated(view, wanted, _installed)

@@ -8,27 +8,33 @@ from typing import Any, Final
 
 from ..._options import LocksOptions, seconds
 from ...errors import ConfigurationError
-from ..guarding import LOCK_WAIT
+from ..guarding import DATABASE_GUARD, GUARDS, LEASE_GUARD, LOCK_WAIT, GuardKind
 from ..settings import Wanted, configured
 from ..wsgi import Rewrite
 
 PREFIX: Final = "WEBLOCK_"
 
-LEASE: Final = "lease"
-DATABASE: Final = "database"
+
+@dataclass(frozen=True)
+class GuardSettings:
+    """What is checked before a COMMIT; ``wait`` is how many seconds a database waits for a former holder."""
+
+    kind: GuardKind = LEASE_GUARD
+    wait: float = LOCK_WAIT
+
+    def asks_database(self, guard: GuardKind | None) -> bool:
+        """Return whether the database is to refuse stale holders of a lock with this ``guard=``."""
+        return (guard or self.kind) == DATABASE_GUARD
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of an application, from the code and from its ``config``, which overrides them.
-
-    ``guard_wait`` is in seconds, or ``None`` where the leases alone are checked before a COMMIT.
-    """
+    """The settings of an application, from the code and from its ``config``, which overrides them."""
 
     locks: Wanted
     options: LocksOptions
     rewrite: Rewrite | None
-    guard_wait: float | None = None
+    guard: GuardSettings = GuardSettings()
 
     def with_config(self, config: Mapping[str, Any]) -> Settings:
         """Return the settings of an application. Raises ``ConfigurationError``."""
@@ -49,7 +55,7 @@ class Settings:
             locks=locks,
             options=options,
             rewrite=_function(given.get("rewrite", self.rewrite)),
-            guard_wait=_guard_wait(given),
+            guard=_guard(given),
         )
 
 
@@ -59,12 +65,14 @@ def _function(rewrite: Rewrite | None) -> Rewrite | None:
     return rewrite
 
 
-def _guard_wait(given: Mapping[str, Any]) -> float | None:
-    kind = given.get("guard", LEASE)
-    if kind not in (LEASE, DATABASE):
-        raise ConfigurationError(f"{PREFIX}GUARD is {kind!r:.80}: give {LEASE!r} or {DATABASE!r}")
-    if kind == DATABASE:
-        return seconds(f"{PREFIX}GUARD_WAIT", given.get("guard_wait", LOCK_WAIT), least=0.001)
-    if "guard_wait" in given:
-        raise ConfigurationError(f"app.config has {PREFIX}GUARD_WAIT without GUARD={DATABASE!r}")
-    return None
+def _guard(given: Mapping[str, Any]) -> GuardSettings:
+    kind = given.get("guard", LEASE_GUARD)
+    if kind not in GUARDS:
+        raise ConfigurationError(f"{PREFIX}GUARD is {kind!r:.80}: give 'lease' or 'database'")
+    if "guard_wait" in given and "guard" not in given:
+        raise ConfigurationError(
+            f"app.config has {PREFIX}GUARD_WAIT without {PREFIX}GUARD: give {PREFIX}GUARD 'database', or"
+            " 'lease' if single locks have guard='database'"
+        )
+    wait = seconds(f"{PREFIX}GUARD_WAIT", given.get("guard_wait", LOCK_WAIT), least=0.001)
+    return GuardSettings(kind, wait)

@@ -15,6 +15,7 @@ from ..._options import HoldOptions, Options
 from ...errors import ConfigurationError
 from ...keys import CheckedKey, KeyTemplate, in_order
 from ...sync import Lease
+from ..guarding import GuardKind, refuse_guard
 from ..request import limit_of
 from ..request_values import KeyFunction, keys_made_by, parsed, request_values, wanted_by
 from ..wsgi import RequestLocks, request_locks
@@ -41,14 +42,22 @@ class Lock:
 
     keys: tuple[KeyTemplate | KeyFunction, ...]
     options: tuple[tuple[str, object], ...]
+    guard: GuardKind | None = None
+    """``None`` is what ``WEBLOCK_GUARD`` says."""
 
     @classmethod
-    def of(cls, keys: Sequence[str | KeyFunction], options: HoldOptions) -> Lock:
+    def of(
+        cls,
+        keys: Sequence[str | KeyFunction],
+        options: HoldOptions,
+        guard: GuardKind | None = None,
+    ) -> Lock:
         """Return the lock that a decorator describes. Raises ``ConfigurationError``."""
         if not keys:
             raise TypeError('name at least one key: @locks.lock("create_item")')
         Options().of_call(options)  # What cannot work is refused here, not at the first request.
-        return cls(tuple(map(parsed, keys)), tuple(sorted(options.items())))
+        refuse_guard(guard, options)
+        return cls(tuple(map(parsed, keys)), tuple(sorted(options.items())), guard)
 
     def keys_of(self, values: Mapping[str, object]) -> tuple[CheckedKey, ...]:
         """Return the keys of a request whose view is called with these values."""
@@ -127,9 +136,13 @@ def _acquire(together: Sequence[Lock], values: Mapping[str, object], database: D
     """
     environ = request.environ
     held = request_locks(environ)
+    guarded = [lock for lock in together if database.is_wanted(lock.guard)]
     if len(together) == 1:
         (lock,) = together
-        environ[LEASE_KEY] = _hold(held, lock, lock.keys_of(values), database)
+        lease = _hold(held, lock, lock.keys_of(values), database)
+        for _ in guarded:
+            database.guard(lease)
+        environ[LEASE_KEY] = lease
         return
     keys = {lock: lock.keys_of(values) for lock in together}
     # Of two locks of one key, the one that lets fewer in; else the outermost.
@@ -137,6 +150,8 @@ def _acquire(together: Sequence[Lock], values: Mapping[str, object], database: D
     of_key = {key: lock for lock in reversed(by_limit) for key in keys[lock]}
     for lock, group in groupby(sorted(of_key), key=of_key.__getitem__):
         _hold(held, lock, tuple(group), database)
+    for lock in guarded:
+        database.guard(held.lease_of(held.locks, keys[lock]))
     environ[LEASE_KEY] = held.hold(keys[together[0]], _options_of(together[0]))
     held.check()  # Some may have been lost while we waited for others.
 
@@ -144,13 +159,9 @@ def _acquire(together: Sequence[Lock], values: Mapping[str, object], database: D
 def _hold(
     held: RequestLocks, lock: Lock, keys: tuple[CheckedKey, ...], database: Database
 ) -> Lease:
-    options = _options_of(lock)
-    if held.leases and not held.missing(held.locks, keys):
-        return held.hold(keys, options)
-    database.end_reading()
-    lease = held.hold(keys, options)
-    database.guard(lease)
-    return lease
+    if held.missing(held.locks, keys):
+        database.end_reading()
+    return held.hold(keys, _options_of(lock))
 
 
 def _options_of(lock: Lock) -> HoldOptions:

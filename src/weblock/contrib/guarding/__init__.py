@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from ...stores.postgresql.statements import DATABASE
 from .errors import FenceLocked, StaleFence
-from .kinds import DATABASE_GUARD, GUARDS, LEASE_GUARD, GuardKind
+from .kinds import DATABASE_GUARD, GUARDS, LEASE_GUARD, GuardKind, refuse_guard
 from .protocol import (
     Check,
     Conflict,
@@ -73,6 +73,7 @@ __all__ = [
     "lease_table_of",
     "marks_of",
     "raising",
+    "refuse_guard",
     "remedy_for",
     "run",
     "still_ours",
