@@ -20,6 +20,9 @@ from weblock import Locks
 
 TOP = Path(__file__).parents[2]
 
+GUNICORN = "-m gunicorn --no-control-socket --bind=127.0.0.1:{port}"
+"""Without the socket by which it is told things: all of a user's servers have the same, and quarrel over it."""
+
 APP = "tests.e2e.asgi_app:app"
 FASTAPI = "-W error -m tests.e2e.uvicorn_app {port}"
 
@@ -48,21 +51,18 @@ KINDS = {
     "granian": Kind(
         f"-m granian {APP} --interface=asgi --port={{port}} --log-level=warning --no-ws"
     ),
-    "gunicorn": Kind(
-        f"-m gunicorn {APP} --worker-class=asgi --bind=127.0.0.1:{{port}} --log-level=warning"
-    ),
+    "gunicorn": Kind(f"{GUNICORN} {APP} --worker-class=asgi --log-level=warning"),
     "fastapi-file": Kind(FASTAPI),
     "fastapi-redis": Kind(FASTAPI, on_redis),
 }
 """``LockMiddleware`` on every kind of ASGI server, and FastAPI on both engines of several processes."""
 
 WSGI = "tests.e2e.wsgi_app:app"
-GUNICORN = f"-m gunicorn {WSGI} --bind=127.0.0.1:{{port}}"
 
 WSGI_KINDS = {
-    "sync": Kind(f"{GUNICORN} --workers=2 --preload"),
-    "gthread": Kind(f"{GUNICORN} --worker-class=gthread --threads=4"),
-    "gevent": Kind(f"{GUNICORN} --worker-class=gevent"),
+    "sync": Kind(f"{GUNICORN} {WSGI} --workers=2 --preload"),
+    "gthread": Kind(f"{GUNICORN} {WSGI} --worker-class=gthread --threads=4"),
+    "gevent": Kind(f"{GUNICORN} {WSGI} --worker-class=gevent"),
     "waitress": Kind(
         f"-m waitress --listen=127.0.0.1:{{port}} --channel-request-lookahead=1 {WSGI}"
     ),

@@ -37,7 +37,10 @@ CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON shop_item
 """
 """A COMMIT takes its time, in which a lock that was released too early lets another in."""
 
-GUNICORN = "gunicorn --workers 2 --timeout 100 --log-level warning tests.e2e.django_apps:wsgi"
+GUNICORN = (
+    "gunicorn --no-control-socket --workers 2 --timeout 100 --log-level warning"
+    " tests.e2e.django_apps:wsgi"
+)
 SERVERS = {
     "gunicorn-sync": (f"{GUNICORN} --bind 127.0.0.1:{{port}}", 1),
     "gunicorn-gthread": (

@@ -292,7 +292,12 @@ def test_a_gevent_worker_of_gunicorn_computes_under_a_lock(tmp_path: Path) -> No
     (tmp_path / "computes.py").write_text(APPLICATION.format(url=url, PATIENCE=PATIENCE))
     port = free_port()
     command = [sys.executable, "-m", "gunicorn", "-k", "gevent", "--workers=2", "--timeout=100"]
-    command += [f"--bind=127.0.0.1:{port}", f"--pythonpath={tmp_path}", "computes:application"]
+    command += [
+        "--no-control-socket",
+        f"--bind=127.0.0.1:{port}",
+        f"--pythonpath={tmp_path}",
+        "computes:application",
+    ]
 
     def answer() -> bytes:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=PATIENCE) as response:
