@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pkgutil
 import select
 import signal
 import subprocess
@@ -12,16 +11,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.support.nursery import AVAILABLE, Forked, nursery
+from tests.support.nursery import AVAILABLE, Forked, nursery_of_engines
 from tests.support.waiting import PATIENCE
-from weblock import stores
 
 TOP = Path(__file__).parents[2]
 
 WORKERS = "tests.contract.workers"
-
-ENGINES = [each.name for each in pkgutil.walk_packages(stores.__path__, "weblock.stores.")]
-"""With their drivers, which is what takes the time."""
 
 
 class Started(subprocess.Popen[bytes]):
@@ -37,7 +32,7 @@ class Worker:
     def __init__(self, role: str, *args: str | list[str]) -> None:
         words = [each if isinstance(each, str) else json.dumps(each) for each in args]
         if AVAILABLE:
-            self._run(Forked(nursery(WORKERS, *ENGINES), WORKERS, role, *words))
+            self._run(Forked(nursery_of_engines(), WORKERS, role, *words))
         else:
             self.start(WORKERS, role, *words)
 

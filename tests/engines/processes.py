@@ -9,7 +9,7 @@ import signal
 import textwrap
 from typing import Any
 
-from tests.support.nursery import Forked, nursery
+from tests.support.nursery import Forked, nursery_of_engines
 from tests.support.waiting import PATIENCE
 
 CODE = "tests.engines.child"
@@ -27,7 +27,7 @@ class Child:
     """A process that has ``locks``, on the engine under test."""
 
     def __init__(self, url: str, *, before: str = "") -> None:
-        self._process = Forked(nursery(CODE), CODE, url)
+        self._process = Forked(nursery_of_engines(), CODE, url)
         self.pid = self._process.pid
         if before:
             self.run(before)

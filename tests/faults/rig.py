@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -16,13 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from tests.support.waiting import PATIENCE
+from tests.support.nursery import Forked, nursery_of_engines
+from tests.support.waiting import PATIENCE, eventually
 from weblock import Locks
 
 from .history import History, Span, out_of_order, overlaps, read, unexcused
 from .worker import KEY, now
 
-TOP = Path(__file__).parents[2]
 TTL = 1.0
 DURABLE: dict[str, Any] = {"appendonly": "yes", "appendfsync": "always"}
 """How a server is set up that keeps its data over a restart."""
@@ -73,9 +70,7 @@ class Workers:
 
     def kill_one(self) -> None:
         """Kills a process, and starts another in its place."""
-        victim = self.processes.pop(0)
-        victim.kill()
-        self._reap(victim)
+        self.processes.pop(0).close()
         self.processes.append(self._new())
 
     def stop_one(self, lasting: float) -> None:
@@ -99,10 +94,9 @@ class Workers:
         """Ends them. Nobody overlapped, every fence was higher, and nothing is left."""
         self.go_on()
         for process in self.processes:
-            assert process.stdin
             process.stdin.close()
-        for process in self.processes:
-            assert process.wait(PATIENCE) == 0
+        eventually(lambda: None not in [process.poll() for process in self.processes])
+        assert [process.poll() for process in self.processes] == [0] * len(self.processes)
         history = self.history()
         overlapped = unexcused(overlaps(history.holds), self._losses)
         assert not overlapped, f"they overlapped: {overlapped[:3]}"
@@ -126,24 +120,13 @@ class Workers:
             self._begun += news.count(b'"event": "began"')
         return self._begun
 
-    def _new(self) -> subprocess.Popen[bytes]:
+    def _new(self) -> Forked:
         words = [next(self._faces), self._folder.name, json.dumps(self._options), *self._urls]
-        return subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "tests.faults.worker", *words],
-            cwd=TOP,
-            stdin=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(TOP)},
-        )
-
-    def _reap(self, process: subprocess.Popen[bytes]) -> None:
-        process.wait()
-        if process.stdin:
-            process.stdin.close()
+        return Forked(nursery_of_engines(), "tests.faults.worker", *words)
 
     def close(self) -> None:
         for process in self.processes:
-            process.kill()
-            self._reap(process)
+            process.close()
         self._folder.cleanup()
 
     def __enter__(self) -> Self:

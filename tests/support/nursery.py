@@ -10,6 +10,7 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import signal
 import socket
 import subprocess
@@ -21,6 +22,9 @@ from pathlib import Path
 from typing import Any
 
 TOP = Path(__file__).parents[2]
+
+RUNS = -1
+"""In the place of the status of a process that has not ended."""
 
 AVAILABLE = hasattr(os, "fork") and hasattr(socket, "send_fds")
 
@@ -45,13 +49,33 @@ class Forked:
         self._status: int | None = None
 
     def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Sends a signal, unless it is known to have ended: its id may be another's by then."""
         if self._status is None:
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, number)
 
     def wait(self) -> int:
         """Returns how it ended, when it has ended."""
-        if self._status is None:
-            self._status = os.waitstatus_to_exitcode(self._nursery.ask("wait", self.pid, 0))
+        status = self._look(0)
+        assert status is not None
+        return status
+
+    def poll(self) -> int | None:
+        """How it ended; ``None`` if it runs."""
+        return self._look(os.WNOHANG)
+
+    def close(self) -> None:
+        """Kills it if it runs, and closes the pipes to it."""
+        self.kill()
+        self.wait()
+        for pipe in (self.stdin, self.stdout):
+            pipe.close()
+
+    def _look(self, options: int) -> int | None:
+        if self._status is None and (status := self._nursery.ask("wait", self.pid, options)) >= 0:
+            self._status = os.waitstatus_to_exitcode(status)
         return self._status
 
     def wait_until_stopped(self) -> None:
@@ -90,6 +114,16 @@ def nursery(*modules: str) -> Nursery:
     return Nursery(*modules)
 
 
+@cache
+def nursery_of_engines() -> Nursery:
+    """The one that has imported all engines with their drivers, which is what takes the time."""
+    from weblock import stores  # A page of the docs, which is forked too, begins without weblock.
+
+    return nursery(
+        *(each.name for each in pkgutil.walk_packages(stores.__path__, "weblock.stores."))
+    )
+
+
 def main() -> None:
     """Is the nursery; and, where it has forked, the process that was wanted."""
     control = socket.socket(fileno=int(sys.argv[1]))
@@ -123,7 +157,8 @@ def _serve(control: socket.socket) -> list[Any] | None:
             for fd in fds:
                 os.close(fd)
         else:
-            _pid, answer = os.waitpid(*rest)
+            pid, status = os.waitpid(*rest)
+            answer = status if pid else RUNS
         control.send(str(answer).encode())
 
 

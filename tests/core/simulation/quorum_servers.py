@@ -82,7 +82,9 @@ class QuorumServer(RedisServer):
         assert self.observer is not None
         self.observer.forgot()
 
-    def _change(self, script: Script, keys: list[str], args: list[str]) -> tuple[Any, list[Any]]:
+    def _change(
+        self, script: Script, keys: Sequence[str], args: Sequence[str]
+    ) -> tuple[Any, list[Any]]:
         raw = self._model.evaluate(self._scripted(script), keys, args)
         several = script is scripts.REFRESH
         replies = [reply_of(each) for each in (raw if several else [raw])]
@@ -91,7 +93,7 @@ class QuorumServer(RedisServer):
             self._sometimes(seen)
         return raw, replies
 
-    def _not_after_release(self, script: Script, args: list[str], replies: list[Any]) -> None:
+    def _not_after_release(self, script: Script, args: Sequence[str], replies: list[Any]) -> None:
         """What was released does not come back, however late a request of its owner arrives."""
         owner, answer = args[0], replies[0].answer
         if script is scripts.RELEASE:

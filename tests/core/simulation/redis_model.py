@@ -32,7 +32,8 @@ class RedisModel:
         self.replica_once = False
         self.flushed = False
         self.full = self._wrote = False
-        self._now = now
+        self._clock = now
+        self._frozen: int | None = None
         self.publish = publish
         self._expires: dict[str, int] = {}
         self._started_at = now() - LONG_AGO
@@ -46,8 +47,12 @@ class RedisModel:
         """What a script returns."""
         _serving[0] = self
         self._wrote = False
+        self._frozen = self._clock()  # A script sees one time from its first line to its last.
         _watch(_recorded[-1].setdefault(script.name, _lua.table()) if _recorded else None)
-        return _from_lua(_compiled(script.text)(_table(keys), _table(args)))
+        try:
+            return _from_lua(_compiled(script.text)(_table(keys), _table(args)))
+        finally:
+            self._frozen = None
 
     def flush(self) -> None:
         self.values, self._expires, self.flushed = {}, {}, True
@@ -108,13 +113,17 @@ class RedisModel:
         ]
 
     def call(self, command: str, *args: Any) -> Any:
-        words = [_word(each) for each in args]
-        if words and command != "PUBLISH":
+        words = [each if type(each) is str else _word(each) for each in args]
+        if words and words[0] in self._expires and command != "PUBLISH":
             self._expire(words[0])
-        # A script that has written may go on, whatever it needs.
-        assert not self.full or self._wrote or command not in _MEMORY, "OOM command not allowed"
-        self._wrote |= command in _MEMORY or command in _WRITES
-        return getattr(self, f"_{command.lower()}")(*words)
+        if command in _CHANGING:
+            # A script that has written may go on, whatever it needs.
+            assert not self.full or self._wrote or command not in _MEMORY, "OOM command not allowed"
+            self._wrote = True
+        return getattr(self, _METHODS[command])(*words)
+
+    def _now(self) -> int:
+        return self._clock() if self._frozen is None else self._frozen
 
     def _expire(self, key: str) -> None:
         if self._expires.get(key, _NEVER) <= self._now():
@@ -237,7 +246,15 @@ _NEVER = 1 << 62
 _MEMORY = frozenset({"SET", "HSET", "HINCRBY", "ZADD"})
 """What a server refuses whose memory is full."""
 
-_WRITES = frozenset({"DEL", "HDEL", "ZREM", "ZPOPMIN", "PEXPIRE"})
+_CHANGING = _MEMORY | {"DEL", "HDEL", "ZREM", "ZPOPMIN", "PEXPIRE"}
+
+_COMMANDS = (
+    *("TIME", "INFO", "PING", "PUBLISH", "DEL", "EXISTS", "SET", "PEXPIRE"),
+    *("HGET", "HMGET", "HSET", "HDEL", "HINCRBY"),
+    *("ZADD", "ZREM", "ZPOPMIN", "ZCARD", "ZRANGE", "ZRANK"),
+)
+
+_METHODS = {command: f"_{command.lower()}" for command in _COMMANDS}
 
 _serving: list[Any] = [None]
 """The server whose script runs."""
@@ -294,14 +311,16 @@ def _word(argument: Any) -> str:
 def _to_lua(reply: Any) -> Any:
     if reply is None:
         return False
-    return _table([_to_lua(each) for each in reply]) if isinstance(reply, list) else reply
+    if isinstance(reply, list):
+        return _lua.table_from([False if each is None else each for each in reply])
+    return reply
 
 
 def _from_lua(value: Any) -> Any:
-    if isinstance(value, float):
-        return int(value)
     if isinstance(value, str):
         return value.encode()
+    if isinstance(value, float):
+        return int(value)
     if value is False:
         return None
     if lua51.lua_type(value) != "table":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import hiredis
@@ -49,7 +50,7 @@ class Parcel:
     life: int
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({[_words(each)[:1] for each in self.commands]})"
+        return f"{type(self).__name__}({[_words(each)[0] for each in self.commands]})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -129,7 +130,7 @@ class RedisServer(RedisEngine):
             replies.refused |= isinstance(raw, Exception)
         return replies
 
-    def _execute(self, words: list[str]) -> tuple[Any, list[Reply]]:
+    def _execute(self, words: Sequence[str]) -> tuple[Any, list[Reply]]:
         if words[0] == "INFO":
             return self._introduction(), []
         assert words[0] in {"EVAL", "EVALSHA"}, words
@@ -146,7 +147,9 @@ class RedisServer(RedisEngine):
             return self._model.evaluate(Script("", text, sha), keys, args), []
         return self._change(known, keys, args)
 
-    def _change(self, script: Script, keys: list[str], args: list[str]) -> tuple[Any, list[Reply]]:
+    def _change(
+        self, script: Script, keys: Sequence[str], args: Sequence[str]
+    ) -> tuple[Any, list[Reply]]:
         """Runs a script, and shows the truth each transition that it made."""
         asked = _meaning(script, keys, args)
         pulses: list[Changing] = [*asked.pulses] if isinstance(asked, Refresh) else [asked]
@@ -167,7 +170,7 @@ class RedisServer(RedisEngine):
         return raw, replies
 
     def _between(
-        self, script: Script, keys: list[str], args: list[str], pulses: int, key: str
+        self, script: Script, keys: Sequence[str], args: Sequence[str], pulses: int, key: str
     ) -> Iterator[KeyState]:
         """The states between the heartbeats of one script, which nobody sees from outside."""
         for count in range(1, pulses):
@@ -226,17 +229,19 @@ class RedisServer(RedisEngine):
         self.observer.sometimes(what)  # type: ignore[union-attr]
 
 
-def _words(command: bytes) -> list[str]:
+@lru_cache(1024)
+def _words(command: bytes) -> tuple[str, ...]:
+    """What a command says. It is asked when it is sent, when it arrives, and when it is told of."""
     reader = hiredis.Reader()
     reader.feed(command)
-    return [word.decode() for word in reader.gets()]
+    return tuple(word.decode() for word in reader.gets())
 
 
 def _sha(text: str) -> str:
     return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
-def _keys_and_args(words: list[str]) -> tuple[list[str], list[str]]:
+def _keys_and_args(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     count = int(words[2])
     return words[3 : 3 + count], words[3 + count :]
 
@@ -249,7 +254,9 @@ def _asked(command: bytes) -> Acquire | Release | Refresh | None:
     return _meaning(script, *_keys_and_args(words)) if script in OF_A_LEASE else None
 
 
-def _meaning(script: Script, keys: list[str], args: list[str]) -> Acquire | Release | Refresh:
+def _meaning(
+    script: Script, keys: Sequence[str], args: Sequence[str]
+) -> Acquire | Release | Refresh:
     key = LAYOUT.lock_of(keys[0])
     assert key is not None, keys
     if script is scripts.ACQUIRE:
