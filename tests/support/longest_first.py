@@ -19,6 +19,9 @@ LONG = (
     "tests/core/test_simulation.py",
     "tests/contract/test_mutual_exclusion.py",
     "tests/engines/test_gevent.py",
+    "tests/e2e/test_tutorials.py",
+    "tests/e2e/test_versions.py",
+    "tests/contrib/django/test_admin.py::test_in_a_browser",
     "tests/e2e/test_demo.py",
     "tests/test_benchmarks.py",
 )
