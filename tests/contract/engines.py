@@ -14,6 +14,12 @@ from tests.servers import a_redis, a_valkey, fresh_memcached, fresh_quorum, fres
 from tests.servers.postgres import fresh_postgresql
 from tests.servers.zookeeper import fresh_zookeeper
 
+PATIENT = {"timeout": 5, "connect_timeout": 5}
+"""Options of quorums, where a server has a quarter of a second for an answer.
+
+None of these servers is ever down: one that does not answer waits for a processor.
+"""
+
 
 @dataclass(frozen=True)
 class Promises:
@@ -73,8 +79,10 @@ ENGINES = {
         sections=256,
     ),
     "zookeeper": Promises(lambda tmp: fresh_zookeeper(), several=True, face="sync", sections=384),
-    "redlock-3": Promises(lambda tmp: fresh_quorum(3), face="asyncio", sections=1_024),
-    "redlock-5": Promises(lambda tmp: fresh_quorum(5), face="sync", faces=(), sections=1_024),
+    "redlock-3": Promises(lambda tmp: fresh_quorum(3, **PATIENT), face="asyncio", sections=1_024),
+    "redlock-5": Promises(
+        lambda tmp: fresh_quorum(5, **PATIENT), face="sync", faces=(), sections=1_024
+    ),
     # It keeps every promise, but cannot wake another process: a waiter there looks, some milliseconds
     # later, so that a hot key changes hands a tenth as often.
     "memcached": Promises(
