@@ -30,7 +30,6 @@ LIMIT = 500
 """Schedules that a mutant may survive."""
 
 
-@pytest.mark.timeout(900)
 def test_no_schedule_violates_a_property() -> None:
     """Nobody overlaps and fences increase, whatever clocks show; leases outlive half-moved slots."""
     CLUSTER.hold_to_it(SCHEDULES)
@@ -68,7 +67,6 @@ def test_clocks_that_are_taken_for_one_are_noticed(
     assert noticed(mistaken, (first, *range(LIMIT)), ("P1",)), f"it survived {LIMIT} schedules"
 
 
-@pytest.mark.timeout(900)
 def test_slots_may_move_several_times_within_a_ttl() -> None:
     """Nobody overlaps where the differences of several clocks add up."""
     MOVING.hold_to_it(50)

@@ -13,7 +13,6 @@ LIMIT = 300
 """Schedules that a mutant may survive."""
 
 
-@pytest.mark.timeout(900)
 def test_a_keeper_that_dies_costs_nobody_a_lease() -> None:
     """No lease is lost that is renewed, and nobody waits for long, however often keepers die."""
     KEEPERS.hold_to_it(SCHEDULES)

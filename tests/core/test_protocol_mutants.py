@@ -30,7 +30,6 @@ def hunt(index: int) -> Death:
         return Death(index, noticed(CORE.schedule, mutant.seeds(LIMIT), mutant.killers))
 
 
-@pytest.mark.timeout(900)
 def test_no_mutant_survives(capsys: pytest.CaptureFixture[str]) -> None:
     """Each mistake violates a property that it should violate, within a few thousand schedules."""
     deaths = sorted(on_all_processors(hunt, range(len(MUTANTS))))

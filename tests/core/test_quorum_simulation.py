@@ -20,7 +20,6 @@ LIMIT = 1_000
 """Schedules that a mutant may survive."""
 
 
-@pytest.mark.timeout(900)
 def test_no_schedule_violates_a_property() -> None:
     """No two hold, fences increase, nothing is left behind, and a minority's faults stop nobody."""
     QUORUM.hold_to_it(SCHEDULES)
@@ -62,13 +61,11 @@ def test_servers_that_forget_are_borne() -> None:
     run_all(range(30), Variant(forgetful=True))
 
 
-@pytest.mark.timeout(900)
 def test_fences_increase_though_servers_fail_one_by_one() -> None:
     """One was away, one has lost its data, one is down: fences go on, whatever clients' clocks show."""
     run_all(range(60), Variant(one_by_one=True, properties=(Mutex, Fences)))
 
 
-@pytest.mark.timeout(900)
 def test_servers_may_be_behind_by_less_than_they_recover_for() -> None:
     """A server that has lost its data goes by its own clock, which has that much time to spare."""
     run_all(range(60), Variant(one_by_one=True, behind=1.5, properties=(Mutex, Fences)))
@@ -81,7 +78,6 @@ def hunt(index: int) -> tuple[str, str]:
         return mutant.name, noticed(quorum_schedule, mutant.seeds(LIMIT), mutant.killers)
 
 
-@pytest.mark.timeout(900)
 def test_no_mutant_of_the_quorum_survives() -> None:
     """Votes that are miscounted, fences that differ, releases that are left out: each is noticed."""
     deaths = list(on_all_processors(hunt, range(len(MUTANTS))))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import pytest
-
 from .simulation.campaign import noticed
 from .simulation.redis_campaign import (
     REDIS,
@@ -18,13 +16,11 @@ from .simulation.redis_campaign import (
 SCHEDULES = 300
 
 
-@pytest.mark.timeout(900)
 def test_no_schedule_violates_a_property() -> None:
     """P1 to P11 hold over restarts, lost writes, promotions and flushes, without allowance."""
     REDIS.hold_to_it(SCHEDULES)
 
 
-@pytest.mark.timeout(900)
 def test_without_recovery_two_hold_a_key() -> None:
     """The same schedules find it when a server that has lost leases grants at once."""
     assert noticed(partial(redis_schedule, recovery=0.0), range(3_000), ("P1",))

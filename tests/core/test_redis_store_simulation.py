@@ -23,7 +23,6 @@ LIMIT = 600
 Mistake = tuple[Any, str, Callable[..., Any]]
 
 
-@pytest.mark.timeout(900)
 def test_no_schedule_violates_a_property() -> None:
     """P1 to P11 hold for the store, over resets, lost data, flushes, and dead subscriptions."""
     STORE.hold_to_it(SCHEDULES)

@@ -94,7 +94,6 @@ def test_mutants_that_change_nothing_are_mutants() -> None:
     assert [each for each in EQUIVALENT if names.count(each) != 1] == []
 
 
-@pytest.mark.timeout(900)
 def test_no_mutant_of_the_scripts_survives(capsys: pytest.CaptureFixture[str]) -> None:
     """Each call dropped, comparison flipped or number doubled is noticed, but for those that change nothing.
 

@@ -21,7 +21,6 @@ from .simulation.swarm import Swarm
 SCHEDULES = 1_000
 
 
-@pytest.mark.timeout(900)
 def test_no_schedule_violates_a_property() -> None:
     """P1 to P12 hold after every event of thousands of schedules, which meet every rare state."""
     CORE.hold_to_it(SCHEDULES)

@@ -21,7 +21,6 @@ LIMIT = 1_000
 """Schedules that a mutant may survive."""
 
 
-@pytest.mark.timeout(900)
 def test_a_clock_that_steps_deceives_a_holder_only_briefly() -> None:
     """No deadline is later than what was asked for, and two hold a key until one renews, no longer."""
     CLOCKS.hold_to_it(SCHEDULES)
@@ -35,7 +34,6 @@ def test_a_holder_that_believes_the_clock_is_noticed(mutant: Mutant) -> None:
     assert found, f"it survived {LIMIT} schedules"
 
 
-@pytest.mark.timeout(900)
 def test_the_clock_of_a_redis_server_steps() -> None:
     """With the Lua that is shipped, too, and fences increase although the server's clock is set back."""
     REDIS_CLOCKS.hold_to_it(100)
