@@ -10,6 +10,7 @@ from pathlib import Path
 
 from . import (
     cases,
+    far,
     flame,
     goals,
     growth,
@@ -27,6 +28,7 @@ from .report import Findings, show, write_between_marks
 CASES = {
     **cases.CASES,
     **redis_peers.CASES,
+    **far.CASES,
     **redlock_peers.CASES,
     **postgresql_peers.CASES,
     **web.CASES,

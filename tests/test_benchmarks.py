@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +15,7 @@ import pytest
 
 from benchmarks import machine
 from benchmarks.__main__ import main
+from benchmarks.distance import distant
 from benchmarks.flame import sampled
 from benchmarks.flame_svg import flame_graph
 from benchmarks.goals import Race, Racer
@@ -35,6 +39,31 @@ def test_the_quick_mode_of_a_case_prints_its_table() -> None:
     assert "**Uncontended, blocking**" in printed
     assert "| weblock file:// |" in printed
     assert "met |" in printed
+
+
+def test_a_distant_server_is_heard_later_and_in_order() -> None:
+    """What is said arrives whole, each way by the delay later, and so does the end of a connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+
+        def echo() -> None:
+            there, _ = listener.accept()
+            with there:
+                while data := there.recv(1000):
+                    there.sendall(data)
+
+        echoing = pool.submit(echo)
+        with distant(listener.getsockname()[1], 0.05) as port:
+            with socket.create_connection(("127.0.0.1", port), timeout=60) as here:
+                began, heard = time.monotonic(), b""
+                for number in range(100):
+                    here.sendall(b"%03d" % number)
+                while len(heard) < 300:
+                    heard += here.recv(1000)
+                assert time.monotonic() - began >= 0.1
+                assert heard == b"".join(b"%03d" % number for number in range(100))
+                here.shutdown(socket.SHUT_WR)
+                assert here.recv(1000) == b""
+            echoing.result(timeout=60)
 
 
 def test_the_processor_time_of_a_function_is_sampled_with_its_callers() -> None:
