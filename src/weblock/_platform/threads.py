@@ -85,7 +85,7 @@ class BackgroundThread:
         return self._thread is threading.current_thread()
 
     def join(self, timeout: float | None = None) -> None:
-        """Waits until it has ended; not in the thread itself, where a callback may call this."""
+        """Wait until it has ended; not in the thread itself, where a callback may call this."""
         thread = self._thread
         if thread and thread.ident and thread is not threading.current_thread():
             thread.join(timeout)
@@ -168,7 +168,7 @@ class CallQueue:
         return True
 
     def join(self, timeout: float) -> None:
-        """Waits until what was given so far has been called, at most ``timeout`` seconds."""
+        """Wait until what was given so far has been called, at most ``timeout`` seconds."""
         if self._thread.running and not self._thread.is_current:
             done = threading.Event()
             self.call(done.set)

@@ -52,7 +52,7 @@ class Turns:
             free.put(Turn(self))
 
     def lost(self) -> None:
-        """Replaces a turn that was lost."""
+        """Replace a turn that was lost."""
         try:
             self._on_lost()
         finally:

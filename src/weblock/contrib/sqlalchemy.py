@@ -372,7 +372,7 @@ class _Fenced:
         return True
 
     def execute(self, state: ORMExecuteState) -> Any:
-        """Runs a statement of the session, which the database may refuse because of another section."""
+        """Run a statement of the session, which the database may refuse because of another section."""
         try:
             return state.invoke_statement()
         except DBAPIError as error:

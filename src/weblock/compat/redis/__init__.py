@@ -71,7 +71,7 @@ class Lock(BaseLock[Lease]):
             return self._is_ours(_locks.of(self.redis).inspect(self.name))
 
     def release(self) -> None:
-        """Gives it back. Raises ``LockError`` if it was not acquired or is not ours any more."""
+        """Release the lock. Raises ``LockError`` if it was not acquired or is not ours any more."""
         lease = self._held("release")
         self._local.lease = None
         with translated(self.name):

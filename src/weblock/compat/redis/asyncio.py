@@ -60,7 +60,7 @@ class Lock(BaseLock[AsyncLease]):
             return self._is_ours(await _locks.of(self.redis).inspect(self.name))
 
     async def release(self) -> None:
-        """Gives it back, also if it is cancelled. Raises ``LockError`` if it was not ours."""
+        """Release the lock, also if it is cancelled. Raises ``LockError`` if it was not ours."""
         lease = self._held("release")
         self._local.lease = None
         with translated(self.name):

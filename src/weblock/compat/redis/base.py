@@ -131,7 +131,7 @@ class _OfThread(_Local[L], threading.local):
 
 @contextlib.contextmanager
 def translated(name: str) -> Iterator[None]:
-    """Raises what redis-py would."""
+    """Raise what redis-py would."""
     try:
         yield
     except LeaseLost as error:

@@ -107,7 +107,7 @@ class Guard:
         return any(database in each.databases for each in self.leases())
 
     def raise_on(self, connection: Any) -> None:
-        """Writes the fences that a database does not know yet. Raises ``StaleFence``, ``FenceLocked``.
+        """Write the fences that a database does not know yet. Raises ``StaleFence``, ``FenceLocked``.
 
         Outside of any transaction: each is committed by itself.
         """
@@ -119,7 +119,7 @@ class Guard:
                 guarded.known_to.add(connection.alias)
 
     def check_on(self, connection: Any) -> None:
-        """Raises ``StaleFence`` if another section has begun; keeps others out until COMMIT.
+        """Raise ``StaleFence`` if another section has begun; keep others out until COMMIT.
 
         A transaction that turns out to be read-only passes: it commits nothing.
         """

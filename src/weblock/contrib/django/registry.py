@@ -70,7 +70,7 @@ class LocksByAlias(Mapping[str, L], Generic[L]):
             raise ConfigurationError(f"WEBLOCK[{given.alias!r}]: {error}") from error
 
     def after_fork(self) -> None:
-        """Replaces the mutex, which another thread of the parent may have held."""
+        """Replace the mutex, which another thread of the parent may have held."""
         self._guard = threading.Lock()
 
 

@@ -63,7 +63,7 @@ setting_changed.connect(_close_engines, dispatch_uid="weblock.testing")
 
 
 def refuse_transaction_of_test() -> None:
-    """Raises ``ConfigurationError`` inside a ``TestCase``, whose rows no other thread would see."""
+    """Raise ``ConfigurationError`` inside a ``TestCase``, whose rows no other thread would see."""
     if _in_transaction():
         raise ConfigurationError(
             "this test runs in a transaction, of which concurrent requests see nothing: use"

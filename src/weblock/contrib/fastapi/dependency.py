@@ -205,7 +205,7 @@ def values_for(template: KeyTemplate, connection: HTTPConnection) -> Mapping[str
 
 
 def refuse_unknown_path_parameters(template: KeyTemplate, known: Mapping[str, object]) -> None:
-    """Raises ``ConfigurationError`` where the template names a path parameter that is not known."""
+    """Raise ``ConfigurationError`` where the template names a path parameter that is not known."""
     for source in template.in_request().values():
         if source.kind == "path" and source.name not in known:
             there = ", ".join(map(repr, known)) or "none"

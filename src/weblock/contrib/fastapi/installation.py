@@ -37,7 +37,7 @@ def install(
     rewrite: Rewrite | None = None,
     **options: Unpack[LocksOptions],
 ) -> AsyncLocks:
-    """Makes ``Depends(lock(...))`` work in ``app``, and returns its locks.
+    """Make ``Depends(lock(...))`` work in ``app``, and return its locks.
 
     ``locks`` is an ``AsyncLocks``, or an engine's URL, with ``options``; without it, ``file://``.
     Locks made here free their connections when the application shuts down, and open again when

@@ -51,7 +51,7 @@ class LockingRoute:
 
 
 def check_keys(routes: Sequence[Any]) -> None:
-    """Raises ``ConfigurationError`` for a key that a route can never fill in, naming both.
+    """Raise ``ConfigurationError`` for a key that a route can never fill in, naming both.
 
     Warns of a key that is made of a part of the path as the URL spells it.
     """

@@ -109,7 +109,7 @@ class Links(Protocol):
     def close(self) -> None: ...
 
     def abandon(self) -> None:
-        """Closes the copies that a forked child has inherited; the parent's stay as they are."""
+        """Close the copies that a forked child has inherited; the parent's stay as they are."""
 
 
 class Introduce(Protocol):
@@ -174,7 +174,7 @@ class Wire:
         return outcome
 
     async def run_all(self, calls: Sequence[Call]) -> list[Outcome]:
-        """Runs scripts side by side: what each returned, or ``EngineUnavailable``."""
+        """Run scripts side by side, and return the answer of each, or its ``EngineUnavailable``."""
         outcomes: list[Outcome] = [None] * len(calls)
         pending = list(range(len(calls)))
 
