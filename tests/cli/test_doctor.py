@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -17,6 +17,8 @@ from weblock.stores.file import diagnosis as of_directories
 from weblock.stores.findings import Finding, Level, bytes_of, time_of
 from weblock.stores.memcached import diagnosis as of_memcached
 from weblock.stores.memcached import open_engine
+from weblock.stores.postgresql import diagnosis as of_postgresql
+from weblock.stores.postgresql.settings import parse as postgresql_settings
 from weblock.stores.redis.diagnosis import Seen, of_clocks, of_server
 from weblock.stores.redis.settings import Address, Settings, parse
 
@@ -187,6 +189,37 @@ def test_postgresql_is_examined(told) -> None:
     assert "weblock ddl" in missing["table"]["remedy"]
     nowhere = findings(told, "--url", "postgresql://127.0.0.1:1/db")
     assert nowhere["reachable"]["level"] == "problem"
+
+
+POSTGRESQL: Final = {"fsync": "on", "synchronous_commit": "on", "standbys": "", "replicas": "1"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "options", "subject", "level", "said"),
+    [
+        ({}, "", "persistence", Level.OK, "before it answers"),
+        ({"synchronous_commit": "off"}, "", "persistence", Level.WARNING, "ALTER ROLE"),
+        ({"standbys": "*"}, "", "replicas", Level.OK, "before it is granted"),
+        ({}, "", "replicas", Level.OK, "none is granted for 10 s"),
+        ({}, "?recovery=off", "replicas", Level.WARNING, "synchronous_standby_names"),
+        (
+            {"standbys": "*", "synchronous_commit": "local"},
+            *("?recovery=off", "replicas", Level.WARNING, "Leave recovery"),
+        ),
+    ],
+)
+def test_what_a_crash_and_a_promotion_cost_on_postgresql(
+    *, facts, options, subject, level, said
+) -> None:
+    """It depends on ``synchronous_commit``, ``synchronous_standby_names`` and ``recovery``."""
+    settings = postgresql_settings(f"postgresql://x/db{options}")
+    known = POSTGRESQL | facts
+    finding = {
+        "persistence": of_postgresql._persistence(known),
+        "replicas": of_postgresql._replicas(known, settings),
+    }[subject]
+    assert finding.level is level
+    assert said in finding.text + finding.remedy
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ seen AS (
 
 # The check before a guarded COMMIT locks the row FOR KEY SHARE. A lease is granted under FOR UPDATE, the
 # only lock that conflicts with it, so no lease is granted before that transaction has ended, and one
-# with an older snapshot cannot overlook the grant. All else locks FOR NO KEY UPDATE, and need not wait.
+# with an older snapshot cannot overlook the grant. So is a lease that is handed over. All else locks FOR NO KEY UPDATE, and need not wait.
 _ACQUIRE: Final = """
 WITH {server}, {seen}, free AS (
     SELECT lease.key FROM {table} AS lease CROSS JOIN server
@@ -256,7 +256,7 @@ class Statements:
         self.write_some = prepared("write_some", _WRITE, skip="SKIP LOCKED", free=_UNCHANGED)
         """Rows that another transaction has locked stay as they are."""
         self.grant = prepared("grant", _WRITE, skip="", free=_FREE.format(**parts))
-        """Writes a new lease, unless the transaction of a former holder has checked its own."""
+        """Writes a new lease, or a new owner, unless the transaction of a former one has checked its own."""
         self.granted = prepared("granted", _GRANTED, listed=LISTED)
         self.mark = prepared("mark", _MARK)
         self.marked = prepared("marked", _MARKED)
