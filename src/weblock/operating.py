@@ -103,8 +103,8 @@ def sheet(info: KeyInfo) -> str:
     """Return all that there is to say of one key, a fact on each line, and its queue in order."""
     facts = zip(HEADER, row(info), strict=True)
     lines = [f"{name.lower() + ':':<9}{value}" for name, value in facts]
-    if len(info.holders) > 1:
-        lines += [f"{_of(each)}" for each in info.holders]
+    if any(each.limit != 1 for each in info.holders):
+        lines += map(_of, info.holders)
     lines += [f"{place:>9}. {printable(each)}" for place, each in enumerate(info.waiters, 1)]
     return "\n".join(lines)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -38,6 +39,22 @@ def test_show_has_the_queue_in_order(run, told, locks: Locks) -> None:
     assert f"fence:   {facts['fence']}\n" in output
     assert output.endswith("        1. web-3\n        2. web-2\n")
     assert (facts["holder"], facts["waiters"]) == ("web-1", ["web-3", "web-2"])
+
+
+def test_show_tells_what_holders_share(run, locks: Locks) -> None:
+    """A key that may have several holders is shown with each of them and its limit, also where there is one."""
+    with locks.hold("item:1", limit=3, label="web-1") as lease:
+        alone = f"{'-':>10} web-1 (fence {lease.fence}, limit 3): "
+        assert alone in run("show", "item:1").stdout
+        with ThreadPoolExecutor(1) as thread:
+            other = thread.submit(locks.acquire, "item:1", shared=True, label="web-2").result()
+            output = run("show", "item:1").stdout
+            thread.submit(other.release).result()
+    assert "holder:  web-1 (+1)\n" in output
+    assert alone in output
+    assert f"{'-':>10} web-2 (fence {other.fence}, shared): " in output
+    with locks.hold("item:1", label="web-1"):
+        assert "limit" not in run("show", "item:1").stdout
 
 
 def test_a_free_key_is_the_answer_no(run) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from io import StringIO
 from pathlib import Path
 
@@ -102,6 +103,21 @@ def test_it_lists_holders_and_queues() -> None:
     assert "<script>" not in page.replace('<script src="', "")
     assert "nightly" in found
     assert "item:" not in found
+
+
+def test_it_names_all_who_share_a_key() -> None:
+    """Each of several holders is listed with its fence, below the first and the number of the others."""
+    client = client_of("view_lock")
+    with ThreadPoolExecutor(1) as thread:
+        others = thread.submit(
+            locks["default"].acquire, "item:1", shared=True, label="web\u202e2 <script>"
+        ).result()
+        with locks["default"].hold("item:1", shared=True, label="web-1") as lease:
+            page = client.get(listing()).content.decode()
+        thread.submit(others.release).result()
+    assert "<summary>web\\u202e2 &lt;script&gt; (+1)</summary>" in page
+    assert f"<li>web\\u202e2 &lt;script&gt; ({others.fence})</li>" in page
+    assert f"<li>web-1 ({lease.fence})</li>" in page
 
 
 def test_one_may_look_without_releasing() -> None:

@@ -188,6 +188,7 @@ def _row(info: KeyInfo) -> KeyRow:
         key=printable(info.key),
         holder=info.holder and holder_of(info),
         waiters=tuple(map(printable, info.waiters)),
+        holders=tuple(replace(each, label=printable(each.label)) for each in info.holders),
     )
     return KeyRow(info, shown, since, duration(info.held_for), duration(info.remaining))
 
