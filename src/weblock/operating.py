@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -15,6 +16,16 @@ HEADER: Final = ("KEY", "HOLDER", "FENCE", "HELD", "LEFT", "WAITING")
 """The columns of ``row``."""
 
 
+LOOK_AGAIN: Final = 0.2
+"""Seconds between two looks at a key whose holder was asked to release it."""
+
+GENTLY: Final = 30.0
+"""Seconds that a holder has for it, unless it is said."""
+
+STILL_HELD: Final = 75
+"""How a command exits if the holder goes on."""
+
+
 class ChangedHands(Exception):
     """The key has another holder than the one whose lease was to be taken; that one is ``now``."""
 
@@ -23,6 +34,25 @@ class ChangedHands(Exception):
         super().__init__(f"{printable(repr(key))} has changed hands: it {holder}")
         self.key = key
         self.now = now
+
+
+def step_down(locks: Locks, key: str, fences: Collection[int], *, timeout: float) -> bool:
+    """Ask the holders with these fences to release; return whether all have done so in time.
+
+    ``timeout`` is in seconds. Raises as ``Locks.ask_release`` does.
+    """
+    locks.ask_release(key)
+    give_up_at = time.monotonic() + timeout
+    while not fences_of(locks.inspect(key)).isdisjoint(fences):
+        if time.monotonic() >= give_up_at:
+            return False
+        time.sleep(LOOK_AGAIN)
+    return True
+
+
+def fences_of(info: KeyInfo | None) -> frozenset[int]:
+    """Return the fences of all holders of a key."""
+    return frozenset(holder.fence for holder in info.holders) if info else frozenset()
 
 
 def take_away(locks: Locks, key: str, *, fence: int | None = None, by: str) -> KeyInfo | None:
@@ -129,6 +159,19 @@ def said_of(taken: KeyInfo) -> str:
     """Return what has happened where a lease was taken away."""
     passed = f" It passes to {printable(taken.waiters[0])}." if taken.waiters else ""
     return f"Released {printable(taken.key)}, taken from {holder_of(taken)}.{passed}"
+
+
+def said_of_stepping_down(key: str) -> str:
+    """Return what has happened where a holder has released a key because it was asked to."""
+    return f"Released {printable(key)}, as asked."
+
+
+def still_held(info: KeyInfo) -> str:
+    """Return what to do about a holder that was asked to release a key, and goes on."""
+    return (
+        f"{printable(info.key)} is still held by {holder_of(info)}, which was asked to release it:"
+        " raise --timeout, or take it away with --force"
+    )
 
 
 def _all_lose(info: KeyInfo) -> str:

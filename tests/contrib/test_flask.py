@@ -757,7 +757,10 @@ class TestCommands:
         assert "There may be more" in more.output
         refused = run(args=["weblock", "release", "x"])
         assert (refused.exit_code, "use --force" in refused.output) == (1, True)
-        assert "Released x" in run(args=["weblock", "release", "x", "--force"]).output
+        gently = ["weblock", "release", "x", "--gently", "--timeout", "0"]
+        still = run(args=gently)
+        assert (still.exit_code, "is still held by" in still.output) == (75, True)
+        assert "Released x" in run(args=[*gently, "--force"]).output
         with pytest.raises(LeaseLost):
             lease.release()
         assert "Nobody holds x" in run(args=["weblock", "release", "x", "--force"]).output

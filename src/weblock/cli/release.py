@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import getpass
 import sys
-import time
-from typing import Final
 
 import click
 
-from .. import Locks, operating
+from .. import operating
 from .._platform.logs import printable
-from ..inspection import KeyInfo
 from ..operating import ChangedHands, take_away
 from .app import No, Session, Still, command, pass_session
 from .output import warn
-
-LOOK_AGAIN: Final = 0.2
-"""Seconds between two looks at a key whose holder was asked to release it."""
 
 
 @command("release")
@@ -27,7 +21,7 @@ LOOK_AGAIN: Final = 0.2
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0),
-    default=30.0,
+    default=operating.GENTLY,
     metavar="SECONDS",
     help="How long to wait with --gently; 30 by default.",
 )
@@ -50,39 +44,21 @@ def release_command(
             raise No(f"nobody holds {printable(key)}", {"released": False})
         wanted = info.fence if fence is None else fence
         if gently:
-            if wanted not in _fences(info):
+            fences = operating.fences_of(info)
+            if wanted not in fences:
                 raise ChangedHands(key, info)
-            fences = _fences(info) if fence is None else {fence}
-            if _steps_down(locks, key, fences, timeout):
-                session.say(f"Released {printable(key)}, as asked.", {"released": True})
+            fences = fences if fence is None else frozenset({fence})
+            if operating.step_down(locks, key, fences, timeout=timeout):
+                session.say(operating.said_of_stepping_down(key), {"released": True})
                 return
             if not force:
-                raise Still(
-                    f"{printable(key)} is still held by {operating.holder_of(info)}, which was asked to"
-                    " release it: raise --timeout, or take it away with --force",
-                    {"released": False},
-                )
+                raise Still(operating.still_held(info), {"released": False})
         elif not force:
             _ask(operating.question(info))
         taken = take_away(locks, key, fence=wanted, by=f"{getpass.getuser()} (weblock)")
     if taken is None:
         raise No(f"nobody holds {printable(key)} any more", {"released": False})
     session.say(operating.said_of(taken), {"released": True, **operating.as_dict(taken)})
-
-
-def _steps_down(locks: Locks, key: str, fences: set[int], timeout: float) -> bool:
-    """Ask the holders with these fences to release; return whether all have done so in time."""
-    locks.ask_release(key)
-    give_up_at = time.monotonic() + timeout
-    while not fences.isdisjoint(_fences(locks.inspect(key))):
-        if time.monotonic() >= give_up_at:
-            return False
-        time.sleep(LOOK_AGAIN)
-    return True
-
-
-def _fences(info: KeyInfo | None) -> set[int]:
-    return {holder.fence for holder in info.holders} if info else set()
 
 
 def _ask(question: str) -> None:

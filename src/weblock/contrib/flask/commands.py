@@ -20,6 +20,12 @@ from ...sync import Locks
 T = TypeVar("T")
 
 
+class _Still(click.ClickException):
+    """The holder was asked to release, and goes on."""
+
+    exit_code = operating.STILL_HELD
+
+
 def commands(locks: Locks) -> click.Group:
     """Return the commands of an application with these locks."""
     group = click.Group(
@@ -69,12 +75,21 @@ def _release(locks: Locks) -> click.Command:
     @click.command("release")
     @click.argument("key")
     @click.option("--force", is_flag=True, help="Do not ask.")
-    def command(key: str, *, force: bool) -> None:
+    @click.option("--gently", is_flag=True, help="Ask the holder to release it, and wait for that.")
+    @click.option("--timeout", default=operating.GENTLY, help="Seconds to wait with --gently.")
+    def command(key: str, *, force: bool, gently: bool, timeout: float) -> None:
         """Take KEY away from its holder, for one that hangs."""
         info = _asked(lambda: locks.inspect(key))
         if info is None or info.holder is None:
             raise click.ClickException(f"Nobody holds {printable(key)}.")
-        if not force:
+        if gently:
+            fences = operating.fences_of(info)
+            if _asked(lambda: operating.step_down(locks, key, fences, timeout=timeout)):
+                click.echo(operating.said_of_stepping_down(key))
+                return
+            if not force:
+                raise _Still(operating.still_held(info))
+        elif not force:
             _ask(info)
         by = f"{getpass.getuser()} (flask)"
         taken = _asked(lambda: operating.take_away(locks, key, fence=info.fence, by=by))

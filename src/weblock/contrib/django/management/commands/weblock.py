@@ -67,6 +67,14 @@ class Command(BaseCommand):
         show = actions.add_parser("show", help="the holder of a key, and its queue")
         release = actions.add_parser("release", help="take a key from its holder, by force")
         release.add_argument("--force", action="store_true", help="do not ask")
+        release.add_argument(
+            "--gently",
+            action="store_true",
+            help="ask the holder to release it, and wait until it has",
+        )
+        release.add_argument(
+            "--timeout", type=float, default=operating.GENTLY, help="seconds to wait so (30)"
+        )
         rules = actions.add_parser("rules", help="what a request locks, and by which rule")
         rules.add_argument("method", type=str.upper, help="POST, say")
         rules.add_argument("target", help="its path or URL")
@@ -96,7 +104,7 @@ class Command(BaseCommand):
                 case "show":
                     self._show(alias, options["key"], as_json=options["json"])
                 case "release":
-                    self._release(alias, options["key"], ask=not options["force"])
+                    self._release(alias, options["key"], options)
                 case "run":
                     self._run(alias, options["key"], options["command"], options)
         except (WeblockError, ChangedHands) as error:
@@ -128,11 +136,18 @@ class Command(BaseCommand):
         else:
             self._say(operating.sheet(info))
 
-    def _release(self, alias: str, key: str, *, ask: bool) -> None:
+    def _release(self, alias: str, key: str, options: dict[str, Any]) -> None:
         info = locks[alias].inspect(key)
         if info is None or info.holder is None:
             raise CommandError(f"Nobody holds {printable(key)}.")
-        if ask and not self._agrees(info):
+        if options["gently"]:
+            fences = operating.fences_of(info)
+            if operating.step_down(locks[alias], key, fences, timeout=options["timeout"]):
+                self._say(operating.said_of_stepping_down(key))
+                return
+            if not options["force"]:
+                raise CommandError(operating.still_held(info), returncode=operating.STILL_HELD)
+        elif not options["force"] and not self._agrees(info):
             raise CommandError("Nothing was released.")
         by = f"{getpass.getuser()} (manage.py)"
         taken = take_away(locks[alias], key, fence=info.fence, by=by)
