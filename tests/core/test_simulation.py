@@ -22,7 +22,7 @@ SCHEDULES = 1_000
 
 
 def test_no_schedule_violates_a_property() -> None:
-    """P1 to P12 hold after every event of thousands of schedules, which meet every rare state."""
+    """P1 to P13 hold after every event of thousands of schedules, which meet every rare state."""
     CORE.hold_to_it(SCHEDULES)
 
 
@@ -67,6 +67,8 @@ swarms = st.builds(
     crashes=st.integers(0, 2),
     closes=st.integers(0, 1),
     calm_at=st.floats(2.0, 5.0),
+    limited=rates(1.0),
+    asks=rates(0.5),
 )
 
 
@@ -104,6 +106,6 @@ def test_another_seed_is_another_schedule() -> None:
 
 
 def test_every_property_has_its_name() -> None:
-    """The properties are P1 to P12, each under its own name."""
+    """The properties are P1 to P13, each under its own name."""
     names = sorted(int(each.name.split()[0].removeprefix("P")) for each in PROPERTIES)
-    assert names == list(range(1, 13))
+    assert names == list(range(1, 14))

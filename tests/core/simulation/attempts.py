@@ -5,15 +5,21 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
+from typing import Final
 
 from weblock._core.holding import Holding, Status, Terms
+from weblock._core.table import SHARED
 from weblock.errors import AlreadyHeld, EngineUnavailable, LeaseLost, LockTimeout, WeblockError
 
 from .client import Client
 from .process import Cancelled
 from .swarm import Swarm
 from .truth import Truth
+
+LIMITS: Final = (2, 3, SHARED)
+"""Those that callers name who do not want a key to themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +33,14 @@ class Plan:
     extends: bool
     nests: bool
     checks: bool
+    asks: bool
 
     @classmethod
     def drawn(cls, random: Random, swarm: Swarm) -> Plan:
         def happens(probability: float) -> bool:
             return random.random() < probability
+
+        asks = bool(swarm.asks) and happens(swarm.asks)
 
         names = [f"k{number}" for number in range(swarm.keys)]
         several = swarm.keys > 1 and happens(swarm.several_keys)
@@ -42,6 +51,7 @@ class Plan:
             renew=not happens(swarm.unrenewed),
             max_waiters=swarm.room,
             label="",
+            limit=random.choice(LIMITS) if swarm.limited and happens(swarm.limited) else 1,
         )
         wait: float | None = random.uniform(0.1, 2.0) * max(1.0, swarm.ttl)
         if happens(swarm.zero_wait):
@@ -49,7 +59,8 @@ class Plan:
         elif happens(swarm.endless_wait):
             wait = None
         section = swarm.section * random.uniform(0.1, 1.5)
-        return cls(keys, terms, wait, section, happens(swarm.extends), happens(0.05), happens(0.5))
+        extends, nests, checks = happens(swarm.extends), happens(0.05), happens(0.5)
+        return cls(keys, terms, wait, section, extends, nests, checks, asks)
 
 
 class Phase(enum.Enum):
@@ -71,6 +82,7 @@ class Attempt:
         self.started_at = truth.world.now
         self.ended_at: float | None = None
         self.told: list[str] = []
+        self.asked: list[str] = []
         self._truth = truth
         self._begun = False
         self.task = client.process.spawn(self._run(), name)
@@ -112,7 +124,8 @@ class Attempt:
         if holdings is None:
             return
         for holding in holdings:
-            holding.on_lost(lambda owner=holding.owner: self.told.append(owner))  # type: ignore[misc]
+            holding.on_lost(partial(self.told.append, holding.owner))
+            holding.on_ask_release(partial(self.asked.append, holding.owner))
         self.phase = Phase.HOLDING
         try:
             await self._work(holdings)
@@ -125,7 +138,10 @@ class Attempt:
 
     async def _acquire(self) -> tuple[Holding, ...] | None:
         plan, locker = self.plan, self.client.locker
-        self._note("acquires", plan.keys, plan.wait, plan.terms.max_hold, plan.terms.renew)
+        if plan.asks:
+            await self._ask_holders()
+        terms = plan.terms
+        self._note("acquires", plan.keys, plan.wait, terms.limit, terms.max_hold, terms.renew)
         asked_at = self.client.process.now()
         try:
             holdings = await locker.acquire(plan.keys, plan.terms, plan.wait)
@@ -136,6 +152,13 @@ class Attempt:
         self._note("holds", [holding.fence for holding in holdings])
         self._truth.got(self, holdings)
         return holdings
+
+    async def _ask_holders(self) -> None:
+        for key in self.plan.keys:
+            try:
+                await self.client.locker.store.ask_release(key)
+            except EngineUnavailable as error:
+                self._note("did not ask", str(error))
 
     async def _work(self, holdings: Sequence[Holding]) -> None:
         runtime, plan = self.client.runtime, self.plan

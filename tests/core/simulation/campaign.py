@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from .schedule import Schedule
 from .sometimes import SOMETIMES
+from .swarm import Swarm
 from .world import Violation
 
 T = TypeVar("T")
@@ -124,7 +125,8 @@ def told(schedule: Schedule, last: int | None = None) -> str:
 
 
 def _core_schedule(seed: int) -> Schedule:
-    return Schedule(Random(seed))
+    random = Random(seed)
+    return Schedule(random, Swarm.drawn(random).mixed(Random(f"limits {seed}")))
 
 
 CORE = Campaign("core", _core_schedule, SOMETIMES)

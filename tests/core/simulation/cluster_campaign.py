@@ -50,7 +50,7 @@ CLOCKS: Final = (0.0, 0.3, -0.3, 30.0, -30.0)
 class KeptElsewhere(Property):
     """A lease is lost only where its master hangs, or has just gone on."""
 
-    name = "P13 kept"
+    name = "P14 kept"
 
     def lost(self, attempt: Attempt, loss: LeaseLost) -> None:
         engine = self.truth.engine
@@ -320,7 +320,7 @@ MUTANTS: Final = (
         "_followed",
         "if _torn(reply) or type(reply) is exceptions.AskError:\n",
         "if False:\n",
-        ("P13",),
+        ("P14",),
         seed=84,
     ),
     Mutant(
@@ -329,7 +329,7 @@ MUTANTS: Final = (
         "_probe",
         "if not isinstance(refused, exceptions.AskError):",
         "if True:",
-        ("P1", "P13"),
+        ("P1", "P14"),
         seed=83,
     ),
 )
@@ -342,7 +342,7 @@ ASKED_AGAIN: Final = Mutant(
     "address_of",
     "in self._hung",
     "in ()",
-    ("P13",),
+    ("P14",),
 )
 """A caller waits for a master although others have found that it hangs."""
 
@@ -352,7 +352,7 @@ IN_TURN: Final = Mutant(
     "run_all",
     "await self.links.together(works)",
     "for work in works:\n                    await work",
-    ("P13",),
+    ("P14",),
 )
 """One heartbeat waits for a master that hangs before the next is sent to another."""
 

@@ -38,7 +38,7 @@ LONGEST: Final = 400
 class Kept(Property):
     """A lease that is renewed is lost to nothing but ``max_hold``."""
 
-    name = "P13 kept"
+    name = "P14 kept"
 
     def lost(self, attempt: Attempt, loss: LeaseLost) -> None:
         if loss.reason in {"expired", "taken"}:
@@ -95,7 +95,7 @@ MUTANTS: Final = (
         "pulse",
         "self._asked = self.terms.ttl\n",
         "self._asked, self.due = self.terms.ttl, self.deadline\n",
-        ("P12", "P13"),
+        ("P12", "P14"),
     ),
     Mutant(
         "a keeper that failed is not started again",
@@ -103,7 +103,7 @@ MUTANTS: Final = (
         "_keep",
         "await self.runtime.sleep(AGAIN_AFTER)",
         "return",
-        ("P13",),
+        ("P14",),
         seed=11,
     ),
 )

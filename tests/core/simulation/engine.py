@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from weblock._core import table
 from weblock._core.ports import Grasp, Look, Pulse, Reply
-from weblock._core.table import Claim, KeyState, Moment, Step
+from weblock._core.table import Claim, Grant, KeyState, Moment, Step
 
 from .world import Action, World
 
@@ -66,7 +66,7 @@ class Names:
 
 
 Request = Acquire | Refresh | Release | Transfer | ForceRelease | AskRelease | Glance | Names
-"""The latter four come from those who look on; no schedule has any."""
+"""The latter two and ``ForceRelease`` come from those who look on; no schedule has any."""
 
 Changing = Acquire | Pulse | Release | Transfer | ForceRelease | AskRelease
 
@@ -74,7 +74,7 @@ Changing = Acquire | Pulse | Release | Transfer | ForceRelease | AskRelease
 class Change:
     """One transition of one key, as it happened in the engine.
 
-    ``granted`` is the lease that it granted, if it did.
+    ``granted`` are the leases that it granted, in the order of their fences.
     """
 
     __slots__ = ("after", "before", "granted", "key", "now", "owner", "request", "step")
@@ -94,9 +94,7 @@ class Change:
         self.step = step
         self.after = step.state
         self.now = now
-        had, has = before.grant, step.state.grant
-        renewed = had is has or (had is not None and has is not None and had[:3] == has[:3])
-        self.granted = None if renewed else has
+        self.granted = _new(before.grants, step.state.grants)
 
 
 class Observer(Protocol):
@@ -211,6 +209,14 @@ class EngineServer:
             self.states[key] = state
 
 
+def _new(before: tuple[Grant, ...], after: tuple[Grant, ...]) -> tuple[Grant, ...]:
+    """The leases that were not there before; one that was renewed was."""
+    if before is after or not after:
+        return ()
+    known = [grant[:3] for grant in before]
+    return tuple(grant for grant in after if grant[:3] not in known)
+
+
 def _step(before: KeyState, moment: Moment, request: Changing) -> tuple[Step, str]:
     # By their module, so that a mutant of the table is what is called.
     if isinstance(request, Acquire):
@@ -224,5 +230,5 @@ def _step(before: KeyState, moment: Moment, request: Changing) -> tuple[Step, st
     if isinstance(request, ForceRelease):
         return table.force_release(before, moment), before.grant.claim.owner if before.grant else ""
     if isinstance(request, AskRelease):
-        return table.ask_release(before, moment), before.grant.claim.owner if before.grant else ""
+        return table.ask_release(before, moment), ""
     return table.release(before, moment, request.owner, void=request.void), request.owner

@@ -1,4 +1,4 @@
-"""The properties P1 to P12: what must hold after every event, whatever the faults.
+"""The properties P1 to P13: what must hold after every event, whatever the faults.
 
 Each is told what happened, compares it with the truth, and fails the run in its own name. Where
 time is bounded, the bound counts from the end of the last fault that may excuse a delay.
@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from weblock._core import table
 from weblock._core.acquiring import BEAT
 from weblock._core.holding import Holding, Status
-from weblock._core.table import HANDOFF, Grant, KeyState, Place
+from weblock._core.ports import Reply
+from weblock._core.table import _ASKED, HANDOFF, SHARED, Grant, Held, KeyState, Place, fits
 from weblock.errors import AlreadyHeld, EngineUnavailable, LeaseLost, LockTimeout, WeblockError
 
-from .engine import Acquire, Change, Refresh, Request
+from .engine import Acquire, AskRelease, Change, Refresh, Request
 from .process import Process
 from .truth import Belief, Truth
 
@@ -56,6 +58,8 @@ class Property:
 
     def sent(self, process: Process, request: Request) -> None: ...
 
+    def answered(self, request: Request, replies: list[Reply]) -> None: ...
+
     def believed(self, belief: Belief) -> None: ...
 
     def got(self, attempt: Attempt, holdings: Sequence[Holding]) -> None: ...
@@ -78,9 +82,10 @@ class Property:
 
 
 class Mutex(Property):
-    """No two attempts believe at the same true time that they hold the same key.
+    """No two attempts believe at the same true time that they hold the same key, beyond what limits allow.
 
-    A process that is stopped cannot act on what it believes; on waking, it must know at once. Only
+    Of those that hold it together, each has a limit at least as large as their number: so a writer
+    is alone, and of two limits the smaller counts while a holder has it. A process that is stopped cannot act on what it believes; on waking, it must know at once. Only
     an engine that lost its memory may give away what it gave before.
     """
 
@@ -90,17 +95,27 @@ class Mutex(Property):
         beliefs = self.truth.beliefs
         if len(beliefs) < 2:
             return
-        holders: dict[str, Belief] = {}
+        holders: dict[str, list[Belief]] = {}
         for belief in beliefs:
-            if not belief.process.running or not belief.holding.held(belief.process.now()):
-                continue
-            other = holders.setdefault(belief.holding.key, belief)
-            if other is belief:
-                continue
-            if other.epoch == belief.epoch or self.engine.remembers:
-                self.fail(f"{other} and {belief} hold the same key")
-            else:
-                self.truth.sometimes("holders overlapped since the engine forgot")
+            if belief.process.running and belief.holding.held(belief.process.now()):
+                holders.setdefault(belief.holding.key, []).append(belief)
+        for together in holders.values():
+            if len(together) > 1 and _too_many(together):
+                self._overlap(together)
+
+    def applied(self, change: Change) -> None:
+        if len(change.after.grants) < 2:
+            return
+        live = [grant for grant in change.after.grants if change.now < grant.until]
+        if live and len(live) > min(grant.claim.limit for grant in live):
+            self.fail(f"{change.request} left {live}, more than the smallest of their limits")
+
+    def _overlap(self, together: Sequence[Belief]) -> None:
+        for epoch in {belief.epoch for belief in together}:
+            known = [each for each in together if each.epoch == epoch or self.engine.remembers]
+            if _too_many(known):
+                self.fail(f"{' and '.join(map(str, known))} hold the same key")
+        self.truth.sometimes("holders overlapped since the engine forgot")
 
 
 class Fences(Property):
@@ -113,17 +128,16 @@ class Fences(Property):
         self._last: dict[str, int] = {}
 
     def applied(self, change: Change) -> None:
-        grant, had = change.granted, change.before.grant
-        if grant is None:
-            return
-        last = self._last.get(change.key, 0)
-        if grant.fence <= last:
-            self.fail(f"{grant} was granted after fence {last}")
-        self._last[change.key] = grant.fence
-        if had is None or had.claim.owner != grant.claim.owner or change.now >= had.until:
-            return
-        if self.truth.alive(grant.claim.process):
-            self.fail(f"{grant} was granted to the owner of fence {had.fence}")
+        for grant in change.granted:
+            last = self._last.get(change.key, 0)
+            if grant.fence <= last:
+                self.fail(f"{grant} was granted after fence {last}")
+            self._last[change.key] = grant.fence
+            had = _grant_of(change.before, grant.claim.owner)
+            if had is None or change.now >= had.until:
+                continue
+            if self.truth.alive(grant.claim.process):
+                self.fail(f"{grant} was granted to the owner of fence {had.fence}")
 
 
 class NoForeignEffect(Property):
@@ -133,24 +147,31 @@ class NoForeignEffect(Property):
 
     def applied(self, change: Change) -> None:
         before, after = change.before, change.after
-        if before.grant is not after.grant:
-            self._leases(change, before.grant, after.grant)
+        if before.grants is not after.grants:
+            self._leases(change)
         if before.queue is not after.queue:
             self._places(change)
         for mark in before.voided:
+            if mark.owner.startswith(_ASKED):  # P13 says what becomes of it.
+                continue
             kept = (each.owner == mark.owner and each.until >= mark.until for each in after.voided)
             if not any(kept) and change.now < mark.until:
                 self.fail(f"{change.request} removed {mark}")
 
-    def _leases(self, change: Change, had: Grant | None, has: Grant | None) -> None:
-        if had is not None and had.claim.owner != change.owner and had != has:
-            ended = change.now >= had.until or not self.truth.alive(had.claim.process)
-            if not ended:
-                self.fail(f"{change.request} changed {had} to {has}")
-        if change.granted is not None and change.granted.claim.owner != change.owner:
-            place = _place_of(change.before, change.granted.claim.owner)
-            if place is None or change.now >= place.until:
-                self.fail(f"{change.request} granted a lease to one who does not wait: {has}")
+    def _leases(self, change: Change) -> None:
+        has = change.after.grants
+        for had in change.before.grants:
+            if had.claim.owner != change.owner and had not in has:
+                ended = change.now >= had.until or not self.truth.alive(had.claim.process)
+                if not ended:
+                    self.fail(f"{change.request} changed {had}: {has}")
+        for granted in change.granted:
+            if granted.claim.owner != change.owner:
+                place = _place_of(change.before, granted.claim.owner)
+                if place is None or change.now >= place.until:
+                    self.fail(
+                        f"{change.request} granted a lease to one who does not wait: {granted}"
+                    )
 
     def _places(self, change: Change) -> None:
         for place in change.before.queue:
@@ -165,19 +186,19 @@ class NoForeignEffect(Property):
                 self.fail(f"{change.request} queued {place}")
 
     def _may_leave(self, change: Change, place: Place) -> bool:
-        granted, had = change.granted, change.before.grant
         return (
             change.now >= place.until
             or not self.truth.alive(place.claim.process)
-            or (granted is not None and granted.claim.owner == place.claim.owner)
-            or _was_silent(had, change.now, place.claim.process)
+            or any(granted.claim.owner == place.claim.owner for granted in change.granted)
+            or _was_silent(change.before, change.now, place.claim.process)
         )
 
 
 class WakeUp(Property):
-    """A free key that has a live waiter is granted, and the waiter knows it, in bounded time.
+    """A key that the first live waiter may have is granted, and the waiter knows it, in bounded time.
 
-    At once if nothing failed; within a heartbeat if a ring was lost or the lease expired. One who
+    With P5, nobody starves: whoever is first enters as soon as its limit and those of the holders
+    allow it, and all who came before are served before. At once if nothing failed; within a heartbeat if a ring was lost or the lease expired. One who
     was handed a lease and does not say that it lives costs the others no more than ``HANDOFF``.
     """
 
@@ -190,18 +211,36 @@ class WakeUp(Property):
     def audit(self) -> None:
         now = self.engine.now()
         for key, state in self.engine.states.items():
-            if state.grant is None or now >= state.grant.until:
-                self._free(key, state, now)
-            elif self.truth.is_asking(state.grant.claim.owner):
-                self._unaware(state.grant)
-            elif (key, state.grant.fence) in self.truth.handed:
-                self._silent(state, state.grant, now)
+            live = tuple(grant for grant in state.grants if now < grant.until)
+            for grant in live:
+                if self.truth.is_asking(grant.claim.owner):
+                    self._unaware(grant)
+                elif (key, grant.fence) in self.truth.handed:
+                    self._silent(state, grant, now)
+            if state.queue:
+                self._free(key, state, live, now)
 
-    def _free(self, key: str, state: KeyState, now: float) -> None:
-        freed_at = state.grant.until if state.grant else 0.0
+    def applied(self, change: Change) -> None:
+        if not change.after.queue or not change.after.grants or self.engine.recovery:
+            return  # One that recovers may keep all out.
+        state = change.after
+        live = tuple(grant for grant in state.grants if change.now < grant.until)
         for place in state.queue:
-            if self.truth.is_asking(place.claim.owner) and now < place.until:
+            if change.now < place.until and self.truth.alive(place.claim.process):
+                if fits(place.claim, live):
+                    self.fail(f"{change.request} left {place} waiting, which fits beside {live}")
+                return
+
+    def _free(self, key: str, state: KeyState, live: tuple[Grant, ...], now: float) -> None:
+        ends = [grant.until for grant in state.grants if now >= grant.until]
+        for place in state.queue:
+            if now >= place.until or not self.truth.alive(place.claim.process):
+                ends.append(min(now, place.until))  # Since then, those behind it are in front.
+            elif not fits(place.claim, live):
+                return
+            elif self.truth.is_asking(place.claim.owner):
                 attempt = self.truth.by_owner[place.claim.owner]
+                freed_at = max(ends, default=0.0)
                 since = max(self.engine.true_time(freed_at), attempt.started_at)
                 if self.undisturbed_for(since) > self.heartbeat:
                     self.fail(f"{key} is free, and {attempt.name} waits for it in vain")
@@ -224,7 +263,10 @@ class WakeUp(Property):
 
 
 class FirstComeFirstServed(Property):
-    """The engine grants in the order in which claims were queued; only the absent are passed."""
+    """The engine grants in the order in which claims were queued; only the absent are passed.
+
+    Nobody enters before one that came earlier, not even where it fits and the other does not.
+    """
 
     name = "P5 fifo"
 
@@ -233,8 +275,8 @@ class FirstComeFirstServed(Property):
         self._order: dict[str, list[str]] = {}
 
     def applied(self, change: Change) -> None:
-        if change.granted is not None:
-            self._not_passed(change, change.granted)
+        for granted in change.granted:
+            self._not_passed(change, granted)
         if change.before.queue is not change.after.queue:
             self._keep_order(change)
 
@@ -258,11 +300,12 @@ class FirstComeFirstServed(Property):
         self._order[change.key] = order
 
     def _not_passed(self, change: Change, granted: Grant) -> None:
+        earlier = {each.claim.owner for each in change.granted if each.fence < granted.fence}
         for owner in self._order.get(change.key, ()):
             if owner == granted.claim.owner:
                 return
-            if owner == change.owner:
-                continue  # It left by itself.
+            if owner == change.owner or owner in earlier:
+                continue  # It left by itself, or was served before.
             place = _place_of(change.before, owner)
             if place is not None and self._was_present(change, place):
                 self.fail(f"{granted} passed {place}, which came first")
@@ -271,7 +314,7 @@ class FirstComeFirstServed(Property):
         process = place.claim.process
         if change.now >= place.until or not self.truth.alive(process):
             return False
-        return not _was_silent(change.before.grant, change.now, process)
+        return not _was_silent(change.before, change.now, process)
 
 
 class Cancelled(Property):
@@ -325,7 +368,7 @@ class DeadlineFirst(Property):
         for belief in self.truth.beliefs:
             holding = belief.holding
             state = self.engine.states.get(holding.key)
-            grant = state.grant if state else None
+            grant = _grant_of(state, holding.owner) if state else None
             if holding.deadline == belief.deadline and grant is belief.grant:
                 continue
             if holding.deadline < belief.deadline:
@@ -352,13 +395,16 @@ class DeadlineFirst(Property):
             self.fail(f"{belief} was renewed without being asked for")
 
     def applied(self, change: Change) -> None:
-        had, has = change.before.grant, change.after.grant
-        if had is None or has is None or had.fence != has.fence or had.claim != has.claim:
+        if change.before.grants is change.after.grants:
             return
-        if change.now >= had.until:
-            self.fail(f"{change.request} brought {had} back as {has}")
-        if has.until < had.until:
-            self.fail(f"{change.request} shortened {had} to {has}")
+        for had in change.before.grants:
+            has = _grant_of(change.after, had.claim.owner)
+            if has is None or has is had or had[:2] != has[:2]:
+                continue
+            if change.now >= had.until:
+                self.fail(f"{change.request} brought {had} back as {has}")
+            if has.until < had.until:
+                self.fail(f"{change.request} shortened {had} to {has}")
 
 
 class ToldInTime(Property):
@@ -554,28 +600,119 @@ class Honest(Property):
             self.fail(f"{attempt.name} was told {loss}, and lost nothing")
 
 
+class Asked(Property):
+    """Holders that are asked to release learn it with their next renewal; later ones never do."""
+
+    name = "P13 asked"
+
+    def __init__(self, truth: Truth) -> None:
+        super().__init__(truth)
+        self._asked: dict[str, int] = {}
+        """The largest fence of a key's holders, when they were asked last."""
+        self._forgotten: dict[str, int] = {}
+        """The same, of what the engine may have forgotten since, or not."""
+        self._renewals: dict[int, tuple[Refresh, frozenset[str]]] = {}
+        """Heartbeats, and which owners knew of their leases when these were sent."""
+        self._told_at: dict[str, float] = {}
+
+    def applied(self, change: Change) -> None:
+        if isinstance(change.request, AskRelease):
+            self._ask(change)
+        elif isinstance(change.step.answer, Held):
+            self._is_told(change, change.step.answer)
+
+    def forgot(self) -> None:
+        for key, fence in self._asked.items():
+            self._forgotten[key] = max(self._forgotten.get(key, 0), fence)
+        self._asked.clear()
+
+    def sent(self, process: Process, request: Request) -> None:
+        if isinstance(request, Refresh) and self.truth.swarm.asks:
+            owners = frozenset(pulse.owner for pulse in request.pulses) & self.truth.served
+            self._renewals[id(request)] = request, owners
+
+    def answered(self, request: Request, replies: list[Reply]) -> None:
+        if isinstance(request, Refresh) and self.truth.swarm.asks:
+            _request, owners = self._renewals[id(request)]
+            for pulse, reply in zip(request.pulses, replies, strict=True):
+                told = isinstance(reply.answer, Held) and reply.answer.asked
+                if told and pulse.owner in owners:
+                    self._told_at.setdefault(pulse.owner, self.world.now)
+
+    def _ask(self, change: Change) -> None:
+        holders = [grant.fence for grant in change.after.grants]
+        if not isinstance(change.step.answer, table.Asked if holders else table.Gone):
+            self.fail(f"{change.request} was answered {change.step.answer}: {change.after}")
+        if holders:
+            self.truth.sometimes("holder was asked")
+            self._asked[change.key] = max(holders)
+
+    def _is_told(self, change: Change, answer: Held) -> None:
+        asked = self._asked.get(change.key, 0)
+        if answer.fence <= self._forgotten.get(change.key, 0):
+            return
+        if answer.asked != (answer.fence <= asked):
+            self.fail(f"{change.request} was answered {answer}, and asked were those up to {asked}")
+        if asked and not answer.asked:
+            self.truth.sometimes("holder that was asked is followed")
+
+    def audit(self) -> None:
+        if not self.truth.swarm.asks:
+            return
+        for belief in self.truth.beliefs:
+            told_at = self._told_at.get(belief.holding.owner)
+            if told_at is None:
+                if belief.holding.asked_to_release:
+                    self.fail(f"{belief} believes that it was asked to release")
+            elif belief.process.running and belief.holding.held(belief.process.now()):
+                since = max(told_at, belief.process.woke_at)
+                if not belief.holding.asked_to_release and self.world.now - since > SLACK:
+                    self.fail(f"{belief} was asked to release, and does not say so")
+
+    def released(
+        self,
+        attempt: Attempt,
+        holdings: Sequence[Holding],
+        had_lost: Sequence[Holding],
+        loss: LeaseLost | None,
+    ) -> None:
+        for holding in holdings:
+            if attempt.asked.count(holding.owner) != holding.asked_to_release:
+                self.fail(f"{attempt.name} was told of {attempt.asked}: {holding.owner}")
+
+
+def _too_many(together: Sequence[Belief]) -> bool:
+    """Whether these are more than the smallest of their limits allows."""
+    return len(together) > min([each.holding.terms.limit for each in together], default=SHARED)
+
+
+def _grant_of(state: KeyState, owner: str) -> Grant | None:
+    for grant in state.grants:
+        if grant.claim.owner == owner:
+            return grant
+    return None
+
+
 def _place_of(state: KeyState, owner: str) -> Place | None:
     return next((place for place in state.queue if place.claim.owner == owner), None)
 
 
-def _was_silent(grant: Grant | None, now: float, process: str) -> bool:
-    """Whether this process was handed the lease that has ended, and never confirmed it."""
-    if grant is None or grant.confirmed or grant.claim.process != process:
-        return False
-    return now >= grant.until
+def _was_silent(state: KeyState, now: float, process: str) -> bool:
+    """Whether this process was handed a lease that has ended, and never confirmed it."""
+    return any(
+        not grant.confirmed and grant.claim.process == process and now >= grant.until
+        for grant in state.grants
+    )
 
 
 def _has(state: KeyState, owner: str) -> bool:
-    granted = state.grant is not None and state.grant.claim.owner == owner
-    return granted or _place_of(state, owner) is not None
+    return _grant_of(state, owner) is not None or _place_of(state, owner) is not None
 
 
 def _owners(state: KeyState, now: float) -> list[str]:
     """Who has something in this state that has not ended."""
     owners = [place.claim.owner for place in state.queue if now < place.until]
-    if state.grant is not None and now < state.grant.until:
-        owners.append(state.grant.claim.owner)
-    return owners
+    return owners + [grant.claim.owner for grant in state.grants if now < grant.until]
 
 
 PROPERTIES: Final[tuple[type[Property], ...]] = (
@@ -591,4 +728,5 @@ PROPERTIES: Final[tuple[type[Property], ...]] = (
     NoLeak,
     Honest,
     Bounded,
+    Asked,
 )

@@ -17,6 +17,7 @@ from weblock.stores.redis.scripts import Script
 from .campaign import Campaign
 from .redis_engine import RedisEngine
 from .schedule import Schedule
+from .sometimes import OF_LIMITS
 from .swarm import Swarm
 
 Scripted = Callable[[Script], Script]
@@ -34,6 +35,7 @@ SOMETIMES: Final = (
     "waiter skipped",
     "queue was full",
     "holder killed",
+    *OF_LIMITS,
 )
 
 
@@ -42,7 +44,8 @@ def redis_schedule(
 ) -> Schedule:
     """The schedule of a seed. The server recovers for twice the ttl, which no lease outlasts."""
     random = Random(seed)
-    swarm = replace(Swarm.drawn(random), deaths_known=False)
+    swarm = Swarm.drawn(random).mixed(Random(f"limits {seed}"))
+    swarm = replace(swarm, deaths_known=False)
     recovery = 2 * swarm.ttl if recovery is None else recovery
     engine = partial(RedisEngine, recovery=recovery, scripted=scripted)
     schedule = Schedule(random, swarm, engine)

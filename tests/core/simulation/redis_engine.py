@@ -15,7 +15,7 @@ from weblock.stores.redis import scripts
 from weblock.stores.redis.calls import Layout, _state, micros, reply_of
 from weblock.stores.redis.scripts import Script
 
-from .engine import Acquire, Change, Changing, EngineServer, Release
+from .engine import Acquire, AskRelease, Change, Changing, EngineServer, ForceRelease, Release
 from .redis_model import RedisModel
 from .world import World
 
@@ -101,7 +101,7 @@ class RedisEngine(EngineServer):
         reply = reply_of(self._run(request))
         after = self.states[request.key] = self.state(request.key)
         if self.observer is not None:
-            owner = request.claim.owner if isinstance(request, Acquire) else request.owner
+            owner = _owner_of(request)
             change = Change(request, owner, before, Step(after, reply.answer), now)
             self.observer.applied(change)
         return reply
@@ -116,6 +116,8 @@ class RedisEngine(EngineServer):
             return self._evaluate(scripts.ACQUIRE, names, claim.owner, *words)
         if isinstance(request, Pulse):
             return self._evaluate(scripts.REFRESH, keys, request.owner, micros(request.ttl))[0]
+        if isinstance(request, AskRelease):
+            return self._evaluate(scripts.ASK_RELEASE, keys)
         assert isinstance(request, Release)
         names = (*keys, LAYOUT.voided(request.key, request.owner))
         return self._evaluate(scripts.RELEASE, names, request.owner, micros(request.void))
@@ -134,3 +136,10 @@ class RedisEngine(EngineServer):
             Voided(name.removeprefix(head), until / 1e6)
             for name, until in self._model.expiring(head)
         )
+
+
+def _owner_of(request: Changing) -> str:
+    """Who asks for it; nobody, if it concerns all holders."""
+    if isinstance(request, Acquire):
+        return request.claim.owner
+    return "" if isinstance(request, AskRelease | ForceRelease) else request.owner

@@ -5,13 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from weblock._core.ports import Pulse
-from weblock._core.table import Busy, Gone, Held, Released, Waiting
+from weblock._core.table import Busy, Gone, Grant, Held, Released, Waiting
 
-from .engine import Acquire, Change
+from .engine import Acquire, Change, Release
 
 if TYPE_CHECKING:
     from .attempts import Attempt
     from .truth import Truth
+
+OF_LIMITS: Final = (
+    "several held a key",
+    "several were let in at once",
+    "leases with different limits",
+    "a smaller limit kept a waiter out",
+    "holder was asked",
+    "holder that was asked is followed",
+)
+"""Where callers name limits, and ask holders to release."""
 
 SOMETIMES: Final = (
     "lease expired while its holder was stopped",
@@ -55,16 +65,17 @@ SOMETIMES: Final = (
     "engine down",
     "message lost",
     "message late",
+    *OF_LIMITS,
 )
 
 
 def of_change(truth: Truth, change: Change) -> None:
     """Counts what a transition shows of the engine's rare ways."""
-    count, answer, had = truth.counts, change.step.answer, change.before.grant
+    count, answer, had = truth.counts, change.step.answer, change.before.grants
     if isinstance(change.request, Acquire):
         if isinstance(answer, Gone):
             count["late claim refused by its mark"] += 1
-        elif isinstance(answer, Held) and had is not None and had.fence == answer.fence:
+        elif isinstance(answer, Held) and any(each.fence == answer.fence for each in had):
             count["repeated claim kept its lease"] += 1
         elif isinstance(answer, Waiting) and len(change.before.queue) == len(change.after.queue):
             count["repeated claim kept its place"] += 1
@@ -73,15 +84,31 @@ def of_change(truth: Truth, change: Change) -> None:
     elif isinstance(change.request, Pulse):
         if isinstance(answer, Held) and change.owner in truth.rings_lost:
             count["lease found by heartbeat after a lost ring"] += truth.is_asking(change.owner)
-    elif not isinstance(answer, Released):
+    elif isinstance(change.request, Release) and not isinstance(answer, Released):
         count["release found nothing"] += 1
-    if change.granted is not None:
-        _of_grant(truth, change)
+    _of_leases(truth, change)
 
 
-def _of_grant(truth: Truth, change: Change) -> None:
-    count, had, granted = truth.counts, change.before.grant, change.granted
-    assert granted is not None
+def _of_leases(truth: Truth, change: Change) -> None:
+    for granted in change.granted:
+        _of_grant(truth, change, granted)
+    if len(change.after.grants) > 1:
+        _of_several(truth, change)
+
+
+def _of_several(truth: Truth, change: Change) -> None:
+    count, grants = truth.counts, change.after.grants
+    count["several held a key"] += 1
+    if len(change.granted) > 1:
+        count["several were let in at once"] += 1
+    if len({grant.claim.limit for grant in grants}) > 1:
+        count["leases with different limits"] += 1
+    if change.after.queue and change.after.queue[0].claim.limit > len(grants):
+        count["a smaller limit kept a waiter out"] += 1
+
+
+def _of_grant(truth: Truth, change: Change, granted: Grant) -> None:
+    count, had = truth.counts, change.before.grant
     if had is not None and change.now >= had.until:
         count["expired lease passed on"] += 1
         if not had.confirmed:
@@ -107,6 +134,6 @@ def of_cancellation(truth: Truth, attempt: Attempt) -> None:
         for state in truth.engine.states.values():
             if any(place.claim.owner == owner for place in state.queue):
                 what = "waiting"
-            elif state.grant is not None and state.grant.claim.owner == owner:
+            elif any(grant.claim.owner == owner for grant in state.grants):
                 what = "handed a lease"
     truth.counts[f"cancelled while {what}"] += 1

@@ -6,7 +6,7 @@ states than many schedules that each have some faults a lot.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from weblock._core.holding import DRIFT
@@ -56,6 +56,9 @@ class Swarm:
     closes: int
     # When all faults have ended.
     calm_at: float
+    # Whether callers name limits, and ask holders to release.
+    limited: float = 0.0
+    asks: float = 0.0
 
     @property
     def calm(self) -> bool:
@@ -113,3 +116,13 @@ class Swarm:
             closes=count(share / 3, 1),
             calm_at=random.uniform(2.0, 5.0),
         )
+
+    def mixed(self, random: Random) -> Swarm:
+        """One schedule of two stays as it is; in the other, callers name limits and ask holders.
+
+        Give it numbers of its own, so that the rest of a schedule is the same without.
+        """
+        if random.random() < 0.5:
+            return self
+        asks = random.choice([0.0, 0.2, 0.5])
+        return replace(self, limited=random.choice([0.3, 0.6, 0.9]), asks=asks)

@@ -86,6 +86,7 @@ class Truth:
         self._applied = _overriding(properties, "applied")
         self._audit = _overriding(properties, "audit")
         self._sent = _overriding(properties, "sent")
+        self._answered = _overriding(properties, "answered")
 
     # What is so at this moment.
 
@@ -172,21 +173,18 @@ class Truth:
     # From the engine.
 
     def applied(self, change: Change) -> None:
-        granted = change.granted
         key = change.key
-        if granted is not None:
+        for granted in change.granted:
             issued = Issued(granted.claim.owner, self.epoch, change.now)
             self.issued.setdefault((key, granted.fence), issued)
         sometimes.of_change(self, change)
         for check in self._applied:
             check(change)
-        grant = change.after.grant
-        if grant is None:
-            return
-        if grant.claim.owner == change.owner:
-            self.handed.discard((key, grant.fence))
-        elif granted is not None:
+        for grant in change.granted:
             self.handed.add((key, grant.fence))
+        for grant in change.after.grants:
+            if grant.claim.owner == change.owner:
+                self.handed.discard((key, grant.fence))
 
     def forgot(self) -> None:
         self.epoch += 1
@@ -214,6 +212,8 @@ class Truth:
         self.rings_lost.add(owner)
 
     def answered(self, request: Request, replies: list[Reply]) -> None:
+        for check in self._answered:
+            check(request, replies)
         if isinstance(request, Release):
             self.cleaned.add(request.owner)
             # One that is repeated, because no answer came, may well find nothing.
