@@ -73,6 +73,7 @@ EQUIVALENT = {
     "acquire: if #lock.grants == 0 and now > quarantine then": "it is granted a few lines later",
     "acquire: if lease and ticket > 0 and now <= quarantine then": INSTANT,
     "acquire: if now > quarantine and fits(lock, limit) and not first_waiter() then": INSTANT,
+    "refresh: if lock.written == ALL and renewed >= 0 then": MORE_OFTEN,
     "raise_fence: if fence >= lease.fence then": "it writes what is there",
 }
 """Mutants that change nothing, or nothing that the model knows of, and why."""

@@ -178,7 +178,8 @@ class Locker:
         """Move the deadline out. Raises ``LeaseLost`` or ``EngineUnavailable``."""
         sent = self.runtime.now()
         holding.check(sent)
-        pulse = Pulse(holding.key, holding.owner, holding.ttl_to_extend(seconds, sent))
+        ttl = holding.ttl_to_extend(seconds, sent)
+        pulse = Pulse(holding.key, holding.owner, ttl, holding.terms.limit)
         (reply,) = await self.store.refresh([pulse])
         if isinstance(reply, EngineUnavailable):
             raise reply

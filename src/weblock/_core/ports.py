@@ -47,11 +47,15 @@ class LeaseTable(NamedTuple):
 
 
 class Pulse(NamedTuple):
-    """One heartbeat: ``owner`` keeps its lease of ``key`` for ``ttl``, or its place."""
+    """One heartbeat: ``owner`` keeps its lease of ``key`` for ``ttl``, or its place.
+
+    ``limit`` is that of its claim. No answer depends on it, only the way to it.
+    """
 
     key: str
     owner: str
     ttl: float
+    limit: int = 1
 
 
 class Look(NamedTuple):

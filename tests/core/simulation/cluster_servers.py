@@ -28,7 +28,7 @@ from .world import Action
 
 LAYOUT: Final = Layout("weblock", 2)
 ADDRESSES: Final = tuple(Address("cluster", number) for number in (1, 2, 3))
-OF_ONE_LOCK: Final = (scripts.ACQUIRE, scripts.REFRESH, scripts.RELEASE)
+OF_ONE_LOCK: Final = (scripts.ACQUIRE, scripts.REFRESH, scripts.RENEW, scripts.RELEASE)
 KNOWN: Final = {each.sha: each for each in (*OF_ONE_LOCK, scripts.BEGIN, scripts.ALONE)}
 BY_NAME: Final = {each.name: each for each in OF_ONE_LOCK}
 FIRST: Final = 10

@@ -47,7 +47,9 @@ class Lua:
 
     def refresh(self, beats: list[tuple[str, float]]) -> list[Answer]:
         words = [word for owner, ttl in beats for word in (owner, _micros(ttl))]
-        return [reply_of(raw).answer for raw in self._run(scripts.REFRESH, "", *words)]
+        # Either does for any owners.
+        script = scripts.RENEW if len(beats) % 2 else scripts.REFRESH
+        return [reply_of(raw).answer for raw in self._run(script, "", *words)]
 
     def release(self, owner: str, void: float) -> Answer:
         return self._answer(scripts.RELEASE, owner, owner, _micros(void))

@@ -46,6 +46,10 @@ class Rig:
         words = [word for owner in owners for word in (owner, micros(ttl))]
         return self.run(scripts.REFRESH, *words)
 
+    def renew(self, *owners: str) -> str:
+        words = [word for owner in owners for word in (owner, micros(10))]
+        return self.run(scripts.RENEW, *words)
+
     def run(self, script: Script, *words: str, key: str = "key") -> str:
         """What it answers, without the details; the time of one more microsecond passes first."""
         self.now += 1
@@ -101,7 +105,9 @@ def _count_limited(rig: Rig, count: Callable[[str, str, str], None]) -> None:
     rig.acquire("l", **three)
     count("third of three", rig.acquire("m", **three), "held")
     count("renew three", rig.refresh("k", "l", "m"), "held")
+    count("renew three, soon after that", rig.renew("k", "l", "m"), "held")
     count("wait behind three", rig.acquire("n", **three), "waiting")
+    count("renew while others wait", rig.renew("k"), "held")
     count("refused by three, wait=0", rig.acquire("o", room=0), "busy")
     count("hand over one of three", rig.release("k"), "released")
     count("release one of three", rig.release("l"), "released")
@@ -134,8 +140,10 @@ EXPECTED: Final = {
     "acquire after one gave up": 5,
     "one of three": 9,
     "third of three": 11,
-    "renew three": 6,
-    "wait behind three": 14,
+    "renew three": 7,
+    "renew three, soon after that": 7,
+    "renew while others wait": 8,
+    "wait behind three": 13,
     "refused by three, wait=0": 9,
     "hand over one of three": 12,
     "release one of three": 9,

@@ -86,7 +86,7 @@ class QuorumServer(RedisServer):
         self, script: Script, keys: Sequence[str], args: Sequence[str]
     ) -> tuple[Any, list[Any]]:
         raw = self._model.evaluate(self._scripted(script), keys, args)
-        several = script is scripts.REFRESH
+        several = script in (scripts.REFRESH, scripts.RENEW)
         replies = [reply_of(each) for each in (raw if several else [raw])]
         self._not_after_release(script, args[3:], replies)
         if seen := _SEEN.get((script.name, type(replies[0].answer))):

@@ -106,7 +106,7 @@ class Mutant:
 
 
 FILES: Final = (
-    *("head", "writing", "glance", "grant", "put_down", "hand_over", "prelude"),
+    *("head", "writing", "glance", "grant", "put_down", "hand_over", "renew", "prelude"),
     *("acquire", "refresh", "release", "transfer", "force_release", "ask_release"),
     *("stand_back", "raise_fence", "begin", "shown", "look", "alone"),
 )

@@ -28,7 +28,7 @@ from .redis_model import _call, _lua
 
 _lua.globals().redis["pcall"] = _call  # Nothing that a probe tries is refused here.
 
-OF_A_LEASE = (scripts.ACQUIRE, scripts.REFRESH, scripts.RELEASE)
+OF_A_LEASE = (scripts.ACQUIRE, scripts.REFRESH, scripts.RENEW, scripts.RELEASE)
 
 SCRIPTS = {
     each.sha: each

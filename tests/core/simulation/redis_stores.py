@@ -154,7 +154,8 @@ def store_schedule(
 ) -> StoreSchedule:
     """The schedule of a seed."""
     random = Random(seed)
-    swarm = replace(Swarm.drawn(random), deaths_known=False)
+    swarm = Swarm.drawn(random).mixed(Random(f"limits {seed}"))
+    swarm = replace(swarm, deaths_known=False, asks=0.0)
     # Else a connection may take longer to make than a short max_hold lasts.
     swarm = replace(swarm, delay=min(swarm.delay, 0.005))
     return StoreSchedule(random, swarm, scripted, 2 * swarm.ttl if recovery is None else recovery)

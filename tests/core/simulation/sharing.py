@@ -43,6 +43,11 @@ class Rig:
         answers: list[Any] = self.run(scripts.REFRESH, *words)
         return answers
 
+    def renew(self, *owners: str, ttl: float = 10.0) -> list[Any]:
+        words = [word for owner in owners for word in (owner, micros(ttl))]
+        answers: list[Any] = self.run(scripts.RENEW, *words)
+        return answers
+
     def release(self, owner: str) -> Any:
         return self.run(scripts.RELEASE, owner, "0")[0]
 
@@ -282,10 +287,77 @@ def _full_memory(rig: Rig) -> None:
     raise AssertionError("a lease is granted, which needs memory")
 
 
+def _renewed_in_place(rig: Rig) -> None:
+    """Renewals that do not read all leases say and write the same, and leave the others as they were."""
+    begun = rig.now
+    rig.acquire("a", 5, ttl=8)
+    rig.acquire("b", 5, ttl=30)
+    rig.acquire("c", 5)
+    lock, _queue, _epoch = LAYOUT.of_key("key")[1]
+    rig.now += SECOND // 2
+    before = rig.fields()["grants"]
+    assert rig.renew("b") == [[b"held", rig.now, begun + 1, begun + 30 * SECOND, 1]]
+    assert rig.fields()["grants"] == before
+    assert rig.renew("c", "a") == [
+        [b"held", rig.now, begun + 2, rig.now + 10 * SECOND, 1],
+        [b"held", rig.now, begun, rig.now + 10 * SECOND, 1],
+    ]
+    assert rig.holders() == ["a", "b", "c"]
+    assert int(rig.fields()["until"]) == begun + 30 * SECOND
+    assert int(rig.fields()["soonest"]) == begun + 8 * SECOND  # So none of them has read them all.
+    assert rig.renew("b", "none")[1] == [b"gone", rig.now]
+    assert int(rig.fields()["soonest"]) == rig.now + 10 * SECOND
+    rig.release("b")
+    rig.run(scripts.ASK_RELEASE)
+    rig.acquire("d-d", 5)
+    rig.now += SECOND // 4
+    assert [answer[5:] for answer in rig.renew("a", "c", "d-d")] == [[1], [1], []]
+    assert int(rig.fields()["soonest"]) < rig.now + 10 * SECOND
+    assert int(rig.fields()["until"]) == rig.now + 10 * SECOND
+    assert rig.model._expires[lock] == rig.now + DAY + 10 * SECOND
+    rig.acquire("w", 1)
+    rig.model.full = True
+    assert rig.renew("a")[0][0] == b"held"
+    assert int(rig.fields()["soonest"]) < rig.now + 10 * SECOND
+    assert rig.renew("a", ttl=11)[0][3] == rig.now + 11 * SECOND
+    assert rig.renew("w")[0][0] == b"waiting"
+
+
+def _not_renewed_in_place(rig: Rig) -> None:
+    """A renewal reads all leases when one has ended, or when the first waiter has lapsed."""
+    rig.acquire("a", 5, ttl=0.5)
+    rig.acquire("b", 5, ttl=9)
+    rig.now += SECOND // 2
+    assert rig.renew("a", ttl=5) == [[b"gone", rig.now]]
+    assert rig.holders() == ["b"]
+    rig.acquire("w", 1)
+    rig.acquire("r", 3)
+    assert rig.renew("b")[0][0] == b"held"
+    _until, rest = rig.fields()["place:w"].split(" ", 1)
+    rig.fields()["place:w"] = f"{rig.now} {rest}"
+    assert rig.renew("b")[0][0] == b"held"
+    assert rig.holders() == ["b", "r"]
+
+
+def _not_foreseen(rig: Rig) -> None:
+    """A renewal that changes nothing does not say how long leases may be that need no look at the epoch."""
+    rig.acquire("a", 2, ttl=100)
+    epoch = rig.model.values[LAYOUT.of_key("key")[1][2]]
+    assert isinstance(epoch, dict)
+    assert int(epoch["quiet_length"]) == HANDOFF
+    rig.renew("a", ttl=50)
+    assert int(epoch["quiet_length"]) == HANDOFF
+    rig.release("a")
+    rig.acquire("a", 2, ttl=30)
+    rig.renew("a", ttl=40)
+    assert int(epoch["quiet_length"]) == 40 * SECOND
+
+
 CASES: Final = {
     **dict.fromkeys((_written_as_before, _closed_to_versions_without_limits), 0.0),
     **dict.fromkeys((_let_in_by_such_a_version, _rung, _silent_processes), 0.0),
     **dict.fromkeys((_in_a_quarantine, _lost_in_a_quarantine), 20.0),
     **dict.fromkeys((_another_clock, _kept, _full_memory), 0.0),
+    **dict.fromkeys((_renewed_in_place, _not_renewed_in_place, _not_foreseen), 0.0),
 }
 """Each, and for how long its server recovers, in seconds."""

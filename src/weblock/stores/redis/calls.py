@@ -27,7 +27,7 @@ from ..._core.table import (
     Waiting,
     current,
 )
-from .scripts import ACQUIRE, ALONE, REFRESH, TRANSFER, Script
+from .scripts import ACQUIRE, ALONE, REFRESH, RENEW, TRANSFER, Script
 
 MICRO: Final = 1_000_000
 
@@ -109,7 +109,7 @@ class Call:
         if self.script is TRANSFER:
             _owner, heir, _process, _label, ttl = self.args
             return heir, ttl
-        return self.args if self.script is REFRESH else ()
+        return self.args if self.script in (REFRESH, RENEW) else ()
 
     def alone(self, clock: str, epoch: Sequence[str]) -> Call:
         """Return the call for the lock's own key, for when a server does not have the other keys.

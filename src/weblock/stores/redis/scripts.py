@@ -29,7 +29,8 @@ def files_of(name: str) -> tuple[str, ...]:
     The usual cases come before the prelude, so that its functions need not be made for them.
     """
     shown = ("shown",) if name in {"look", "alone"} else ()
-    return ("head", *_USUAL.get(name, ("writing",)), "prelude", *shown, name)
+    general = "refresh" if name == "renew" else name
+    return ("head", *_USUAL.get(name, ("writing",)), "prelude", *shown, general)
 
 
 def source(name: str) -> str:
@@ -40,12 +41,15 @@ def source(name: str) -> str:
 _USUAL: Final = {
     "acquire": ("glance", "writing", "grant"),
     "release": ("put_down", "glance", "writing", "hand_over"),
+    "renew": ("glance", "writing", "renew"),
 }
 
 _CONSTANTS: Final = f"local HANDOFF, PLACE, SEEN = {HANDOFF * 1e6:.0f}, {PLACE * 1e6:.0f}, {SEEN}"
 
 ACQUIRE: Final = script("acquire")
 REFRESH: Final = script("refresh")
+RENEW: Final = script("renew")
+"""``REFRESH`` for a few leases with a limit, of which a key may have many."""
 RELEASE: Final = script("release")
 FORCE_RELEASE: Final = script("force_release")
 ASK_RELEASE: Final = script("ask_release")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from ..._core.ports import Look, Pulse, Reply
 from ..._core.table import Claim, Waiting
@@ -20,10 +20,14 @@ from .scripts import (
     RAISE_FENCE,
     REFRESH,
     RELEASE,
+    RENEW,
     STAND_BACK,
     TRANSFER,
 )
 from .wire import Wire
+
+FEW: Final = 16
+"""Heartbeats of one key that are processed one by one; for more, its leases are read together."""
 
 
 class RedisStore:
@@ -137,7 +141,9 @@ class RedisStore:
     def _heartbeats(self, key: str, pulses: Sequence[Pulse]) -> Call:
         bucket, keys = self._layout.of_key(key)
         args = [part for pulse in pulses for part in (pulse.owner, micros(pulse.ttl))]
-        return Call(REFRESH, bucket, keys, tuple(args))
+        limited = all(pulse.limit != 1 for pulse in pulses)
+        script = RENEW if limited and len(pulses) <= FEW else REFRESH
+        return Call(script, bucket, keys, tuple(args))
 
     def _replies_to(
         self, pulses: Sequence[Pulse], outcome: Any

@@ -26,6 +26,7 @@ from .scripts import (
     PROBE,
     REFRESH,
     RELEASE,
+    RENEW,
     TRANSFER,
 )
 from .servers import GRANT, Server, Unfit, examine, explained
@@ -407,7 +408,7 @@ class Wire:
 
 def _binds(call: Call) -> bool:
     """Return whether its answer may be a lease, or a permanent mark."""
-    return call.script in (ACQUIRE, REFRESH, TRANSFER, MARK, ALONE)
+    return call.script in (ACQUIRE, REFRESH, RENEW, TRANSFER, MARK, ALONE)
 
 
 def _repeatable(call: Call, error: Exception) -> bool:
@@ -434,7 +435,10 @@ def _moved(outcome: Outcome) -> bool:
     return type(outcome) is exceptions.MovedError
 
 
-_OF_ONE_LOCK: Final = (ACQUIRE, REFRESH, RELEASE, TRANSFER, FORCE_RELEASE, ASK_RELEASE, LOOK)
+_OF_ONE_LOCK: Final = (
+    *(ACQUIRE, REFRESH, RENEW, RELEASE, TRANSFER, FORCE_RELEASE, ASK_RELEASE),
+    LOOK,
+)
 
 _INFO: Final = packed("INFO")
 _ASKING: Final = packed("ASKING")

@@ -40,8 +40,8 @@ class Renewing:
     ) -> list[Reply | EngineUnavailable]:
         """Renew leases that we know of, all at once."""
         renewals = [
-            self._sent(Key(session, session.layout.of_key(key)), owner, ttl)
-            for key, owner, ttl in pulses
+            self._sent(Key(session, session.layout.of_key(pulse.key)), pulse.owner, pulse.ttl)
+            for pulse in pulses
         ]
         reads = [renewal.read for renewal in renewals]
         outcomes = await self._wire.outcomes(*reads, *(renewal.result for renewal in renewals))

@@ -52,6 +52,8 @@ if waiters >= room then
   return { 'busy', now, busy_until(lock, quarantine), waiters, because, holder(lock) }
 end
 
-vouch(HANDOFF)
+if not quiet then -- Else that holds for longer leases, too.
+  vouch(HANDOFF)
+end
 queue(lock, owner, claim)
 return waiting(lock, quarantine, position_of(owner), limit)

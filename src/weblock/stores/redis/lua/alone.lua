@@ -294,6 +294,7 @@ end
 local operations = {
   acquire = acquire,
   refresh = refresh_all,
+  renew = refresh_all,
   release = release,
   transfer = transfer,
   force_release = force_release,

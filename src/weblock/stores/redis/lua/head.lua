@@ -6,7 +6,8 @@
 --        A claim's limit is how many leases the key may have while its own is one of them. Where it
 --        is not 1, a waiter has "limit:<owner>", too, and the leases stand together in "grants". The
 --        lease then has no owner that asks (ALL), and lasts as long as any of them: so a version that
---        knows no limits lets nobody in before. "limits" says that any of this may be there.
+--        knows no limits lets nobody in before. "limits" says that any of this may be there. None of
+--        them ends before "soonest".
 --        "asked" is the last fence of those that were asked to release: see ask_release.
 -- QUEUE  a sorted set: the waiters' owners, by their ticket, or by the number of their place
 -- EPOCH  a hash: what is remembered of the server, and of all leases of the bucket together
@@ -24,6 +25,7 @@ local MINUTE = 60 * SECOND
 local DAY, DAY_AND_MINUTE = 86400000, '86460000' -- Milliseconds.
 local RING = '%s %.0f %.0f' -- What is published: the owner, its fence, and when its lease ends.
 local ALL = '*' -- The owner that is written of leases that are not one exclusive lease.
+local BEGINNING = '\1' -- What stands before each of these in "grants".
 local AHEAD = SECOND -- By how much a client's clock is believed that is ahead of ours.
 
 -- Once, for the clock may move while a script runs.

@@ -258,9 +258,9 @@ local function forget(owner)
   end
 end
 
--- How a lease with a limit is written: "<owner> <limit> <fence> <since> <until> <confirmed> <run, if it
+-- How a lease with a limit is written, after BEGINNING: "<owner> <limit> <fence> <since> <until> <confirmed> <run, if it
 -- has a stamp> <process> <length of label> <label>".
-local PACKED = '^(%S+) (%d+) (%d+) (%d+) (%d+) ([01]) (%w*) (%S*) (%d+) '
+local PACKED = '^' .. BEGINNING .. '(%S+) (%d+) (%d+) (%d+) (%d+) ([01]) (%w*) (%S*) (%d+) '
 
 -- The key, and the leases that are written, in the order of their fences.
 local function read()
@@ -359,16 +359,17 @@ local function save(lock)
   if not lock.unsaved then
     return
   end
-  local words = {}
+  local words, soonest = {}, math.huge
   for _, lease in ipairs(lock.grants) do
-    words[#words + 1] = string.format('%s %.0f %.0f %.0f %.0f %s %s %s %d %s',
-      lease.owner, lease.limit, lease.fence, lease.since, lease.ends, lease.confirmed and '1' or '0',
+    soonest = math.min(soonest, lease.ends)
+    words[#words + 1] = string.format('%s%s %.0f %.0f %.0f %.0f %s %s %s %d %s',
+      BEGINNING, lease.owner, lease.limit, lease.fence, lease.since, lease.ends, lease.confirmed and '1' or '0',
       run_of(lease), lease.process, #lease.label, lease.label)
   end
   local first, latest = lock.grants[1], latest_end(lock)
   write('HSET', LOCK, 'fence', text(lock.fence), 'owner', ALL, 'process', '', 'label', first.label,
     'since', text(first.since), 'until', text(latest), 'confirmed', '1',
-    'grants', table.concat(words), 'limits', '1')
+    'grants', table.concat(words), 'soonest', text(soonest), 'limits', '1')
   keep(LOCK, latest)
   lock.unsaved = false
 end
@@ -430,7 +431,7 @@ local function put_down(lock)
     end
   else
     erase('HDEL', LOCK, 'owner', 'process', 'label', 'since', 'until', 'confirmed', 'places',
-      'grants', 'limits', 'asked')
+      'grants', 'soonest', 'limits', 'asked')
     redis.call('PEXPIRE', LOCK, text((lock.fence - now + MINUTE + SECOND) / 1000))
   end
 end
