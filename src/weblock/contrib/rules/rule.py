@@ -36,7 +36,7 @@ class Rule:
     Raises ``ConfigurationError`` for what cannot work.
     """
 
-    __slots__ = ("exempt", "keys", "methods", "of_path", "options", "parameters", "path")
+    __slots__ = ("exempt", "keys", "methods", "options", "parameters", "path")
 
     path: Path
     keys: tuple[KeyTemplate, ...]
@@ -45,8 +45,6 @@ class Rule:
     options: HoldOptions
     parameters: frozenset[str]
     """The path's parameters that the keys are made of."""
-    of_path: bool
-    """Whether the keys are made of these alone, under the same names."""
 
     def __init__(
         self,
@@ -64,7 +62,6 @@ class Rule:
         self.options = options
         self._check()
         self.parameters = frozenset(self._parameters())
-        self.of_path = all(self.parameters.issuperset(template.names) for template in self.keys)
 
     def _check(self) -> None:
         if self.exempt and (self.keys or self.options):
@@ -135,12 +132,11 @@ class Match:
 
     def keys(self, *, query: str, headers: Headers) -> list[str]:
         """Return what the request locks. Raises ``InvalidKey`` if a value is missing."""
-        path, found = self._path(), list[str]()
-        for template in self.rule.keys:
-            values = path
-            if not self.rule.of_path:
-                values = request_values(template, path=path, query=query, headers=headers)
-            found.append(template.fill(values))
+        path = self._path()
+        found: list[str] = [
+            template.fill(request_values(template, path=path, query=query, headers=headers))
+            for template in self.rule.keys
+        ]
         for other in self.others:
             found += other.keys(query=query, headers=headers)
         return found
