@@ -592,11 +592,12 @@ MUTANTS: Final = (
         seed=6,
     ),
     Mutant(
-        "a holder is told twice that it was asked",
+        "a holder that was asked does not call back",
         Holding,
         "ask_to_release",
-        "self._ask_callbacks.pop()()",
-        "self._ask_callbacks[0]()\n        self._ask_callbacks.pop()()",
+        "self._when_asked.call()",
+        "pass",
         ("P13",),
+        seed=6,
     ),
 )
