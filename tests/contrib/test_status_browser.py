@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
@@ -19,15 +18,13 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.expected_conditions import alert_is_present
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.contrib.django.browser import browsing
+from tests.contrib.django.browser import browsing, emulate, picture
 from tests.servers.ports import free_port
 from tests.support.busy import busy
+from tests.support.pictures import PICTURES
 from tests.support.waiting import PATIENCE, eventually
 from weblock import Locks, LockTimeout
 from weblock.contrib.status import StatusPage
-
-PICTURES = os.environ.get("WEBLOCK_PICTURES", "")
-"""A folder for the pictures of the docs: docs/images."""
 
 FITS = "return document.body.scrollWidth <= innerWidth"
 
@@ -80,11 +77,6 @@ def shows(browser: Chrome, *parts: str) -> None:
     eventually(all_there, despite=StaleElementReferenceException)
 
 
-def picture(browser: Chrome, folder: Path, name: str) -> None:
-    """Keeps what the browser shows."""
-    browser.save_screenshot(str(Path(PICTURES or folder) / f"status-{name}.png"))
-
-
 def test_in_a_browser(page: str, locks: Locks, tmp_path: Path) -> None:
     """Keys appear while somebody looks, markup in them does nothing, and a lease is taken away.
 
@@ -108,11 +100,10 @@ def test_in_a_browser(page: str, locks: Locks, tmp_path: Path) -> None:
 
         click(browser, "tr[data-key='shop:7'] summary")
         shows(browser, *waiters)
-        picture(browser, tmp_path, "light")
-        for scheme, width in (("dark", 1280), ("light", 390)):
-            emulate(browser, scheme, width)
+        for name, width in (("light", 1280), ("dark", 1280), ("phone", 390)):
+            emulate(browser, "dark" if name == "dark" else "light", width)
             eventually(lambda: browser.execute_script(FITS))
-            picture(browser, tmp_path, "dark" if scheme == "dark" else "phone")
+            picture(browser, tmp_path, f"status-{name}")
         emulate(browser, "light", 1280)
 
         release(browser, "shop:7")
@@ -138,11 +129,3 @@ def release(browser: Chrome, key: str) -> None:
     alert = WebDriverWait(browser, PATIENCE).until(alert_is_present())
     assert alert.text.startswith("Take shop:7 away from web-1:4242 POST /shops/7/items?")
     alert.accept()
-
-
-def emulate(browser: Chrome, scheme: str, width: int) -> None:
-    """Has the browser look like a window or a phone of this width, light or dark."""
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-    size = {"width": width, "height": 720, "deviceScaleFactor": 1, "mobile": width < 600}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)

@@ -10,6 +10,7 @@ from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 
 from tests.servers import debian
+from tests.support.pictures import PICTURES
 from tests.support.waiting import PATIENCE
 
 FLAGS = (
@@ -41,3 +42,17 @@ def browsing(folder: Path) -> Iterator[Chrome]:
         yield browser
     finally:
         browser.quit()
+
+
+def emulate(browser: Chrome, scheme: str, width: int, height: int = 760) -> None:
+    """Has the browser look like a window or a phone of this size, light or dark."""
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
+def picture(browser: Chrome, folder: Path, name: str) -> None:
+    """Keeps what the browser shows, in the docs if they want pictures."""
+    browser.execute_script("document.getAnimations().forEach(each => each.finish())")
+    browser.save_screenshot(str(Path(PICTURES or folder) / f"{name}.png"))

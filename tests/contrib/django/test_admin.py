@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from io import StringIO
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from tests.support.waiting import eventually
 from weblock.contrib.django import locks
 from weblock.contrib.django.models import Fence
 
-from .browser import browsing
+from .browser import browsing, emulate, picture
 
 pytestmark = pytest.mark.django_db
 
@@ -238,19 +239,22 @@ def test_in_a_browser(live_server: LiveServer, tmp_path: Path) -> None:
     with (
         browsing(tmp_path) as browser,
         busy(locks["default"], "item:1", "web-1:4242 POST /items", "web-2:977 POST /items"),
-        busy(locks["default"], 300 * "x", f"web-3:12 POST /{150 * 'y'}"),
+        ExitStack() as stack,
     ):
         log_in(browser, f"{live_server.url}{listing()}")
+        for scheme in ("dark", "light"):
+            emulate(browser, scheme, 1280, 460)
+            picture(browser, tmp_path, f"admin-{scheme}")
+        stack.enter_context(busy(locks["default"], 300 * "x", f"web-3:12 POST /{150 * 'y'}"))
+        browser.refresh()
         row = browser.find_element(By.CSS_SELECTOR, "tr[data-key='item:1']")
         assert "web-1:4242 POST /items" in row.text
         assert browser.execute_script("return document.body.scrollWidth <= window.innerWidth")
         crumbs = browser.find_element(By.CLASS_NAME, "breadcrumbs")
         assert crumbs.value_of_css_property("padding-left") == "40px"  # As on Django's own pages.
-        browser.save_screenshot(str(tmp_path / "list.png"))
 
         for width in (390, 1280):  # A phone, first.
-            metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
-            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+            emulate(browser, "light", width)
             eventually(lambda width=width: width_of_page(browser) <= width)  # type: ignore[misc]
             key = row.find_element(By.TAG_NAME, "th")
             assert browser.execute_script(LINES_OF_TEXT, key) == 1  # The others leave it room.
@@ -258,14 +262,12 @@ def test_in_a_browser(live_server: LiveServer, tmp_path: Path) -> None:
         row.find_element(By.LINK_TEXT, "Release…").click()
         button = browser.find_element(By.CSS_SELECTOR, "input[value='Yes, release it']")
         assert "It passes to web-2:977 POST /items at once" in browser.page_source
-        browser.save_screenshot(str(tmp_path / "question.png"))
 
         button.click()
         said = browser.find_element(By.CLASS_NAME, "messagelist").text
         assert said == "Released item:1, taken from web-1:4242 POST /items."
         row = browser.find_element(By.CSS_SELECTOR, "tr[data-key='item:1']")
         assert "web-2:977 POST /items" in row.text
-        browser.save_screenshot(str(tmp_path / "released.png"))
 
 
 def width_of_page(browser: Chrome) -> int:
