@@ -124,10 +124,18 @@ class Move(NamedTuple):
     target: Server
 
     def take_along(self, wanted: str = "") -> None:
-        """Moves the keys that are still at the source and have ``wanted`` in their names."""
+        """Moves the keys that are still at the source and have ``wanted`` in their names.
+
+        A node that has lost sight of the others for a moment, and says that the cluster is down, is
+        asked again.
+        """
+        eventually(partial(self._take_along, wanted), despite=redis.exceptions.ClusterDownError)
+
+    def _take_along(self, wanted: str) -> bool:
         while names := self._left(wanted):
             for name in names:
                 self.source.command("MIGRATE", "127.0.0.1", self.target.port, name, 0, 5000)
+        return True
 
     def end(self) -> None:
         """Gives the slot to the target, where its keys must be."""
