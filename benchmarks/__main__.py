@@ -18,6 +18,7 @@ from . import (
     postgresql_peers,
     redis_peers,
     redlock_peers,
+    semaphore_peers,
     web,
 )
 from .flame_svg import flame_graph
@@ -30,6 +31,7 @@ CASES = {
     **redis_peers.CASES,
     **far.CASES,
     **redlock_peers.CASES,
+    **semaphore_peers.CASES,
     **postgresql_peers.CASES,
     **web.CASES,
     **growth.CASES,

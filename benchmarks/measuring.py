@@ -120,13 +120,22 @@ def _waits(visits: list[Visit], start: float) -> Iterator[float]:
 
 
 def compete(
-    crew: Crew, waiters: int, work: float, seconds: float, *, one_key: bool = True
+    crew: Crew,
+    waiters: int,
+    work: float,
+    seconds: float,
+    *,
+    one_key: bool = True,
+    at_once: int = 1,
 ) -> Slice:
-    """One slice of a crew whose waiters all want the same key, or each a key of its own."""
+    """One slice of a crew whose waiters all want the same key, or each a key of its own.
+
+    Raises if more than ``at_once`` of them were inside at the same time.
+    """
     start = time.monotonic() + 0.1
     end = start + seconds
     jobs = [Job(share, start, end, work) for share in shares(waiters, crew.size)]
-    return Slice.of(crew.run(jobs, one_key=one_key), start, end)
+    return Slice.of(crew.run(jobs, one_key=one_key, at_once=at_once), start, end)
 
 
 def shares(waiters: int, processes: int) -> list[int]:

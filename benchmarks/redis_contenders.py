@@ -52,7 +52,7 @@ class Peer:
     kind: type[Blocking | Asyncio]
     open: Callable[..., Any]
     apart: str = ""
-    """The requirement to install in a folder of its own, if its module's name is another's too."""
+    """The requirement to install in a folder of its own, if a name of its modules is another's too."""
 
     def at(self, target: Target) -> Blocking | Asyncio:
         """It, on that key."""
@@ -72,7 +72,8 @@ def name_of_process() -> str:
 
 
 @cache
-def _client(port: int) -> redis.Redis:
+def client_of(port: int) -> redis.Redis:
+    """The blocking client of this process."""
     return redis.Redis(**_connection(port))
 
 
@@ -81,7 +82,8 @@ _clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, redis.asyncio.Red
 )
 
 
-def _asyncio_client(port: int) -> redis.asyncio.Redis:
+def asyncio_client_of(port: int) -> redis.asyncio.Redis:
+    """The client of the running loop."""
     loop = asyncio.get_running_loop()
     if loop not in _clients:
         _clients[loop] = redis.asyncio.Redis(**_connection(port))
@@ -103,30 +105,32 @@ def _url(target: Target) -> str:
 
 
 @cache
-def _locks(target: Target) -> Locks:
+def locks_of(target: Target) -> Locks:
+    """The blocking face of weblock in this process."""
     return Locks.from_url(_url(target), wait=None, ttl=target.ttl)
 
 
 @cache
-def _asyncio_locks(target: Target) -> AsyncLocks:
+def asyncio_locks_of(target: Target) -> AsyncLocks:
+    """The asyncio face of weblock in this process."""
     return AsyncLocks.from_url(_url(target), wait=None, ttl=target.ttl)
 
 
 def _weblock(target: Target, _directory: Path) -> Section:
-    return partial(_locks(target).hold, target.key)
+    return partial(locks_of(target).hold, target.key)
 
 
 def _weblock_asyncio(target: Target, _directory: Path) -> AsyncSection:
-    return partial(_asyncio_locks(target).hold, target.key)
+    return partial(asyncio_locks_of(target).hold, target.key)
 
 
 def _raw(target: Target, _directory: Path) -> Section:
-    section = RoundTrips(_client(target.port), target.key)
+    section = RoundTrips(client_of(target.port), target.key)
     return lambda: section
 
 
 def _raw_asyncio(target: Target, _directory: Path) -> AsyncSection:
-    section = AsyncioRoundTrips(_asyncio_client(target.port), target.key)
+    section = AsyncioRoundTrips(asyncio_client_of(target.port), target.key)
     return lambda: section
 
 
@@ -136,37 +140,37 @@ def _push(target: Target, _directory: Path) -> AsyncSection:
 
 
 def _redis_py(target: Target, _directory: Path) -> Section:
-    client = _client(target.port)
+    client = client_of(target.port)
     return lambda: client.lock(f"redis-py:{target.key}", timeout=target.ttl)
 
 
 def _redis_py_asyncio(target: Target, _directory: Path) -> AsyncSection:
-    client = _asyncio_client(target.port)
+    client = asyncio_client_of(target.port)
     return lambda: client.lock(f"redis-py:{target.key}", timeout=target.ttl)
 
 
 def _python_redis_lock(target: Target, _directory: Path) -> Section:
     lock: Any = importlib.import_module("redis_lock").Lock
-    client = _client(target.port)
+    client = client_of(target.port)
     return lambda: lock(client, target.key, expire=int(target.ttl))
 
 
 def _redis_fifo_lock(target: Target, _directory: Path) -> AsyncSection:
     lock: Any = importlib.import_module("redis_fifo_lock").FifoLock
-    fifo = lock(_asyncio_client(target.port), target.key, lease_ms=int(1000 * target.ttl))
+    fifo = lock(asyncio_client_of(target.port), target.key, lease_ms=int(1000 * target.ttl))
     return fifo.hold  # type: ignore[no-any-return]
 
 
 def _pottery(target: Target, _directory: Path) -> Section:
     lock: Any = importlib.import_module("pottery").Redlock
-    made = lock(key=target.key, masters={_client(target.port)}, auto_release_time=target.ttl)
+    made = lock(key=target.key, masters={client_of(target.port)}, auto_release_time=target.ttl)
     return lambda: made
 
 
 def _pottery_asyncio(target: Target, _directory: Path) -> AsyncSection:
     lock: Any = importlib.import_module("pottery").AIORedlock
     made = lock(
-        key=target.key, masters={_asyncio_client(target.port)}, auto_release_time=target.ttl
+        key=target.key, masters={asyncio_client_of(target.port)}, auto_release_time=target.ttl
     )
     return lambda: made
 
@@ -175,7 +179,7 @@ def _sherlock(target: Target, _directory: Path) -> Section:
     lock: Any = importlib.import_module("sherlock").RedisLock
     made = lock(
         f"sherlock:{target.key}",
-        client=_client(target.port),
+        client=client_of(target.port),
         expire=int(target.ttl),
         timeout=FOREVER,
     )
@@ -185,7 +189,7 @@ def _sherlock(target: Target, _directory: Path) -> Section:
 def _redis_lock_py(target: Target, _directory: Path) -> AsyncSection:
     apart.imported("redis-lock-py", "redis_lock")
     lock: Any = importlib.import_module("redis_lock.asyncio").RedisLock
-    client, ttl = _asyncio_client(target.port), int(target.ttl)
+    client, ttl = asyncio_client_of(target.port), int(target.ttl)
     name = f"redis-lock-py:{target.key}"
     return lambda: lock(client, name, blocking_timeout=FOREVER, expire_timeout=ttl)
 

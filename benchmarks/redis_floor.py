@@ -40,6 +40,26 @@ redis.call('PUBLISH', channel, owner)
 return 1
 """
 
+ACQUIRE_PLACE_OR_QUEUE: Final = """
+if redis.call('SCARD', KEYS[1]) < tonumber(ARGV[4]) then
+    redis.call('SADD', KEYS[1], ARGV[1])
+    return redis.call('PEXPIRE', KEYS[1], ARGV[3])
+end
+redis.call('RPUSH', KEYS[2], ARGV[2] .. ' ' .. ARGV[1])
+return 0
+"""
+
+HAND_PLACE_ON: Final = """
+if redis.call('SREM', KEYS[1], ARGV[1]) == 0 then return 0 end
+local first = redis.call('LPOP', KEYS[2])
+if not first then return 1 end
+local channel, owner = string.match(first, '(%S+) (%S+)')
+redis.call('SADD', KEYS[1], owner)
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+redis.call('PUBLISH', channel, owner)
+return 1
+"""
+
 
 class RoundTrips:
     """A section by two round trips of redis-py, if nobody else wants the key."""
@@ -107,6 +127,33 @@ class Push:
         await self._line.ask("EVALSHA", self._line.hand_on, "2", *self._keys, self._owner, TTL)
 
 
+class PushPlaces:
+    """The same for a key that so many may hold at once."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, port: int, key: str, limit: int) -> None:
+        self._port = port
+        self._limit = str(limit)
+        self._keys = (f"places:{key}", f"places:{key}:queue")
+        self._owner = f"{os.getpid()}:{next(self._numbers)}"
+        self._line: _Line | None = None
+
+    async def __aenter__(self) -> None:
+        self._line = line = await _line_to(self._port)
+        rung = line.bell(self._owner)
+        arguments = (self._owner, line.channel, TTL, self._limit)
+        if not await line.ask("EVALSHA", line.acquire_place, "2", *self._keys, *arguments):
+            await rung
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: object, traceback: TracebackType | None
+    ) -> None:
+        assert self._line
+        hand_on = self._line.hand_place_on
+        await self._line.ask("EVALSHA", hand_on, "2", *self._keys, self._owner, TTL)
+
+
 class Majority:
     """A section by two round trips to several servers side by side, if nobody else wants the key.
 
@@ -151,6 +198,8 @@ class _Line(asyncio.Protocol):
 
     acquire: str
     hand_on: str
+    acquire_place: str
+    hand_place_on: str
     delete: str
 
     def __init__(self) -> None:
@@ -167,6 +216,8 @@ class _Line(asyncio.Protocol):
         await self.ask("HELLO", "3", "SETNAME", name)
         self.acquire = (await self.ask("SCRIPT", "LOAD", ACQUIRE_OR_QUEUE)).decode()
         self.hand_on = (await self.ask("SCRIPT", "LOAD", HAND_ON)).decode()
+        self.acquire_place = (await self.ask("SCRIPT", "LOAD", ACQUIRE_PLACE_OR_QUEUE)).decode()
+        self.hand_place_on = (await self.ask("SCRIPT", "LOAD", HAND_PLACE_ON)).decode()
         self.delete = (await self.ask("SCRIPT", "LOAD", DELETE_IF_MINE)).decode()
         self._send("SUBSCRIBE", self.channel)  # Answered by a push.
         await self.ask("PING")

@@ -99,7 +99,7 @@ def hot256(effort: Effort) -> Iterator[Findings]:
     compared = (*_OURS, peers.PUSH)
     few: dict[Peer, list[Slice]] = {peer: [] for peer in compared}
     many: dict[Peer, list[Slice]] = {peer: [] for peer in compared}
-    with Server() as server, _crews(compared, Target(server.port)) as crews:
+    with Server() as server, crews_of(compared, Target(server.port)) as crews:
         for crew in crews.values():
             compete(crew, 256, 0.0, 0.1)  # opens everything
         for _ in range(effort.rounds):
@@ -216,7 +216,8 @@ def _alone(title: str, rates: Rates, floor: Peer, bound: float) -> Findings:
 
 
 @contextmanager
-def _crews(compared: Sequence[Peer], target: Target) -> Iterator[dict[Peer, Crew]]:
+def crews_of(compared: Sequence[Peer], target: Target) -> Iterator[dict[Peer, Crew]]:
+    """A crew of each peer, all of which want that key, while the block runs."""
     with ExitStack() as stack:
         crews = {}
         for peer in compared:
@@ -242,7 +243,7 @@ class _Contest:
 def _hot(waiters: int, effort: Effort) -> Iterator[Findings]:
     compared = installed(_HOT)
     seconds = 2 * effort.slice  # So that each of 64 has its turn often enough to tell who is fair.
-    with Server() as server, _crews(compared, Target(server.port)) as crews:
+    with Server() as server, crews_of(compared, Target(server.port)) as crews:
         client = server.client()
         for crew in crews.values():
             compete(crew, waiters, 0.0, 0.1)  # opens everything

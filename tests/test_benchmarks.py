@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ import pytest
 
 from benchmarks import machine
 from benchmarks.__main__ import main
+from benchmarks.contenders import Blocking
 from benchmarks.distance import distant
 from benchmarks.flame import sampled
 from benchmarks.flame_svg import flame_graph
@@ -22,6 +24,7 @@ from benchmarks.goals import Race, Racer
 from benchmarks.growth import exponent
 from benchmarks.measuring import Effort
 from benchmarks.report import Findings, Line, write_between_marks
+from benchmarks.workers import Crew, Outcome, Visit, most_at_once
 
 
 def benchmark(*arguments: str) -> str:
@@ -187,6 +190,29 @@ def test_a_goal_is_judged_by_the_ratio_to_its_floor() -> None:
     assert [goal.met for goal in paired.goals] == [False]
     assert fastest.figures[2] == "0.90"
     assert [goal.met for goal in fastest.goals] == [True]
+
+
+def test_the_check_of_overlaps_counts_the_sections_that_are_open() -> None:
+    """Three at once are three, however they begin, and one that follows another is not beside it."""
+    three = [Visit(0.0, 3.0), Visit(1.0, 4.0), Visit(2.0, 5.0)]
+    assert most_at_once([]) == 0
+    assert most_at_once([Visit(1.0, 2.0), Visit(0.0, 1.0)]) == 1
+    assert most_at_once([*three, Visit(3.0, 6.0)]) == 3
+    assert most_at_once([*three, Visit(2.9, 6.0)]) == 4
+
+
+@pytest.mark.parametrize(("at_once", "refused"), [(1, "0 counted of 3"), (2, "let 3"), (3, "")])
+def test_a_run_with_more_sections_at_once_than_allowed_ends_with_an_error(
+    at_once: int, refused: str, tmp_path: Path
+) -> None:
+    """The check knows the limit: more are refused, so many are not."""
+    crew = Crew(Blocking("none", lambda _: nullcontext), tmp_path, 1)
+    visits = [[Visit(number / 10, 1.0)] for number in range(3)]
+    outcomes = [Outcome(visits, 0.0)]
+    crew.start = lambda _jobs: None  # type: ignore[method-assign]
+    crew.outcomes = lambda: outcomes  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match=refused) if refused else nullcontext():
+        assert crew.run([], at_once=at_once) == outcomes
 
 
 def test_growth_is_told_by_an_exponent() -> None:
