@@ -539,6 +539,27 @@ class TestFlaskSQLAlchemy:
         with project.app_context():
             assert shop.count() == 1
 
+    def test_applications_that_share_the_database_object(self, project, shop, locks):
+        """A factory makes one for each test: the last of them sends the database no more than the first."""
+        sent = []
+        for number in range(3):
+            app = Flask(f"shop {number}")
+            app.config.update(project.config, WEBLOCK_GUARD="database")
+            shop.db.init_app(app)
+            app.teardown_request(shop.commit)
+            web = WebLock(app, locks)
+            self.serve(app, web.lock("items")(lambda: (shop.db.session.remove(), shop.add())[1]))
+            with app.app_context():
+                engine = shop.db.engine
+            statements = []
+            sqlalchemy.event.listen(
+                engine, "before_cursor_execute", lambda *args, to=statements: to.append(args[2])
+            )
+            assert self.answers(app, 1) == [201]
+            sent.append(statements)
+            engine.dispose()
+        assert sent[0] == sent[1] == sent[2]
+
     def test_a_guard_after_writing_is_refused(self, project, shop, web):
         """What was written under a lock without the guard would be committed without its check."""
         web.init_app(project)

@@ -138,6 +138,22 @@ class Sessions:
     ``check`` raises ``LeaseLost``. ``made`` is called with each session that the registry makes.
     """
 
+    @classmethod
+    def of(
+        cls,
+        sessions: scoped_session[Session],
+        held: Callable[[], Checked | None],
+        made: Callable[[Session], None],
+    ) -> Sessions:
+        """Return the ``Sessions`` of a registry, which all applications that share it have in common.
+
+        One module's ``db`` is often given to many applications, one for each test. With a ``Sessions`` each,
+        every commit would be checked once for every application there has been. All of them give the same
+        ``held`` and ``made``.
+        """
+        known = getattr(sessions.registry.createfunc, "__self__", None)
+        return known if isinstance(known, cls) else cls(sessions, held, made)
+
     def __init__(
         self,
         sessions: scoped_session[Session],

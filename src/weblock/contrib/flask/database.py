@@ -21,6 +21,7 @@ FLASK_SQLALCHEMY: Final = "sqlalchemy"
 """Under which Flask keeps that extension."""
 
 _GUARDED: Final = "weblock.guarded"
+"""Where a request notes the leases that guard its sessions, each with the seconds that its guard waits."""
 
 
 class Database:
@@ -40,7 +41,7 @@ class Database:
         if self._sessions is None and hasattr(extension, "session"):
             from ..sqlalchemy import Sessions
 
-            self._sessions = Sessions(extension.session, _held, self._guard_new)
+            self._sessions = Sessions.of(extension.session, _held, _guard_new)
 
     def end_reading(self) -> None:
         """End what the session has read, so that it reads anew under the lock and waits without a connection.
@@ -70,21 +71,13 @@ class Database:
 
         Raises ``ConfigurationError`` if the request has written already.
         """
-        guarded: list[Lease] = request.environ.setdefault(_GUARDED, [])
-        known = {key for each in guarded for key in each.keys}
+        guarded: list[tuple[Lease, float]] = request.environ.setdefault(_GUARDED, [])
+        known = {key for each, _wait in guarded for key in each.keys}
         if self._sessions is None or known.issuperset(lease.keys):
             return
         self._sessions.end_reading()
         self._sessions.guard(lease, wait=self._guard.wait)
-        guarded.append(lease)
-
-    def _guard_new(self, session: Any) -> None:
-        """Guard a session that the request makes with what it holds: after ``db.session.remove()``, say."""
-        from ..sqlalchemy import guard
-
-        if has_request_context():
-            for lease in request.environ.get(_GUARDED, ()):
-                guard(session, lease, fence=True, wait=self._guard.wait)
+        guarded.append((lease, self._guard.wait))
 
     def around(self, app: WSGIApplication) -> WSGIApplication:
         """Return the application; a session that outlives a request is not guarded after it.
@@ -106,3 +99,12 @@ def _held() -> RequestLocks | None:
     """Return the leases of the running request, which must still be valid when it commits."""
     found: Any = request.environ.get(ENVIRON_KEY) if has_request_context() else None
     return found if isinstance(found, RequestLocks) and found.leases else None
+
+
+def _guard_new(session: Any) -> None:
+    """Guard a session that the request makes with what it holds: after ``db.session.remove()``, say."""
+    from ..sqlalchemy import guard
+
+    if has_request_context():
+        for lease, wait in request.environ.get(_GUARDED, ()):
+            guard(session, lease, fence=True, wait=wait)

@@ -74,9 +74,10 @@ seen AS (
     LEFT JOIN {table} AS lease ON lease.key = wanted.key
 )"""
 
-# The check before a guarded COMMIT locks the row FOR KEY SHARE. A lease is granted under FOR UPDATE, the
-# only lock that conflicts with it, so no lease is granted before that transaction has ended, and one
-# with an older snapshot cannot overlook the grant. So is a lease that is handed over. All else locks FOR NO KEY UPDATE, and need not wait.
+# The check before a guarded COMMIT locks the row FOR KEY SHARE. A lease is granted, and handed over, under
+# FOR UPDATE, the only lock that conflicts with it: so no lease passes on before that transaction has
+# ended, and one with an older snapshot cannot overlook it. All else locks FOR NO KEY UPDATE, and need
+# not wait.
 _ACQUIRE: Final = """
 WITH {server}, {seen}, free AS (
     SELECT lease.key FROM {table} AS lease CROSS JOIN server
