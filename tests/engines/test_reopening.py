@@ -86,3 +86,45 @@ def test_a_lease_that_is_collected_while_an_engine_opens_does_not_hang_it(
             assert not thread.is_alive(), f"it waits for itself in {interrupter.where}; seed {seed}"
             assert ask()
         assert asked > tried / 2
+
+
+class Collecting:
+    """A mutex at whose first acquisition the collector runs, before the next line of its thread."""
+
+    def __init__(self, mutex: Any, collect: Callable[[], object]) -> None:
+        self._mutex = mutex
+        self._collect: Callable[[], object] | None = collect
+
+    def __enter__(self) -> None:
+        self._mutex.acquire()
+        collect, self._collect = self._collect, None
+        if collect:
+            with suppress(EngineUnavailable):
+                collect()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._mutex.release()
+
+    def locked(self) -> bool:
+        """Whether anybody has it: its own thread, here."""
+        return True
+
+
+@pytest.mark.parametrize("engines", [files, zookeeper])
+@pytest.mark.parametrize("how", ["open", "close"])
+def test_a_lease_that_is_collected_when_the_mutex_was_just_acquired(
+    tmp_path: Path, engines: Any, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing has been noted of the thread then, neither to open the engine nor to close it."""
+    monkeypatch.setattr("weblock.stores.zookeeper.session.Session", Session)
+    for engine, ask in engines(tmp_path):
+        entrance = engine._entrance
+        entrance.mutex = Collecting(entrance.mutex, engine._open)
+        work = ask if how == "open" else engine.close
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        thread.join(PATIENCE)
+        hangs = thread.is_alive()
+        if hangs:  # Nor would the end of the test get in.
+            engine.after_fork()
+        assert not hangs

@@ -8,21 +8,22 @@ from ..errors import EngineUnavailable
 
 
 class Entrance:
-    """``refuse_oneself(engine)``, then ``with entrance.mutex:``, and there ``entrance.thread`` first.
+    """``with entrance.mutex:``, there ``refuse_oneself(engine)``, and ``inside`` around what opens the engine.
 
-    The collector of garbage may run at any allocation, and end a generator that holds a lease. Its
+    The collector of garbage may run at nearly any point, and end a generator that holds a lease. Its
     release then asks the engine in a thread that may be inside already, and would wait for itself. It is
-    refused, and the keeper releases the lease later.
+    refused, and the keeper releases the lease later. Where the thread has the mutex, and is not inside yet
+    or no longer, the release enters and leaves before the thread goes on.
     """
 
-    __slots__ = ("mutex", "thread")
+    __slots__ = ("inside", "mutex")
 
     def __init__(self) -> None:
-        self.mutex = threading.Lock()
-        self.thread = 0
-        """The thread that had the mutex last. It is set without a call, where the collector could run."""
+        self.mutex = threading.RLock()
+        self.inside = False
+        """Whether the thread that has the mutex is opening the engine."""
 
     def refuse_oneself(self, engine: str) -> None:
         """Raise ``EngineUnavailable`` in the thread that is inside."""
-        if self.thread == threading.get_ident() and self.mutex.locked():
+        if self.inside:
             raise EngineUnavailable(engine, "its own thread is opening it")

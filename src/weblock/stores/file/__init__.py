@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
-from threading import get_ident
 from typing import Final, NoReturn, TypeVar
 from urllib.parse import unquote
 
@@ -207,17 +206,24 @@ class FileEngine:
         self.switchboard.ring_all(Ask())
 
     def _open(self) -> Home:
-        self._entrance.refuse_oneself(self.name)
-        with self._entrance.mutex:
-            self._entrance.thread = get_ident()
-            if self._closed:
-                raise ConfigurationError(f"{self.name} has been closed")
-            if self.home is None:
-                try:
-                    self.home = Home(self)
-                except OSError as error:
-                    self.fail(error)
-            return self.home
+        entrance = self._entrance
+        with entrance.mutex:
+            entrance.refuse_oneself(self.name)
+            try:
+                entrance.inside = True
+                return self._opened()
+            finally:
+                entrance.inside = False
+
+    def _opened(self) -> Home:
+        if self._closed:
+            raise ConfigurationError(f"{self.name} has been closed")
+        if self.home is None:
+            try:
+                self.home = Home(self)
+            except OSError as error:
+                self.fail(error)
+        return self.home
 
     def after_fork(self) -> None:
         self._entrance = Entrance()

@@ -8,7 +8,6 @@ is seen of them, and ``session`` the connection that all of a process share.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from threading import get_ident
 from typing import TYPE_CHECKING
 
 from ..._core.ports import Ask, Runtime, Store, Switchboard
@@ -95,20 +94,25 @@ class ZooKeeperEngine:
             session.abandon()
 
     def _open(self) -> Session:
+        entrance = self._entrance
+        with entrance.mutex:
+            entrance.refuse_oneself(self.name)
+            try:
+                entrance.inside = True
+                return self._opened()
+            finally:
+                entrance.inside = False
+
+    def _opened(self) -> Session:
         from .session import Session
 
-        self._entrance.refuse_oneself(self.name)
-        with self._entrance.mutex:
-            self._entrance.thread = get_ident()
-            if self._closed:
-                raise EngineUnavailable(self.name, "it was closed")
-            if self._session and self._session.ended:
-                logger.warning(
-                    "the ZooKeeper client of %s failed, and is being restarted", self.name
-                )
-                self._session.begin_to_close()
-                self._session = None
-                self.switchboard.ring_all(Ask())  # Nothing rings for places of that session.
-            if self._session is None:
-                self._session = Session(self.settings)
-            return self._session
+        if self._closed:
+            raise EngineUnavailable(self.name, "it was closed")
+        if self._session and self._session.ended:
+            logger.warning("the ZooKeeper client of %s failed, and is being restarted", self.name)
+            self._session.begin_to_close()
+            self._session = None
+            self.switchboard.ring_all(Ask())  # Nothing rings for places of that session.
+        if self._session is None:
+            self._session = Session(self.settings)
+        return self._session
