@@ -11,12 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.exceptions import ConnectionError  # noqa: A004 - redis-py's
 
 from tests.support.interrupts import Interrupter
 from tests.support.waiting import PATIENCE
 from weblock import EngineUnavailable
 from weblock.stores.file import FileEngine
+from weblock.stores.redis.asking import Lookup
 from weblock.stores.zookeeper import open_engine as open_zookeeper
+
+LONG = 3600.0
+"""Seconds that no test waits for."""
 
 TRIED = 20
 """Of some hundreds of lines with files. Nearly all are inside of the mutex, so that each would find it."""
@@ -48,16 +53,32 @@ def zookeeper(_folder: Path) -> Iterator[tuple[Any, Callable[[], object]]]:
     engine.close()
 
 
+def servers(_folder: Path) -> Iterator[tuple[Any, Callable[[], object]]]:
+    """Who knows where Redis's servers are, and asks them again."""
+    known = Lookup(lambda: True, every=LONG, stale=LONG, on_end=lambda: None)
+
+    def ask() -> bool:
+        try:
+            known.refresh()
+        except ConnectionError as refused:
+            raise EngineUnavailable("redis", str(refused)) from refused
+        return known.ready()
+
+    yield known, ask
+
+
 def shut(engine: Any) -> None:
     """What makes the engine open again: what it has open is gone."""
-    if isinstance(engine, FileEngine):
+    if isinstance(engine, Lookup):
+        engine.forget()
+    elif isinstance(engine, FileEngine):
         if engine.home:
             engine.leave(engine.home)
     else:
         engine.session().ended = True
 
 
-@pytest.mark.parametrize("engines", [files, zookeeper])
+@pytest.mark.parametrize("engines", [files, zookeeper, servers])
 def test_a_lease_that_is_collected_while_an_engine_opens_does_not_hang_it(
     tmp_path: Path, engines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -153,10 +153,10 @@ class _MemoryCells:
         return Done(*self.change(key, transition))
 
     def change(self, key: str, transition: Transition) -> tuple[Step, float]:
-        engine = self.engine
+        engine, thread = self.engine, get_ident()
         engine.refuse_to_wait_for_oneself()
         with engine.mutex:
-            engine.inside = get_ident()
+            engine.inside = thread  # Without a call before it, after which the collector could run.
             now = self.now()
             step = transition(engine.state_of(key), Moment(now, time.time_ns() // 1000))
             state = step.state

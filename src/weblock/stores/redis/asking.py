@@ -102,7 +102,8 @@ class Lookup:
     def forget(self) -> None:
         """Start anew, in a forked child: a lookup under way is in the parent."""
         self._guard = threading.Lock()
-        self._looking = 0  # The thread that looks.
+        self._looking = 0
+        """The thread that has the guard."""
         self._asked_at = self._again_at = 0.0
         self._pause = FIRST_PAUSE
         self._doubted = True
@@ -130,15 +131,27 @@ class Lookup:
         if self._looking == threading.get_ident() and self._guard.locked():
             # The collector ran in the middle of it, and a lease that it ended is to be released.
             raise exceptions.ConnectionError("this very thread is looking for the servers")
+        self._alone(self._refreshed)
+
+    def _alone(self, work: Callable[[], None]) -> None:
+        """Do what one thread does at a time, and note which, so that it does not wait for itself."""
+        thread = threading.get_ident()
         with self._guard:
-            if self.ready():
-                return
-            if self._failure and time.monotonic() < self._again_at:
-                raise self._failure
-            self._tried()
+            self._looking = thread  # Without a call before it, after which the collector could run.
+            try:
+                work()
+            finally:
+                self._looking = 0
+
+    def _refreshed(self) -> None:
+        if self.ready():
+            return
+        if self._failure and time.monotonic() < self._again_at:
+            raise self._failure
+        self._tried()
 
     def _tried(self) -> None:
-        now, changed, self._looking = time.monotonic(), False, threading.get_ident()
+        now, changed = time.monotonic(), False
         try:
             changed = self._look()
             self._failure = None
@@ -148,7 +161,7 @@ class Lookup:
             if not self._known:
                 raise
         finally:
-            self._looking, self._asked_at = 0, now
+            self._asked_at = now
             self._pause = FIRST_PAUSE if changed else min(LONGEST_PAUSE, 2 * self._pause)
             self._again_at = time.monotonic() + self._pause * (0.5 + random.random() / 2)
 
@@ -165,8 +178,7 @@ class Lookup:
 
     def _look_quietly(self) -> None:
         try:
-            with self._guard:
-                self._tried()
+            self._alone(self._tried)
         except Exception:
             logger.exception("weblock could not find out where its servers are, and goes on")
 
