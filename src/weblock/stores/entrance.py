@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import TypeVar
 
 from ..errors import EngineUnavailable
 
+T = TypeVar("T")
+
 
 class Entrance:
-    """``with entrance.mutex:``, there ``refuse_oneself(engine)``, and ``inside`` around what opens the engine.
+    """``entrance.opened(engine, open_it)`` opens an engine in one thread at a time.
 
     The collector of garbage may run at nearly any point, and end a generator that holds a lease. Its
     release then asks the engine in a thread that may be inside already, and would wait for itself. It is
@@ -16,14 +20,20 @@ class Entrance:
     or no longer, the release enters and leaves before the thread goes on.
     """
 
-    __slots__ = ("inside", "mutex")
+    __slots__ = ("_inside", "mutex")
 
     def __init__(self) -> None:
         self.mutex = threading.RLock()
-        self.inside = False
+        self._inside = False
         """Whether the thread that has the mutex is opening the engine."""
 
-    def refuse_oneself(self, engine: str) -> None:
-        """Raise ``EngineUnavailable`` in the thread that is inside."""
-        if self.inside:
-            raise EngineUnavailable(engine, "its own thread is opening it")
+    def opened(self, engine: str, open_it: Callable[[], T]) -> T:
+        """Return what ``open_it`` does. Raises ``EngineUnavailable`` in the thread that is inside of it."""
+        with self.mutex:
+            if self._inside:
+                raise EngineUnavailable(engine, "its own thread is opening it")
+            try:
+                self._inside = True
+                return open_it()
+            finally:
+                self._inside = False

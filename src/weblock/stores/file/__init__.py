@@ -206,14 +206,7 @@ class FileEngine:
         self.switchboard.ring_all(Ask())
 
     def _open(self) -> Home:
-        entrance = self._entrance
-        with entrance.mutex:
-            entrance.refuse_oneself(self.name)
-            try:
-                entrance.inside = True
-                return self._opened()
-            finally:
-                entrance.inside = False
+        return self._entrance.opened(self.name, self._opened)
 
     def _opened(self) -> Home:
         if self._closed:

@@ -94,14 +94,7 @@ class ZooKeeperEngine:
             session.abandon()
 
     def _open(self) -> Session:
-        entrance = self._entrance
-        with entrance.mutex:
-            entrance.refuse_oneself(self.name)
-            try:
-                entrance.inside = True
-                return self._opened()
-            finally:
-                entrance.inside = False
+        return self._entrance.opened(self.name, self._opened)
 
     def _opened(self) -> Session:
         from .session import Session
