@@ -140,7 +140,7 @@ def _acquire(together: Sequence[Lock], values: Mapping[str, object], database: D
     if len(together) == 1:
         (lock,) = together
         lease = _hold(held, lock, lock.keys_of(values), database)
-        for _ in guarded:
+        if guarded:
             database.guard(lease)
         environ[LEASE_KEY] = lease
         return
