@@ -352,6 +352,23 @@ class TestClocks:
         there.clock += 99
         assert isinstance(there.acquire("theirs"), Waiting)
 
+    def test_who_gets_the_key_again_has_all_of_its_ttl(self, machine) -> None:
+        """A lease is not timed from when another one of the same owner was seen, which had ended.
+
+        The owner asks again where it learnt of its first lease only after that had ended.
+        """
+        here, there = machine(), machine()
+        first = here.acquire("ours")
+        there.acquire("theirs")
+        there.clock += 11
+        assert isinstance(there.acquire("theirs"), Held)
+        assert isinstance(here.acquire("ours"), Waiting)
+        there.release("theirs")
+        again = here.acquire("ours")
+        assert again.fence > first.fence
+        assert isinstance(there.acquire("next"), Waiting)
+        assert here.renew("ours").fence == again.fence
+
 
 class TestLateDecisions:
     """What was decided on a look is done later, when the look is not true any more."""
@@ -407,6 +424,26 @@ class TestLateDecisions:
         eventually(lambda: isinstance(behind.acquire("behind"), Held))
         assert stopped.take_over(scene, "first") is None
         assert behind.scene().family.places == ()
+
+    def test_who_waits_again_has_all_the_time_for_its_turn(self, machine) -> None:
+        """Is not passed over for a turn that it did not take in an earlier life of the key's node."""
+        holder, stopped, behind = machine(), machine(), machine()
+
+        def queue() -> None:
+            holder.acquire("holder")
+            stopped.acquire("first")
+            behind.acquire("behind")
+            holder.release("holder")
+            assert isinstance(behind.acquire("behind"), Waiting)
+
+        queue()
+        names = [place.name for place in behind.scene().family.places]
+        stopped.release("first")
+        behind.release("behind")
+        behind.clock += HANDOFF
+        queue()
+        assert [place.name for place in behind.scene().family.places] == names
+        assert isinstance(stopped.acquire("first"), Held)
 
 
 class TestEndedLeases:

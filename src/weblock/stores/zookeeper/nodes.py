@@ -10,8 +10,9 @@ waits, which is ephemeral and sequential::
     <root>/marks/shop:init
     <root>/sessions/<session>
 
-The names have the owner in them, so none is ever used twice: what is said of a node by name cannot
-hit another's.
+The names have the owner in them, so what is said of a node by name cannot hit another owner's. They
+are not unique in time: an owner who lost a lease before it knew of it asks again, and its next lease
+has the same name. So what is remembered of a node is remembered of the transaction that created it.
 
 Only a lease or a place that is not exclusive says what its limit is. An earlier version of weblock,
 which knows exclusive leases only, waits until all others are gone: to it, their ttl is ``ENDLESS``.
@@ -72,11 +73,12 @@ class Place(NamedTuple):
 
 
 class Family(NamedTuple):
-    """The children of a key's node, and the version of the node itself.
+    """The children of a key's node; the transaction that created the node itself, and its version.
 
-    Every grant and every transfer raises it.
+    Every grant and every transfer raises the version.
     """
 
+    born: int
     version: int
     leases: tuple[str, ...]
     places: tuple[Place, ...]
@@ -96,6 +98,8 @@ class Lease(NamedTuple):
     label: str
     ttl: float
     fence: int
+    born: int
+    """The number of the transaction that created the node, of which no two are the same."""
     version: int
     granted: float
     renewed: float
@@ -104,8 +108,8 @@ class Lease(NamedTuple):
     """When it counts as ended for this process, on its clock, unless it is renewed before."""
 
 
-def family_of(children: Iterable[str], version: int = 0) -> Family:
-    """Return the leases and the places with these names."""
+def family_of(children: Iterable[str], stat: Any = None) -> Family:
+    """Return the leases and the places with these names, below a node with this stat."""
     leases, places = [], []
     for name in children:
         if name.startswith(LEASE):
@@ -113,7 +117,8 @@ def family_of(children: Iterable[str], version: int = 0) -> Family:
         elif name.startswith(PLACE):
             places.append(_place(name))
     places.sort(key=lambda place: place.number)
-    return Family(version, tuple(leases), tuple(places))
+    born, version = (stat.czxid, stat.version) if stat else (0, 0)
+    return Family(born, version, tuple(leases), tuple(places))
 
 
 def name_of_place(session: str, owner: str, limit: int) -> str:
@@ -137,6 +142,7 @@ def lease_of(name: str, data: bytes, stat: Any) -> Lease:
         said["label"],
         float(said.get("lasts", said["ttl"])),
         said.get("fence") or stat.czxid,
+        stat.czxid,
         stat.version,
         stat.ctime / 1000,
         stat.mtime / 1000,

@@ -87,8 +87,7 @@ class Scenes:
             *(key.session.client.get_children_async(key.node, include_data=True) for key in keys)
         )
         families = [
-            family_of(()) if isinstance(each, Exception) else family_of(each[0], each[1].version)
-            for each in found
+            family_of(()) if isinstance(each, Exception) else family_of(*each) for each in found
         ]
         read = await self._wire.all(
             *(
@@ -141,15 +140,16 @@ class Scenes:
         """Remove the first place if it does not take its turn, and all of its process."""
         if not scene.admits_first:
             return
-        now, places = self._wire.now(), scene.family.places
-        first = places[0]
+        now, family = self._wire.now(), scene.family
+        first = family.places[0]
         ended = tuple(_version(scene.key, lease) for lease in scene.ended)
-        if now - self._memory.first_seen((scene.key.node, first.name, ended), now) >= HANDOFF:
-            for place in places:
+        turn = (scene.key.node, family.born, first.name, ended)
+        if now - self._memory.first_seen(turn, now) >= HANDOFF:
+            for place in family.places:
                 if place.session == first.session:
                     scene.key.session.client.delete_async(scene.key.path(place.name))
 
 
-def _version(key: Key, lease: Lease) -> tuple[str, str, int]:
-    """Return what changes with each renewal of a lease."""
-    return (key.node, lease.name, lease.version)
+def _version(key: Key, lease: Lease) -> tuple[str, str, int, int]:
+    """Return what changes with each renewal of a lease, and is another for the owner's next lease."""
+    return (key.node, lease.name, lease.born, lease.version)
