@@ -12,8 +12,10 @@ from django.core.checks import Warning as Caution
 from django.db import DatabaseError, connections
 from django.utils.module_loading import import_string
 
+from ..._options import HoldOptions
 from ...errors import ConfigurationError, WeblockError
-from ..guarding import DATABASE_GUARD, TABLE
+from ..guarding import DATABASE_GUARD, TABLE, GuardKind
+from ..request import limit_of
 from ..rules import Rule
 from ..rules.overlap import SEGMENT
 from .discovery import LANGUAGE, RoutedView, marked_views, routed_views, undecorated
@@ -142,9 +144,39 @@ def _guarded_aliases() -> Iterator[AliasSettings]:
     named = {lock.alias for _, lock, _ in marked_views() if lock.guard == DATABASE_GUARD}
     for alias in _readable_aliases():
         found = of_alias(alias)
-        by_rules = found.rules.guards() if found.rules else ()
+        by_rules = [guard for _, guard, _ in found.rules.guards()] if found.rules else ()
         if found.guard.always or alias in named or DATABASE_GUARD in by_rules:
             yield found
+
+
+def check_guarded_locks(**_kwargs: object) -> list[CheckMessage]:
+    """Check that locks that a database guards are exclusive: of others, each request would fail."""
+    shared = {
+        what
+        for alias, what, guard, options in _described_locks()
+        if of_alias(alias).guard.asked_by(guard) and limit_of(locks[alias], options) > 1
+    }
+    return [
+        Error(
+            f"{what} lets several in (limit= or shared=), and the guard in the database needs an"
+            " exclusive lock: each request is refused.",
+            hint='Leave out limit= and shared=, or say guard="lease" for this lock.',
+            id="weblock.E009",
+        )
+        for what in sorted(shared)
+    ]
+
+
+def _described_locks() -> Iterator[tuple[str, str, GuardKind | None, HoldOptions]]:
+    """Return the alias, the name, the guard and the options of each lock on a view and in a rule."""
+    known = _readable_aliases()
+    for routed, lock, _ in marked_views():
+        if lock.alias in known:
+            yield lock.alias, f"@lock on {routed.dotted}", lock.guard, lock.held_with
+    for alias in known:
+        if rules := of_alias(alias).rules:
+            for label, guard, options in rules.guards():
+                yield alias, label, guard, options
 
 
 def _has_the_leases(database: str, alias: str) -> bool:

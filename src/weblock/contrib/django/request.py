@@ -129,7 +129,7 @@ class ViewLeases(RequestLeases[BaseLease]):
         for lock, face, missing in self._in_turn(faces, wanted):
             if self._unwanted:
                 raise asyncio.CancelledError
-            options: Any = dict(lock.options)
+            options = lock.held_with
             self._waiting = True
             try:
                 await self.take(face, missing, options, before_waiting)
@@ -158,7 +158,7 @@ class ViewLeases(RequestLeases[BaseLease]):
             for key in keys:
                 if self.is_held_outside(face, key):
                     raise AlreadyHeld(key)
-                options: Any = dict(lock.options)
+                options = lock.held_with
                 if self.holds(face, key):
                     self.refuse_upgrades(face, [key], options)
                     continue

@@ -70,10 +70,13 @@ class Rules:
         match = self.by_path.find(method, request.path_info)
         return RuledLock.by(match, self._alias, self._guards[match.rule]) if match else None
 
-    def guards(self) -> Iterator[GuardKind | None]:
-        """Return the guard of each rule, as it names it."""
-        yield from (rule.lock.guard for rule in self.by_view if rule.lock)
-        yield from self._guards.values()
+    def guards(self) -> Iterator[tuple[str, GuardKind | None, HoldOptions]]:
+        """Return the label of each rule, its guard as it names it, and its other options."""
+        for by_view in self.by_view:
+            if lock := by_view.lock:
+                yield by_view.label, lock.guard, lock.held_with
+        for label, rule in self.by_path.named:
+            yield label, self._guards[rule], rule.options
 
     def verdicts(self, request: HttpRequest) -> Iterator[Verdict]:
         """Return whether each rule matches a request, given its view."""

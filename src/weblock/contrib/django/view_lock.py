@@ -72,6 +72,12 @@ class ViewLock:
         guard = [f"guard={self.guard!r}"] if self.guard else []
         return f"lock({', '.join([*keys, *alias, *options, *guard])})"
 
+    @property
+    def held_with(self) -> HoldOptions:
+        """Its options for the locks of its alias."""
+        options: Any = dict(self.options)
+        return options  # type: ignore[no-any-return]
+
     def keys_of(self, request: HttpRequest, values: Mapping[str, object]) -> list[str]:
         """Return the keys of a request. ``values`` are the view's arguments from the URL."""
         keys = [_filled(template, request, values) for template in self.templates]
