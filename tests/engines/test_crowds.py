@@ -33,6 +33,49 @@ from weblock._core import acquiring, table
 acquiring.BEAT = table.PLACE = 3600
 """
 
+AT_ONCE = 200 if "WEBLOCK_LONG" in os.environ else 60
+"""Processes that start together: many more than there are processors."""
+
+STARTS_CROWDS = """
+import json
+from weblock._core import acquiring, table
+from weblock.stores.file import busy
+table.PLACE = table.HANDOFF = acquiring.HANDOFF = busy.CROWDED = 3600
+
+def section(inside):
+    with Locks.from_url(url, wait=None, ttl=3600) as locks, locks.hold("k") as lease:
+        os.close(os.open(inside, os.O_CREAT | os.O_EXCL))
+        os.unlink(inside)
+        return lease.fence
+
+def start(size, inside):
+    start, started = os.pipe()
+    outcomes, outcome = os.pipe()
+    for _ in range(size):
+        if not os.fork():
+            os.close(started)
+            os.read(start, 1)
+            try:
+                told = section(inside)
+            except BaseException as error:
+                told = f"{type(error).__name__}: {error}"
+            finally:
+                os.write(outcome, json.dumps(told).encode() + b"\\n")
+                os._exit(0)
+    os.close(started)
+    os.close(outcome)
+    with os.fdopen(outcomes) as lines:
+        told = [json.loads(line) for line in lines]
+    for _ in range(size):
+        os.wait()
+    return told
+"""
+"""``start(size, inside)`` forks so many processes, lets all of them go at once, and returns their fences or errors.
+
+In its section, each creates the file ``inside``, which must not exist. However slow the machine is, no place and no
+hand-over ends too early.
+"""
+
 GIVES_UP = """
 import signal
 def give_up(*_):
@@ -127,6 +170,15 @@ def queue_up(locks: Locks, children: list[Child]) -> None:
         before = waiters(locks, "k")
         child.begin("locks.acquire('k', wait=None, ttl=3600).fence")
         until_wait(locks, before + 1)
+
+
+def test_processes_that_start_at_once_all_get_their_turn(
+    folder: Path, child: Callable[..., Child]
+) -> None:
+    """None of them takes another for stuck in a record file, and no two are in their sections together."""
+    told = child(before=STARTS_CROWDS).run(f"start({AT_ONCE}, {str(folder / 'inside')!r})")
+    assert [each for each in told if not isinstance(each, int)] == []
+    assert len(set(told)) == AT_ONCE
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)])
