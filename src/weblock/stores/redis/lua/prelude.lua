@@ -258,8 +258,8 @@ local function forget(owner)
   end
 end
 
--- How a lease with a limit is written, after BEGINNING: "<owner> <limit> <fence> <since> <until> <confirmed> <run, if it
--- has a stamp> <process> <length of label> <label>".
+-- How a lease with a limit is written, after BEGINNING: "<owner> <limit> <fence> <since> <until>
+-- <confirmed> <run, if it has a stamp> <process> <length of label> <label>".
 local PACKED = '^' .. BEGINNING .. '(%S+) (%d+) (%d+) (%d+) (%d+) ([01]) (%w*) (%S*) (%d+) '
 
 -- The key, and the leases that are written, in the order of their fences.
