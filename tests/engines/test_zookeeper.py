@@ -91,16 +91,18 @@ def keys_left(client: KazooClient, url: str) -> list[str]:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_client_that_fails_is_started_again(server, caplog) -> None:
-    """An error of kazoo's own is an outage for the caller, and the next one gets a new session."""
+    """An error of kazoo's own is an outage for the caller, and the next one gets a new session with new watches."""
     with Locks.from_url(f"zookeeper://{server.address}/failing") as locks:
         first = hold(locks)
-        session = locks._engine.session()
+        session, memory = locks._engine.session(), locks._engine.memory
+        memory.watched.add(("/failing/keys/default:key/lease-x", "waiter"))
         # As kazoo finds it where an answer is not the one that it waits for: its thread ends.
         session.client._connection._connect_attempt = None
         session.hang_up()
         eventually(lambda: session.ended)
         assert hold(locks) > first
         assert locks._engine.session() is not session
+        assert not memory.watched  # What the new session is to ring for, it has to watch itself.
         assert "failed, and is being restarted" in caplog.text
 
 

@@ -105,7 +105,8 @@ class ZooKeeperEngine:
             logger.warning("the ZooKeeper client of %s failed, and is being restarted", self.name)
             self._session.begin_to_close()
             self._session = None
-            self.switchboard.ring_all(Ask())  # Nothing rings for places of that session.
+            self.memory.watched.clear()  # Nothing rings for what that session watched: it is watched anew.
+            self.switchboard.ring_all(Ask())
         if self._session is None:
             self._session = Session(self.settings)
         return self._session
