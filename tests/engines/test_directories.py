@@ -333,6 +333,24 @@ def test_two_paths_that_part_are_an_error_and_not_two_sets_of_leases(tmp_path: P
         by_link.acquire("k", wait=0).release()
 
 
+def test_a_process_stays_in_its_directory_while_its_paths_part(
+    tmp_path: Path, locks: Locks, folder: Path
+) -> None:
+    """It cannot tell where to lock, but others must not take it for dead, and its leases for void."""
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path)
+    with Locks.from_url(f"file://{link}/locks"):
+        link.unlink()
+        make_due(locks)
+        with pytest.raises(EngineUnavailable, match="now they are two"):
+            locks.acquire("k", wait=0)
+        engine = locks._engine
+        assert isinstance(engine, FileEngine)
+        assert (folder / f"{engine.process}.life").exists()
+        link.symlink_to(tmp_path)
+        locks.acquire("k", wait=0).release()
+
+
 def make_due(locks: Locks) -> None:
     """Has the engine look after its directory with its next operation."""
     engine = locks._engine

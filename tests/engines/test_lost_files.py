@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.renewals import renew_often
 from tests.support.waiting import PATIENCE, eventually, waiters
-from weblock import AsyncLocks, EngineUnavailable, LeaseLost, Locks
+from weblock import AsyncLocks, EngineUnavailable, LeaseLost, Locks, LockTimeout
 from weblock.stores import url as urls
 from weblock.stores.file import FileEngine
 
@@ -101,6 +101,28 @@ def test_processes_that_wait_meet_in_the_new_directory(
         for (_, left, fence), (entered, _, next_fence) in pairwise(sections):
             assert left <= entered
             assert fence < next_fence
+
+
+def test_a_process_that_left_a_directory_is_not_dead_when_it_comes_back(folder: Path) -> None:
+    """The directory was moved away and back: others, who saw the process leave, heed its later leases."""
+    ours, theirs = FileEngine(str(folder)), FileEngine(str(folder))
+    with (
+        Locks(ours, ttl=PATIENCE) as locks,
+        Locks(theirs, ttl=PATIENCE) as other,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        lost = locks.acquire("k")
+        waiting = pool.submit(other.acquire, "k", wait=None)
+        assert ours.home
+        assert theirs.home
+        lifelines = theirs.home.processes._lifelines
+        eventually(lambda: lifelines)  # Else there is no proof of a death.
+        ours.leave(ours.home)
+        waiting.result(PATIENCE).release()
+        with pytest.raises(LeaseLost):
+            lost.release()
+        with locks.hold("k"), pytest.raises(LockTimeout):
+            other.acquire("k", wait=0)
 
 
 def test_a_directory_that_cannot_be_made_again_makes_the_engine_unavailable(

@@ -157,6 +157,9 @@ class CellStore:
         return self._bells.process
 
     async def acquire(self, key: str, claim: Claim, *, room: int) -> Reply:
+        # The process of a caller that asks again may have another name by now.
+        if claim.process != (process := self._bells.process):
+            claim = claim._replace(process=process)
         reply = await self._apply(key, Acquire(table.acquire, claim=claim, room=room))
         if isinstance(reply.answer, Waiting):
             self._watch(key, claim.owner, reply.answer)

@@ -142,12 +142,23 @@ class FileEngine:
         try:
             home = self.home or self._open()
             if now >= home.check_at:
-                if not all(map(home.directory.is_at, self.other_paths)):
-                    self.leave(home)
-                    home = self._open()
+                if self.other_paths:
+                    home = self._where_all_paths_lead(home)
                 home.tend(now)
         except (ConfigurationError, OSError) as error:
             self.fail(error)
+        return home
+
+    def _where_all_paths_lead(self, home: Home) -> Home:
+        """Return what is open of the directory that all our paths name. Raises ``ConfigurationError``.
+
+        As long as the first path names the directory, it is not left: leases in it would be void, and
+        their holders would not know. The other paths may come back.
+        """
+        if home.directory.deleted:
+            self.leave(home)
+            home = self._open()
+        home.directory.check_names(self.other_paths)
         return home
 
     def fail(self, error: Exception) -> NoReturn:
@@ -196,12 +207,13 @@ class FileEngine:
     def leave(self, home: Home) -> None:
         """Leave a directory that was deleted.
 
-        Its leases are gone: the keeper will find out. Waiters ask again, in the new directory.
+        Its leases are gone: the keeper will find out. Waiters ask again, in the new directory, and under
+        another name: should the directory come back, other processes take us for dead under this one.
         """
         with self._entrance.mutex:
             if self.home is not home:
                 return
-            self.home = None
+            self.home, self.process = None, new_process()
         home.close()
         self.switchboard.ring_all(Ask())
 
