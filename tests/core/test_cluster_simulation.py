@@ -43,10 +43,14 @@ def test_a_mistake_is_noticed(mutant: Mutant) -> None:
     assert found, f"it survived {LIMIT} schedules"
 
 
-@pytest.mark.parametrize("defect", [(ASKED_AGAIN,), (ASKED_AGAIN, IN_TURN)], ids=["again", "both"])
-def test_a_master_that_hangs_costs_no_lease_elsewhere(defect: tuple[Mutant, ...]) -> None:
+def test_a_master_that_hangs_costs_no_lease_elsewhere() -> None:
     """Leases on the other masters are kept while one hangs, unless callers wait for that one."""
     HANGING.hold_to_it(30)
+
+
+@pytest.mark.parametrize("defect", [(ASKED_AGAIN,), (ASKED_AGAIN, IN_TURN)], ids=["again", "both"])
+def test_leases_that_a_hanging_master_costs_are_noticed(defect: tuple[Mutant, ...]) -> None:
+    """The same schedules lose leases if each caller asks such a master, and if masters are asked in turn, too."""
     with ExitStack() as alive:
         for mutant in defect:
             alive.enter_context(mutant.alive())

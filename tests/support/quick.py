@@ -11,7 +11,6 @@ LONG = re.compile(
     "mutant|test_what_it_does_not_bear|test_a_mistake_is_noticed|test_a_seed_decides"
     "|test_servers_that_forget_are_borne|test_without_recovery_two_hold|test_thousands_of_sections"
     "|test_fences_increase_though_servers_fail|test_servers_may_be_behind|test_the_same_seed_is_the_same"
-    "|test_the_scripts_do_as_they_should"
 )
 """Those that prove something of the simulator, not of the core; and many schedules, or many sections."""
 

@@ -48,6 +48,7 @@ class RedisEngine(EngineServer):
         self._scripted = scripted
         self._model = RedisModel(lambda: round(self.now() * 1e6), self._published)
         self._recovers = False
+        self._looks: dict[str, tuple[tuple[Any, ...], KeyState]] = {}
         self._save()
 
     def crash(self, *, forget: bool) -> None:
@@ -79,8 +80,15 @@ class RedisEngine(EngineServer):
 
     def state(self, key: str) -> KeyState:
         _bucket, keys = LAYOUT.of_key(key)
-        _now, *found = self._evaluate(scripts.LOOK, keys)
-        return _state(*found)._replace(voided=self._voided(key))
+        has = self._model.copy_of(*keys[:2])
+        seen, state = self._looks.get(key, (None, None))
+        if (
+            state is None or has != seen
+        ):  # A look tells the time, too, but nothing else depends on it.
+            _now, *found = self._evaluate(scripts.LOOK, keys)
+            state = _state(*found)
+            self._looks[key] = has, state
+        return state._replace(voided=self._voided(key))
 
     def _lost(self) -> None:
         """Whatever the schedule knew of the states is no longer so."""

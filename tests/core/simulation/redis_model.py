@@ -103,6 +103,13 @@ class RedisModel:
     def roll_back(self, snapshot: tuple[dict[str, Any], dict[str, int]]) -> None:
         self.values, self._expires = snapshot
 
+    def copy_of(self, *keys: str) -> tuple[Any, ...]:
+        """What these keys have at this moment, to be compared with what they have later."""
+        for key in keys:
+            self._expire(key)
+        values = (self.values.get(key) for key in keys)
+        return tuple(dict(value) if isinstance(value, dict) else value for value in values)
+
     def expiring(self, prefix: str) -> list[tuple[str, int]]:
         """The keys that start so and have not expired, and when they will."""
         now = self._now()
@@ -279,6 +286,17 @@ function(lines)
 end
 """)
 
+_items = _lua.eval("""
+function(array)
+  local count = 0
+  while array[count + 1] ~= nil do count = count + 1 end
+  return count, unpack(array, 1, count)
+end
+""")
+"""How many values an array has before its first nil, and these."""
+
+_table_from = _lua.table_from
+
 _recorded: list[dict[str, Any]] = []
 
 
@@ -300,7 +318,7 @@ def _compiled(text: str) -> Any:
 
 
 def _table(items: Sequence[Any]) -> Any:
-    return _lua.table_from(list(items))
+    return _table_from(list(items))
 
 
 def _word(argument: Any) -> str:
@@ -311,21 +329,20 @@ def _word(argument: Any) -> str:
 def _to_lua(reply: Any) -> Any:
     if reply is None:
         return False
-    if isinstance(reply, list):
-        return _lua.table_from([False if each is None else each for each in reply])
+    if type(reply) is list:
+        return _table_from([False if each is None else each for each in reply])
     return reply
 
 
 def _from_lua(value: Any) -> Any:
-    if isinstance(value, str):
+    kind = type(value)
+    if kind is str:
         return value.encode()
-    if isinstance(value, float):
+    if kind is float:
         return int(value)
     if value is False:
         return None
-    if lua51.lua_type(value) != "table":
+    if kind is int or kind is bool or lua51.lua_type(value) != "table":
         return value
-    items: list[Any] = []
-    while (item := value[len(items) + 1]) is not None:
-        items.append(_from_lua(item))
-    return items
+    items = _items(value)  # Their number, and they; or the number alone.
+    return [_from_lua(item) for item in items[1:]] if type(items) is tuple else []
