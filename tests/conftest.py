@@ -13,7 +13,7 @@ from collections.abc import Generator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import elsewhere, longest_first
+from tests.support import elsewhere, longest_first, without_django
 from weblock.stores.file import machines
 
 # Tests run in containers too, where file:// warns of it once in a process: some test would be the first.
@@ -62,6 +62,7 @@ class _Sorting:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         elsewhere.end(items)
+        without_django.spare(items)
 
 
 @pytest.hookimpl(trylast=True)

@@ -72,9 +72,11 @@ def _faces(test: pytest.Item, promises: Promises) -> list[str]:
 
 
 @pytest.fixture
-def url(promises: Promises, tmp_path: Path) -> str:
+def url(promises: Promises, request: pytest.FixtureRequest) -> str | list[str]:
     """The URL of an engine that nobody has used before."""
-    return promises.fresh_url(tmp_path)
+    # A folder takes as long to make as many a test, and most engines want none.
+    folder = request.getfixturevalue("tmp_path") if promises.in_files else Path()
+    return promises.fresh_url(folder)
 
 
 @pytest.fixture

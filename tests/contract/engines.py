@@ -38,6 +38,8 @@ class Promises:
     """What has been done stays so when all processes that lock are gone."""
     several: bool = False
     """Several may hold a key at once, with ``limit=`` and ``shared=``."""
+    in_files: bool = False
+    """It is in the folder that ``fresh_url`` is given."""
     death_noticed_at_once: bool = False
     """A killed holder or waiter delays nobody; otherwise a holder does, by its ttl."""
     face: str | None = None
@@ -62,7 +64,12 @@ ENGINES = {
         processes=False,
         remembers=False,
     ),
-    "file": Promises(lambda tmp: f"file://{tmp}/locks", several=True, death_noticed_at_once=True),
+    "file": Promises(
+        lambda tmp: f"file://{tmp}/locks",
+        several=True,
+        in_files=True,
+        death_noticed_at_once=True,
+    ),
     "valkey": Promises(lambda tmp: fresh_url(a_valkey()), several=True, sections=2_560),
     "redis": Promises(
         lambda tmp: fresh_url(a_redis()),
