@@ -407,6 +407,15 @@ def without_waiting(options: HoldOptions) -> HoldOptions:
     return {**options, "wait": 0}
 
 
+def refuse_generator(work: object) -> None:
+    """Raise ``TypeError`` for a generator function, whose body runs when its lease has been released."""
+    if inspect.isgeneratorfunction(work) or inspect.isasyncgenfunction(work):
+        raise TypeError(
+            f"{work!r:.200} is a generator, and what it does comes after the call, when nothing is"
+            " locked any more: hold the key in its body, or around the loop over it"
+        )
+
+
 def refuse_coroutine(work: object) -> None:
     """Raise ``TypeError`` for a coroutine where a function is expected, and close the coroutine."""
     if inspect.iscoroutine(work):

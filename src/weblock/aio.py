@@ -18,6 +18,7 @@ from ._options import (
     in_turn,
     kept_for,
     refuse_coroutine,
+    refuse_generator,
     seconds,
     skips_where_busy,
     without_waiting,
@@ -129,6 +130,7 @@ class AsyncLocks(Face):
         def decorate(
             function: Callable[P, Awaitable[R]],
         ) -> Callable[P, Coroutine[Any, Any, R]]:
+            refuse_generator(function)
             if not inspect.iscoroutinefunction(function):
                 raise TypeError(f"{function!r} is not a coroutine function: decorate it with Locks")
             key_of = template.for_call_of(function)
@@ -352,6 +354,7 @@ class AsyncLocks(Face):
         def decorate(
             function: Callable[P, Awaitable[R]],
         ) -> Callable[P, Coroutine[Any, Any, R]]:
+            refuse_generator(function)
             if not inspect.iscoroutinefunction(function):
                 raise TypeError(f"{function!r} is not a coroutine function: decorate it with Locks")
             key_of = template.for_call_of(function)

@@ -17,6 +17,8 @@ from decimal import Decimal
 from types import MappingProxyType
 from typing import Final
 
+from .errors import ConfigurationError
+
 PLAIN: Final = 40
 """Digits up to which a number is written without an exponent."""
 
@@ -28,7 +30,17 @@ def canonical(value: object) -> str:
     Values that are equal have the same text, whatever their precision, time zone or numeric type:
     ``Decimal("1.50")`` is ``1.5``, ``7.0`` is ``7``, and an aware time is given in UTC. A member of
     an ``Enum`` stands for its value. Anything of a type that is not known here is ``str(value)``.
+
+    Raises:
+        ConfigurationError: That would be the address of an object, which is another for an equal one.
     """
+    kind = type(value)
+    if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:
+        raise ConfigurationError(
+            f"a key cannot be made of a {kind.__qualname__}, which has no text but its address: each"
+            " object would be another key, and nothing would be serialized. Name one of its attributes"
+            " instead, or give the class a __str__"
+        )
     return str(value)
 
 

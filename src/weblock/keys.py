@@ -142,6 +142,11 @@ class KeyTemplate:
     @classmethod
     def parse(cls, text: str) -> KeyTemplate:
         """Parse a template. Raises ``ConfigurationError`` if it is malformed or ambiguous."""
+        if callable(text):
+            raise ConfigurationError(
+                f"a decorator was given {text!r:.80} instead of a key: name the key, as in"
+                ' @locks.serialized("create_item")'
+            )
         check_key(text)
         pieces = _PLACEHOLDER.split(text)
         literals = pieces[::2]

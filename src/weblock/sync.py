@@ -18,6 +18,7 @@ from ._options import (
     in_turn,
     kept_for,
     refuse_coroutine,
+    refuse_generator,
     seconds,
     skips_where_busy,
     without_waiting,
@@ -130,6 +131,9 @@ class Locks(Face):
         def decorate(function: Callable[P, R]) -> Callable[P, R]:
             if inspect.iscoroutinefunction(function):
                 raise TypeError(f"{function.__qualname__} is async: decorate it with AsyncLocks")
+            if inspect.isclass(function):
+                raise TypeError(f"{function!r} is a class: decorate its methods, one by one")
+            refuse_generator(function)
             key_of = template.for_call_of(function)
 
             @functools.wraps(function)
@@ -449,8 +453,9 @@ class Locks(Face):
 
 
 def refuse_async(work: object) -> None:
-    """Raise ``TypeError`` for work that needs asyncio."""
+    """Raise ``TypeError`` for work that needs asyncio, or that is not done when a call of it returns."""
     refuse_coroutine(work)
+    refuse_generator(work)
     if inspect.iscoroutinefunction(work):
         raise TypeError(f"{work!r:.200} is async: give it to AsyncLocks")
 

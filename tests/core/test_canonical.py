@@ -136,3 +136,16 @@ def test_an_unknown_converter_is_refused() -> None:
     """The error lists those that there are."""
     with pytest.raises(ConfigurationError, match=r"converter 'integer'; there is int, lower, str"):
         KeyTemplate.parse("item:{pk:integer}")
+
+
+class Order:
+    """As a model without ``__str__``: two objects may be one row."""
+
+
+def test_an_address_makes_no_key() -> None:
+    """Each object would be another key, so that nothing would be locked, and nothing would say so."""
+    template = KeyTemplate.parse("order:{order}")
+    with pytest.raises(
+        ConfigurationError, match="made of a Order, which has no text but its address"
+    ):
+        template.fill({"order": Order()})
