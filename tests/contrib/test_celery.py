@@ -490,6 +490,15 @@ class TestWhatCannotWork:
             @app.task(lock="a")
             async def pay(): ...
 
+    def test_a_generator(self, app):
+        """Nothing would iterate over it before the lock is released."""
+        app.finalize()
+        with pytest.raises(TypeError, match="pay is a generator"):
+
+            @app.task(lock="a")
+            def pay():
+                yield
+
     def test_an_application_without_locks(self, bare):
         """A task that wants a lock does not run without one."""
 

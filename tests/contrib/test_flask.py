@@ -704,6 +704,17 @@ class TestInstallation:
         with pytest.raises(ConfigurationError, match="view is served without its lock"):
             app.test_client().get("/")
 
+    def test_a_lock_without_its_key(self, app, web):
+        """``@locks.lock`` without parentheses takes the view for a function that makes the key."""
+
+        @app.get("/")
+        @web.lock
+        def view(): ...
+
+        app.testing = True
+        with pytest.raises(ConfigurationError, match=r"given the view .* for a key"):
+            app.test_client().get("/")
+
     def test_decorators_on_what_they_cannot_lock(self, web):
         """Classes, and views without a key."""
         with pytest.raises(TypeError, match=r"decorators = \[locks.lock"):

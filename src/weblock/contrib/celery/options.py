@@ -46,6 +46,10 @@ def check(task: type[LockedTask], run: Callable[..., Any]) -> None:
         raise TypeError(
             f"{task.__name__} is async: its coroutine would run after the lock is released"
         )
+    if inspect.isgeneratorfunction(run):
+        raise TypeError(
+            f"{task.__name__} is a generator, which would run after the lock is released, if at all"
+        )
     for name in ("busy_countdown", "at_least"):
         if (value := getattr(task, name)) is not None:
             seconds(name, value)

@@ -21,7 +21,7 @@ from .answers import answer_errors
 from .commands import commands
 from .database import Database
 from .settings import Settings
-from .views import Lock, decorated, refuse_unlocked
+from .views import GIVEN, Lock, decorated, refuse_unlocked
 
 NAME: Final = "weblock"
 """Under which Flask keeps the extension."""
@@ -127,6 +127,7 @@ class WebLock:
             self._views.append(found)
             return found
 
+        setattr(decorate, GIVEN, keys)
         return decorate
 
     def _begin(self, installed: _Installed) -> None:

@@ -29,6 +29,9 @@ LEASE_KEY: Final = "weblock.lease"
 
 _MARK: Final = "weblock_locks"
 
+GIVEN: Final = "weblock_keys"
+"""The attribute of a decorator that has not got its view yet: what it was given for keys."""
+
 
 class Installed(Protocol):
     """What an application has of weblock."""
@@ -111,8 +114,16 @@ def refuse_unlocked(app: Flask, views: Sequence[Callable[..., Any]]) -> None:
     """Raise ``ConfigurationError`` for a locked view if Flask calls the unlocked function inside it.
 
     That happens where ``@locks.lock`` stands above ``@app.route``, which returns the function as it is.
+    A view below ``@locks.lock`` without a key is told apart here: until then, it could be a function
+    that makes one.
     """
     known = [*app.view_functions.values()]
+    for keys in (getattr(view, GIVEN, None) for view in known):
+        if keys:
+            raise ConfigurationError(
+                f"@locks.lock was given the view {keys[0]!r:.80} for a key, and so nothing to"
+                ' decorate: name the key, as in @locks.lock("create_item")'
+            )
     locked = {each for view in known for each in _layers(view)}
     for view in views:
         if view not in locked and (bare := inspect.unwrap(view)) in known:
