@@ -164,11 +164,11 @@ def test_the_longest_key(locks, one, other) -> None:
     assert other.do(locks.try_acquire, key[:-1]) is not None
 
 
-@pytest.mark.parametrize("key", ["", "a\nb", "a\0", "k" * 513, "\ud800", 7, None, b"key"])
-def test_hostile_keys_are_refused(locks, one, key: object) -> None:
+def test_hostile_keys_are_refused(locks, one) -> None:
     """What cannot be a key is refused before the engine hears of it."""
-    with pytest.raises(InvalidKey):
-        one.do(locks.acquire, key)
+    for key in ("", "a\nb", "a\0", "k" * 513, "\ud800", 7, None, b"key"):
+        with pytest.raises(InvalidKey):
+            one.do(locks.acquire, key)
 
 
 def test_namespaces_keep_applications_apart(face, url, one) -> None:

@@ -58,17 +58,17 @@ class TestInspecting:
         one.do(lease.release)
 
     @pytest.mark.promise("queue")
-    @pytest.mark.parametrize("label", ["", "two  words\nand a line", "ключ {x} 🔑", "lone \ud800"])
-    def test_any_text_will_do_for_a_label(self, locks, one, other, probe, label) -> None:
+    def test_any_text_will_do_for_a_label(self, locks, one, other, probe) -> None:
         """A label is shown as it was given, of holders and waiters, but for what no text contains."""
-        lease = one.do(locks.acquire, "key", ttl=LONG, label=label)
-        wait = other.begin(locks.acquire, "key", wait=LONG, label=label)
-        eventually(lambda: labels(probe.inspect("key")))
-        info = probe.inspect("key")
-        shown = label.replace("\ud800", "?")
-        assert (info.holder, info.waiters) == (shown, (shown,))
-        one.do(lease.release)
-        other.do(wait.result(PATIENCE).release)
+        for label in ("", "two  words\nand a line", "ключ {x} 🔑", "lone \ud800"):
+            lease = one.do(locks.acquire, "key", ttl=LONG, label=label)
+            wait = other.begin(locks.acquire, "key", wait=LONG, label=label)
+            eventually(lambda: labels(probe.inspect("key")))
+            info = probe.inspect("key")
+            shown = label.replace("\ud800", "?")
+            assert (info.holder, info.waiters) == (shown, (shown,))
+            one.do(lease.release)
+            other.do(wait.result(PATIENCE).release)
 
     @pytest.mark.promise("queue")
     def test_the_queue_is_shown_in_its_order(self, locks, one, other, queue) -> None:
@@ -149,12 +149,13 @@ class TestListing:
         assert (info.key, info.holder, info.fence) == ("key", "holder", lease.fence)
         assert info.waiters == ("waiter",)
 
-    @pytest.mark.parametrize("prefix", ["a*", "a?", "a[bc]", "a\\", "a{b}"])
-    def test_a_prefix_is_no_pattern(self, locks, one, prefix: str) -> None:
+    def test_a_prefix_is_no_pattern(self, locks, one) -> None:
         """Characters that are special elsewhere stand for themselves."""
-        for key in ("abc", "ac", "a", f"{prefix}!"):
+        prefixes = ("a*", "a?", "a[bc]", "a\\", "a{b}")
+        for key in ("abc", "ac", "a", *(f"{prefix}!" for prefix in prefixes)):
             one.do(locks.acquire, key, ttl=LONG)
-        assert [info.key for info in one.do(locks.list, prefix)] == [f"{prefix}!"]
+        for prefix in prefixes:
+            assert [info.key for info in one.do(locks.list, prefix)] == [f"{prefix}!"]
 
     def test_no_more_than_the_limit(self, locks, one) -> None:
         """However many there are, no more are listed than asked for."""

@@ -239,24 +239,19 @@ def test_others_see_who_has_it(locks, one, other) -> None:
 
 @pytest.mark.of_core
 class TestWhatCannotWork:
-    @pytest.mark.parametrize(
-        ("change", "said"),
-        [
-            (lambda token: token[:-9], "damaged"),
-            (lambda token: token[:20] + "?" + token[21:], "damaged"),
-            (lambda token: token[9:], "not a token"),
-            (lambda _: b"bytes", "a bytes that is not a token"),
-            (lambda _: "weblock1.W10", "damaged"),
-        ],
-        ids=["short", "garbled", "beheaded", "no string", "of nothing"],
-    )
-    def test_odd_tokens_are_refused(self, locks, one, *, change, said) -> None:
+    def test_odd_tokens_are_refused(self, locks, one) -> None:
         """The error says what is wrong, and never shows the secret."""
         token = one.do(one.do(locks.acquire, "key").hand_over)
-        odd = change(token)
-        with pytest.raises(ConfigurationError, match=said) as refused:
-            one.do(locks.take_over, odd)
-        assert token[20:40] not in str(refused.value)
+        for odd, said in (
+            (token[:-9], "damaged"),
+            (token[:20] + "?" + token[21:], "damaged"),
+            (token[9:], "not a token"),
+            (b"bytes", "a bytes that is not a token"),
+            ("weblock1.W10", "damaged"),
+        ):
+            with pytest.raises(ConfigurationError, match=said) as refused:
+                one.do(locks.take_over, odd)
+            assert token[20:40] not in str(refused.value)
         one.do(one.do(locks.take_over, token).release)
 
     def test_a_token_of_another_namespace_is_refused(self, url, face, locks, one) -> None:
