@@ -61,11 +61,15 @@ class AsyncioLink(asyncio.Protocol):
         self._timeout = timeout
         self._on_push = on_push
         self._on_end = on_end
-        self._reader = hiredis.Reader(replyError=Errors.parse_error, notEnoughData=_INCOMPLETE)
+        reader = hiredis.Reader(replyError=Errors.parse_error, notEnoughData=_INCOMPLETE)
+        self._feed = reader.feed
+        self._next_reply = reader.gets
         self._heard_at = self._loop.time()
         self._pending: deque[tuple[asyncio.Future[Any], float]] = deque()
         """Replies that callers wait for, in the order of their commands, and until when."""
         self._outgoing: list[bytes] = []
+        self._flushes = False
+        """Whether the end of this turn sends what is put off."""
         self._crowded = False
         """Whether the last replies came for several callers, which will ask again in the same turn."""
         self._subscribing: asyncio.Future[Any] | None = None
@@ -111,11 +115,12 @@ class AsyncioLink(asyncio.Protocol):
         self._subscribing = self.ask(packed("SUBSCRIBE", channel) + packed("TIME"))
 
     def _put_off(self, command: bytes) -> None:
-        if not self._outgoing:
-            self._loop.call_soon(self._flush)
         self._outgoing.append(command)
         if len(self._outgoing) >= BATCH:
             self._flush()
+        elif not self._flushes:
+            self._flushes = True
+            self._loop.call_soon(self._flush_at_end)
 
     def discard(self) -> None:
         self._end(exceptions.ConnectionError("the connection was given up"))
@@ -128,19 +133,19 @@ class AsyncioLink(asyncio.Protocol):
             _inherited.append(self._transport)
 
     def data_received(self, data: bytes) -> None:
-        replies = 0
+        replies, pending = 0, self._pending
         try:
-            self._reader.feed(data)
-            while (reply := self._reader.gets()) is not _INCOMPLETE:
+            self._feed(data)
+            while (reply := self._next_reply()) is not _INCOMPLETE:
                 if isinstance(reply, hiredis.PushNotification):
                     self._on_push(reply)
                     continue
                 replies += 1
-                waiter, _ = self._pending[0]
+                waiter, _ = pending[0]
                 if waiter is self._subscribing and isinstance(reply, Exception):
                     logger.warning(NOT_RUNG, explained(reply))
                     continue
-                self._pending.popleft()
+                pending.popleft()
                 if not waiter.done():
                     waiter.set_result(reply)
         except (hiredis.ProtocolError, IndexError) as error:
@@ -150,6 +155,10 @@ class AsyncioLink(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(exceptions.ConnectionError(f"the connection was lost: {exc or 'closed'}"))
+
+    def _flush_at_end(self) -> None:
+        self._flushes = False
+        self._flush()
 
     def _flush(self) -> None:
         outgoing, self._outgoing = self._outgoing, []

@@ -75,29 +75,35 @@ class BlockingLink:
         self._poll.register(self._socket, READABLE)
 
     async def ask(self, command: bytes) -> Any:
-        (reply,) = await self._replies(command, 1)
+        self.alive = False  # A reply that is left here would be taken for another's.
+        try:
+            self._send(command)
+            reply = _INCOMPLETE
+            while reply is _INCOMPLETE:
+                if self._takes_turns:
+                    await self._turn()
+                self._receive()
+                reply = self._next_reply()
+        except BaseException as error:
+            self._fail(error)
+            raise
+        self.alive = True
         return reply
 
     async def exchange(self, commands: Sequence[bytes]) -> list[Any]:
-        return await self._replies(b"".join(commands), len(commands))
-
-    async def _replies(self, data: bytes, count: int) -> list[Any]:
         replies: list[Any] = []
-        self.alive = False  # A reply that is left here would be taken for another's.
+        self.alive = False
         try:
-            self._send(data)
-            while len(replies) < count:
+            self._send(b"".join(commands))
+            while len(replies) < len(commands):
                 if (reply := self._next_reply()) is not _INCOMPLETE:
                     replies.append(reply)
                     continue
                 if self._takes_turns:
                     await self._turn()
                 self._receive()
-        except Exception as error:
-            self.discard()
-            raise self._explained(error) from error
-        except BaseException:
-            self.discard()
+        except BaseException as error:
+            self._fail(error)
             raise
         self.alive = True
         return replies
@@ -143,6 +149,12 @@ class BlockingLink:
         if self.alive and self._poll.poll(0):  # The end: we have not asked for anything.
             self.discard()
         return self.alive
+
+    def _fail(self, error: BaseException) -> None:
+        """Discard the connection, and raise redis-py's error for it, if there is one."""
+        self.discard()
+        if isinstance(error, Exception):
+            raise self._explained(error) from error
 
     def _explained(self, error: BaseException) -> BaseException:
         match error:
@@ -230,7 +242,7 @@ class BlockingLinks:
 
     def at_once(self, address: Address) -> BlockingLink | None:
         try:
-            turn = self._room.take(block=False)
+            turn = self._room.take(False)  # noqa: FBT003 - each request, and by name it costs more
             link = self._idle[address].pop()
         except (Empty, LookupError):
             return None

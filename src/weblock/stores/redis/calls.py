@@ -27,7 +27,7 @@ from ..._core.table import (
     Waiting,
     current,
 )
-from .scripts import ACQUIRE, ALONE, REFRESH, RENEW, TRANSFER, Script
+from .scripts import ACQUIRE, ALONE, REFRESH, RELEASE, RENEW, TRANSFER, Script
 
 MICRO: Final = 1_000_000
 
@@ -122,8 +122,14 @@ class Call:
 
     def by_name(self, run: str, longest: str, peers: str) -> bytes:
         """Return the command that runs the script by its name."""
-        keys, sha = self.keys, self.script.sha
-        return _pack(("EVALSHA", sha, len(keys), *keys, run, longest, peers, *self.args))
+        script, keys, args, facts = self.script, self.keys, self.args, (run, longest, peers)
+        if script is not ACQUIRE and script is not RELEASE:
+            return _pack(("EVALSHA", script.sha, len(keys), *keys, *facts, *args))
+        # Each section runs these two, and only the owner is new in them: the rest is packed once.
+        voided, owner = keys[3].encode(), args[0].encode()
+        sizes = len(voided), len(owner)
+        before, between, after = _around_owner(script.sha, keys[:3], facts, args[1:], sizes)
+        return b"".join((before, voided, between, owner, after))
 
     def whole(self, run: str, longest: str, peers: str) -> bytes:
         """Return the call with the script's text, for a server that does not know it."""
@@ -140,6 +146,34 @@ def packed(*parts: str | int) -> bytes:
 _pack = cast("Callable[[tuple[str | int, ...]], bytes]", hiredis.pack_command)
 
 
+@lru_cache(1024)
+def _around_owner(
+    sha: str,
+    keys: tuple[str, ...],
+    facts: tuple[str, ...],
+    args: tuple[str, ...],
+    sizes: tuple[int, int],
+) -> tuple[bytes, bytes, bytes]:
+    """Return what stands before, between and after the two parts of a command that name the owner.
+
+    These are the last key and the first argument, of which only the sizes in bytes are told: owners are
+    secrets, and nothing remembers them.
+    """
+    beginning = ("EVALSHA", sha, str(len(keys) + 1), *keys)
+    count = len(beginning) + len(facts) + len(args) + len(sizes)
+    last_key, owner = (b"$%d\r\n" % size for size in sizes)
+    return (
+        b"*%d\r\n" % count + _parts(beginning) + last_key,
+        b"\r\n" + _parts(facts) + owner,
+        b"\r\n" + _parts(args),
+    )
+
+
+def _parts(parts: Sequence[str]) -> bytes:
+    """Return parts of a command in the wire format."""
+    return b"".join(b"$%d\r\n%b\r\n" % (len(raw), raw) for raw in map(str.encode, parts))
+
+
 @lru_cache(256)
 def micros(seconds: float) -> str:
     """Return seconds in the scripts' unit, microseconds."""
@@ -149,11 +183,13 @@ def micros(seconds: float) -> str:
 def reply_of(raw: Sequence[Any]) -> Reply:
     """Return a script's answer. Raises ``ValueError`` if it is not one."""
     answer: Answer
-    match raw:
-        case [b"held", now, fence, until, confirmed, *asked]:
-            answer = Held(int(fence), until / MICRO, bool(confirmed), bool(asked))
+    match raw:  # The usual ones first.
+        case [b"held", now, fence, until, 1]:
+            answer = Held(int(fence), until / MICRO)
         case [b"released", now]:
             answer = RELEASED
+        case [b"held", now, fence, until, confirmed, *asked]:
+            answer = Held(int(fence), until / MICRO, bool(confirmed), bool(asked))
         case [b"waiting", now, position, until, recovering, *holders]:
             holder, others = _holders(*holders)
             answer = Waiting(position, until / MICRO, (), _text(recovering), holder, others)
