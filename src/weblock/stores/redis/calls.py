@@ -156,8 +156,8 @@ def _around_owner(
 ) -> tuple[bytes, bytes, bytes]:
     """Return what stands before, between and after the two parts of a command that name the owner.
 
-    These are the last key and the first argument, of which only the sizes in bytes are told: owners are
-    secrets, and nothing remembers them.
+    These are the last key and the first argument. Only their sizes in bytes are given, because owners are
+    secrets, and what is returned here is remembered.
     """
     beginning = ("EVALSHA", sha, str(len(keys) + 1), *keys)
     count = len(beginning) + len(facts) + len(args) + len(sizes)
@@ -188,11 +188,11 @@ def reply_of(raw: Sequence[Any]) -> Reply:
             answer = Held(int(fence), until / MICRO)
         case [b"released", now]:
             answer = RELEASED
-        case [b"held", now, fence, until, confirmed, *asked]:
-            answer = Held(int(fence), until / MICRO, bool(confirmed), bool(asked))
         case [b"waiting", now, position, until, recovering, *holders]:
             holder, others = _holders(*holders)
             answer = Waiting(position, until / MICRO, (), _text(recovering), holder, others)
+        case [b"held", now, fence, until, confirmed, *asked]:
+            answer = Held(int(fence), until / MICRO, bool(confirmed), bool(asked))
         case [b"busy", now, until, waiters, recovering, *holders]:
             holder, others = _holders(*holders)
             answer = Busy(
