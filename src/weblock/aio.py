@@ -123,6 +123,7 @@ class AsyncLocks(Face):
 
         Raises:
             ConfigurationError: The template or an option cannot work.
+            TypeError: Anything but an ``async def`` is decorated, or one that yields.
         """
         template = KeyTemplate.parse(key)
         self._options.of_call(options)  # What cannot work is refused here, not at the first call.

@@ -124,6 +124,7 @@ class Locks(Face):
 
         Raises:
             ConfigurationError: The template or an option cannot work.
+            TypeError: A generator, a class or an ``async def`` is decorated, which would not be locked.
         """
         template = KeyTemplate.parse(key)
         self._options.of_call(options)  # What cannot work is refused here, not at the first call.

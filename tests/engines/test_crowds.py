@@ -33,7 +33,7 @@ from weblock._core import acquiring, table
 acquiring.BEAT = table.PLACE = 3600
 """
 
-AT_ONCE = 200 if "WEBLOCK_LONG" in os.environ else 60
+AT_ONCE = 200 if "WEBLOCK_LONG" in os.environ else 40
 """Processes that start together: many more than there are processors."""
 
 STARTS_CROWDS = """
