@@ -169,6 +169,8 @@ class KeyTemplate:
 
     def fill(self, values: Mapping[str, object]) -> Key:
         """Return the key for ``values``. Raises ``InvalidKey`` if one is missing or unusable."""
+        if not self.names:  # ``parse`` has checked the text, which is the key.
+            return Key._of(self.text, self.text)  # noqa: SLF001 - of the same module
         parts = [self._literals[0]]
         for name, converter, literal in self._places:
             if name not in values:

@@ -88,6 +88,12 @@ def test_a_plain_value_stays_readable() -> None:
     assert template.fill({"shop": "a-b_c.d~e", "item_id": 7}) == "shop:a-b_c.d~e:item:7"
 
 
+def test_a_template_without_placeholders_is_its_own_key() -> None:
+    """Nothing is filled in, or encoded; the key knows its template as any other does."""
+    key = KeyTemplate.parse("create item: 50 %").fill({})
+    assert (key, key.template) == ("create item: 50 %", "create item: 50 %")
+
+
 def test_scripts_are_not_folded() -> None:
     """Texts that look alike, or are equal when normalized, are different values."""
     template = KeyTemplate.parse("{name}")

@@ -84,7 +84,7 @@ class Inbox:
         The inbox then refers to the server no more. A server's ``receive`` refers to the scope, and the
         scope to the inbox: such a cycle per request would be left to the garbage collector.
         """
-        self._receive = partial(_nothing_more, kind)
+        self._receive = _NOTHING_MORE[kind]
         if self.withholds:
             self.tell_disconnect()
         if self._pending:
@@ -125,6 +125,10 @@ class Inbox:
 
 async def _nothing_more(kind: str) -> Message:
     return {"type": f"{kind}.disconnect"}
+
+
+_NOTHING_MORE: Final = {kind: partial(_nothing_more, kind) for kind in ("http", "websocket")}
+"""What ``receive`` is after a response of each kind."""
 
 
 def _size(message: Message) -> int:

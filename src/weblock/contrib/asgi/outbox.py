@@ -80,27 +80,35 @@ class Outbox:
 
     def send(self, message: Message) -> Awaitable[None]:
         """Send or keep a message of the application. Raises ``LeaseLost``."""
+        policy = self.policy
         if message["type"] == "http.response.start":
             self.promises = message["status"] < 500
-        policy = self.policy
+            if policy:
+                return self._begin_by(policy, message)
+        elif policy:
+            return self._go_on_by(policy, message)
         # Most requests lock nothing, and their messages go straight to the server.
-        return self._pass_on(message) if policy is None else self._send_by(policy, message)
+        return self._pass_on(message)
 
-    async def _send_by(self, policy: Policy, message: Message) -> None:
-        begins = message["type"] == "http.response.start"
-        if begins and self.timing:
-            headers = [*message.get("headers", ()), (b"server-timing", self.timing)]
-            message = {**message, "headers": headers}
-        is_open = self._is_open or self.sent
-        if begins and not is_open:
-            fields = _fields(message)
-            if not fields.get(b"content-type", b"").startswith(b"text/event-stream"):
-                self._begin_to_hold(message, policy, has_length=b"content-length" in fields)
-                return
+    async def _begin_by(self, policy: Policy, start: Message) -> None:
+        """Keep the beginning of a response, unless it is a stream of events."""
+        fields = _fields(start)
+        if self.timing:
+            headers = [*start.get("headers", ()), (b"server-timing", self.timing)]
+            start = {**start, "headers": headers}
+        of_events = fields.get(b"content-type", b"").startswith(b"text/event-stream")
+        if of_events or self._is_open or self.sent:
+            await self._go_on_by(policy, start)
+        else:
+            self._begin_to_hold(start, policy, has_length=b"content-length" in fields)
+
+    async def _go_on_by(self, policy: Policy, message: Message) -> None:
         if self.promises:
             policy.check()
-        if not is_open:
-            await self._hold(message, policy)
+        if not (self._is_open or self.sent):
+            self._hold(message, policy)
+            if self._letting_go:
+                await asyncio.shield(self._letting_go)
             return
         if self._letting_go:
             await asyncio.wait({self._letting_go})
@@ -148,7 +156,8 @@ class Outbox:
         after = STREAMS_AFTER if policy.hold_back is None else policy.hold_back
         self._timer = self.loop.call_later(after, self._let_go_in_time, policy)
 
-    async def _hold(self, message: Message, policy: Policy) -> None:
+    def _hold(self, message: Message, policy: Policy) -> None:
+        """Keep a message until the work is done, or begin to send it with all before it."""
         self._held.append(message)
         self._size += len(message.get("body", b""))
         is_stream = message["type"] == "http.response.start"  # One of events: others are held.
@@ -159,8 +168,6 @@ class Outbox:
             self._timer.cancel()
         if is_stream or (policy.background() if self._complete else self._size > LIMIT):
             self._begin_to_let_go()
-            if self._letting_go:
-                await asyncio.shield(self._letting_go)
 
     def _let_go_in_time(self, policy: Policy) -> None:
         if policy.hold_back is not None or not self._complete:

@@ -187,6 +187,8 @@ def values_for(template: KeyTemplate, connection: HTTPConnection) -> Mapping[str
     ``InvalidKey`` for one that was sent twice, and ``ConfigurationError`` for a path parameter that
     the path has not.
     """
+    if not template.names:
+        return {}
     scope = connection.scope
     path, values = scope["path_params"], {}
     for name, source, declared, loc in _declarations(template, scope.get("route")):
