@@ -6,9 +6,10 @@ from typing import Any
 
 from tests.core.simulation.conformance import Clock, Pure, compare
 from tests.servers.postgres import fresh_postgresql
-from weblock._core.ports import Pulse
+from weblock._core.ports import Pulse, Switchboard
 from weblock._core.table import Answer, Claim, KeyState
 from weblock._runtime.blocking import BlockingRuntime, drive
+from weblock.stores.cells import LocalBells
 from weblock.stores.postgresql import PostgreSQLEngine, open_engine
 from weblock.stores.postgresql.rows import Row
 from weblock.stores.postgresql.statements import Statement
@@ -34,8 +35,9 @@ class Rows:
     def __init__(self, engine: PostgreSQLEngine, clock: Clock, key: str) -> None:
         self._key = key
         self._clock = clock
-        self._store = engine.connect(BlockingRuntime())
-        self._cells: Any = self._store._cells  # type: ignore[attr-defined]
+        self._store: Any = engine.connect(BlockingRuntime())
+        self._cells: Any = self._store._cells
+        self._bells = self._store._bells = LocalBells(Switchboard())
         self._links, self._cells._links = self._cells._links, self
         self.turn = self._links.turn
 
@@ -44,6 +46,9 @@ class Rows:
         return await self._links.ask(Statement(statement.text.replace(NOW, now)), *parameters)
 
     def acquire(self, claim: Claim, room: int) -> Answer:
+        self._bells.process = (
+            claim.process
+        )  # One store stands for the callers of several processes.
         return drive(self._store.acquire(self._key, claim, room=room)).answer
 
     def refresh(self, beats: list[tuple[str, float]]) -> list[Answer]:
