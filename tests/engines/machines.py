@@ -55,7 +55,8 @@ class Machine:
     def take_over(self, scene: Scene, owner: str, limit: int = 1) -> Any:
         """What comes of a turn that is taken as that look showed it."""
         grant = self.store._acquiring._for_our_turn(scene)
-        return drive(self.store._acquiring._grant(scene.key, self.claim(owner, limit), grant))
+        with self.engine.memory.acquires(owner):
+            return drive(self.store._acquiring._grant(scene.key, self.claim(owner, limit), grant))
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.exceptions import ConnectionLoss
 from kazoo.protocol.states import KeeperState
 
 from tests.contract.history import fences_out_of_order, overlaps, read_journals
@@ -19,6 +20,8 @@ from tests.support.urls import varied
 from tests.support.waiting import eventually, waiters
 from weblock import ConfigurationError, EngineUnavailable, LeaseLost, Locks, LockTimeout
 from weblock._core.table import HANDOFF, Gone, Held, Waiting
+from weblock._runtime.blocking import BlockingRuntime
+from weblock.stores.zookeeper.memory import Own
 from weblock.stores.zookeeper.settings import parse
 
 from .machines import Machine, starting_machines
@@ -446,6 +449,65 @@ class TestLateDecisions:
         queue()
         assert [place.name for place in behind.scene().family.places] == names
         assert isinstance(stopped.acquire("first"), Held)
+
+
+def owners_waiting(machine: Machine) -> list[str]:
+    """The owners of the places, first come, first served."""
+    return [place.owner for place in machine.scene().family.places]
+
+
+class TestTraces:
+    """What is left of waiters that got no answer, or were released by another thread."""
+
+    def test_a_place_that_could_not_be_taken_back(self, machine, monkeypatch) -> None:
+        """A waiter that found no room asks again, and waits in the place that it still has."""
+        holder, here = machine(), machine()
+        holder.acquire("holder")
+        here.acquire("first")
+        client = here.engine.session().client
+        lost = client.handler.async_result()
+        lost.set_exception(ConnectionLoss())
+        with monkeypatch.context() as patched:
+            patched.setattr(client, "delete_async", lambda *_args, **_options: lost)
+            with pytest.raises(EngineUnavailable):
+                here.acquire("second", room=1)
+        assert isinstance(here.acquire("second"), Waiting)
+        assert owners_waiting(holder) == ["first", "second"]
+
+    def test_a_release_ends_an_acquisition(self, machine, monkeypatch) -> None:
+        """What another thread has released makes neither a lease nor a place any more."""
+        here, there = machine(), machine()
+        acquiring = here.store._acquiring
+        prepared = acquiring._for_free_key
+
+        def released_meanwhile(key: object) -> object:
+            here.release("ours")
+            return prepared(key)
+
+        monkeypatch.setattr(acquiring, "_for_free_key", released_meanwhile)
+        assert isinstance(here.acquire("ours"), Gone)
+        scene = there.scene()
+        assert (scene.live, scene.family.places) == ((), ())
+
+    def test_a_lease_that_its_waiter_did_not_know_of(self, machine) -> None:
+        """A waiter whose lease has ended before it knew of it keeps its place when it asks again."""
+        holder, here = machine(), machine()
+        holder.acquire("holder")
+        here.engine.switchboard.bells["ours"] = BlockingRuntime().bell()
+        here.acquire("ours")
+        here.engine.memory.leases["ours"] = Own(here.clock, "", 1)
+        here.renew("ours")
+        assert isinstance(here.acquire("ours"), Waiting)
+        assert owners_waiting(holder) == ["ours"]
+
+    def test_a_place_that_was_given_up(self, machine) -> None:
+        """A process removes a place that it could not take back, when it next has to do with the key."""
+        holder, here = machine(), machine()
+        holder.acquire("holder")
+        here.acquire("given up")
+        here.engine.memory.forget("given up")
+        here.acquire("next")
+        eventually(lambda: owners_waiting(holder) == ["next"])
 
 
 class TestEndedLeases:

@@ -97,8 +97,6 @@ class ZooKeeperEngine:
         return self._entrance.opened(self.name, self._opened)
 
     def _opened(self) -> Session:
-        from .session import Session
-
         if self._closed:
             raise EngineUnavailable(self.name, "it was closed")
         if self._session and self._session.ended:
@@ -108,5 +106,10 @@ class ZooKeeperEngine:
             self.memory.watched.clear()  # Nothing rings for what that session watched: it is watched anew.
             self.switchboard.ring_all(Ask())
         if self._session is None:
-            self._session = Session(self.settings)
+            self._session = self._new_session()
         return self._session
+
+    def _new_session(self) -> Session:
+        from .session import Session
+
+        return Session(self.settings)

@@ -47,6 +47,8 @@ class Acquiring:
 
         A caller that has asked before checks first: the answer may have been lost.
         """
+        if claim.owner not in self._memory.acquiring:
+            return self._wire.reply(Gone())
         asked = self._memory.asked
         new = claim.owner not in asked
         if new:
@@ -56,6 +58,7 @@ class Acquiring:
             if room:
                 await self._join(key, claim)
         (scene,) = await self._scenes.look(key)
+        self._scenes.remove_orphans(scene)
         if f"{LEASE}{claim.owner}" in scene.family.leases:
             lease = scene.lease_of(claim.owner)
             return await self._renewing.again(key, _limited_as(lease, claim))
@@ -99,10 +102,14 @@ class Acquiring:
 
     async def _grant(self, key: Key, claim: Claim, grant: Any) -> Reply | None:
         """Create the lease on conditions; the number of that transaction is its fence."""
-        path = key.lease_of(claim.owner)
+        path, memory = key.lease_of(claim.owner), self._memory
         grant.create(path, packed(key.session.name, claim.label, claim.ttl, limit=claim.limit))
-        sent = self._wire.now()
-        parts, stat = await self._wire.all(grant.commit_async(), key.session.client.get_async(path))
+        with memory.sending:
+            if claim.owner not in memory.acquiring:
+                return None
+            sent = self._wire.now()
+            results = grant.commit_async(), key.session.client.get_async(path)
+        parts, stat = await self._wire.all(*results)
         if self._was_refused(parts):
             # Another client has removed the nodes above ours.
             if isinstance(parts[0], NoNodeError):
@@ -110,7 +117,7 @@ class Acquiring:
             return None
         if isinstance(stat, Exception):
             return None
-        self._memory.leases[claim.owner] = Own(sent + claim.ttl, claim.label, claim.limit)
+        memory.leases[claim.owner] = Own(sent + claim.ttl, claim.label, claim.limit)
         return Reply(Held(stat[1].czxid, sent + claim.ttl), sent)
 
     def _was_refused(self, parts: Sequence[Any]) -> bool:
@@ -153,14 +160,16 @@ class Acquiring:
 
     async def _join(self, key: Key, claim: Claim) -> None:
         """Take a place behind all others, unless the key has become free."""
-        (place,) = await self._wire.all(
-            key.session.client.create_async(
+        with self._memory.sending:
+            if claim.owner not in self._memory.acquiring:
+                return
+            result = key.session.client.create_async(
                 key.path(name_of_place(key.session.name, claim.owner, claim.limit)),
                 packed(key.session.name, claim.label, claim.ttl),
                 ephemeral=True,
                 sequence=True,
             )
-        )
+        (place,) = await self._wire.all(result)
         if isinstance(place, Exception):
             self._memory.forget(claim.owner)
 
@@ -172,6 +181,9 @@ class Acquiring:
             return self._wire.reply(scene.busy(len(places)))
         if position >= room:
             await self.give_back(scene.key, claim.owner)
+            self._memory.forget(
+                claim.owner
+            )  # Not before: without an answer, it may still wait there.
             return self._wire.reply(scene.busy(len(places) - 1))
         if position:
             before = [places[position - 1].name]
@@ -203,7 +215,6 @@ class Acquiring:
 
     async def give_back(self, key: Key, owner: str, *, held: bool = False) -> Answer:
         """Remove whatever the owner has: a lease, if it is known to be ``held``."""
-        self._memory.forget(owner)
         client = key.session.client
         lease, _ = await self._wire.all(
             client.delete_async(key.lease_of(owner)),

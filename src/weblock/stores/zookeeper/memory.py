@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Container, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 _REMEMBERED: Final = 10_000
@@ -30,11 +31,17 @@ class Memory:
 
     def reset(self) -> None:
         """Forget everything in a forked child, which has nothing in the ensemble."""
-        self.renewing = threading.Lock()
+        self.sending = threading.RLock()
+        """Held while a request is decided on and sent, where another thread's must not come between.
+
+        The collector of garbage may end a generator there, which releases its own lease in the same thread.
+        """
         self.leases: dict[str, Own] = {}
         """What this process holds, by owner."""
         self.asked: set[str] = set()
         """Owners who may have something there, be it that an answer was lost."""
+        self.acquiring: set[str] = set()
+        """Owners whose acquisition is under way. One that is released meanwhile is removed."""
         self.watched: set[tuple[str, str]] = set()
         """Nodes, and the owners who are to be rung when something happens to them."""
         self._seen: OrderedDict[Hashable, float] = OrderedDict()
@@ -54,12 +61,35 @@ class Memory:
         """Record that ``what`` has ended, as if it had always been seen."""
         self._seen[what] = float("-inf")
 
+    @contextmanager
+    def acquires(self, owner: str) -> Iterator[None]:
+        """Note that an acquisition is under way, of which a release is the end."""
+        self.acquiring.add(owner)
+        try:
+            yield
+        finally:
+            if owner in self.acquiring:
+                self.acquiring.discard(owner)
+            else:
+                self.forget(owner)
+
+    def release(self, owner: str) -> None:
+        """Forget an owner, for whom nothing is made any more."""
+        with self.sending:
+            self.acquiring.discard(owner)
+            self.forget(owner)
+
     def forget(self, owner: str) -> None:
         self.leases.pop(owner, None)
         self.asked.discard(owner)
 
-    def forget_ended(self, now: float) -> None:
-        """Forget leases that were never released."""
+    def forget_ended(self, now: float, acquiring: Container[str]) -> None:
+        """Forget leases that were never released, and their owners but for those ``acquiring``.
+
+        An acquisition may have had a lease without knowing it, and go on waiting.
+        """
         for owner, own in tuple(self.leases.items()):
             if own.until <= now:
-                self.forget(owner)
+                self.leases.pop(owner, None)
+                if owner not in acquiring:
+                    self.asked.discard(owner)

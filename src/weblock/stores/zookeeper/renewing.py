@@ -54,7 +54,7 @@ class Renewing:
         A later renewal keeps what an earlier one has promised: they are sent in order.
         """
         memory = self._memory
-        with memory.renewing:
+        with memory.sending:
             sent = self._wire.now()
             own = memory.leases.get(owner, Own(sent, "", 1))
             until = max(sent + ttl, own.until)

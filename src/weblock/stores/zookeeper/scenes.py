@@ -136,6 +136,13 @@ class Scenes:
                 self._memory.ended(_version(scene.key, lease))
         return self._timed(scene.key, scene.family, [*scene.live, *scene.ended])
 
+    def remove_orphans(self, scene: Scene) -> None:
+        """Remove the places of this process whose owners it has given up for want of an answer."""
+        session, asked = scene.key.session, self._memory.asked
+        for place in scene.family.places:
+            if place.owner not in asked and place.session == session.name:
+                session.client.delete_async(scene.key.path(place.name))
+
     def pass_over_first(self, scene: Scene) -> None:
         """Remove the first place if it does not take its turn, and all of its process."""
         if not scene.admits_first:

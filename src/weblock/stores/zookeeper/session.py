@@ -32,14 +32,7 @@ class Session:
 
     def __init__(self, settings: Settings) -> None:
         self.layout = Layout(settings.root)
-        credentials = settings.credentials
-        self.client = KazooClient(
-            ",".join(settings.hosts),
-            timeout=settings.session_timeout,
-            connection_retry=dict(_RETRY),
-            auth_data=[("digest", credentials)] if credentials else None,
-            default_acl=CREATOR_ALL_ACL if credentials else None,
-        )
+        self.client = self._new_client(settings)
         self.ready: AsyncResult = self.client.handler.async_result()
         """What is there while there is a connection."""
         self.ended = False
@@ -54,7 +47,11 @@ class Session:
         return f"{(client_id[0] or 0) % 2**64:x}" if client_id else "none"
 
     def prepare(self) -> list[AsyncResult]:
-        """Create the nodes above all others, and our sign of life."""
+        """Create the nodes above all others, and our sign of life.
+
+        On a new connection these writes come first. A server that lags behind then has to catch up before
+        it answers a read, so that one shows what requests without an answer have made.
+        """
         create = self.client.create_async
         above = [create(path) for path in self.layout.above]
         return [*above, create(self.layout.of_session(self.name), ephemeral=True)]
@@ -79,6 +76,16 @@ class Session:
     def abandon(self) -> None:
         """Drop it in a forked child: the session goes on in the parent."""
         close_sockets(self.client)
+
+    def _new_client(self, settings: Settings) -> KazooClient:
+        credentials = settings.credentials
+        return KazooClient(
+            ",".join(settings.hosts),
+            timeout=settings.session_timeout,
+            connection_retry=dict(_RETRY),
+            auth_data=[("digest", credentials)] if credentials else None,
+            default_acl=CREATOR_ALL_ACL if credentials else None,
+        )
 
     def _close(self) -> None:
         self.client.stop()

@@ -49,28 +49,33 @@ class ZooKeeperStore:
         wire, memory = Wire(engine, runtime), engine.memory
         self._wire = wire
         self._memory = memory
+        self._switchboard = engine.switchboard
         self._scenes = Scenes(wire, memory)
         self._renewing = Renewing(wire, memory)
         self._acquiring = Acquiring(wire, memory, self._scenes, self._renewing, engine.switchboard)
         self._marks = Marks(wire)
 
     async def acquire(self, key: str, claim: Claim, *, room: int) -> Reply:
-        node = await self._wire.key(key)
-        for _ in range(_ATTEMPTS):
-            if reply := await self._acquiring.attempt(node, claim, room):
-                return reply
+        with self._memory.acquires(claim.owner):
+            node = await self._wire.key(key)
+            for _ in range(_ATTEMPTS):
+                if reply := await self._acquiring.attempt(node, claim, room):
+                    return reply
         raise self._wire.unavailable("other processes kept changing the key")
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
-        """Remove whatever the owner has; ``void`` is needless where requests keep their order."""
+        """Remove whatever the owner has; ``void`` is needless where requests keep their order.
+
+        An acquisition of the owner that is still under way in another thread or task makes nothing from now on.
+        """
         held = owner in self._memory.leases
-        self._memory.forget(owner)
+        self._memory.release(owner)
         node = await self._wire.key(key)
         return self._wire.reply(await self._acquiring.give_back(node, owner, held=held))
 
     async def refresh(self, pulses: Sequence[Pulse]) -> Sequence[Reply | EngineUnavailable]:
         session, memory = await self._wire.session(), self._memory
-        memory.forget_ended(self._wire.now())
+        memory.forget_ended(self._wire.now(), self._switchboard.bells)
         held = [pulse for pulse in pulses if pulse.owner in memory.leases]
         waiting = [pulse for pulse in pulses if pulse.owner not in memory.leases]
         replies = dict(zip(_owners(held), await self._renewing.all(session, held), strict=True))
@@ -176,6 +181,7 @@ class ZooKeeperStore:
         keys = {pulse.key: Key(session, session.layout.of_key(pulse.key)) for pulse in pulses}
         scenes = dict(zip(keys, await self._scenes.look(*keys.values()), strict=True))
         for scene in scenes.values():
+            self._scenes.remove_orphans(scene)
             self._scenes.pass_over_first(scene)
         return [self._wire.reply(scenes[pulse.key].standing(pulse.owner)) for pulse in pulses]
 
