@@ -13,12 +13,13 @@ from .quorum_campaign import QUORUM
 from .redis_campaign import REDIS, RESTARTS
 from .redis_stores import STORE
 from .stepping import CLOCKS, REDIS_CLOCKS
+from .zookeeper_campaign import ZOOKEEPER
 
 CAMPAIGNS = {
     each.name: each
     for each in (
         *(CORE, CLOCKS, REDIS_CLOCKS, KEEPERS, REDIS, RESTARTS, STORE),
-        *(CLUSTER, MOVING, HANGING, QUORUM),
+        *(CLUSTER, MOVING, HANGING, QUORUM, ZOOKEEPER),
     )
 }
 

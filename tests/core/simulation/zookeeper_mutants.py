@@ -1,0 +1,167 @@
+"""The ZooKeeper engine with one mistake at a time, and the properties that may find it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from weblock._core.acquiring import Acquisition
+from weblock._core.holding import Holding
+from weblock.stores.zookeeper import scenes
+from weblock.stores.zookeeper.acquiring import Acquiring
+from weblock.stores.zookeeper.memory import Memory
+from weblock.stores.zookeeper.renewing import Renewing
+from weblock.stores.zookeeper.scenes import Scene, Scenes
+
+from .mutants import Mutant
+
+MUTANTS: Final = (
+    # When a lease has ended.
+    Mutant(
+        "a lease is timed from when another one of its owner was seen",
+        scenes,
+        "_version",
+        "lease.born, ",
+        "",
+        ("P1", "P3", "P7"),
+        seed=33,
+    ),
+    Mutant(
+        "a lease is timed from when it was first seen, renewed or not",
+        scenes,
+        "_version",
+        ", lease.version)",
+        ")",
+        ("P1", "P3", "P7"),
+        seed=13,
+    ),
+    Mutant(
+        "an ended lease is removed, even if it was renewed meanwhile",
+        Acquiring,
+        "_for_our_turn",
+        "grant.delete(key.path(lease.name), version=lease.version)",
+        "grant.delete(key.path(lease.name))",
+        ("P1", "P3", "P7"),
+        seed=69,
+    ),
+    Mutant(
+        "the servers' stamps are believed while the holder's session lives",
+        Scenes,
+        "without_the_dead",
+        "for holder, sign in found if isinstance(sign, Exception)}",
+        "for holder, sign in found}",
+        ("P1", "P3", "P7"),
+        seed=229,
+    ),
+    Mutant(
+        "a holder without a session is dead, whenever it renewed",
+        Scenes,
+        "without_the_dead",
+        " and unchanged >= lease.ttl * (1 + 2 * DRIFT)",
+        "",
+        ("P1", "P3", "P7"),
+        seed=50,
+    ),
+    # What a grant depends on.
+    Mutant(
+        "a turn is taken without the place",
+        Acquiring,
+        "_for_our_turn",
+        "grant.delete(key.path(scene.family.places[0].name))",
+        "pass",
+        ("P5", "P6", "P9"),
+    ),
+    Mutant(
+        "any waiter takes the turn",
+        Acquiring,
+        "_succeed",
+        "if places[0].owner == claim.owner:",
+        "if True:",
+        ("P5", "P1"),
+    ),
+    Mutant(
+        "limits of holders do not count",
+        Scene,
+        "admits",
+        "min([limit, *(lease.limit for lease in self.live)])",
+        "limit",
+        ("P1",),
+    ),
+    # Deadlines of the holder.
+    Mutant(
+        "a deadline counts from the answer",
+        Acquisition,
+        "_ask",
+        "Anchor(reply.now, sent)",
+        "Anchor(reply.now, self._runtime.now())",
+        ("P7", "P1"),
+    ),
+    Mutant(
+        "a renewed deadline counts from the answer",
+        Holding,
+        "heard",
+        "Anchor(reply.now, sent)",
+        "Anchor(reply.now, now)",
+        ("P7", "P1"),
+    ),
+    Mutant(
+        "a renewal shortens what an extension has promised",
+        Renewing,
+        "_sent",
+        "max(sent + ttl, own.until)",
+        "sent + ttl",
+        ("P7", "P1"),
+    ),
+    # What is left behind.
+    Mutant(
+        "a release does not delete",
+        Acquiring,
+        "give_back",
+        "client.delete_async(key.lease_of(owner)),",
+        "client.get_async(key.lease_of(owner)),",
+        ("P4", "P6", "P9", "P10"),
+    ),
+    Mutant(
+        "a waiter that gives up keeps its place",
+        Acquiring,
+        "give_back",
+        "if place.owner == owner]",
+        "if False]",
+        ("P4", "P6", "P9", "P10"),
+    ),
+    Mutant(
+        "a waiter that finds no room is forgotten before its place is gone",
+        Acquiring,
+        "_stay",
+        "await self.give_back(scene.key, claim.owner)",
+        "self._memory.forget(claim.owner); await self.give_back(scene.key, claim.owner)",
+        ("P5", "P6", "P9"),
+        seed=311,
+    ),
+    Mutant(
+        "a waiter is forgotten with a lease that it did not know of",
+        Memory,
+        "forget_ended",
+        "if owner not in acquiring:",
+        "if True:",
+        ("P5", "P6", "P9"),
+        seed=293,
+    ),
+    # Waiting.
+    Mutant(
+        "a waiter does not watch",
+        Acquiring,
+        "_watch",
+        "get(watch[0], partial(self._rung, watch))",
+        "get(watch[0])",
+        ("P4", "P10"),
+    ),
+    Mutant(
+        "a waiter is passed over at once",
+        Scenes,
+        "pass_over_first",
+        ">= HANDOFF",
+        ">= 0",
+        ("P3", "P5"),
+        seed=31,
+    ),
+)
