@@ -280,7 +280,9 @@ def crowds() -> Iterator[tuple[int, ...]]:
 def scene_of(limits: tuple[int, ...]) -> Scene:
     """A key that is held with these limits."""
     live = tuple(
-        Lease(f"lease-{number}", str(number), "", "", 10.0, number, 0, 0.0, 0.0, limit, 10.0)
+        Lease(
+            f"lease-{number}", str(number), "", "", 10.0, number, number, 0, 0.0, 0.0, limit, 10.0
+        )
         for number, limit in enumerate(limits)
     )
     key: Any = None
