@@ -181,9 +181,8 @@ class Acquiring:
             return self._wire.reply(scene.busy(len(places)))
         if position >= room:
             await self.give_back(scene.key, claim.owner)
-            self._memory.forget(
-                claim.owner
-            )  # Not before: without an answer, it may still wait there.
+            # Not before: without an answer, it may still wait there.
+            self._memory.forget(claim.owner)
             return self._wire.reply(scene.busy(len(places) - 1))
         if position:
             before = [places[position - 1].name]
