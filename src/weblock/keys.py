@@ -91,9 +91,11 @@ def _refuse_what_is_no_key(key: object) -> None:
             " lock a digest of it instead"
         )
     if not key.isprintable() and (bad := _FORBIDDEN.search(key)):  # All of those are unprintable.
+        lone = "\ud800" <= bad.group() <= "\udfff"
+        kind = "lone surrogate" if lone else "control character"
         raise InvalidKey(
-            f"lock key {key[:80]!r} has the control character {bad.group()!r} at position"
-            f" {bad.start()}: strip or encode it first"
+            f"lock key {key[:80]!r} has the {kind} {bad.group()!r} at position {bad.start()}:"
+            " strip or encode it first"
         )
 
 

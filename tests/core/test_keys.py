@@ -199,7 +199,7 @@ def test_what_can_be_a_key(key: str) -> None:
         ("\x7f", "control character"),
         ("\x85", "control character"),
         ("\u2028", "control character"),
-        ("a\ud83d", "control character"),
+        ("a\ud83d", "lone surrogate"),
         (7, "not int: 7"),
         (None, "not NoneType"),
         (b"key", "not bytes"),
