@@ -15,8 +15,8 @@ TOP = CORE.parents[1]
 WAITING = TOP / "tests/support/waiting.py"
 """The one helper of other tests that the core's may use: it needs nothing but weblock, too."""
 
-OTHERS = {"pytest", "hypothesis", "lupa", "hiredis", "redis"}
-"""The tools, and what the simulated Redis is made of: Lua, the protocol, and the driver's errors."""
+OTHERS = {"pytest", "hypothesis", "lupa", "hiredis", "redis", "kazoo"}
+"""The tools, and what the simulated servers are made of: Lua, the protocol, and the drivers' errors and states."""
 
 
 def imported(file: Path) -> Iterator[str]:
