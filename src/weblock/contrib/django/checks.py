@@ -139,16 +139,6 @@ def check_guard(databases: Sequence[str] | None = None, **_kwargs: object) -> li
     ]
 
 
-def _guarded_aliases() -> Iterator[AliasSettings]:
-    """Return the aliases with locks that databases guard: all of them, or those that say so."""
-    named = {lock.alias for _, lock, _ in marked_views() if lock.guard == DATABASE_GUARD}
-    for alias in _readable_aliases():
-        found = of_alias(alias)
-        by_rules = [guard for _, guard, _ in found.rules.guards()] if found.rules else ()
-        if found.guard.always or alias in named or DATABASE_GUARD in by_rules:
-            yield found
-
-
 def check_guarded_locks(**_kwargs: object) -> list[CheckMessage]:
     """Check that locks that a database guards are exclusive: of others, each request would fail."""
     shared = {
@@ -165,6 +155,15 @@ def check_guarded_locks(**_kwargs: object) -> list[CheckMessage]:
         )
         for what in sorted(shared)
     ]
+
+
+def _guarded_aliases() -> Iterator[AliasSettings]:
+    """Return the aliases with locks that databases guard: all of them, or those that say so."""
+    named = {alias for alias, _, guard, _ in _described_locks() if guard == DATABASE_GUARD}
+    for alias in _readable_aliases():
+        found = of_alias(alias)
+        if found.guard.always or alias in named:
+            yield found
 
 
 def _described_locks() -> Iterator[tuple[str, str, GuardKind | None, HoldOptions]]:
