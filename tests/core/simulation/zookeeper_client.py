@@ -17,7 +17,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState, KeeperState
 
 from weblock._core.ports import Pulse, Reply, Runtime
-from weblock._core.table import GONE, Claim
+from weblock._core.table import Claim
 from weblock.errors import EngineUnavailable
 from weblock.stores.zookeeper import ZooKeeperEngine
 from weblock.stores.zookeeper.session import Session
@@ -441,6 +441,3 @@ def _first_of(listed: Result, names: Result) -> None:
         names.set(listed.get()[0])
     except Exception as error:  # noqa: BLE001 - it is handed on
         names.set_exception(error)
-
-
-__all__ = ["GONE", "SimulatedKazoo", "ZooKeeperClient"]

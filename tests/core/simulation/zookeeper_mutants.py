@@ -141,7 +141,7 @@ MUTANTS: Final = (
         "a waiter is forgotten with a lease that it did not know of",
         Memory,
         "forget_ended",
-        "if owner not in acquiring:",
+        "if owner not in waiting:",
         "if True:",
         ("P5", "P6", "P9"),
         seed=293,

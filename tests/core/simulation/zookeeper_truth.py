@@ -218,17 +218,9 @@ class Waking(WakeUp):
     def applied(self, change: Change) -> None:
         """The first waiter takes its turn itself, a little later."""
 
-    def audit(self) -> None:
-        now = self.engine.now()
-        for key, state in self.engine.states.items():
-            live = tuple(grant for grant in state.grants if now < grant.until)
-            for grant in live:
-                if self.truth.is_asking(grant.claim.owner):
-                    self._unaware(grant)
-            if state.queue and fits(state.queue[0].claim, live):
-                self._in_vain(key, state)
-
-    def _in_vain(self, key: str, state: KeyState) -> None:
+    def _free(self, key: str, state: KeyState, live: tuple[Grant, ...], now: float) -> None:
+        if not fits(state.queue[0].claim, live):
+            return
         owner = state.queue[0].claim.owner
         if not self.truth.is_asking(owner):
             return

@@ -83,13 +83,13 @@ class Memory:
         self.leases.pop(owner, None)
         self.asked.discard(owner)
 
-    def forget_ended(self, now: float, acquiring: Container[str]) -> None:
-        """Forget leases that were never released, and their owners but for those ``acquiring``.
+    def forget_ended(self, now: float, waiting: Container[str]) -> None:
+        """Forget leases that were never released, and their owners but for those that are ``waiting``.
 
         An acquisition may have had a lease without knowing it, and go on waiting.
         """
         for owner, own in tuple(self.leases.items()):
             if own.until <= now:
                 self.leases.pop(owner, None)
-                if owner not in acquiring:
+                if owner not in waiting:
                     self.asked.discard(owner)
