@@ -499,6 +499,15 @@ class TestWhatCannotWork:
             def pay():
                 yield
 
+    def test_an_asynchronous_generator(self, app):
+        """It is neither a coroutine nor a generator to Python, and would run as late."""
+        app.finalize()
+        with pytest.raises(TypeError, match="pay is a generator"):
+
+            @app.task(lock="a")
+            async def pay():
+                yield
+
     def test_an_application_without_locks(self, bare):
         """A task that wants a lock does not run without one."""
 

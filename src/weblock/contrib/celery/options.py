@@ -46,7 +46,7 @@ def check(task: type[LockedTask], run: Callable[..., Any]) -> None:
         raise TypeError(
             f"{task.__name__} is async: its coroutine would run after the lock is released"
         )
-    if inspect.isgeneratorfunction(run):
+    if inspect.isgeneratorfunction(run) or inspect.isasyncgenfunction(run):
         raise TypeError(
             f"{task.__name__} is a generator, which would run after the lock is released, if at all"
         )
