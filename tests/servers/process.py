@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
+import functools
 import os
-import signal
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-_DIES_WITH_PARENT = 1
-_prctl = ctypes.CDLL(None).prctl if hasattr(ctypes.CDLL(None), "prctl") else None
 
 # What dies with its parent dies with the thread that started it, so one that lasts starts them all.
 _starter = ThreadPoolExecutor(1, thread_name_prefix="server-starter")
@@ -24,26 +21,32 @@ def spawn(
     env: Mapping[str, str] | None = None,
     user: int | None = None,
 ) -> subprocess.Popen[bytes]:
-    """A process that writes to ``log``, with a user id of its own where ``user`` names one."""
+    """A process that writes to ``log``, with a user id of its own where ``user`` names one.
+
+    Nothing that a test starts outlives it, however it ends. The process itself asks the kernel for that, and
+    changes its user: what is to happen between a fork and the new program costs a copy of all the tests' memory.
+    """
 
     def start() -> subprocess.Popen[bytes]:
         with log.open("wb") as output:
             return subprocess.Popen(
-                command,
+                [*_prepared(user), *command],
                 env=None if env is None else {**os.environ, **env},
-                user=user,
-                group=user,
-                extra_groups=None if user is None else [],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - it starts no thread and takes no lock
             )
 
     return _starter.submit(start).result()
 
 
-def _die_with_parent() -> None:
-    """Nothing that a test starts outlives it, however it ends."""
-    if _prctl:
-        _prctl(_DIES_WITH_PARENT, signal.SIGKILL)
+@functools.cache
+def _prepared(user: int | None) -> list[str]:
+    """What a command is to begin with."""
+    setpriv = shutil.which("setpriv")
+    as_user = [] if user is None else [f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+    dies_with_parent = [str(setpriv), "--pdeathsig=KILL"]
+    if setpriv and not subprocess.call([*dies_with_parent, "true"], stderr=subprocess.DEVNULL):
+        return [*dies_with_parent, *as_user, "--"]
+    assert user is None, "to start a server as another user, the tests need setpriv from util-linux"
+    return []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -69,6 +70,9 @@ class Interrupter:
             return None
         if event == "line":
             self._line(frame)
+        elif event == "return" and not frame.f_code.co_flags & inspect.CO_COROUTINE:
+            # A frame that is kept keeps what it has lost, such as the turn to use a connection.
+            self._last.pop(frame, None)
         return self._trace
 
     def _line(self, frame: FrameType) -> None:
