@@ -11,9 +11,10 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Final
 
@@ -27,6 +28,7 @@ from .flame_svg import Stack
 from .redis_contenders import Target
 from .web import UvicornServer
 from .web_apps import APPS, WebApp, serve
+from .workers import Crew, Job
 
 EVERY: Final = 0.001
 """Seconds on a processor between two samples; the kernel makes it 1 to 4 ms."""
@@ -77,20 +79,37 @@ def _section(contender: Contender) -> Callable[[float], Stacks]:
     return lambda seconds: _sections([contender], seconds)
 
 
-def _sections(alike: list[Contender], seconds: float) -> Stacks:
+def _sections(alike: Sequence[Contender], seconds: float) -> Stacks:
     """Sections of as many tasks as there are contenders; of one thread, if it is a blocking one."""
     with machine.scratch() as directory:
-        (first, *_) = alike
-        if isinstance(first, Blocking):
-            section = first.open(directory)
-            with sampled() as stacks:
-                end = time.monotonic() + seconds
-                while time.monotonic() < end:
-                    with section():
-                        pass
-            return stacks
-        on_asyncio = [each for each in alike if isinstance(each, Asyncio)]
-        return asyncio.run(_tasks([each.open(directory) for each in on_asyncio], seconds))
+        return _sections_in(directory, alike, seconds)
+
+
+def _sections_in(directory: Path, alike: Sequence[Contender], seconds: float) -> Stacks:
+    (first, *_) = alike
+    if isinstance(first, Blocking):
+        section = first.open(directory)
+        with sampled() as stacks:
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                with section():
+                    pass
+        return stacks
+    on_asyncio = [each for each in alike if isinstance(each, Asyncio)]
+    return asyncio.run(_tasks([each.open(directory) for each in on_asyncio], seconds))
+
+
+def _hot_file(seconds: float) -> Stacks:
+    """One of four processes that pass a key on, each with two waiters."""
+    contender = contenders.EMBEDDED_ASYNCIO
+    with machine.scratch() as directory:
+        others = Crew(contender, directory, 3)
+        with others.working():
+            start = time.monotonic()
+            others.start(others.size * [Job(waiters=2, start=start, end=start + seconds)])
+            stacks = _sections_in(directory, 2 * [contender], seconds)
+            others.outcomes()
+    return stacks
 
 
 async def _tasks(sections: list[AsyncSection], seconds: float) -> Stacks:
@@ -154,6 +173,7 @@ FLAMES: dict[str, Callable[[float], Stacks]] = {
     "memory": _section(contenders.MEMORY_ASYNCIO),
     "file": _section(contenders.EMBEDDED),
     "file-asyncio": _section(contenders.EMBEDDED_ASYNCIO),
+    "file-hot": _hot_file,
     "redis": _on_redis(peers.WEBLOCK, ["hot"]),
     "redis-asyncio": _on_redis(peers.WEBLOCK_ASYNCIO, ["hot"]),
     "redis-tasks": _on_redis(peers.WEBLOCK_ASYNCIO, [f"key-{number}" for number in range(32)]),
