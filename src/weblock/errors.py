@@ -148,6 +148,8 @@ class InvalidKey(ConfigurationError):
 class AlreadyHeld(WeblockError, RuntimeError):
     """This task, thread or request already holds the key, and would wait for itself.
 
+    So would blocking code on an event loop, where another task of the loop holds the key.
+
     Attributes:
         key: The key.
         upgrade: Whether it is held with others, and was to be held with fewer or alone.
@@ -155,15 +157,15 @@ class AlreadyHeld(WeblockError, RuntimeError):
 
     def __init__(self, key: str, *, upgrade: bool = False) -> None:
         held = (
-            f"lock {key!r} is already held by this very task or thread, or by the request that it"
-            " serves"
+            f"lock {key!r} is already held by this very task or thread, by the request that it"
+            " serves, or by another task of the event loop that this call would block"
         )
         super().__init__(
             f"{held}, together with others, and cannot be turned into a lock with a smaller limit: two"
             " callers that tried would wait for each other forever. Release it and acquire it anew,"
             " or acquire it with the smaller limit from the beginning"
             if upgrade
-            else f"{held}: to acquire it again would wait forever. Pass the lease down instead"
+            else f"{held}: to acquire it again would wait forever. Pass the lease down instead; tasks that may wait for each other need AsyncLocks"
         )
         self.key = key
         self.upgrade = upgrade

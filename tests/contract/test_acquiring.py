@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tests.support.renewals import end
@@ -129,6 +131,26 @@ def test_waiting_for_oneself_is_refused(locks, one, other) -> None:
         other.do(locks.acquire, "key", wait=0.01)
     one.do(lease.release)
     one.do(one.do(locks.acquire, "key").release)
+
+
+@pytest.mark.of_core
+def test_blocking_code_that_would_stop_the_holder_is_refused(probe) -> None:
+    """Who would wait, on an event loop, for another of its tasks gets an error at once."""
+
+    async def holder() -> None:
+        with probe.hold("key"):
+            await asyncio.create_task(another())
+            await asyncio.to_thread(an_outsider)
+
+    async def another() -> None:
+        with pytest.raises(AlreadyHeld, match="another task of the event loop"):
+            probe.acquire("key", wait=None)
+
+    def an_outsider() -> None:
+        with pytest.raises(LockTimeout):
+            probe.acquire("key", wait=0.01)
+
+    asyncio.run(holder())
 
 
 def test_keys_do_not_touch_one_another(locks, one) -> None:

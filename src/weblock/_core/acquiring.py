@@ -304,7 +304,7 @@ class Locker:
 
     def _is_own(self, holding: Holding) -> bool:
         runtime = self.runtime
-        return runtime.is_part_of(holding.control) and holding.held(runtime.now())
+        return runtime.holds_up(holding.control) and holding.held(runtime.now())
 
 
 class Acquisition:

@@ -180,8 +180,11 @@ class Runtime(Protocol):
     def control(self) -> object:
         """Return the task or thread that runs now."""
 
-    def is_part_of(self, flow: object) -> bool:
-        """Return whether the running code is ``flow`` (from ``control``), or part of it."""
+    def holds_up(self, flow: object) -> bool:
+        """Return whether ``flow`` (from ``control``) cannot go on while the running code waits.
+
+        It is the running code itself, or a whole that this is a part of, or what this would block.
+        """
 
     @property
     def bell(self) -> Callable[[], Bell]:

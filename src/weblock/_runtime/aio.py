@@ -71,7 +71,7 @@ class AsyncioRuntime:
     jitter = staticmethod(random.random)
     new_owner = staticmethod(clock.new_owner)
     control = staticmethod(clock.control)
-    is_part_of = staticmethod(clock.is_part_of)
+    holds_up = staticmethod(clock.is_part_of)
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()

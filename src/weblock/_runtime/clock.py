@@ -49,6 +49,13 @@ def is_part_of(flow: object) -> bool:
     return flow is part_of.get() or flow is control()
 
 
+def is_task_here(flow: object) -> bool:
+    """Return whether that flow of control is a task of the event loop that this thread runs."""
+    loop = running_loop()
+    task = flow() if loop and isinstance(flow, weakref.ref) else None
+    return task is not None and task.get_loop() is loop
+
+
 part_of: Final[ContextVar[object | None]] = ContextVar("weblock_part_of", default=None)
 """The whole that what runs in this context is a part of, with all that comes of it.
 

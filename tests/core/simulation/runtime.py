@@ -32,7 +32,7 @@ class SimulatedRuntime:
     def control(self) -> object:
         return self._process.current
 
-    def is_part_of(self, flow: object) -> bool:
+    def holds_up(self, flow: object) -> bool:
         return flow is self._process.current
 
     def bell(self) -> Bell:
