@@ -114,6 +114,8 @@ def test_programs_are_told_of_errors_in_json(run) -> None:
         (["list", "--url", "redsi://:s3cret@x"], "did you mean 'redis://'?"),
         (["show", "a\nb"], "control character"),
         (["redis://:s3cret@x", "list"], "comes behind --url"),
+        (["doctor", "redis://:s3cret@x"], "comes behind --url"),
+        (["ping", "again"], "unexpected argument: again"),
         (["lst"], "No such command"),
     ],
 )

@@ -133,9 +133,20 @@ def _code_of(error: Exception) -> Code:
 class Command(click.Command):
     """A command that takes the engine's options behind its own name, too."""
 
+    allow_extra_args = True
+    """So that they can be refused in words of ours."""
+
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.params += common_options()
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse arguments as click does; for a URL beyond them, name the missing option."""
+        rest = super().parse_args(ctx, args)
+        if rest and not ctx.resilient_parsing:
+            _refuse_url(rest[0], ctx)
+            ctx.fail(f"unexpected argument: {rest[0]}")
+        return rest
 
     def invoke(self, context: click.Context) -> Any:
         """Run the command, and end as the error says that it raises."""
@@ -165,9 +176,14 @@ class App(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Resolve a command as click does; for a URL in its place, name the missing option."""
-        if args and "://" in args[0]:
-            raise click.UsageError("an engine's URL comes behind --url, or in WEBLOCK_URL", ctx)
+        if args:
+            _refuse_url(args[0], ctx)
         return super().resolve_command(ctx, args)
+
+
+def _refuse_url(word: str, context: click.Context) -> None:
+    if "://" in word:
+        raise click.UsageError("an engine's URL comes behind --url, or in WEBLOCK_URL", context)
 
 
 def command(name: str) -> Callable[[Callable[..., None]], Command]:
