@@ -32,9 +32,17 @@ LONG = "10000000000"
 
 
 @pytest.fixture(scope="module", params=sorted(binaries()))
-def client(request: pytest.FixtureRequest) -> Iterator[redis.Redis]:
-    """A client of a server of every version."""
-    with Server(request.param) as server, redis.Redis(port=server.port) as client:
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server of every version."""
+    with Server(request.param) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[redis.Redis]:
+    """A client of a server on which no earlier test has left anything."""
+    with redis.Redis(port=server.port) as client:
+        client.flushall()
         yield client
 
 
@@ -178,7 +186,6 @@ def test_the_model_does_what_a_server_does(client: redis.Redis) -> None:
 
 def test_the_model_says_of_itself_what_a_server_says(client: redis.Redis) -> None:
     """Every line that the model gives to INFO is one of a real server, in the same form."""
-    client.flushall()
     model = RedisModel(lambda: 10**15, lambda *_ring: None)
     model.flush()
     said = said_by(client)
