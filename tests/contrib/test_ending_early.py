@@ -223,6 +223,32 @@ class TestServersThatCancel:
         assert closed == [True]
         await (await locks.acquire("x", wait=0)).release()
 
+    async def test_what_follows_the_last_part_of_a_stream_is_not_ended(self, locks):
+        """A commit that comes after a response in parts is waited for, inside the lock."""
+        sent, committed, held = asyncio.Event(), asyncio.Event(), []
+
+        async def app(scope, receive, send):
+            lease = await request_locks(scope).acquire("x")
+            await send(
+                {**START, "headers": [(b"content-type", b"text/event-stream; charset=utf-8")]}
+            )
+            await send({**BODY, "more_body": True})
+            await send(BODY)
+            sent.set()
+            await committed.wait()
+            held.append(lease.held)
+
+        served = Exchange().served_by(RequestLayer(app, locks))
+        await sent.wait()
+        served.cancel()
+        await turns(5)
+        assert not served.done()
+        committed.set()
+        with pytest.raises(asyncio.CancelledError):
+            await served
+        assert held == [True]
+        await (await locks.acquire("x", wait=0)).release()
+
     async def test_a_client_that_does_not_read_keeps_nobody(self, locks):
         """When the lock is released and the client is slow, the server's cancellation is obeyed."""
 

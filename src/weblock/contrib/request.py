@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextvars import Context
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 from urllib.parse import quote
 
 from .._core.acquiring import Caller, Locker
@@ -52,9 +52,12 @@ class RequestLeases(Generic[L]):
     """Seconds that it has waited for keys; ``None`` if it has asked for none."""
     while_waiting: Callable[[], object] | None = None
     """Called now and then while the request waits in a thread; what it raises ends the wait."""
+    of_rules = False
+    """Whether a middleware keeps it for its rules, rather than the application for its own locks."""
 
-    def __init__(self, method: str, path: str, within: RequestLeases[L] | None = None) -> None:
+    def __init__(self, method: str, path: str, within: Self | None = None) -> None:
         """``within`` is what this is a part of: its keys are not acquired again, nor released here."""
+        self.within: Final = within
         self.leases: list[L] = []
         """In the order in which they were acquired."""
         self._by_key: dict[tuple[object, str], L] = {}
@@ -123,8 +126,28 @@ class RequestLeases(Generic[L]):
             return first
         return locks._joined(leases, keys)  # type: ignore[return-value]  # noqa: SLF001 - a lease of its kind
 
+    def of_application(self) -> Self:
+        """Return where the application acquires, whose own locks may be others than those of a rule.
+
+        A key that the rule holds for it is not acquired again.
+        """
+        found = self
+        while found.of_rules and found.within:
+            found = found.within
+        if found is self or found.of_rules:
+            return self
+        found._by_key.update(self._by_key)  # noqa: SLF001 - of the same class
+        return found
+
+    @property
+    def holds_any(self) -> bool:
+        """Whether the request holds anything, here or in what this is a part of."""
+        return bool(self.leases) or (self.within is not None and self.within.holds_any)
+
     def check(self) -> None:
         """Raise ``LeaseLost`` if any lease of the request has ended: what is to commit must not."""
+        if self.within:
+            self.within.check()
         for lease in self.leases:
             lease.check()
 

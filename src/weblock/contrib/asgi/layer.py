@@ -38,7 +38,8 @@ class RequestLayer:
     must not be reported as done. ``hold_back`` limits that to so many seconds: after that it is sent,
     and what follows it, background tasks say, still runs inside the lock.
 
-    With ``owns_locks``, the locks free their connections when the application shuts down; they open
+    With ``of_rules``, it acquires for the rules of a middleware, and an application inside may have locks
+    of its own. With ``owns_locks``, the locks free their connections when the application shuts down; they open
     again when they are used again. ``before_start`` is called before the first request is
     served: what it raises is why the application does not start. ``answer`` gives the response to an
     error of weblock, instead of its problem, where the application has not given one.
@@ -51,11 +52,13 @@ class RequestLayer:
         *,
         hold_back: Duration | None = None,
         owns_locks: bool = False,
+        of_rules: bool = False,
         before_start: Callable[[], None] | None = None,
         answer: Answer = answer_of,
     ) -> None:
         self._app = app
         self.locks = locks
+        self.of_rules = of_rules
         self.hold_back = seconds_or_none(hold_back)
         self.answer = answer
         self._owns_locks = owns_locks
@@ -74,11 +77,12 @@ class RequestLayer:
 
     async def serve(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
         """Let ``app`` serve one request or websocket, and release what it has acquired."""
-        outer = scope.get(SCOPE_KEY)
-        if isinstance(outer, AsyncRequestLocks) and outer.locks is self.locks and not outer.over:
+        found = scope.get(SCOPE_KEY)
+        outer = found if isinstance(found, AsyncRequestLocks) and not found.over else None
+        if outer and outer.locks is self.locks:
             await app(scope, receive, send)  # A layer farther out, on the same locks, releases.
             return
-        exchange = _Exchange(self, app, scope, receive, send)
+        exchange = _Exchange(self, app, scope, receive, send, outer=outer)
         scope[SCOPE_KEY] = request = exchange.request
         outbox = exchange.outbox
         try:
@@ -127,7 +131,14 @@ class _Exchange:
     __slots__ = ("_answer_to", "_app", "_receive", "_scope", "inbox", "outbox", "request")
 
     def __init__(
-        self, layer: RequestLayer, app: App, scope: Scope, receive: Receive, send: Send
+        self,
+        layer: RequestLayer,
+        app: App,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        outer: AsyncRequestLocks | None,
     ) -> None:
         self._app = app
         self._scope = scope
@@ -135,7 +146,10 @@ class _Exchange:
         self._answer_to = layer.answer
         self.inbox = inbox = Inbox(receive)
         self.outbox = Outbox(send, inbox.tell_disconnect, asyncio.get_running_loop())
-        self.request = AsyncRequestLocks(layer.locks, scope, inbox, self.outbox, layer.hold_back)
+        self.request = AsyncRequestLocks(
+            layer.locks, scope, inbox, self.outbox, layer.hold_back, within=outer
+        )
+        self.request.of_rules = layer.of_rules
 
     async def work(self, ended: asyncio.Future[None]) -> LeaseLost | None:
         """Run the application, and release when it has ended, however it ended."""

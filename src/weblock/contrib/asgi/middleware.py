@@ -67,7 +67,9 @@ class LockMiddleware:
                 ' rules=[Rule("/shops/{shop}/items", methods=["POST"], key="shop:{shop}")]'
             )
         answer = functools.partial(answer_of, rewrite=rewrite)
-        self._layer = RequestLayer(app, locks, hold_back=hold_back, owns_locks=owned, answer=answer)
+        self._layer = RequestLayer(
+            app, locks, hold_back=hold_back, owns_locks=owned, of_rules=True, answer=answer
+        )
 
     @property
     def app(self) -> App:

@@ -64,7 +64,7 @@ class Outbox:
     sent = False
     """Whether a part of the response has been sent."""
     streams = False
-    """Whether there was more to come after that."""
+    """Whether there is more to come after that."""
     closed = False
     """Whether a websocket has been closed."""
     promises = True
@@ -189,10 +189,11 @@ class Outbox:
 
     def _pass_on(self, message: Message) -> Awaitable[None]:
         self.sent = True
-        if message.get("more_body"):
-            # A stream, which may be endless, ends when nobody wants it any more.
-            self.streams = True
-            self._on_stream()
+        if message["type"] == "http.response.body":
+            # What follows the last part, a commit say, must not be ended as a stream may be.
+            self.streams = message.get("more_body", False)
+            if self.streams:  # It may be endless, and ends when nobody wants it any more.
+                self._on_stream()
         elif message["type"] == "websocket.close":
             self.closed = True
         return self._send(message)

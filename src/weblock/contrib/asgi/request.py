@@ -120,10 +120,12 @@ class AsyncRequestLocks(RequestLeases[AsyncLease]):
         inbox: Inbox,
         outbox: Outbox,
         hold_back: float | None,
+        *,
+        within: Self | None = None,
     ) -> None:
         # Not the scope itself, which has us: that cycle would be left to the garbage collector.
         is_http = scope["type"] == "http"
-        super().__init__(scope["method"] if is_http else "WEBSOCKET", scope["path"])
+        super().__init__(scope["method"] if is_http else "WEBSOCKET", scope["path"], within)
         self.loop = outbox.loop
         self.locks = locks
         self._inbox = inbox

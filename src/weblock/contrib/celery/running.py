@@ -33,12 +33,11 @@ LEAST_COUNTDOWN: Final = 1.0
 class Running(RequestLeases[Lease]):
     """What one run of a task holds. A run inside another holds what that one does, too."""
 
-    __slots__ = ("_locks", "_task", "_within", "code", "lease")
+    __slots__ = ("_locks", "_task", "code", "lease")
 
     def __init__(self, task: LockedTask, locks: Locks, code: object) -> None:
         within = running.get()
-        self._within = within if within and not within.over else None
-        super().__init__("task", task.name or "", self._within)
+        super().__init__("task", task.name or "", within if within and not within.over else None)
         self._task = task
         self._locks = locks
         self.code: Final = code

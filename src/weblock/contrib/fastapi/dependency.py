@@ -112,6 +112,8 @@ class LockDependency:
     ) -> RequestLease:
         scope, of_functions = connection.scope, iter(made.values())
         request = request_locks(scope)
+        if request.of_rules:
+            request = request.of_application()
         request.hold_back(functools.partial(getattr, background, "tasks"))
         keys: list[CheckedKey] = []
         for key in self.keys:

@@ -98,7 +98,7 @@ class Database:
 def _held() -> RequestLocks | None:
     """Return the leases of the running request, which must still be valid when it commits."""
     found: Any = request.environ.get(ENVIRON_KEY) if has_request_context() else None
-    return found if isinstance(found, RequestLocks) and found.leases else None
+    return found if isinstance(found, RequestLocks) and found.holds_any else None
 
 
 def _guard_new(session: Any) -> None:

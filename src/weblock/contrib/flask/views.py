@@ -146,7 +146,7 @@ def _acquire(together: Sequence[Lock], values: Mapping[str, object], database: D
     Requests that lock the same keys by several decorators would otherwise wait for one another.
     """
     environ = request.environ
-    held = request_locks(environ)
+    held = request_locks(environ).of_application()
     guarded = [lock for lock in together if database.is_wanted(lock.guard)]
     if len(together) == 1:
         (lock,) = together

@@ -35,12 +35,21 @@ class RequestLayer:
     that is larger than 1 MiB, goes on for longer than a second, or is a stream of events is sent as it
     is made; its locks are released when the server closes it.
 
-    ``answer`` gives the response to an error of weblock where the application has not given one.
+    With ``of_rules``, it acquires for the rules of a middleware, and an application inside may have locks
+    of its own. ``answer`` gives the response to an error of weblock where the application has not given one.
     """
 
-    def __init__(self, app: WSGIApplication, locks: Locks, *, answer: Answer = answer_of) -> None:
+    def __init__(
+        self,
+        app: WSGIApplication,
+        locks: Locks,
+        *,
+        of_rules: bool = False,
+        answer: Answer = answer_of,
+    ) -> None:
         self._app = app
         self._locks = locks
+        self._of_rules = of_rules
         self._answer = answer
 
     @property
@@ -58,10 +67,12 @@ class RequestLayer:
         self, app: WSGIApplication, environ: WSGIEnvironment, start_response: StartResponse
     ) -> Iterable[bytes]:
         """Let ``app`` serve one request, and release what it has acquired."""
-        outer = environ.get(ENVIRON_KEY)
-        if isinstance(outer, RequestLocks) and outer.locks is self._locks and not outer.over:
+        found = environ.get(ENVIRON_KEY)
+        outer = found if isinstance(found, RequestLocks) and not found.over else None
+        if outer and outer.locks is self._locks:
             return app(environ, start_response)  # A layer farther out, on the same locks, releases.
-        request = environ[ENVIRON_KEY] = RequestLocks(self._locks, environ)
+        request = environ[ENVIRON_KEY] = RequestLocks(self._locks, environ, outer)
+        request.of_rules = self._of_rules
         outbox = Outbox(start_response, request)
         work = Work(request, outbox)
         try:

@@ -62,7 +62,7 @@ class LockMiddleware:
                 ' rules=[Rule("/shops/{shop}/items", methods=["POST"], key="shop:{shop}")]'
             )
         answer = functools.partial(answer_of, rewrite=rewrite)
-        self._layer = RequestLayer(app, opened(locks, options), answer=answer)
+        self._layer = RequestLayer(app, opened(locks, options), of_rules=True, answer=answer)
 
     @property
     def app(self) -> WSGIApplication:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Unpack
+from typing import Final, Self, Unpack
 from wsgiref.types import WSGIEnvironment
 
 from ..._options import HoldOptions
@@ -24,9 +24,9 @@ class RequestLocks(RequestLeases[Lease]):
 
     __slots__ = ("locks",)
 
-    def __init__(self, locks: Locks, environ: WSGIEnvironment) -> None:
+    def __init__(self, locks: Locks, environ: WSGIEnvironment, within: Self | None = None) -> None:
         # Not environ itself, which has us: that cycle would be left to the garbage collector.
-        super().__init__(environ["REQUEST_METHOD"], path_of(environ))
+        super().__init__(environ["REQUEST_METHOD"], path_of(environ), within)
         self.locks = locks
         self.while_waiting = watch(environ)
 
