@@ -3,8 +3,8 @@
 from typing import Annotated
 
 import pytest
-from fastapi import APIRouter, Body, Depends, FastAPI, Header, HTTPException, WebSocket
-from pydantic import BaseModel
+from fastapi import APIRouter, Body, Depends, FastAPI, Header, HTTPException, Query, WebSocket
+from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field
 
 from tests.support.http import client_of
 from weblock import AsyncLease, AsyncLocks, ConfigurationError
@@ -117,6 +117,173 @@ class TestTemplates:
         exchange.says({"type": "websocket.connect"})
         await exchange.served_by(app)
         assert keys == ["a:1"]
+
+
+class Report(BaseModel):
+    year: int = 2024
+    shop_id: int = Field(1, alias="shop")
+
+
+class Tenant(BaseModel):
+    x_tenant: int = 9
+    host: str = ""
+
+
+class Named(BaseModel):
+    model_config = ConfigDict(populate_by_name=True)
+
+    year: int = Field(2024, alias="jahr")
+
+
+class Open(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, int]
+
+
+class TestParameterModels:
+    """``Annotated[Model, Query()]``: FastAPI reads each field as a parameter."""
+
+    @pytest.mark.parametrize(
+        ("query", "key"),
+        [
+            ("", "2024:1"),
+            ("?year=2024", "2024:1"),
+            ("?year=02024&shop=07", "2024:7"),
+            ("?shop_id=7", "2024:1"),
+        ],
+    )
+    async def test_the_fields_of_a_query_are_declared(self, app, query, key):
+        """Defaults, conversions and aliases of the model are those of the key."""
+
+        @app.post("/")
+        async def change(
+            q: Annotated[Report, Query()],
+            lease: Annotated[AsyncLease, Depends(lock("{query.year}:{query.shop}"))],
+        ) -> tuple[str, str]:
+            return lease.key, f"{q.year}:{q.shop_id}"
+
+        async with client_of(app, raises=True) as client:
+            answer = await client.post(f"/{query}")
+        assert answer.json() == [key, key]
+
+    @pytest.mark.parametrize("name", ["x-tenant", "x_tenant"])
+    async def test_the_fields_of_headers_are_declared(self, app, name):
+        """A header has dashes where its field has underscores, however the template names it."""
+
+        @app.post("/")
+        async def change(
+            headers: Annotated[Tenant, Header()],
+            lease: Annotated[AsyncLease, Depends(lock(f"{{header.{name}}}/{{header.host}}"))],
+        ) -> tuple[str, int]:
+            return lease.key, headers.x_tenant
+
+        async with client_of(app, raises=True) as client:
+            sent = {"x-tenant": "07", "host": "Shop:80"}
+            assert (await client.post("/", headers=sent)).json() == ["7/shop", 7]
+            assert (await client.post("/")).json() == ["9/shop", 9]
+
+    async def test_what_the_endpoint_rejects_takes_no_lock(self, app, locks, monkeypatch):
+        """A value that does not convert is a 422, and one that was sent twice a 400."""
+
+        @app.post("/", dependencies=[Depends(lock("{query.year}"))])
+        async def change(q: Annotated[Report, Query()]) -> None:
+            pytest.fail("the handler ran")
+
+        no_lock_is_taken(locks, monkeypatch)
+        async with client_of(app, raises=True) as client:
+            wrong = await client.post("/?year=x")
+            assert (await client.post("/?year=1&year=2")).status_code == 400
+        assert (wrong.status_code, wrong.json()["detail"][0]["loc"]) == (422, ["query", "year"])
+
+    async def test_values_that_are_no_fields_are_converted_too(self, app):
+        """A model may allow and convert further values, which a key may name."""
+
+        @app.post("/")
+        async def change(
+            q: Annotated[Open, Query()],
+            lease: Annotated[AsyncLease, Depends(lock("{query.year}"))],
+        ) -> str:
+            return lease.key
+
+        async with client_of(app, raises=True) as client:
+            assert (await client.post("/?year=07")).json() == "7"
+            assert (await client.post("/")).status_code == 400
+
+    async def test_a_dependency_may_declare_the_model(self, app):
+        """A model of a dependency counts as one of the endpoint does."""
+
+        def report(q: Annotated[Report, Query()]) -> int:
+            return q.year
+
+        @app.post("/", dependencies=[Depends(report)])
+        async def change(lease: Annotated[AsyncLease, Depends(lock("{query.year}"))]) -> str:
+            return lease.key
+
+        async with client_of(app, raises=True) as client:
+            assert (await client.post("/?year=07")).json() == "7"
+
+    async def test_a_model_that_may_be_missing_is_read_as_fastapi_reads_it(self, app):
+        """An optional model has its fields, and without any of them no value."""
+        try:
+
+            @app.post("/")
+            async def change(
+                lease: Annotated[AsyncLease, Depends(lock("{query.year}"))],
+                q: Annotated[Report | None, Query()] = None,
+            ) -> str:
+                return lease.key
+
+        except AssertionError:
+            pytest.skip("this FastAPI has no optional parameter models")
+        async with client_of(app, raises=True) as client:
+            assert (await client.post("/?year=07")).json() == "7"
+            assert (await client.post("/")).status_code == 400
+
+
+class TestNames:
+    async def test_a_header_may_be_named_with_underscores(self, app):
+        """``{header.x_shop}`` is the header ``X-Shop`` that the endpoint declares as ``x_shop``."""
+
+        @app.post("/")
+        async def change(
+            lease: Annotated[AsyncLease, Depends(lock("{header.x_shop}"))],
+            x_shop: Annotated[int, Header()] = 9,
+        ) -> tuple[str, int]:
+            return lease.key, x_shop
+
+        async with client_of(app, raises=True) as client:
+            assert (await client.post("/", headers={"x-shop": "07"})).json() == ["7", 7]
+
+    @pytest.mark.parametrize("sent", ["jahr", "year"])
+    async def test_each_name_that_requests_may_use_is_declared(self, app, sent):
+        """Where a model takes a value under several names, the key has it under each of them."""
+
+        @app.post("/")
+        async def change(
+            q: Annotated[Named, Query()],
+            lease: Annotated[AsyncLease, Depends(lock("{query.year}:{query.jahr}"))],
+        ) -> tuple[str, int]:
+            return lease.key, q.year
+
+        async with client_of(app, raises=True) as client:
+            key, year = (await client.post(f"/?{sent}=07")).json()
+        assert key == f"{year}:{year}"
+
+    async def test_a_choice_of_aliases_is_declared(self, app):
+        """A parameter with several aliases fills in a key that names any of them."""
+        choices = AliasChoices("year", "jahr")
+
+        @app.post("/")
+        async def change(
+            lease: Annotated[AsyncLease, Depends(lock("{query.year}:{query.jahr}"))],
+            year: Annotated[int, Query(validation_alias=choices)] = 1,
+        ) -> tuple[str, int]:
+            return lease.key, year
+
+        async with client_of(app, raises=True) as client:
+            for query in ("?year=07", "?jahr=07", ""):
+                key, year = (await client.post(f"/{query}")).json()
+                assert key == f"{year}:{year}"
 
 
 class TestFunctions:
@@ -328,6 +495,40 @@ class TestAtTheStart:
             assert (await started(app)).last == "lifespan.shutdown.complete"
         assert ("as the URL spells it" in caplog.text) == warned
         assert ("{item_id:int}" in caplog.text) == warned
+
+    @pytest.mark.parametrize("within", ["parameter", "model", "optional", "path of an alias"])
+    async def test_a_value_that_is_several_is_an_error(self, app, within):
+        """A list has no text of its own: the application does not start, and is told the remedy."""
+
+        class Reports(BaseModel):
+            year: list[int]
+
+        class First(BaseModel):
+            first: int = Field(1, validation_alias=AliasPath("year", 0))
+
+        async def parameter(year: Annotated[list[int], Query()]) -> None: ...
+
+        async def optional(year: Annotated[set[int] | None, Query()] = None) -> None: ...
+
+        async def model(q: Annotated[Reports, Query()]) -> None: ...
+
+        async def path(q: Annotated[First, Query()]) -> None: ...
+
+        endpoints = [parameter, model, optional, path]
+        kinds = ["parameter", "model", "optional", "path of an alias"]
+        endpoint = endpoints[kinds.index(within)]
+        app.post("/", dependencies=[Depends(lock("report:{query.year}"))])(endpoint)
+        with pytest.raises(ConfigurationError, match=r"needs one value.* write a key function"):
+            await started(app)
+
+    async def test_a_name_that_only_a_model_has_is_an_error(self, app):
+        """Requests send the alias of a model's field, and the error names it."""
+
+        @app.post("/", dependencies=[Depends(lock("{query.shop_id}"))])
+        async def change(q: Annotated[Report, Query()]) -> None: ...
+
+        with pytest.raises(ConfigurationError, match=r"write \{query\.shop\}"):
+            await started(app)
 
     async def test_a_server_without_lifespan_is_told_by_the_first_request(self, app):
         """Then every request raises until the key is mended, not just those of the route."""

@@ -14,7 +14,6 @@ from types import CodeType
 from typing import Annotated, Any, Final, Literal, NamedTuple, NoReturn, Unpack, get_args
 
 from fastapi import BackgroundTasks, Depends
-from fastapi.exceptions import RequestValidationError
 from fastapi.requests import HTTPConnection
 
 from ..._options import HoldOptions, Options
@@ -22,7 +21,8 @@ from ...aio import AsyncLease
 from ...errors import ConfigurationError
 from ...keys import CheckedKey, KeyTemplate, Source, in_order
 from ..asgi import AsyncRequestLocks, RequestLease, request_locks
-from ..request_values import KeyFunction, keys_made_by, parsed, sent_value
+from ..request_values import KeyFunction, keys_made_by, parsed
+from .declared import Declared, declared_of, sent_by
 
 OnLost = Literal["cancel", "continue"]
 
@@ -191,18 +191,16 @@ def values_for(template: KeyTemplate, connection: HTTPConnection) -> Mapping[str
     """
     if not template.names:
         return {}
-    scope = connection.scope
-    path, values = scope["path_params"], {}
-    for name, source, declared, loc in _declarations(template, scope.get("route")):
-        if source.kind == "path":
-            if source.name not in path:
-                refuse_unknown_path_parameters(template, path)
+    path, values = connection.scope["path_params"], {}
+    for name, source, declared in _declarations(template, connection.scope.get("route")):
+        if source.kind == "path" and source.name not in path:
+            refuse_unknown_path_parameters(template, path)
+        if declared:
+            value = declared.value(connection)
+        elif source.kind == "path":
             value = path[source.name]
         else:
-            query = scope["query_string"].decode("latin-1")
-            value = sent_value(source, query=query, headers=connection.headers.getlist)
-        if declared:
-            value = _converted(value, declared, loc)
+            value = sent_by(connection, source)[source.name]
         if value is not None:
             values[name] = value
     return values
@@ -225,10 +223,8 @@ class Declaration(NamedTuple):
 
     name: str
     source: Source
-    declared: Any = None
-    """The parameter of the endpoint or one of its dependencies, if one is declared."""
-    loc: tuple[str, ...] = ()
-    """Where the parameter is, as errors name it."""
+    declared: Declared | None = None
+    """What the endpoint or one of its dependencies declares, if one does."""
 
 
 _of_routes: Final[dict[int, tuple[weakref.ref[Any], dict[str, list[Declaration]]]]] = {}
@@ -247,42 +243,10 @@ def _declarations(template: KeyTemplate, route: Any) -> list[Declaration]:
     found = known[1].get(template.text)
     if found is None:
         found = known[1][template.text] = [
-            _declaration(name, source, route.dependant) for name, source in template.sources.items()
+            Declaration(name, source, declared_of(route.dependant, source))
+            for name, source in template.sources.items()
         ]
     return found
-
-
-def _declaration(name: str, source: Source, dependant: Any) -> Declaration:
-    for each in declared_fields(dependant, f"{source.kind}_params"):
-        if is_named(each, source):
-            return Declaration(name, source, each, (source.kind, each.alias))
-    return Declaration(name, source)
-
-
-def declared_fields(dependant: Any, kind: str) -> Iterator[Any]:
-    """Return the fields of a kind, such as ``path_params``, of an endpoint and its dependencies."""
-    yield from getattr(dependant, kind)
-    for each in dependant.dependencies:
-        yield from declared_fields(each, kind)
-
-
-def is_named(declared: Any, source: Source) -> bool:
-    """Return whether an endpoint's parameter is what a template names."""
-    if source.kind == "header":
-        return str(declared.alias).lower().replace("_", "-") == source.name.replace("_", "-")
-    return bool(declared.alias == source.name)
-
-
-def _converted(value: object, declared: Any, loc: tuple[str, ...]) -> object:
-    if value is None:
-        if declared.field_info.is_required():
-            missing = {"type": "missing", "loc": loc, "msg": "Field required", "input": None}
-            raise RequestValidationError([missing])
-        return declared.get_default()
-    converted, errors = declared.validate(value, {}, loc=loc)
-    if errors:
-        raise RequestValidationError(errors if isinstance(errors, list) else [errors])
-    return converted
 
 
 # How a request is interrupted whose lease was lost. FastAPI calls nobody between an endpoint and the

@@ -28,12 +28,8 @@ from ...errors import (
 )
 from ...keys import KeyTemplate
 from ..problems import Problem
-from .dependency import (
-    LockDependency,
-    declared_fields,
-    is_named,
-    refuse_unknown_path_parameters,
-)
+from .declared import declared_of, declared_values
+from .dependency import LockDependency, refuse_unknown_path_parameters
 
 
 @dataclass(frozen=True)
@@ -62,32 +58,48 @@ def check_keys(routes: Sequence[Any]) -> None:
             except ConfigurationError as error:
                 raise ConfigurationError(f"{found}: {error}") from None
             _refuse_names_without_alias(template, found)
+            _refuse_collections(template, found)
             _warn_of_spellings(template, found)
 
 
 def _refuse_names_without_alias(template: KeyTemplate, found: LockingRoute) -> None:
     """Raise for a name that only the endpoint has, where requests send an alias."""
     for source in template.in_request().values():
-        if source.kind == "path":
+        dependant = found.route.dependant
+        if source.kind == "path" or declared_of(dependant, source):
             continue
-        fields = [*declared_fields(found.route.dependant, f"{source.kind}_params")]
-        if any(is_named(field, source) for field in fields):
-            continue
-        for field in fields:
-            if field.name.lower() == source.name.lower():
+        for each in declared_values(dependant, source.kind):
+            if each.name.lower() == source.name.lower():
                 raise ConfigurationError(
                     f"{found}: lock({template.text!r}) needs {{{source.kind}.{source.name}}}, which"
-                    f" requests send under its alias: write {{{source.kind}.{field.alias}}}"
+                    f" requests send under its alias: write {{{source.kind}.{each.names[0]}}}"
                 )
+
+
+def _refuse_collections(template: KeyTemplate, found: LockingRoute) -> None:
+    """Raise for a value that the endpoint declares as a list or the like."""
+    for source in template.in_request().values():
+        declared = declared_of(found.route.dependant, source)
+        if declared and declared.is_collection:
+            raise ConfigurationError(
+                f"{found}: lock({template.text!r}) needs one value, but the endpoint declares"
+                f" {{{source.kind}.{source.name}}} as several: write a key function, which returns"
+                " one key or several, and give it to lock() instead of the template"
+            )
 
 
 def _warn_of_spellings(template: KeyTemplate, found: LockingRoute) -> None:
     sources = template.in_request()
-    declared = {field.alias for field in declared_fields(found.route.dependant, "path_params")}
+    dependant = found.route.dependant
     for name, converter in zip(template.names, template.converters, strict=True):
         source = sources[name]
         is_text = isinstance(found.parameters.get(source.name), StringConvertor | None)
-        if source.kind == "path" and is_text and not converter and source.name not in declared:
+        if (
+            source.kind == "path"
+            and is_text
+            and not converter
+            and not declared_of(dependant, source)
+        ):
             logger.warning(
                 "%s: lock(%r) is made of %r as the URL spells it: '7' and '07' would be two locks."
                 " Declare the parameter with its type in the endpoint, or write {%s:int},"

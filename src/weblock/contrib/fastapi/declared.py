@@ -1,0 +1,182 @@
+"""What endpoints and their dependencies declare, and the values they are given of a request.
+
+FastAPI itself reads and converts each value here, so that a key has the value the endpoint sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from types import UnionType
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
+
+from fastapi.datastructures import Headers
+from fastapi.dependencies.utils import request_params_to_args
+from fastapi.exceptions import RequestValidationError
+from fastapi.requests import HTTPConnection
+from pydantic import AliasChoices, AliasPath, BaseModel, Json
+
+from ...keys import Source
+from ..request_values import sent_value
+
+
+class Declared(NamedTuple):
+    """A value that an endpoint or one of its dependencies declares."""
+
+    kind: str
+    """``path``, ``query`` or ``header``."""
+    parameter: Any
+    """FastAPI's field of the parameter: the value itself, or the model that has it."""
+    name: str
+    """The name in the code."""
+    names: Sequence[str]
+    """The names that requests may send it under."""
+    model: type[BaseModel] | None = None
+    """The parameter model that has the value as an attribute, if one does."""
+    is_collection: bool = False
+    """Whether the request has a list or the like, which has no text of its own."""
+
+    def is_named(self, source: Source) -> bool:
+        """Return whether the value is what a template names."""
+        if self.kind == "header":
+            wanted = source.name.replace("_", "-")
+            return any(name.lower().replace("_", "-") == wanted for name in self.names)
+        return source.name in self.names
+
+    def value(self, connection: HTTPConnection) -> object:
+        """Return the value as the endpoint sees it; ``None`` if the request has none.
+
+        Raises ``RequestValidationError``, as FastAPI does for the endpoint, and ``InvalidKey`` for
+        a value that was sent twice.
+        """
+        received = self._received(connection)
+        values, errors = request_params_to_args([self.parameter], received)
+        if errors:
+            raise RequestValidationError(errors)
+        value: object = values[self.parameter.name]
+        if self.model is None or value is None:
+            return value
+        if self.name in self.model.model_fields:
+            return getattr(value, self.name)
+        return (getattr(value, "model_extra", None) or {}).get(self.name)
+
+    def _received(self, connection: HTTPConnection) -> Any:
+        if self.kind == "path":
+            return connection.path_params
+        sent = sent_by(connection, *(Source(self.kind, name) for name in self.names))
+        if self.kind == "query":
+            return connection.query_params
+        if sent.get("host") is None:
+            return connection.headers
+        # Its name alone is the host: see ``sent_value``.
+        rest = [(name, value) for name, value in connection.headers.raw if name != b"host"]
+        return Headers(raw=[*rest, (b"host", str(sent["host"]).encode("latin-1"))])
+
+
+def sent_by(connection: HTTPConnection, *sources: Source) -> dict[str, str | None]:
+    """Return what a request has sent, by lower-case name. Raises as ``sent_value``."""
+    query = connection.scope["query_string"].decode("latin-1")
+    headers = connection.headers.getlist
+    return {each.name: sent_value(each, query=query, headers=headers) for each in sources}
+
+
+def declared_of(dependant: Any, source: Source) -> Declared | None:
+    """Return what an endpoint or its dependencies declare under the name that a template has."""
+    found = (each for each in declared_values(dependant, source.kind) if each.is_named(source))
+    return next(found, None) or _extra(dependant, source)
+
+
+def declared_values(dependant: Any, kind: str) -> Iterator[Declared]:
+    """Return the values of a kind that an endpoint and its dependencies declare.
+
+    The fields of a parameter model are such values, and the model itself is none.
+    """
+    for parameter in parameters_of(dependant, kind):
+        info, model = parameter.field_info, model_of(parameter)
+        if model is None:
+            names = _names(info, parameter.alias)
+            yield Declared(
+                kind, parameter, parameter.name, names, is_collection=_is_collection(info)
+            )
+        else:
+            yield from _values_of_model(kind, parameter, model)
+
+
+def parameters_of(dependant: Any, kind: str) -> Iterator[Any]:
+    """Return FastAPI's fields of a kind, of an endpoint and its dependencies."""
+    yield from getattr(dependant, f"{kind}_params")
+    for each in dependant.dependencies:
+        yield from parameters_of(each, kind)
+
+
+def model_of(parameter: Any) -> type[BaseModel] | None:
+    """Return the model whose fields FastAPI reads as parameters: ``Annotated[Model, Query()]``."""
+    info = parameter.field_info
+    if any(type(each) is Json for each in info.metadata):  # One parameter, whose text is JSON.
+        return None
+    kinds = [each for each in _members(info.annotation) if each is not type(None)]
+    if len(kinds) == 1 and isinstance(kinds[0], type) and issubclass(kinds[0], BaseModel):
+        return kinds[0]
+    return None
+
+
+def _values_of_model(kind: str, parameter: Any, model: type[BaseModel]) -> Iterator[Declared]:
+    dashes = getattr(parameter.field_info, "convert_underscores", True)
+    config = model.model_config
+    by_name = config.get("validate_by_name", config.get("populate_by_name", False))
+    for name, info in model.model_fields.items():
+        own = name
+        if kind == "header" and getattr(info, "convert_underscores", dashes):
+            own = name.replace("_", "-")
+        names = [own] if config.get("validate_by_alias") is False else _names(info, own)
+        names = [own if each == name else each for each in names]
+        if by_name and own not in names:
+            names = [*names, own]
+        yield Declared(kind, parameter, name, names, model, _is_collection(info))
+
+
+def _extra(dependant: Any, source: Source) -> Declared | None:
+    """Return what a model declares of values that are none of its fields, if it allows them."""
+    for parameter in parameters_of(dependant, source.kind):
+        model = model_of(parameter)
+        if model and model.model_config.get("extra") == "allow":
+            # FastAPI may make a list of it, if the request repeats it; that is no key in any case.
+            return Declared(source.kind, parameter, source.name, [source.name], model)
+    return None
+
+
+def _names(info: Any, name: str) -> list[str]:
+    """Return the names that requests send a field under; ``name`` is what it has without an alias."""
+    alias = info.validation_alias
+    if isinstance(alias, AliasChoices):
+        return [_first(each) for each in alias.choices]
+    return [_first(alias or info.alias or name)]
+
+
+def _first(alias: str | AliasPath) -> str:
+    return str(alias.path[0]) if isinstance(alias, AliasPath) else alias
+
+
+def _members(annotation: Any) -> Iterator[Any]:
+    """Return the types of a union, or the one type that there is."""
+    if get_origin(annotation) is Annotated:
+        yield from _members(get_args(annotation)[0])
+    elif get_origin(annotation) in (Union, UnionType):
+        for each in get_args(annotation):
+            yield from _members(each)
+    else:
+        yield annotation
+
+
+def _is_collection(info: Any) -> bool:
+    alias = info.validation_alias
+    choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
+    if any(isinstance(each, AliasPath) for each in choices):  # It is a part of a list.
+        return True
+    kinds = [get_origin(each) or each for each in _members(info.annotation)]
+    return any(
+        isinstance(kind, type)
+        and issubclass(kind, Sequence | AbstractSet | Mapping)
+        and not issubclass(kind, str | bytes | bytearray)
+        for kind in kinds
+    )
