@@ -286,6 +286,63 @@ class TestNames:
                 assert key == f"{year}:{year}"
 
 
+class TestIncludedRouters:
+    """What ``include_router`` adds to a route declares values as the route itself does."""
+
+    async def test_a_parameter_of_the_prefix_is_converted(self, app):
+        """``/carts/07`` is the cart 7, also where only ``include_router`` names the parameter."""
+        router = APIRouter()
+
+        @router.post("/lines")
+        async def change(
+            cart_id: int, lease: Annotated[AsyncLease, Depends(lock("cart:{cart_id}"))]
+        ) -> str:
+            return lease.key
+
+        app.include_router(router, prefix="/carts/{cart_id}")
+        async with client_of(app, raises=True) as client:
+            assert (await client.post("/carts/07/lines")).json() == "cart:7"
+
+    async def test_its_dependencies_declare(self, app):
+        """A dependency that only ``include_router`` names converts, and has its default."""
+        router = APIRouter()
+
+        def year(year: int = 2024) -> int:
+            return year
+
+        @router.post("/")
+        async def change(lease: Annotated[AsyncLease, Depends(lock("{query.year}"))]) -> str:
+            return lease.key
+
+        inner = APIRouter()
+        inner.include_router(router, prefix="/inner", dependencies=[Depends(year)])
+        app.include_router(inner, prefix="/outer")
+        async with client_of(app, raises=True) as client:
+            assert (await client.post("/outer/inner/")).json() == "2024"
+            assert (await client.post("/outer/inner/?year=07")).json() == "7"
+
+    async def test_a_router_may_be_included_twice(self, app):
+        """Each inclusion has the declarations of its own dependencies."""
+        router = APIRouter()
+
+        def number(value: int) -> int:
+            return value
+
+        def text(value: str) -> str:
+            return value
+
+        @router.post("/")
+        async def change(lease: Annotated[AsyncLease, Depends(lock("{query.value}"))]) -> str:
+            return lease.key
+
+        app.include_router(router, prefix="/number", dependencies=[Depends(number)])
+        app.include_router(router, prefix="/text", dependencies=[Depends(text)])
+        async with client_of(app, raises=True) as client:
+            for _ in range(2):
+                assert (await client.post("/number/?value=07")).json() == "7"
+                assert (await client.post("/text/?value=07")).json() == "07"
+
+
 class TestFunctions:
     async def test_a_function_reads_the_body_that_the_endpoint_reads(self, app):
         """A key function is a dependency: the same body, with the same name, is both theirs."""

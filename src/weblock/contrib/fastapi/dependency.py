@@ -192,7 +192,7 @@ def values_for(template: KeyTemplate, connection: HTTPConnection) -> Mapping[str
     if not template.names:
         return {}
     path, values = connection.scope["path_params"], {}
-    for name, source, declared in _declarations(template, connection.scope.get("route")):
+    for name, source, declared in _declarations(template, _served_route(connection.scope)):
         if source.kind == "path" and source.name not in path:
             refuse_unknown_path_parameters(template, path)
         if declared:
@@ -229,6 +229,15 @@ class Declaration(NamedTuple):
 
 _of_routes: Final[dict[int, tuple[weakref.ref[Any], dict[str, list[Declaration]]]]] = {}
 """By template text, by the ``id`` of a route, which has no hash, while it lives."""
+
+
+def _served_route(scope: Mapping[str, Any]) -> Any:
+    """Return the route that serves a request, with what ``include_router`` added to it."""
+    route = scope.get("route")
+    # Since FastAPI 0.137 ``route`` is the one of the router, without the prefix and the dependencies
+    # of ``include_router``: its parameters may be declared otherwise, or not at all.
+    included = scope.get("fastapi", {}).get("effective_route_context")
+    return included if getattr(included, "original_route", None) is route else route
 
 
 def _declarations(template: KeyTemplate, route: Any) -> list[Declaration]:
