@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 SHOP = """
-from fastapi import Depends, FastAPI
+from fastapi import APIRouter, Depends, FastAPI, WebSocket
 from weblock.contrib import wsgi
 from weblock.contrib.asgi import LockMiddleware, Rule
 from weblock.contrib.fastapi import install, lock
@@ -37,6 +37,51 @@ install(routed, "memory://")
 
 @routed.post("/orders/{order}", dependencies=[Depends(lock("order:{order:int}"))])
 def order(order: int): ...
+
+locked = [Depends(lock("item"))]
+
+@routed.post("/files/{p:path}", dependencies=[Depends(lock("file:{p:str}"))])
+def file(p: str): ...
+
+@routed.post("/numbers/{number:int}", dependencies=locked)
+def number(number: int): ...
+
+@routed.post("/items/{name}")
+def item(name: str): ...
+
+@routed.post("/items/new", dependencies=locked)
+def new_item(): ...
+
+@routed.websocket("/live", dependencies=locked)
+async def live(socket: WebSocket): ...
+
+router = APIRouter()
+
+@router.post("/lines/{line:int}")
+def line(line: int): ...
+
+@router.post("/lines", dependencies=locked)
+def lines(): ...
+
+routed.include_router(router, prefix="/carts/{cart}")
+
+inner = FastAPI(root_path="")
+inner.include_router(router, prefix="/shops")
+routed.mount("/sub/{tenant}", inner)
+
+@routed.post("/sub/a/anything", dependencies=locked)
+def behind_the_mount(): ...
+
+both = FastAPI()
+both.add_middleware(LockMiddleware, locks="memory://", rules=rules)
+
+@both.post("/shops/{shop}/items/{item}", dependencies=[Depends(lock("stock:{item:int}"))])
+def stock(shop: str, item: int): ...
+
+@both.get("/carts", dependencies=locked)
+def carts(): ...
+
+around = LockMiddleware(routed, "memory://", rules)
 """
 
 
@@ -86,6 +131,69 @@ def test_dependencies_are_found(run, told) -> None:
     done = run("rules", "cli_shop:routed", "GET", "/orders/7")
     assert done.exit_code == 1
     assert done.stderr == "weblock: nothing locks GET /orders/7: cli_shop:routed has no rules\n"
+
+
+@pytest.mark.parametrize(
+    ("request_", "route"),
+    [
+        ("POST /files/a/b", "POST /files/{p}"),
+        ("POST /numbers/7", "POST /numbers/{number}"),
+        ("WEBSOCKET /live", "websocket /live"),
+        ("POST /carts/7/lines", "POST /carts/{cart}/lines"),
+        ("POST /sub/a/shops/lines", "POST /sub/{tenant}/shops/lines"),
+    ],
+)
+@pytest.mark.parametrize("app", ["routed", "around"])
+def test_the_route_is_chosen_as_fastapi_chooses_it(
+    run, told, app: str, request_: str, route: str
+) -> None:
+    """Converters of the path, included routers, mounts, websockets and middleware all count."""
+    method, path = request_.split()
+    done = run("rules", f"cli_shop:{app}", method, path)
+    assert done.exit_code == 0, done.output
+    assert f"{request_} is served by the route {route}, which locks " in done.stdout
+    facts = told("rules", f"cli_shop:{app}", method, path)
+    assert (facts["route"], len(facts["templates"])) == (route, 1)
+
+
+@pytest.mark.parametrize(
+    "path", ["/numbers/abc", "/sub/a/anything", "/carts/7/nothing", "/no/such/path"]
+)
+def test_what_no_route_serves_locks_nothing(run, path: str) -> None:
+    """A part of the path that its converter rejects is another path; a mount has all that is below it."""
+    done = run("rules", "cli_shop:routed", "POST", path)
+    assert done.exit_code == 1
+    assert done.stderr == f"weblock: nothing locks POST {path}: cli_shop:routed has no rules\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "route"),
+    [("/items/new", "POST /items/{name}"), ("/carts/7/lines/3", "POST /carts/{cart}/lines/{line}")],
+)
+def test_a_route_that_locks_nothing_is_named(run, told, path: str, route: str) -> None:
+    """An unlocked route that comes before a locked one serves the request, and is named."""
+    done = run("rules", "cli_shop:routed", "POST", path)
+    assert done.exit_code == 1
+    assert f"POST {path} is served by the route {route}, which locks nothing\n" in done.stderr
+    facts = told("rules", "cli_shop:routed", "POST", path)
+    assert (facts["route"], facts["templates"], facts["keys"]) == (route, [], [])
+
+
+def test_a_rule_and_a_dependency_are_both_named(run, told) -> None:
+    """A request that both a rule and its route lock holds both keys, and both are said."""
+    command = ("rules", "cli_shop:both", "POST", "/shops/a/items/7")
+    done = run(*command)
+    assert "  locks 'item:a:7'\nPOST /shops/a/items/7 is served by the route" in done.stdout
+    assert done.stdout.endswith("which locks 'stock:{item:int}'\n")
+    facts = told(*command)
+    assert (facts["keys"], facts["templates"]) == (["item:a:7"], ["stock:{item:int}"])
+
+
+def test_a_request_that_a_rule_refuses_reaches_no_route(run) -> None:
+    """Where a rule answers with 400, what the route would lock is not said."""
+    done = run("rules", "cli_shop:both", "GET", "/carts")
+    assert "is refused with 400:" in done.stdout
+    assert "the route" not in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from .app import No, Session, command, pass_session
 def rules_command(
     session: Session, app: str, method: str, target: str, *, header: Sequence[str], app_dir: str
 ) -> None:
-    """Says which rule of an ASGI or WSGI application matches a request, and what it locks.
+    """Says which rule and which route of an ASGI or WSGI application serve a request, and what they lock.
 
     URL is a path, with its query: /shops/7/items?page=2. METHOD is WEBSOCKET for a websocket. It imports
     the application as its server does, and sends it nothing. Exits with 1 if the request locks nothing.
@@ -39,21 +39,28 @@ def rules_command(
     method = method.upper()
     headers = {name.strip(): value.strip() for name, _, value in (h.partition(":") for h in header)}
     said = _by_rule(application, method, target, headers)
-    if said and (said.keys or said.problem):
-        session.say("\n".join(map(printable, str(said).split("\n"))), _told(said))
-        return
-    if route := _by_dependency(application, method, target):
-        session.say(*route)
+    route = _by_dependency(application, method, target, headers)
+    facts = {**(_told(said) if said else {}), **(route.facts if route else {})}
+    if texts := _what_locks(said, route):
+        session.say("\n".join(map(printable, texts)), facts)
         return
     if said is None and type(application).__module__.startswith("django."):
         raise ConfigurationError(
             f"{app} is a Django project, whose settings know the rules: ask python manage.py weblock"
             f" rules {method} {target}"
         )
-    raise No(
-        str(said) if said else f"nothing locks {method} {target}: {app} has no rules",
-        _told(said) if said else {"keys": [], "problem": None, "rules": []},
-    )
+    nothing = f"nothing locks {method} {target}: {app} has no rules"
+    texts = [str(said) if said else nothing, *([str(route)] if route else [])]
+    raise No("\n".join(texts), {"keys": [], "problem": None, "rules": [], **facts})
+
+
+def _what_locks(said: Explanation | None, route: RouteFound | None) -> list[str]:
+    """Return the lines that say what the request locks; none if it locks nothing."""
+    lines = str(said).split("\n") if said and (said.keys or said.problem) else []
+    # A request that a rule refuses with 400 reaches no route.
+    if route and route.templates and not (said and said.problem):
+        lines.append(str(route))
+    return lines
 
 
 def _by_rule(
@@ -72,19 +79,38 @@ def _told(said: Explanation) -> dict[str, Any]:
     return {"keys": list(said.keys), "problem": said.problem or None, "rules": rules}
 
 
-def _by_dependency(application: Any, method: str, target: str) -> tuple[str, dict[str, Any]] | None:
-    """Return what a FastAPI route locks by ``Depends(lock(...))``, in words and in JSON."""
-    if "fastapi" not in sys.modules or not hasattr(application, "routes"):
+@dataclass(frozen=True, slots=True)
+class RouteFound:
+    """The route of FastAPI or Starlette that serves a request, and the key templates it locks."""
+
+    request: str
+    route: str
+    templates: tuple[str, ...]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What ``--json`` prints of it."""
+        return {"route": self.route, "templates": list(self.templates)}
+
+    def __str__(self) -> str:
+        keys = ", ".join(map(repr, self.templates)) or "nothing"
+        return f"{self.request} is served by the route {self.route}, which locks {keys}"
+
+
+def _by_dependency(
+    application: object, method: str, target: str, headers: Mapping[str, str]
+) -> RouteFound | None:
+    """Return the route that serves a request, and what it locks by ``Depends(lock(...))``."""
+    if "fastapi" not in sys.modules:
         return None
-    from ..contrib.fastapi.routes import locking_route
+    from ..contrib.fastapi.routes import serving_route
 
     path, _ = path_and_query(target)
-    found = locking_route(application.routes, method, path)
+    found = serving_route(application, method, path, headers)
     if found is None:
         return None
     keys = [getattr(key, "text", None) or repr(key) for lock in found.locks for key in lock.keys]
-    text = f"{method} {path} is served by the route {found}, which locks "
-    return text + ", ".join(map(repr, keys)), {"route": str(found), "templates": keys}
+    return RouteFound(f"{method} {path}", str(found), tuple(keys))
 
 
 def _load(name: str, folder: str) -> object:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from fastapi import FastAPI, routing
 from starlette.convertors import StringConvertor
-from starlette.routing import compile_path
+from starlette.routing import Match
 
 from ..._platform.logs import logger
 from ...errors import (
@@ -34,7 +34,7 @@ from .dependency import LockDependency, refuse_unknown_path_parameters
 
 @dataclass(frozen=True)
 class LockingRoute:
-    """A route that locks, the path it is mounted at, and the names of its path parameters."""
+    """A route and its locks, the path it is mounted at, and the names of its path parameters."""
 
     route: Any
     prefix: str
@@ -116,26 +116,64 @@ def locking_routes(
     if any(routes is each for each in within):  # An application may be mounted in itself.
         return
     for route in each_route(routes):
-        parameters = {**dict.fromkeys(known), **getattr(route, "param_convertors", {})}
-        if dependant := getattr(route, "dependant", None):
-            locks = [
-                each.call for each in _flat(dependant) if isinstance(each.call, LockDependency)
-            ]
-            if locks:
-                yield LockingRoute(route, prefix, parameters, locks)
+        here = _locking(route, prefix, known)
+        if here.locks:
+            yield here
         elif inner := getattr(route, "routes", None):
             path = prefix + (getattr(route, "path", None) or "")
-            yield from locking_routes(inner, [*within, routes], path, parameters)
+            yield from locking_routes(inner, [*within, routes], path, here.parameters)
 
 
-def locking_route(routes: Sequence[Any], method: str, path: str) -> LockingRoute | None:
-    """Return the first route that locks, of those that take a request; ``path`` is decoded."""
-    for found in locking_routes(routes):
-        methods = getattr(found.route, "methods", None) or {"WEBSOCKET"}
-        pattern, _, _ = compile_path(f"{found.prefix}{found.route.path_format}")
-        if method in methods and pattern.match(path):
-            return found
+def serving_route(
+    app: Any, method: str, path: str, headers: Mapping[str, str]
+) -> LockingRoute | None:
+    """Return the route that serves a request, whether it locks or not; ``None`` if none does.
+
+    ``path`` is decoded, and ``method`` is ``WEBSOCKET`` for a websocket.
+    """
+    kind = {"type": "websocket"} if method == "WEBSOCKET" else {"type": "http", "method": method}
+    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    scope = {**kind, "path": path, "root_path": "", "path_params": {}, "headers": raw}
+    prefix, app = "", _with_routes(app)
+    while app is not None:
+        scope["root_path"] = getattr(app, "root_path", "") or scope["root_path"]
+        route, more = _first_match(app.routes, scope)
+        if route is None or getattr(route, "endpoint", None) is not None:
+            return route and _locking(route, prefix)
+        # What is mounted here answers the request, even if only with 404.
+        scope |= more
+        prefix += getattr(route, "path", None) or ""
+        app = _with_routes(getattr(route, "app", None))
     return None
+
+
+def _with_routes(app: Any) -> Any:
+    """Return the application that has routes, inside of middleware; ``None`` if there is none."""
+    seen: list[object] = []
+    while app is not None and all(app is not each for each in seen):
+        if hasattr(app, "routes"):
+            return app
+        seen.append(app)
+        app = getattr(app, "app", None)
+    return None
+
+
+def _first_match(routes: Sequence[Any], scope: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the first route that takes a request, as Starlette chooses it, and its part of the scope."""
+    for route in each_route(routes):
+        if hasattr(route, "matches"):  # Not every framework's routes are Starlette's.
+            match, more = route.matches(scope)
+            if match is Match.FULL:
+                return route, more
+    return None, {}
+
+
+def _locking(route: Any, prefix: str, known: Iterable[str] = ()) -> LockingRoute:
+    """Return a route with its locks, which may be none."""
+    parameters = {**dict.fromkeys(known), **getattr(route, "param_convertors", {})}
+    needed = _flat(dependant) if (dependant := getattr(route, "dependant", None)) else ()
+    locks = [each.call for each in needed if isinstance(each.call, LockDependency)]
+    return LockingRoute(route, prefix, parameters, locks)
 
 
 def each_route(routes: Iterable[Any]) -> Iterator[Any]:
