@@ -6,11 +6,14 @@ import types
 from collections.abc import Generator, Sequence
 from typing import Any
 
+import pytest
+
 from weblock._core.holding import Holding, Terms
-from weblock._core.keeping import LINGER, NAP, PORTION, Keeper
+from weblock._core.keeping import LINGER, NAP, PORTION, Debt, Keeper
 from weblock._core.ports import Pulse, Reply
 from weblock._core.table import Gone, Held, Waiting
 from weblock._runtime.blocking import BlockingRuntime, drive
+from weblock.errors import EngineUnavailable
 
 TERMS = Terms(ttl=10.0, max_hold=None, renew=True, max_waiters=9, label="")
 WAITERS = 10 * PORTION
@@ -106,6 +109,9 @@ class Sleeper:
     def now(self) -> float:
         return self.clock
 
+    def jitter(self) -> float:
+        return 0.5
+
     def bell(self) -> Sleeper:
         return self
 
@@ -184,3 +190,33 @@ def test_a_keeper_that_has_nothing_to_keep_falls_asleep() -> None:
     assert naps._wakes_at is None
     naps.hold()
     assert naps.runtime.rung == 1
+
+
+class Slow:
+    """An engine that waits for long for a part of it, unless it is asked in haste."""
+
+    def __init__(self, asked: list[str], how: str = "patiently") -> None:
+        self.asked = asked
+        self._how = how
+
+    def hasty(self) -> Slow:
+        return Slow(self.asked, "in haste")
+
+    async def release(self, *_args: Any, **_options: Any) -> Reply:
+        self.asked.append(self._how)
+        raise EngineUnavailable("test://", "stuck")
+
+
+def test_debts_are_paid_in_haste_until_nothing_else_is_kept() -> None:
+    """What is owed in one part of an engine does not delay leases in others; on closing there are none."""
+    runtime = Sleeper()
+    engine = Slow([])
+    keeper = Keeper(runtime, lambda _runtime: engine, lambda: True)  # type: ignore[arg-type,return-value]
+    keeper.owe(Debt("shop:k", "owner", 0.0, now=0.0, until=60.0))
+    run = keeper.run()
+    run.send(None)
+    assert engine.asked == ["in haste"]
+    keeper.close()
+    with pytest.raises(StopIteration):
+        run.send(None)
+    assert engine.asked == ["in haste", "patiently"]

@@ -91,6 +91,29 @@ def test_a_stuck_file_does_not_keep_leases_in_other_files_from_being_renewed(
         other.release()
 
 
+async def test_what_a_cancelled_caller_leaves_in_a_stuck_file_delays_no_renewal(
+    url: str, folder: Path, child: Callable[..., Child]
+) -> None:
+    """To give it back has no more patience than a heartbeat: leases in other files are renewed."""
+    record = record_of(folder, "stuck")
+    stopped = child()
+    async with AsyncLocks.from_url(url) as locks:
+        await (await locks.acquire("stuck")).release()
+        other = await locks.acquire(key_outside(record), ttl=3)
+        stop_inside(stopped, record)
+        caller = asyncio.create_task(locks.acquire("stuck", ttl=20))
+        await asyncio.sleep(0)  # Now it waits for the file.
+        caller.cancel()
+        await asyncio.wait([caller])
+        (holding,) = other._holdings
+        until = holding.deadline
+        await asyncio.to_thread(eventually, lambda: now() > until or not other.held)
+        other.check()
+        stopped.resume()
+        stopped.outcome()
+        await other.release()
+
+
 def test_a_process_killed_inside_a_record_file_frees_it(
     url: str, folder: Path, locks: Locks, child: Callable[..., Child]
 ) -> None:

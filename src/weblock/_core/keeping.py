@@ -224,11 +224,12 @@ class Keeper:
     async def run(self) -> None:
         """Run the loop; ``spawn`` runs it again if it fails."""
         store = self._store = self._store or self._connect(self._runtime)
+        hasty = _hasty(store)
         while not self._ends:
             # Anything that is added from here on rings, so the check below misses nothing.
             asked_for, self._wakes_at = self._wakes_at, float("inf")
             await self._beat(store)
-            await self._pay_a_debt(store)
+            await self._pay_a_debt(hasty)
             wakes_at = self._next_due()
             # A time that was asked for is kept, though its asker may have gone by now: where a key
             # goes from hand to hand, the next one relies on it instead of ringing again.
@@ -238,6 +239,7 @@ class Keeper:
             heard: object = await self._bell.heard(_seconds(wakes_at - self._runtime.now()))
             if isinstance(heard, Stake):
                 self._let_go(heard)
+        # Nothing else is kept any more, so that patience delays nobody.
         for debt in tuple(self._debts.values()):
             await self._pay(debt, store)
 
@@ -371,6 +373,16 @@ class Keeper:
             self.drop_holding(each)
         else:
             self.drop(each)
+
+
+def _hasty(store: Store) -> Store:
+    """Return the store by which debts are paid while leases need renewal.
+
+    One that would wait for long for a part of its engine has a hasty one: what is stuck in that part
+    must not delay the heartbeats of all others.
+    """
+    hasty: Callable[[], Store] | None = getattr(store, "hasty", None)
+    return hasty() if hasty else store
 
 
 def _seconds(timeout: float) -> float | None:

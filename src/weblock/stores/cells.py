@@ -156,6 +156,11 @@ class CellStore:
     def process(self) -> str:
         return self._bells.process
 
+    def hasty(self) -> CellStore:
+        """Return the same with no more patience than heartbeats have, for the keeper's other requests."""
+        patience = self._beat_patience
+        return CellStore(self._cells, self._bells, patience=patience, beat_patience=patience)
+
     async def acquire(self, key: str, claim: Claim, *, room: int) -> Reply:
         # The process of a caller that asks again may have another name by now.
         if claim.process != (process := self._bells.process):

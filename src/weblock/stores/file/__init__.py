@@ -42,7 +42,7 @@ PATIENCE: Final = 5.0
 """Seconds to wait for a record file, which is held for microseconds, before it counts as stuck."""
 
 BEAT_PATIENCE: Final = 0.2
-"""Patience of heartbeats, so that one stuck file does not delay those in others."""
+"""Patience of a keeper's requests, so that one stuck file does not delay heartbeats in others."""
 
 CHECK_EVERY: Final = 1.0
 """Seconds between checks whether another machine uses the directory."""
