@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
 from ..errors import AlreadyHeld, EngineRecovering, EngineUnavailable, LeaseLost, LockTimeout
@@ -70,6 +70,12 @@ class Caller:
 
     It is for callers in threads, which cannot be cancelled from outside.
     """
+
+    async def prepare_to_wait(self) -> None:
+        """Call ``before_waiting``, unless that was done."""
+        before, self.before_waiting = self.before_waiting, None
+        if before:
+            await before()
 
 
 class Attempt(NamedTuple):
@@ -159,20 +165,34 @@ class Locker:
         self._refuse_to_wait_for_oneself(keys, terms.limit)
         since = self.runtime.now()
         for pause in attempts.pauses():
-            try:
+            with suppress(LockTimeout, EngineRecovering):
                 return await self.acquire(keys, terms, 0, caller, Attempt(since, last=False))
-            except (LockTimeout, EngineRecovering):
-                if caller and caller.before_waiting:
-                    await caller.before_waiting()
-                if caller and caller.while_waiting:
-                    caller.while_waiting()
-                await self.runtime.sleep(pause * (0.5 + self.runtime.jitter() / 2))
+            if caller:
+                await caller.prepare_to_wait()
+            seconds = pause * (0.5 + self.runtime.jitter() / 2)
+            await self.pause(seconds, self.runtime.sleep, caller)
         try:
             return await self.acquire(keys, terms, 0, caller, Attempt(since, last=True))
         except LockTimeout as busy:
             raise LockTimeout(
                 busy.key, wait=0, retry_after=busy.retry_after, attempts=attempts.count
             ) from None
+
+    async def pause(
+        self, seconds: float, wait: Callable[[float], Awaitable[object]], caller: Caller | None
+    ) -> None:
+        """Wait before the engine is asked again: until ``wait`` returns something, or this is closed.
+
+        It is done in parts, for a caller whose client may leave meanwhile.
+        """
+        while seconds > 0 and not self.over:
+            part = min(LOOK, seconds)
+            seconds -= part
+            heard = await wait(part)
+            if caller and caller.while_waiting:
+                caller.while_waiting()
+            if heard:
+                return
 
     async def extend(self, holding: Holding, seconds: float) -> None:
         """Move the deadline out. Raises ``LeaseLost`` or ``EngineUnavailable``."""
@@ -439,7 +459,8 @@ class Acquisition:
                 return reply
             await self._prepare_to_wait()
             # Whatever the bell has to say, the engine says it again to the next question.
-            await self._bell.heard(pause * (0.5 + self._runtime.jitter() / 2))
+            seconds = pause * (0.5 + self._runtime.jitter() / 2)
+            await self._locker.pause(seconds, self._bell.heard, self._caller)
             if self._locker.over:
                 raise self._closed()
             pause = min(LONGEST_PAUSE, 2 * pause)
@@ -481,10 +502,8 @@ class Acquisition:
         return message
 
     async def _prepare_to_wait(self) -> None:
-        caller = self._caller
-        if caller and caller.before_waiting:
-            self._caller = replace(caller, before_waiting=None)
-            await caller.before_waiting()
+        if self._caller:
+            await self._caller.prepare_to_wait()
 
     def _closed(self) -> EngineUnavailable:
         return self._unavailable("it was closed")

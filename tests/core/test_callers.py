@@ -1,0 +1,180 @@
+"""What a caller that cannot be cancelled is called for while it waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+
+from weblock._core.acquiring import LOOK, Caller, Locker
+from weblock._core.attempts import Attempts
+from weblock._core.holding import Terms
+from weblock._core.keeping import Keeper
+from weblock._core.ports import Reply, Switchboard
+from weblock._core.table import Answer, Busy, Claim, Held
+from weblock._runtime.blocking import drive
+from weblock.errors import EngineUnavailable, LockTimeout
+
+TERMS = Terms(ttl=60.0, max_hold=None, renew=True, max_waiters=9, label="")
+
+
+class Patience:
+    """A runtime in which nothing happens but that time passes."""
+
+    suspends = False
+    clock = 0.0
+    owners = 0
+
+    def now(self) -> float:
+        return self.clock
+
+    def jitter(self) -> float:
+        return 1.0
+
+    def new_owner(self) -> str:
+        self.owners += 1
+        return f"owner {self.owners}"
+
+    def control(self) -> object:
+        return self
+
+    def holds_up(self, _flow: object) -> bool:
+        return False
+
+    def bell(self) -> Patience:
+        return self
+
+    def ring(self, _message: object) -> None:
+        """Nobody listens."""
+
+    async def sleep(self, seconds: float) -> None:
+        self.clock += seconds
+
+    async def heard(self, timeout: float) -> None:
+        self.clock += timeout
+
+
+class Engine:
+    """Answers as it is told, or not at all."""
+
+    process = ""
+
+    def __init__(self, runtime: Patience, *answers: Answer | None) -> None:
+        self.runtime = runtime
+        self.answers = list(answers)
+
+    async def acquire(self, _key: str, _claim: Claim, *, room: int) -> Reply:
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if answer is None:
+            raise EngineUnavailable("test://", "silent")
+        return Reply(answer, self.runtime.now())
+
+    async def release(self, *_args: object, **_options: object) -> Reply:
+        raise EngineUnavailable("test://", "silent")
+
+
+class GoneError(Exception):
+    """The client has left."""
+
+
+@dataclass
+class Waits:
+    """A caller, and when it was called."""
+
+    runtime: Patience
+    do: Callable[[], object] = lambda: None
+    prepared: int = 0
+    looks: list[float] = field(default_factory=list)
+
+    def caller(self) -> Caller:
+        return Caller("", self, self._prepare, self._look)
+
+    async def _prepare(self) -> None:
+        self.prepared += 1
+
+    def _look(self) -> None:
+        self.looks.append(self.runtime.now())
+        if len(self.looks) == 3:
+            self.do()
+
+    def longest(self) -> float:
+        """The longest time without a look."""
+        times = [0.0, *self.looks, self.runtime.now()]
+        return max(round(after - before, 9) for before, after in pairwise(times))
+
+
+def locker_on(*answers: Answer | None) -> tuple[Locker, Patience]:
+    """A locker of an engine that gives these answers, the last one again and again."""
+    runtime = Patience()
+    engine = Engine(runtime, *answers)
+    keeper = Keeper(runtime, lambda _runtime: engine, lambda: True)  # type: ignore[arg-type,return-value]
+    locker = Locker(
+        store=engine,  # type: ignore[arg-type]
+        runtime=runtime,  # type: ignore[arg-type]
+        keeper=keeper,
+        switchboard=Switchboard(),
+        engine="test://",
+    )
+    return locker, runtime
+
+
+BUSY = Busy(waiters=0, until=100.0)
+LONG = Attempts(3, pause=20, longest=20)
+
+
+def test_a_caller_is_called_throughout_the_pauses_between_its_attempts() -> None:
+    """However long they are, its client is looked for as often as in the queue."""
+    locker, runtime = locker_on(BUSY)
+    waits = Waits(runtime)
+    with pytest.raises(LockTimeout):
+        drive(locker.attempt(["k"], TERMS, LONG, waits.caller()))
+    assert runtime.clock == pytest.approx(40)
+    assert waits.longest() <= LOOK
+    assert waits.prepared == 1
+
+
+def test_a_caller_is_called_while_an_engine_does_not_answer() -> None:
+    """Nobody asks a silent engine on behalf of a client that has left."""
+    locker, runtime = locker_on(None)
+    waits = Waits(runtime)
+    with pytest.raises(EngineUnavailable):
+        drive(locker.acquire(["k"], TERMS, 60, waits.caller()))
+    assert runtime.clock > 50
+    assert waits.longest() <= LOOK
+
+
+@pytest.mark.parametrize("answer", [BUSY, None])
+def test_what_a_caller_raises_ends_its_wait(answer: Answer | None) -> None:
+    """At its next look, whatever it waits for."""
+    locker, runtime = locker_on(answer)
+
+    def leave() -> None:
+        raise GoneError
+
+    caller = Waits(runtime, leave).caller()
+    with pytest.raises(GoneError):
+        drive(
+            locker.acquire(["k"], TERMS, 60, caller)
+            if answer is None
+            else locker.attempt(["k"], TERMS, LONG, caller)
+        )
+    assert runtime.clock <= 3 * LOOK
+
+
+def test_closing_ends_the_pause_between_two_attempts() -> None:
+    """A caller that does not stand in the queue learns of it as soon as it looks."""
+    locker, runtime = locker_on(BUSY)
+    with pytest.raises(EngineUnavailable, match="closed"):
+        drive(locker.attempt(["k"], TERMS, LONG, Waits(runtime, locker.close).caller()))
+    assert runtime.clock <= 3 * LOOK
+
+
+def test_a_caller_prepares_itself_once_for_all_its_keys() -> None:
+    """What it gives back before it waits for the first, it has not got again at the second."""
+    held = Held(7, until=100.0)
+    locker, runtime = locker_on(None, held, None, held)
+    waits = Waits(runtime)
+    assert len(drive(locker.acquire(["k", "l"], TERMS, 60, waits.caller()))) == 2
+    assert waits.prepared == 1
