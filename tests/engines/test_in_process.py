@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
+
 import pytest
 
 from tests.support.waiting import eventually
 from weblock import Locks
+from weblock.stores import marks
 
 
 @pytest.mark.parametrize("url", ["memory://pruned", "noop://pruned"])
@@ -18,6 +22,19 @@ def test_leases_that_just_end_are_forgotten(url: str) -> None:
         again = [locks.acquire(f"known:{n}", ttl=60) for n in range(len(kept) + 200)]
         assert len(kept) == len(again)
         assert min(lease.fence for lease in again) > max(lease.fence for lease in ended)
+
+
+@pytest.mark.parametrize("url", ["memory://forgotten", "noop://forgotten"])
+def test_what_was_forgotten_stays_so_if_the_clock_is_set_back(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step is run again, whatever time it is then."""
+    with Locks.from_url(url) as locks:
+        locks.once("init", lambda: None)
+        locks.forget("init")
+        before = time.time() - 3600
+        monkeypatch.setattr(marks, "time", SimpleNamespace(time=lambda: before))
+        assert locks.once("init", lambda: None)
 
 
 def test_noop_asks_the_holder() -> None:

@@ -16,6 +16,9 @@ class MarksInProcess:
         ended = [each for each, ends in tuple(self._ends.items()) if ends <= now]
         for each in ended:
             self._ends.pop(each, None)
+        if keep == 0:  # An end of now would be to come again if the clock is set back.
+            self._ends.pop(key, None)
+            return
         self._ends[key] = float("inf") if keep is None else now + keep
 
     def has(self, key: str) -> bool:
