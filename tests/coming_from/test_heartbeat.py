@@ -13,7 +13,7 @@ import redis.asyncio
 
 from tests.servers import fresh_url, shared
 from tests.support.renewals import hurry, renewed
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 from weblock import AsyncLocks, LeaseLost, Locks
 
 KEY = "coming-from:work"
@@ -104,15 +104,28 @@ class TestSkipping:
 
 
 class TestLosing:
-    async def test_map_lock_works_on(self, page, server) -> None:
+    async def test_map_lock_works_on(self, page, server, monkeypatch) -> None:
         """The copied heartbeat dies in silence: the next one is at work beside the first."""
         first, second = Work(), Work()
-        one = asyncio.create_task(page.map_lock(server.lock(KEY, timeout=0.2), first.run(), 0.2))
+        lock, died = server.lock(KEY, timeout=0.2), asyncio.Event()
+        reacquire = lock.reacquire
+
+        async def beat() -> None:
+            try:
+                await reacquire()
+            except redis.exceptions.LockError:
+                died.set()
+                raise
+
+        monkeypatch.setattr(lock, "reacquire", beat)
+        one = asyncio.create_task(page.map_lock(lock, first.run(), 0.2))
         await first.began.wait()
         await server.delete(KEY)  # As a failover may do.
-        two = asyncio.create_task(page.map_lock(server.lock(KEY, timeout=9), second.run(), 9))
+        lasting = server.lock(KEY, timeout=PATIENCE)
+        two = asyncio.create_task(page.map_lock(lasting, second.run(), PATIENCE))
         await second.began.wait()
-        await asyncio.sleep(0.3)  # Time enough for a heart to beat.
+        async with asyncio.timeout(PATIENCE):
+            await died.wait()
         both_at_work = not one.done() and not first.cancelled
         first.stop.set()
         second.stop.set()

@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.handovers import in_no_hurry
 from tests.support.waiting import queue_of
 from weblock import Locks
+from weblock.stores.cells import CellStore
 
 from .engines import ENGINES, OF_EACH_KIND, Promises
 from .faces import FACES, Actor, AsyncioFace, BlockingFace
@@ -106,6 +108,13 @@ def probe(url: str) -> Iterator[Locks]:
 def waiting(probe: Locks) -> Callable[[str], int | None]:
     """How many wait for a key; ``None`` if it is free."""
     return partial(queue_of, probe)
+
+
+@pytest.fixture
+def unhurried(locks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease that is handed over lasts for its ttl, where it is this process that hands it over."""
+    if isinstance(locks._locker.store, CellStore):  # The others' servers have a time of their own.
+        in_no_hurry(monkeypatch)
 
 
 @pytest.fixture

@@ -65,6 +65,7 @@ def test_a_waiter_is_served_by_the_release(locks, one, other, waiting) -> None:
 
 
 @pytest.mark.promise("queue")
+@pytest.mark.usefixtures("unhurried")
 def test_first_come_first_served(locks, face, one, waiting) -> None:
     """Six waiters get the key in the order in which they came."""
     lease = one.do(locks.acquire, "key")
@@ -72,7 +73,7 @@ def test_first_come_first_served(locks, face, one, waiting) -> None:
     calls = []
     for number, actor in enumerate(face.actors(6)):
         body = lambda lease, number=number: served.append(number)  # noqa: E731
-        calls.append(actor.begin(face.section, locks, "key", body=body, wait=None))
+        calls.append(actor.begin(face.section, locks, "key", body=body, wait=None, ttl=60))
         eventually(lambda number=number: waiting("key") == number + 1)
     one.do(lease.release)
     for call in calls:
@@ -98,16 +99,17 @@ def test_first_come_first_served_over_processes(locks, one, puppet, waiting) -> 
 
 
 @pytest.mark.promise("queue")
+@pytest.mark.usefixtures("unhurried")
 def test_nobody_barges_past_the_queue(locks, face, one, waiting) -> None:
     """A newcomer who tries at the moment of the release does not get the key before the queue."""
     lease = one.do(locks.acquire, "key")
     first, newcomer = face.actors(2)
-    waiter = first.begin(locks.acquire, "key", wait=None)
+    waiter = first.begin(locks.acquire, "key", wait=None, ttl=60)
     eventually(lambda: waiting("key") == 1)
     one.do(lease.release)
     assert newcomer.do(locks.try_acquire, "key") is None
     first.do(waiter.result(PATIENCE).release)
-    newcomer.do(newcomer.do(locks.acquire, "key", wait=30).release)
+    newcomer.do(newcomer.do(locks.acquire, "key", wait=PATIENCE).release)
 
 
 def test_a_full_queue_refuses_at_once(locks, face, one, waiting) -> None:

@@ -35,6 +35,7 @@ def test_a_key_that_becomes_free_is_had_in_time(locks, one, other) -> None:
 
 
 @pytest.mark.promise("queue")
+@pytest.mark.usefixtures("unhurried")
 def test_who_waits_in_the_queue_comes_first(locks, face, one, other, waiting) -> None:
     """The release hands the key to the first waiter, whoever happens to ask at that moment."""
     lease = one.do(locks.acquire, "key", ttl=60)

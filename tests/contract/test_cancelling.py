@@ -22,6 +22,9 @@ from .faces import ThreadActor
 
 pytestmark = pytest.mark.promise("locks")
 
+LONG = 10 * PATIENCE
+"""A ttl that nobody outlasts who waits."""
+
 
 def test_a_cancelled_waiter_leaves_nothing(asynchronous, tasks, waiting) -> None:
     """A waiter that is cancelled has left the queue, and the one behind it is served."""
@@ -121,8 +124,8 @@ async def test_acquire_cancelled_at_every_await(url: str) -> None:
 
 async def _acquires(locks: AsyncLocks, holder: ThreadActor, probe: Locks, k: int) -> bool:
     """Whether an acquisition came to its end before its k-th await."""
-    held = holder.do(probe.acquire, "key", ttl=60)
-    attempt = asyncio.create_task(_cancelled_at(k, locks.acquire("key", ttl=60)))
+    held = holder.do(probe.acquire, "key", ttl=LONG)
+    attempt = asyncio.create_task(_cancelled_at(k, locks.acquire("key", ttl=LONG)))
     await asyncio.to_thread(eventually, lambda: attempt.done() or queue_of(probe, "key"))
     holder.do(held.release)
     await asyncio.wait([attempt], timeout=PATIENCE)
@@ -138,7 +141,7 @@ async def test_release_cancelled_at_every_await(url: str) -> None:
         _suspend_around_the_engine(locks)
         with Locks.from_url(url) as probe:
             for k in range(1, 100):
-                lease = await locks.acquire("a", "b", ttl=60)
+                lease = await locks.acquire("a", "b", ttl=LONG)
                 attempt = asyncio.create_task(_cancelled_at(k, lease.release()))
                 await asyncio.wait([attempt], timeout=PATIENCE)
                 assert not lease.held
@@ -155,7 +158,7 @@ async def test_several_keys_cancelled_at_every_await(url: str) -> None:
         _suspend_around_the_engine(locks)
         with Locks.from_url(url) as probe:
             for k in range(1, 100):
-                attempt = asyncio.create_task(_cancelled_at(k, locks.acquire("a", "b", ttl=60)))
+                attempt = asyncio.create_task(_cancelled_at(k, locks.acquire("a", "b", ttl=LONG)))
                 await asyncio.wait([attempt], timeout=PATIENCE)
                 if not attempt.cancelled():
                     await attempt.result().release()
@@ -186,8 +189,8 @@ async def test_a_cancel_that_meets_the_grant(url: str) -> None:
     async with AsyncLocks.from_url(url, wait=None) as locks:
         with Locks.from_url(url) as probe:
             for _ in range(50):
-                lease = await locks.acquire("key", ttl=60)
-                waiter = asyncio.create_task(locks.acquire("key", ttl=60))
+                lease = await locks.acquire("key", ttl=LONG)
+                waiter = asyncio.create_task(locks.acquire("key", ttl=LONG))
                 await asyncio.to_thread(eventually, lambda: queue_of(probe, "key"))
                 await lease.release()
                 waiter.cancel()
@@ -199,7 +202,7 @@ async def test_a_cancel_that_meets_the_grant(url: str) -> None:
 
 async def _comes_free(probe: Locks, key: str) -> None:
     """Fails unless the key can be had, long before the ttl of whoever may have kept it."""
-    lease = await asyncio.to_thread(probe.acquire, key, wait=20)
+    lease = await asyncio.to_thread(probe.acquire, key, wait=PATIENCE)
     await asyncio.to_thread(lease.release)
 
 

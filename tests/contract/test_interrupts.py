@@ -25,12 +25,15 @@ SECONDS = 1.0 if "WEBLOCK_QUICK" in os.environ else 4.0
 FEWEST = 6
 """How many are tried at least, however slow the machine is."""
 
+LONG = 10 * PATIENCE
+"""A ttl that nothing outlasts: what is not released is in the way."""
+
 COLLECTED = 100
 """At how many lines a lease is collected, at most; at all of them with WEBLOCK_LONG=1."""
 
 
 def _section(locks: Locks) -> None:
-    with locks.hold("key", ttl=600, wait=30):
+    with locks.hold("key", ttl=LONG, wait=PATIENCE / 2):
         pass
 
 
@@ -48,7 +51,7 @@ def _in_thread(work, *args) -> bool:
 
 
 @pytest.mark.promise("locks")
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(10 * PATIENCE)
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # What was interrupted was not released,
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # nor even begun.
 @pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning")
@@ -93,7 +96,7 @@ def test_an_interrupt_at_any_line_leaves_nothing(url) -> None:
 
 
 @pytest.mark.promise("locks")
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(10 * PATIENCE)
 def test_a_lease_that_is_collected_at_any_line_is_released(url) -> None:
     """The collector may end a generator that holds a lease inside of an acquisition or a release.
 
@@ -109,7 +112,7 @@ def test_a_lease_that_is_collected_at_any_line_is_released(url) -> None:
     for number in numbers if os.environ.get("WEBLOCK_LONG") else numbers[:COLLECTED]:
         if tried >= FEWEST and time.monotonic() > until and not os.environ.get("WEBLOCK_LONG"):
             break
-        collected = locks.acquire("collected", ttl=600, wait=30)
+        collected = locks.acquire("collected", ttl=LONG, wait=PATIENCE / 2)
         interrupter = Interrupter(number, collected.release)
         ended = _in_thread(interrupter.run, partial(_section, locks))
         assert ended, f"it waits for itself in {interrupter.where}"

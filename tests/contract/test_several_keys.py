@@ -35,7 +35,7 @@ def test_opposite_orders_do_not_deadlock(locks, face) -> None:
     """Those who name the same keys in opposite orders all get through."""
     orders = [("a", "b", "c"), ("c", "b", "a")] * 4
     calls = [
-        actor.begin(face.section, locks, *order, body=lambda lease: lease.keys, wait=30)
+        actor.begin(face.section, locks, *order, body=lambda lease: lease.keys, wait=PATIENCE)
         for actor, order in zip(face.actors(8), orders, strict=True)
         for _ in range(10)
     ]

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from tests.support.waiting import PATIENCE
 from weblock import AsyncLocks
 
 from .shop import RecordingLocks, Shop
@@ -27,6 +28,6 @@ def shop() -> Shop:
 @pytest.fixture
 async def locks(url: str, shop: Shop) -> AsyncIterator[AsyncLocks]:
     """Locks that note releases among the shop's events."""
-    async with RecordingLocks.from_url(url, wait=30) as locks:
+    async with RecordingLocks.from_url(url, wait=PATIENCE) as locks:
         locks.events = shop.events
         yield locks

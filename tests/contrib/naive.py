@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from tests.support.waiting import PATIENCE
 from weblock import AsyncLease, AsyncLocks
 
 
@@ -14,7 +15,7 @@ def naive_lock(
     """A ``yield`` dependency that holds ``key``."""
 
     async def hold() -> AsyncIterator[AsyncLease]:
-        lease = await locks.acquire(key, wait=30, **options)
+        lease = await locks.acquire(key, wait=PATIENCE, **options)
         try:
             yield lease
         finally:

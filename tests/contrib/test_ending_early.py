@@ -5,14 +5,16 @@ import asyncio
 import pytest
 from fastapi import Depends, FastAPI
 
-from tests.support.aio import eventually
+from tests.support.aio import PATIENCE, eventually
 from weblock import ConfigurationError
 from weblock.contrib.asgi import RequestLayer, request_locks
-from weblock.contrib.asgi.request import LOOK_AFTER, ClientGone
+from weblock.contrib.asgi.request import SCOPE_KEY, ClientGone
 from weblock.contrib.fastapi import install, lock
 
 from .wire import Exchange
 
+LONG = 10 * PATIENCE
+"""A ttl that nobody outlasts who waits: what is kept stays in the way."""
 START = {"type": "http.response.start", "status": 200, "headers": []}
 BODY = {"type": "http.response.body", "body": b"done"}
 
@@ -33,13 +35,19 @@ async def turns(count):
         await asyncio.sleep(0)
 
 
+def is_watched_by_its_own_read(exchange):
+    """Whether the request waits for a lock, and watches its client by what the application is reading."""
+    request = exchange.scope.get(SCOPE_KEY)
+    return request and request._inbox._direct
+
+
 class TestPartsThatOutliveTheRequest:
     async def test_a_lease_that_comes_after_the_end_is_given_back(self, locks):
         """A part of a request that got its lease after the request had ended keeps nobody out."""
         parts = []
 
         async def app(scope, receive, send):
-            parts.append(asyncio.ensure_future(request_locks(scope).acquire("x")))
+            parts.append(asyncio.ensure_future(request_locks(scope).acquire("x", ttl=LONG)))
             await asyncio.sleep(0)
             await send(START)
             await send(BODY)
@@ -51,7 +59,7 @@ class TestPartsThatOutliveTheRequest:
         await holder.release()
         with pytest.raises(ConfigurationError, match="ended"):
             await parts[0]
-        await (await locks.acquire("x", wait=5)).release()
+        await (await locks.acquire("x", wait=PATIENCE)).release()
 
     async def test_a_request_that_has_ended_acquires_nothing(self, locks):
         """Whoever still has its scope is told, instead of holding a key that nobody releases."""
@@ -70,13 +78,13 @@ class TestPartsThatOutliveTheRequest:
 
         async def app(scope, receive, send):
             mine = request_locks(scope)
-            await asyncio.gather(mine.acquire("x", wait=0), mine.acquire("y"))
+            await asyncio.gather(mine.acquire("x", wait=0), mine.acquire("y", ttl=LONG))
 
         exchange = Exchange()
         async with locks.hold("x"):
             await exchange.served_by(RequestLayer(app, locks))
         assert exchange.status == 409
-        await (await locks.acquire("y", wait=5)).release()
+        await (await locks.acquire("y", wait=PATIENCE)).release()
 
 
 class TestClientsThatLeave:
@@ -91,7 +99,7 @@ class TestClientsThatLeave:
             return await acquire(*call)
 
         async def app(scope, receive, send):
-            await request_locks(scope).acquire("x")
+            await request_locks(scope).acquire("x", ttl=LONG)
 
         monkeypatch.setattr(locks, "_acquire", granted)
         exchange = Exchange()
@@ -104,7 +112,7 @@ class TestClientsThatLeave:
         await served
         await turns(5)
         assert complaints == []
-        await (await locks.acquire("x", wait=5)).release()
+        await (await locks.acquire("x", wait=PATIENCE)).release()
 
     async def test_leaving_while_the_application_itself_reads(self, locks):
         """An application that reads beside its waiting shares what it hears with the waiting."""
@@ -120,9 +128,9 @@ class TestClientsThatLeave:
         exchange = Exchange(body=None)
         async with locks.hold("x"):
             served = exchange.served_by(RequestLayer(app, locks))
-            await asyncio.sleep(2 * LOOK_AFTER)
+            await eventually(lambda: is_watched_by_its_own_read(exchange))
             exchange.leaves()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE):
                 await served
 
     async def test_leaving_after_the_application_has_read(self, locks):
@@ -137,11 +145,11 @@ class TestClientsThatLeave:
         exchange = Exchange(body=None)
         async with locks.hold("x"):
             served = exchange.served_by(RequestLayer(app, locks))
-            await asyncio.sleep(2 * LOOK_AFTER)
+            await eventually(lambda: is_watched_by_its_own_read(exchange))
             exchange.says({"type": "http.request", "body": b"all"})
             await turns(5)
             exchange.leaves()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE):
                 await served
 
 
@@ -166,7 +174,7 @@ class TestServersThatCancel:
             await turns(5)
             served.cancel()
             with pytest.raises(asyncio.CancelledError):
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(PATIENCE):
                     await served
             assert gave_up
             await (await locks.acquire("x", wait=0)).release()
@@ -192,7 +200,7 @@ class TestServersThatCancel:
             assert not served.done()
             go_on.set()
             with pytest.raises(asyncio.CancelledError):
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(PATIENCE):
                     await served
         assert errors
 
@@ -218,7 +226,7 @@ class TestServersThatCancel:
         await eventually(lambda: len(exchange.sent) > 3)
         served.cancel()
         with pytest.raises(asyncio.CancelledError):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE):
                 await served
         assert closed == [True]
         await (await locks.acquire("x", wait=0)).release()
@@ -253,7 +261,7 @@ class TestServersThatCancel:
         """When the lock is released and the client is slow, the server's cancellation is obeyed."""
 
         async def app(scope, receive, send):
-            await request_locks(scope).acquire("x")
+            await request_locks(scope).acquire("x", ttl=LONG)
             await send(START)
             await send(BODY)
 
@@ -261,10 +269,10 @@ class TestServersThatCancel:
         exchange.reading.clear()
         served = exchange.served_by(RequestLayer(app, locks))
         await eventually(lambda: exchange.begun)
-        await (await locks.acquire("x", wait=5)).release()
+        await (await locks.acquire("x", wait=PATIENCE)).release()
         served.cancel()
         with pytest.raises(asyncio.CancelledError):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE):
                 await served
         assert not exchange.complete
 
@@ -286,7 +294,7 @@ class TestLayersInLayers:
             assert lease.held
 
         exchange = Exchange()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             await exchange.served_by(RequestLayer(outer, locks))
         assert exchange.body == b'"created"'
         await (await locks.acquire("x", wait=0)).release()
@@ -311,7 +319,7 @@ class TestUploadsThatBreakOff:
         await eventually(exchange.incoming.empty)
         await turns(5)
         exchange.leaves()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             await served
         assert [message.get("body") for message in heard] == [b"begin", None]
         await (await locks.acquire("x", wait=0)).release()

@@ -13,7 +13,9 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from tests.support.aio import eventually, until_waited_for
+from tests.support.handovers import in_no_hurry
 from tests.support.http import client_of
+from tests.support.renewals import AT_ONCE
 from tests.support.waiting import PATIENCE
 from weblock import (
     AlreadyHeld,
@@ -24,6 +26,7 @@ from weblock import (
     LeaseLost,
     LockTimeout,
 )
+from weblock._core.holding import Holding
 from weblock.contrib.fastapi import install, lock
 from weblock.stores.url import engine_for
 
@@ -280,15 +283,16 @@ class TestWhoIsToldWhat:
                 assert answer.status_code == 409
                 assert 10 < int(answer.headers["retry-after"]) <= 40
 
-    async def test_retry_after_is_the_pace_of_the_queue(self, app, locks):
+    async def test_retry_after_is_the_pace_of_the_queue(self, app, locks, monkeypatch):
         """Who has waited while others were served is told of its turn, not of the lease."""
+        in_no_hurry(monkeypatch)
 
-        @app.post("/items", dependencies=[Depends(lock("x", wait=3))])
+        @app.post("/items", dependencies=[Depends(lock("x", wait=PATIENCE))])
         async def create() -> None:
             pytest.fail("the handler ran")
 
         holder = await locks.acquire("x", ttl=40, renew=False)
-        ahead = [asyncio.ensure_future(locks.acquire("x", ttl=40, wait=60)) for _ in range(4)]
+        ahead = [asyncio.ensure_future(locks.acquire("x", ttl=40, wait=None)) for _ in range(4)]
         await until_waited_for(locks, "x", by=4)
         async with client_of(app) as client:
             late = asyncio.ensure_future(client.post("/items"))
@@ -296,8 +300,10 @@ class TestWhoIsToldWhat:
             await holder.release()
             for each in ahead[:3]:
                 await (await each).release()
+            last = await ahead[3]
+            end_waiting(locks)
             answer = await late
-            await (await ahead[3]).release()
+            await last.release()
         assert answer.status_code == 409
         assert int(answer.headers["retry-after"]) < 10
 
@@ -568,7 +574,7 @@ class TestHoldersAndWaiters:
 
         async with locks.hold("x"):
             served = Exchange().served_by(app)
-            await asyncio.sleep(0.01)
+            await until_waited_for(locks, "x")
             served.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await served
@@ -836,6 +842,15 @@ class TestWebsockets:
         async with locks.hold("x"):
             await exchange.served_by(app)
         assert exchange.sent == []
+
+
+def end_waiting(locks: AsyncLocks) -> None:
+    """Has those who wait for a key ask once more, and find that their time is up."""
+    keeper = locks._locker.keeper
+    for kept in [*keeper._kept.values()]:
+        if not isinstance(kept, Holding):
+            kept._give_up_at = AT_ONCE
+            kept.wake(locks._locker)
 
 
 def look_for_the_client(exchange: Exchange, app: FastAPI) -> None:

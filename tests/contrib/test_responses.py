@@ -245,7 +245,7 @@ async def test_nothing_is_left_running(locks):
     waiting = [Exchange() for _ in range(3)]
     served = [exchange.served_by(app) for exchange in waiting]
     await eventually(lambda: all(exchange.incoming.empty() for exchange in waiting))
-    await asyncio.sleep(0.1)
+    await until_waited_for(locks, "x", by=3)
     waiting[0].leaves()
     served[1].cancel()
     await eventually(lambda: served[0].done() and served[1].done())

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.handovers import FOR_EVER, in_no_hurry
 from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import LeaseLost, Locks
-from weblock._core import acquiring, table
+from weblock._core import table
 from weblock.stores import file as file_engine
 from weblock.stores.cells import CellStore
 from weblock.stores.file import FileEngine, busy
@@ -26,7 +27,6 @@ from .processes import Child, Failed
 
 CROWD = 32
 SECTIONS = 3
-FOR_EVER = 3600.0
 
 WITHOUT_HEARTBEATS = """
 from weblock._core import acquiring, table
@@ -105,8 +105,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine, no waiter has to ask again for what it had, and none is passed over."""
     monkeypatch.setattr(file_engine, "BEAT_PATIENCE", PATIENCE)
     monkeypatch.setattr(table, "PLACE", FOR_EVER)
-    for module in (table, acquiring):
-        monkeypatch.setattr(module, "HANDOFF", FOR_EVER)
+    in_no_hurry(monkeypatch)
 
 
 @contextlib.contextmanager

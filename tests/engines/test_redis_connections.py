@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,9 +16,11 @@ import redis.asyncio
 from tests.servers import Server, fresh_url, shared
 from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import AsyncLocks, EngineUnavailable, Locks
+from weblock._core.ports import Pulse
 from weblock.stores.redis.aio import AsyncioLink
 from weblock.stores.redis.calls import packed
 from weblock.stores.redis.settings import Address
+from weblock.stores.redis.store import RedisStore
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ async def test_five_hundred_tasks_wait_on_three_connections(server: Server) -> N
     served: list[int] = []
     with Locks.from_url(server.url(recovery="off")) as locks:
         lease = locks.acquire("a")
-        async with AsyncLocks.from_url(url, wait=60) as crowd:
+        async with AsyncLocks.from_url(url, wait=PATIENCE) as crowd:
 
             async def one(number: int) -> None:
                 async with crowd.hold("a"):
@@ -59,7 +60,7 @@ async def test_five_hundred_tasks_wait_on_three_connections(server: Server) -> N
 def test_a_hundred_threads_wait_on_a_pool_of_four(server: Server) -> None:
     """Threads that wait hold no connection, so that the holder can go on with a full house."""
     url = server.url(recovery="off", client_name="crowd", max_connections=4)
-    with Locks.from_url(url, wait=60) as locks, ThreadPoolExecutor(100) as pool:
+    with Locks.from_url(url, wait=PATIENCE) as locks, ThreadPoolExecutor(100) as pool:
         lease = locks.acquire("a")
 
         def one() -> int:
@@ -91,7 +92,7 @@ def test_holders_hold_no_connection(server: Server) -> None:
 def test_connections_of_a_rush_do_not_stay(server: Server) -> None:
     """Threads that came at once, and wait now, soon keep a connection or two between them."""
     url = server.url(recovery="off", client_name="crowd")
-    with Locks.from_url(url, wait=60) as locks, ThreadPoolExecutor(30) as pool:
+    with Locks.from_url(url, wait=PATIENCE) as locks, ThreadPoolExecutor(30) as pool:
         lease = locks.acquire("a")
         calls = [pool.submit(lambda: locks.acquire("a").release()) for _ in range(30)]
         eventually(lambda: waiters(locks, "a") == 30)
@@ -102,21 +103,38 @@ def test_connections_of_a_rush_do_not_stay(server: Server) -> None:
             call.result()
 
 
-def test_heartbeats_of_many_waiters_go_in_one_command(server: Server) -> None:
+def test_heartbeats_of_many_waiters_go_in_one_command(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Fifty who wait cost the server about as many commands as one who waits."""
-    with Locks.from_url(server.url(recovery="off"), wait=60) as locks:
+    heartbeats = count_heartbeats(monkeypatch)
+    with Locks.from_url(server.url(recovery="off"), wait=PATIENCE) as locks:
         lease = locks.acquire("a")
         with ThreadPoolExecutor(50) as pool:
             calls = [pool.submit(lambda: locks.acquire("a").release()) for _ in range(50)]
             eventually(lambda: waiters(locks, "a") == 50)
             with server.client() as client:
-                before = scripts_run(client)
-                time.sleep(2.5)  # Two heartbeats of each, or three: fewer if the machine is slow.
-                heartbeats = scripts_run(client) - before
+                commands, beaten = scripts_run(client), sum(heartbeats)
+                eventually(lambda: sum(heartbeats) >= beaten + 2 * 50)
+                commands = scripts_run(client) - commands
+                beaten = sum(heartbeats) - beaten
             lease.release()
             for call in calls:
                 call.result()
-    assert heartbeats < 50
+    assert 0 < commands < beaten / 2
+
+
+def count_heartbeats(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many heartbeats go with each request, from now on."""
+    counts: list[int] = []
+    refresh = RedisStore.refresh
+
+    async def counted(store: RedisStore, pulses: Sequence[Pulse]) -> Any:
+        counts.append(len(pulses))
+        return await refresh(store, pulses)
+
+    monkeypatch.setattr(RedisStore, "refresh", counted)
+    return counts
 
 
 def scripts_run(client: redis.Redis) -> int:
@@ -166,7 +184,7 @@ def test_a_release_on_a_connection_that_was_closed_is_made_up_for(server: Server
 
 def test_who_waits_is_served_although_its_subscription_was_killed(server: Server) -> None:
     """A ring that was lost with its connection costs a bounded delay, and no more."""
-    with Locks.from_url(server.url(recovery="off"), wait=60) as locks:
+    with Locks.from_url(server.url(recovery="off"), wait=PATIENCE) as locks:
         lease = locks.acquire("a")
         with ThreadPoolExecutor(8) as pool:
             calls = [pool.submit(lambda: locks.acquire("a").release()) for _ in range(8)]
@@ -180,7 +198,7 @@ def test_who_waits_is_served_although_its_subscription_was_killed(server: Server
 async def test_replies_reach_those_who_asked_whoever_was_cancelled() -> None:
     """On a shared connection, cancelled requests take no reply that is another's."""
     dice = random.Random(7)
-    async with AsyncLocks.from_url(fresh_url(), wait=30) as locks:
+    async with AsyncLocks.from_url(fresh_url(), wait=PATIENCE) as locks:
 
         async def one(number: int) -> None:
             key = f"key {number % 20}"
@@ -230,7 +248,7 @@ def free(locks: Locks, key: str) -> bool:
 def test_closing_ends_every_connection_and_thread(server: Server) -> None:
     """What is closed leaves neither connections nor threads."""
     before = set(threading.enumerate())
-    with Locks.from_url(server.url(recovery="off", client_name="gone"), wait=60) as locks:
+    with Locks.from_url(server.url(recovery="off", client_name="gone"), wait=PATIENCE) as locks:
         with ThreadPoolExecutor(2) as pool:
             lease = locks.acquire("a")
             waiting = pool.submit(lambda: locks.acquire("a").release())
@@ -250,7 +268,7 @@ def locks_url(locks: AsyncLocks) -> str:
 
 def test_everything_that_is_left_expires(server: Server) -> None:
     """A day after its last use nothing is left of a lock: every key has its time, but the epoch."""
-    with Locks.from_url(server.url(recovery="off"), wait=30) as locks:
+    with Locks.from_url(server.url(recovery="off"), wait=PATIENCE) as locks:
         locks.acquire("free").release()
         lease = locks.acquire("held")
         with ThreadPoolExecutor(1) as pool:

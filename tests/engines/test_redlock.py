@@ -217,7 +217,7 @@ def test_what_a_late_ring_told_of_is_over(servers: list[Server]) -> None:
 def test_with_a_majority_down_it_is_said(servers: list[Server]) -> None:
     """Two of three down is an engine that is unavailable, not a key that is busy; nothing hangs."""
     with Locks.from_url(urls(servers), ttl=TTL, wait=1) as locks:
-        lease = locks.acquire("a")
+        lease = locks.acquire("a", wait=PATIENCE)  # It has to connect first.
         servers[0].kill()
         servers[1].kill()
         with pytest.raises(EngineUnavailable, match="1 of 3 servers answered, and 2 must agree"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from kazoo.client import KazooClient
@@ -16,9 +17,10 @@ from tests.contract.puppets import Puppet, Worker
 from tests.servers import Proxy
 from tests.servers.proxy import Listener
 from tests.servers.zookeeper import Ensemble, ZooKeeper, fresh_zookeeper, shared_zookeeper
+from tests.support.renewals import renewed
 from tests.support.urls import varied
-from tests.support.waiting import eventually, waiters
-from weblock import ConfigurationError, EngineUnavailable, LeaseLost, Locks, LockTimeout
+from tests.support.waiting import PATIENCE, eventually, now, waiters
+from weblock import ConfigurationError, EngineUnavailable, Lease, LeaseLost, Locks, LockTimeout
 from weblock._core.table import HANDOFF, Gone, Held, Waiting
 from weblock._runtime.blocking import BlockingRuntime
 from weblock.stores.zookeeper.memory import Own
@@ -193,28 +195,30 @@ def linked() -> Iterator[Ensemble]:
 def test_a_holder_whose_server_is_cut_off(linked, client, threads) -> None:
     """It knows before another holds. The holder of kazoo's own lock is told nothing by then."""
     first, leader = linked.first.address, linked.leader().address
-    naive, rival = client(first, timeout=2.0), client(leader)
+    naive, rival = client(first, timeout=10.0), client(leader)
     assert naive.Lock("/naive").acquire()
 
     def take_over_naively() -> str:
         assert rival.Lock("/naive").acquire()
         return naive.client_state
 
-    url = fresh_zookeeper(first, session_timeout=2, timeout=0.8)
-    with Locks.from_url(url) as here, Locks.from_url(url.replace(first, leader)) as there:
-        lease = here.acquire("key", ttl=3)
+    url = fresh_zookeeper(first)
+    impatient = varied(url, session_timeout=2, timeout=0.8)
+    with Locks.from_url(impatient) as here, Locks.from_url(url.replace(first, leader)) as there:
+        lease = here.acquire("key", ttl=LONG, wait=PATIENCE)
 
         def take_over() -> tuple[int, bool]:
-            with there.hold("key", wait=LONG) as theirs:
+            with there.hold("key", wait=None) as theirs:
                 return theirs.fence, lease.held
 
         naively, properly = threads.submit(take_over_naively), threads.submit(take_over)
         eventually(lambda: waiters(there, "key") == 1)
         eventually(lambda: len(rival.get_children("/naive")) == 2)
+        shorten(here, lease, 3.0)
         linked.link.freeze()
         try:
-            assert naively.result(LONG) == KeeperState.CONNECTED
-            fence, both = properly.result(LONG)
+            assert naively.result(PATIENCE) == KeeperState.CONNECTED
+            fence, both = properly.result(PATIENCE)
         finally:
             linked.link.thaw()
         assert not both
@@ -222,6 +226,21 @@ def test_a_holder_whose_server_is_cut_off(linked, client, threads) -> None:
         with pytest.raises(LeaseLost) as lost:
             lease.release()
         assert lost.value.reason == "expired"
+
+
+def shorten(locks: Locks, lease: Lease, ttl: float) -> None:
+    """Has a lease last for so long from now on, as if it had been acquired for no longer: it is renewed at once.
+
+    If a slow machine does not get round to that, it is lost.
+    """
+    (holding,) = lease._holdings
+    leases, soon = locks._engine.memory.leases, now() + ttl / 2
+    # Else a renewal keeps what was promised before.
+    leases[holding.owner] = leases[holding.owner]._replace(until=soon)
+    holding.terms = replace(holding.terms, ttl=ttl)
+    holding.deadline = soon  # The answer moves it on.
+    with suppress(LeaseLost):
+        renewed(locks, lease)
 
 
 class TestServer:

@@ -10,9 +10,8 @@ from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.utils.deprecation import MiddlewareMixin
 
+from tests.support.waiting import PATIENCE
 from weblock.contrib.django import async_locks, locks
-
-WAIT = 30
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -23,7 +22,7 @@ def naive_lock(key: str) -> Decorator:
     def decorate(view: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(view)
         def held(*args: Any, **kwargs: Any) -> Any:
-            with locks["default"].hold(key, wait=WAIT):
+            with locks["default"].hold(key, wait=PATIENCE):
                 return view(*args, **kwargs)
 
         return held
@@ -37,7 +36,7 @@ def naive_lock_until_commit(key: str) -> Decorator:
     def decorate(view: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(view)
         def held(*args: Any, **kwargs: Any) -> Any:
-            lease = locks["default"].acquire(key, wait=WAIT)
+            lease = locks["default"].acquire(key, wait=PATIENCE)
             transaction.on_commit(lease.release)
             return view(*args, **kwargs)
 
