@@ -224,7 +224,8 @@ class Face:
                 return locker, await locker.attempt(names, terms, wait, caller)
             return locker, await locker.acquire(names, terms, wait, caller)
         except EngineUnavailable as failure:
-            if not terms.fail_open:
+            # Locks that were closed say nothing of their engine: the key may be held.
+            if not terms.fail_open or locker.over:
                 raise
             label = terms.label if caller is None else caller.label
             return locker, self._fail_open(names, terms, label, failure)

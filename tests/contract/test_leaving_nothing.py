@@ -152,6 +152,25 @@ def test_closing_ends_a_wait(face, url, one, other) -> None:
     eventually(lambda: _files() <= before)
 
 
+@pytest.mark.of_core
+@pytest.mark.promise("locks")
+def test_closing_is_no_outage(face, url, one, other) -> None:
+    """A section that may run without a lease does not when its locks are closed: the key is held."""
+    closed, still = face.open(url, on_unavailable="open"), face.open(url)
+    lease = one.do(still.acquire, "key", ttl=60)
+    waits = [other.begin(closed.acquire, "key", wait=None)]
+    waits += [face.actor().begin(closed.acquire, "free", "key", wait=None)]
+    keeper = still._locker.keeper
+    eventually(lambda: len(keeper._kept) == 4)
+    face.shut(closed)
+    for wait in waits:
+        with pytest.raises(EngineUnavailable, match="closed"):
+            wait.result(PATIENCE)
+    assert lease.held
+    one.do(lease.release)
+    face.shut(still)
+
+
 @pytest.mark.promise("locks")
 def test_closing_ends_its_own_waits_only(face, url, one, other) -> None:
     """Who waits by closed locks is told at once, though others keep the engine open and wait on."""
