@@ -114,8 +114,12 @@ class Face:
         Raises:
             ConfigurationError: The URL or an option cannot work.
         """
-        open_engine = partial(urls.engine_for, urls.DEFAULT if url is None else url)
-        locks = cls(open_engine(), **options)
+        open_engine = partial(_opened, urls.DEFAULT if url is None else url)
+        engine = open_engine()
+        try:
+            locks = cls(engine, **options)
+        finally:
+            _leave(engine)
         locks._reopen = open_engine
         return locks
 
@@ -423,7 +427,11 @@ class Face:
     def _open_again(self) -> None:
         # Looked at again, since another thread may have done it meanwhile.
         if self._rests and self._reopen:
-            self._use(self._reopen(), self._locker.runtime)
+            engine = self._reopen()
+            try:
+                self._use(engine, self._locker.runtime)
+            finally:
+                _leave(engine)
             self._rests = False
 
     def _rest(self) -> None:
@@ -446,9 +454,32 @@ class Face:
 
     def _leave(self) -> None:
         self._locker.close()
-        if leave_keeper(self._engine):
-            urls.forget(self._engine)
-            self._engine.close()
+        _leave(self._engine)
+
+
+def _opened(url: str | Sequence[str]) -> Engine:
+    """Return the engine of a URL with one more user, who leaves it: nobody closes it before that."""
+    with urls.registering():
+        while True:
+            engine = urls.engine_for(url)
+            keeper_of(engine)
+            if urls.engine_for(url) is engine:
+                return engine
+            leave_keeper(engine)  # The collector has closed its last locks, in this thread.
+
+
+def _leave(engine: Engine) -> None:
+    """Close an engine whose last user goes.
+
+    Its URL is forgotten in the same step: a caller that asks for it while debts are paid gets a new one.
+    """
+    with urls.registering():
+        ended = leave_keeper(engine)
+        if ended:
+            urls.forget(engine)
+    if ended:
+        ended.close()
+        engine.close()
 
 
 _limits: Final[dict[tuple[str, str], int]] = {}

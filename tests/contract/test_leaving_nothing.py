@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.waiting import PATIENCE, eventually
 from weblock import AsyncLocks, ConfigurationError, EngineUnavailable, LeaseLost, LockTimeout
+from weblock._runtime.keeper import KeeperThread
 
 FDS = Path("/dev/fd")
 
@@ -117,6 +118,30 @@ def test_opening_again_after_close(face, url, one) -> None:
         locks = face.open(url)
         one.do(one.do(locks.acquire, "key", wait=0).release)
         face.shut(locks)
+
+
+@pytest.mark.of_core
+@pytest.mark.parametrize("rests", [False, True])
+def test_opening_while_the_last_ones_close(face, url, one, monkeypatch, rests) -> None:
+    """Locks that are opened, or used again, while an engine's last ones close get an engine that works."""
+    last = face.open(url)
+    opened = face.open(url)
+    one.do(one.do(last.acquire, "key").release)
+    opened._rest()
+
+    def open_meanwhile(thread: KeeperThread, *args: float) -> None:
+        nonlocal opened
+        monkeypatch.undo()
+        if rests:
+            one.do(one.do(opened.acquire, "meanwhile").release)
+        else:
+            opened = face.open(url)
+        thread.close(*args)
+
+    monkeypatch.setattr(KeeperThread, "close", open_meanwhile)
+    face.shut(last)
+    one.do(one.do(opened.acquire, "key", wait=PATIENCE).release)
+    face.shut(opened)
 
 
 @pytest.mark.promise("locks")

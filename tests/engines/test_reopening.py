@@ -15,9 +15,10 @@ from redis.exceptions import ConnectionError  # noqa: A004 - redis-py's
 
 from tests.support.interrupts import Interrupter
 from tests.support.waiting import PATIENCE
-from weblock import EngineUnavailable
+from weblock import EngineUnavailable, Locks
 from weblock.stores.file import FileEngine
 from weblock.stores.redis.asking import Lookup
+from weblock.stores.url import _engines
 from weblock.stores.zookeeper import open_engine as open_zookeeper
 
 LONG = 3600.0
@@ -149,3 +150,26 @@ def test_a_lease_that_is_collected_when_the_mutex_was_just_acquired(
         if hangs:  # Nor would the end of the test get in.
             engine.after_fork()
         assert not hangs
+
+
+def test_locks_that_are_collected_while_others_on_their_engine_open(tmp_path: Path) -> None:
+    """At any line of it, a generator may end that closes the last ones: the new ones do not hang, and lock."""
+    url = f"file://{tmp_path / 'locks'}"
+
+    def opened(at: int | None) -> Interrupter:
+        last, new = Locks.from_url(url), list[Locks]()
+        interrupter = Interrupter(at, last.close)
+        work = partial(interrupter.run, lambda: new.append(Locks.from_url(url)))
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), f"it waits for itself in {interrupter.where}"
+        last.close()
+        with new[0] as locks:
+            locks.acquire("key").release()
+        assert locks._engine not in _engines.by_url.values()
+        return interrupter
+
+    for number in range(1, opened(None).lines + 1):
+        opened(number)
+    assert number > TRIED

@@ -29,8 +29,11 @@ class KeeperThread:
         )
         self.users = 0
 
-    def close(self, timeout: float) -> None:
-        """End the thread, and wait for that at most ``timeout`` seconds."""
+    def close(self, timeout: float = 5.0) -> None:
+        """End the thread, and wait for that at most ``timeout`` seconds.
+
+        Debts are paid first, if the engine answers in that time.
+        """
         self.keeper.close()
         self._thread.join(timeout)
 
@@ -50,11 +53,12 @@ class _Keepers:
     """The keepers of this process, by engine."""
 
     def __init__(self) -> None:
-        self.guard = threading.Lock()
+        self.guard = threading.RLock()
+        """The collector may end a generator that has locks open, in the thread that is inside."""
         self.threads: dict[Engine, KeeperThread] = {}
 
     def after_fork(self) -> None:
-        self.guard = threading.Lock()
+        self.guard = threading.RLock()
         for thread in self.threads.values():
             thread.after_fork()
 
@@ -68,26 +72,23 @@ def keeper_of(engine: Engine) -> Keeper:
     Each engine has its own, so that an engine that does not answer delays no other renewals.
     """
     with _keepers.guard:
-        if engine not in _keepers.threads:
-            _keepers.threads[engine] = KeeperThread(engine)
-        thread = _keepers.threads[engine]
-        thread.users += 1
-        return thread.keeper
+        threads = _keepers.threads
+        while True:
+            thread = threads.get(engine) or threads.setdefault(engine, KeeperThread(engine))
+            thread.users += 1
+            if threads.get(engine) is thread:  # Else the collector has had its last user leave.
+                return thread.keeper
 
 
-def leave_keeper(engine: Engine, timeout: float = 5.0) -> bool:
-    """Record that a user has gone, and return whether it was the last: then the keeper has ended.
-
-    Debts are paid first, if the engine answers within ``timeout`` seconds.
-    """
+def leave_keeper(engine: Engine) -> KeeperThread | None:
+    """Record that a user has gone; return what is to be closed if it was the last."""
     with _keepers.guard:
         thread = _keepers.threads[engine]
         thread.users -= 1
         if thread.users:
-            return False
+            return None
         del _keepers.threads[engine]
-    thread.close(timeout)
-    return True
+        return thread
 
 
 heed_forks(_keepers)

@@ -7,6 +7,7 @@ import os
 import re
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Final
 
@@ -47,15 +48,21 @@ class _OpenEngines:
     """The engines of this process, by URL."""
 
     def __init__(self) -> None:
-        self.guard = threading.Lock()
+        self.guard = threading.RLock()
+        """The collector may end a generator that has locks open, in the thread that is inside."""
         self.by_url: dict[str, Engine] = {}
 
     def after_fork(self) -> None:
-        self.guard = threading.Lock()
+        self.guard = threading.RLock()
 
 
 _engines = _OpenEngines()
 heed_forks(_engines)
+
+
+def registering() -> AbstractContextManager[object]:
+    """Keep other threads from opening or forgetting an engine, for a step that does more than that."""
+    return _engines.guard
 
 
 def engine_for(url: str | Sequence[str]) -> Engine:
@@ -66,9 +73,10 @@ def engine_for(url: str | Sequence[str]) -> Engine:
     _refuse_what_is_no_url(url)
     name = "\n".join(map(str, url)) if isinstance(url, list | tuple) else str(url)
     with _engines.guard:
-        if name not in _engines.by_url:
-            _engines.by_url[name] = _open(url)
-        return _engines.by_url[name]
+        engine = _engines.by_url.get(name)
+        if engine is None:
+            engine = _engines.by_url[name] = _open(url)
+        return engine
 
 
 def _open(url: str | Sequence[str]) -> Engine:
@@ -78,7 +86,7 @@ def _open(url: str | Sequence[str]) -> Engine:
         return engine
     module = _engine_module(_scheme_of(url))
     # A process with two engines in one directory could not see that it waits for itself.
-    for each in _engines.by_url.values():
+    for each in tuple(_engines.by_url.values()):
         serves = getattr(each, "serves", None)
         if serves and serves(url):
             return each
@@ -105,8 +113,8 @@ def engine_of(client: object, **options: object) -> Engine:
 def forget(engine: Engine) -> None:
     """Make the next caller that asks for the engine's URL get a new one."""
     with _engines.guard:
-        for url in [url for url, each in _engines.by_url.items() if each is engine]:
-            del _engines.by_url[url]
+        for url in [url for url, each in tuple(_engines.by_url.items()) if each is engine]:
+            _engines.by_url.pop(url, None)
 
 
 def _refuse_what_is_no_url(url: object) -> None:
