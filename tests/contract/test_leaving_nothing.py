@@ -14,6 +14,7 @@ import pytest
 from tests.support.waiting import PATIENCE, eventually
 from weblock import AsyncLocks, ConfigurationError, EngineUnavailable, LeaseLost, LockTimeout
 from weblock._runtime.keeper import KeeperThread
+from weblock.stores.url import _engines
 
 FDS = Path("/dev/fd")
 
@@ -118,6 +119,18 @@ def test_opening_again_after_close(face, url, one) -> None:
         locks = face.open(url)
         one.do(one.do(locks.acquire, "key", wait=0).release)
         face.shut(locks)
+
+
+@pytest.mark.of_core
+@pytest.mark.parametrize("wrong", [{"ttl": 0}, {"wiat": 3}, {"require_scope": "galaxy"}])
+def test_options_that_cannot_work_open_nothing(face, url, wrong) -> None:
+    """Locks that are refused leave no file, no socket and no engine behind."""
+    face.shut(face.open(url))
+    files = _files()
+    with pytest.raises((ConfigurationError, TypeError)):
+        face.open(url, **wrong)
+    assert url not in _engines.by_url
+    eventually(lambda: _files() <= files)
 
 
 @pytest.mark.of_core
