@@ -190,6 +190,31 @@ def test_closing_ends_a_wait(face, url, one, other) -> None:
     eventually(lambda: _files() <= before)
 
 
+@pytest.mark.promise("locks")
+@pytest.mark.parametrize("how", ["acquire", "take_over"])
+def test_closing_gives_back_what_a_request_gets_meanwhile(face, url, one, monkeypatch, how) -> None:
+    """Who is granted a key while the locks are closed is told that they were; the key is free."""
+    closed, again = face.open(url), face.open(url)
+    wanted = one.do(one.do(again.acquire, "key", ttl=60).hand_over) if how != "acquire" else "key"
+    face.shut(again)
+    request = "acquire" if how == "acquire" else "transfer"
+    ask = getattr(closed._locker.store, request)
+
+    async def answer_late(*args, **options):
+        reply = await ask(*args, **options)
+        closing = threading.Thread(target=closed._close)
+        closing.start()
+        closing.join(PATIENCE)
+        return reply
+
+    monkeypatch.setattr(closed._locker.store, request, answer_late)
+    with pytest.raises(EngineUnavailable, match="closed"):
+        one.do(getattr(closed, how), wanted, ttl=60)
+    again = face.open(url)
+    one.do(one.do(again.acquire, "key", wait=0).release)
+    face.shut(again)
+
+
 @pytest.mark.of_core
 @pytest.mark.promise("locks")
 def test_closing_is_no_outage(face, url, one, other) -> None:

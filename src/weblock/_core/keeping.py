@@ -99,6 +99,11 @@ class Stake(ref[Hands[Holding]]):
     owner: str
     ttl: float
 
+    @property
+    def granted(self) -> bool:
+        """Whether its caller has got the lease, and so releases it."""
+        return any(each.owner == self.owner for each in tuple(self() or ()))
+
 
 class Keeper:
     """Keeps the leases and places of one engine in one process.
@@ -203,6 +208,12 @@ class Keeper:
         for each in tuple(self._kept.values()):
             self.drop_holding(each) if isinstance(each, Holding) else self.drop(each)
             self.owe(Debt(each.key, each.owner, each.close(), now=now, until=now))
+        for stake in tuple(self.stakes.values()):
+            if (
+                not stake.granted
+            ):  # Its request is under way: nobody could give back what it gets later.
+                void = 2 * stake.ttl + LATEST
+                self.owe(Debt(stake.key, stake.owner, void, now=now, until=now))
         self._ends = True
         self._bell.ring(Ask())
 

@@ -89,9 +89,9 @@ async def _take(locker: Locker, lease: OnItsWay, terms: Terms, hands: Hands[Hold
     claim = Claim(owner, locker.store.process, terms.first_ttl, terms.label, lease.limit)
     locker.keeper.stake(hands, key, owner, terms.ttl)
     try:
+        _refuse_if_over(locker)
         reply, sent = await _transfer(locker, key, lease.owner, claim, lease.fence)
-        if locker.keeper.over:
-            raise EngineUnavailable(locker.engine, "it was closed")  # noqa: TRY301
+        _refuse_if_over(locker)
         deadline = _deadline(reply, sent, lease, claim, terms)
         holding = Holding(
             key,
@@ -107,13 +107,20 @@ async def _take(locker: Locker, lease: OnItsWay, terms: Terms, hands: Hands[Hold
             observers=locker.observers,
         )
         holding.check(locker.runtime.now())
+        locker.keeper.keep_holding(holding)
+        _refuse_if_over(locker)  # Since just before: then nobody keeps it.
     except BaseException:
         _owe(locker, key, owner, terms.ttl)
         raise
-    locker.keeper.keep_holding(holding)
     if TakenOver in locker.observers.wanted:
         locker.observers.tell(TakenOver(**holding.about()))
     return holding
+
+
+def _refuse_if_over(locker: Locker) -> None:
+    """Raise ``EngineUnavailable`` where no keeper would keep what is taken over."""
+    if locker.keeper.over:
+        raise EngineUnavailable(locker.engine, "it was closed")
 
 
 def _deadline(reply: Reply, sent: float, lease: OnItsWay, claim: Claim, terms: Terms) -> float:
