@@ -66,14 +66,17 @@ class AsyncLocks(Face):
             LockTimeout: The keys were not free within ``wait`` seconds (5 by default).
             EngineUnavailable: The engine did not answer.
             AlreadyHeld: This task already holds one of the keys.
-            LeaseLost: When the block ends: the lease ended before the block did.
+            LeaseLost: When the block ends: the lease ended before the block did. Before it begins: the
+                lease of one of several keys ended while another was waited for, as ``max_hold`` may
+                have it.
         """
         return AsyncHold(self, keys, options)
 
     async def acquire(self, *keys: str, **options: Unpack[HoldOptions]) -> AsyncLease:
         """Acquire keys, and hold them until ``release`` is called on the lease.
 
-        Takes the arguments of ``hold``, and raises the same errors.
+        Takes the arguments of ``hold``, and raises the same errors; ``LeaseLost`` only if the lease of
+        one of several keys ends while another is waited for.
 
         Returns:
             The lease. Without ``release`` it is renewed until no code refers to it any more.

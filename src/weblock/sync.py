@@ -67,14 +67,17 @@ class Locks(Face):
             LockTimeout: The keys were not free within ``wait`` seconds (5 by default).
             EngineUnavailable: The engine did not answer.
             AlreadyHeld: This thread already holds one of the keys.
-            LeaseLost: When the block ends: the lease ended before the block did.
+            LeaseLost: When the block ends: the lease ended before the block did. Before it begins: the
+                lease of one of several keys ended while another was waited for, as ``max_hold`` may
+                have it.
         """
         return Hold(self, keys, options)
 
     def acquire(self, *keys: str, **options: Unpack[HoldOptions]) -> Lease:
         """Acquire keys, and hold them until ``release`` is called on the lease.
 
-        Takes the arguments of ``hold``, and raises the same errors.
+        Takes the arguments of ``hold``, and raises the same errors; ``LeaseLost`` only if the lease of
+        one of several keys ends while another is waited for.
 
         Returns:
             The lease. Without ``release`` it is renewed until no code refers to it any more.
