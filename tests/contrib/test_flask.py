@@ -704,6 +704,51 @@ class TestInstallation:
         with pytest.raises(ConfigurationError, match="view is served without its lock"):
             app.test_client().get("/")
 
+    @pytest.mark.parametrize("below", ["a decorator", "two decorators", "a lock"])
+    def test_a_lock_above_the_route_of_a_decorated_view(self, app, web, below):
+        """A lock above the route is refused too if a decorator or another lock stands below the route."""
+
+        def plain(view):
+            @functools.wraps(view)
+            def called():
+                return view()
+
+            return called
+
+        layers = {
+            "a decorator": [plain],
+            "two decorators": [plain, plain],
+            "a lock": [web.lock("y")],
+        }
+
+        def view():
+            return "without a lock"
+
+        served = view
+        for decorate in layers[below]:
+            served = decorate(served)
+        web.lock("x")(app.get("/")(served))
+        app.testing = True
+        with pytest.raises(ConfigurationError, match="view is served without its lock"):
+            app.test_client().get("/")
+
+    @pytest.mark.parametrize("wraps", [True, False], ids=["wraps", "without wraps"])
+    def test_a_lock_between_other_decorators(self, app, web, locks, wraps):
+        """A lock below the route is held, whatever decorators stand above and below it."""
+
+        def plain(view):
+            def called():
+                return view()
+
+            return functools.wraps(view)(called) if wraps else called
+
+        def view():
+            return keys_of(locks)
+
+        app.testing = True
+        app.add_url_rule("/", "view", plain(web.lock("x")(plain(view))))
+        assert app.test_client().get("/").json == ["x"]
+
     def test_a_lock_without_its_key(self, app, web):
         """``@locks.lock`` without parentheses takes the view for a function that makes the key."""
 

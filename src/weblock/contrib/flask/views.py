@@ -126,9 +126,12 @@ def refuse_unlocked(app: Flask, views: Sequence[Callable[..., Any]]) -> None:
             )
     locked = {each for view in known for each in _layers(view)}
     for view in views:
-        if view not in locked and (bare := inspect.unwrap(view)) in known:
+        if view in locked:
+            continue
+        # Decorators may stand between the route and the function: any layer may be what Flask calls.
+        if any(layer in known for layer in _layers(view)):
             raise ConfigurationError(
-                f"{bare.__qualname__} is served without its lock: put @locks.lock below the"
+                f"{view.__qualname__} is served without its lock: put @locks.lock below the"
                 " decorator of its route, next to the function"
             )
 
