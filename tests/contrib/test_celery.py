@@ -5,6 +5,7 @@ import functools
 import gc
 import itertools
 import os
+import re
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -66,6 +67,11 @@ def lose(lease):
     """Has a lease lost, in a way that its holder notices at once."""
     for holding in lease._holdings:
         holding.lose("taken")
+
+
+def key_of_number(number):
+    """A key that a function of the task's argument returns."""
+    return f"pay:{number}"
 
 
 class TestKeys:
@@ -516,19 +522,45 @@ class TestWhatCannotWork:
 
         assert "WebLock(app" in str(pay.apply().result)
 
-    def test_a_base_that_does_not_lock(self, app):
-        """A task whose own base class would ignore its lock does not run."""
+    @pytest.mark.parametrize(
+        ("lock", "named"),
+        [
+            ("a", "lock='a'"),
+            (["a", "b"], r"lock=\['a', 'b'\]"),
+            (("a",), r"lock=\('a',\)"),
+            (key_of_number, "lock=key_of_number"),
+        ],
+        ids=["key", "list", "tuple", "function"],
+    )
+    def test_a_base_that_does_not_lock(self, app, lock, named):
+        """A task whose own base class would ignore its lock does not run, however the lock is written."""
 
         class Own(Task):
             abstract = True
 
-        @app.task(base=Own, lock="a")
-        def pay(): ...
+        @app.task(base=Own, lock=lock)
+        def pay(number=7): ...
 
         app.finalize()
         refused = pay.apply().result
         assert isinstance(refused, ConfigurationError)
-        assert "Own would ignore" in str(refused)
+        assert re.search(f"has {named}, .*Own would ignore", str(refused))
+
+    def test_a_method_of_a_base_that_does_not_lock(self, app):
+        """A method named ``lock`` on a user's own base class is no option, and its tasks run."""
+
+        class Own(Task):
+            abstract = True
+
+            def lock(self):
+                return "the user's own"
+
+        @app.task(base=Own, bind=True)
+        def pay(self):
+            return self.lock()
+
+        app.finalize()
+        assert pay.apply().get() == "the user's own"
 
     def test_an_application_twice(self, app, url):
         """One application has one ``WebLock``, and the other way round."""

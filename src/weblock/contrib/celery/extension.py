@@ -97,16 +97,29 @@ class WebLock:
         """Refuse what would run without its lock. Celery logs what is raised here, and goes on."""
         assert self._app is not None
         for task in self._app.tasks.values():
-            if isinstance(getattr(task, "lock", None), str) and not isinstance(task, LockedTask):
+            if not isinstance(task, LockedTask) and _names_lock(task):
                 task.run = _refusing(task)
         _, options = self._configured()
         Options(**options)
 
 
+def _names_lock(task: Task) -> bool:
+    """Return whether a task has the option ``lock``.
+
+    A function counts only where ``@app.task(lock=...)`` puts it, in the task's own class: on a base
+    class, it may be a method that has nothing to do with weblock.
+    """
+    lock = getattr(task, "lock", None)
+    return isinstance(lock, str | list | tuple) or (callable(lock) and "lock" in vars(type(task)))
+
+
 def _refusing(task: Task) -> Any:
+    lock: Any = task.lock
+    shown = getattr(lock, "__qualname__", None) or repr(lock)
+
     def run(*_args: object, **_kwargs: object) -> NoReturn:
         raise ConfigurationError(
-            f"task {task.name} has lock={task.lock!r:.80}, which its base class"
+            f"task {task.name} has lock={shown:.80}, which its base class"
             f" {type(task).__mro__[1].__qualname__} would ignore: derive that from"
             " weblock.contrib.celery.LockedTask"
         )
