@@ -20,6 +20,7 @@ from rest_framework.viewsets import ViewSet
 from tests.servers.ports import free_port
 from weblock import LeaseLost, LockTimeout, WeblockError
 from weblock.contrib.django import async_locks, lock, locks
+from weblock.contrib.guarding import FenceLocked
 from weblock.contrib.problems import Problem
 
 from .requests import fetch
@@ -270,3 +271,132 @@ def test_a_lost_lease_is_told_in_the_same_way(accept: str, serve: Any, settings:
     response = fetch("/rest", Accept="application/json")
     assert (response.status_code, response.json()["code"]) == (503, "lease_lost")
     assert response["Content-Type"] == "application/json"
+
+
+def titled(alias: str) -> Any:
+    """A ``REWRITE`` that names the alias that it belongs to."""
+
+    def rewrite(problem: Problem, error: WeblockError) -> Problem:
+        return replace(problem, title=alias)
+
+    return rewrite
+
+
+@pytest.fixture
+def aliases(settings: Any, url: str) -> None:
+    """Two aliases, each with a ``REWRITE`` and a ``BUSY_VIEW`` that name it."""
+
+    def busy_of(alias: str) -> Any:
+        return lambda request, error: HttpResponse(f"{alias}: {error.key}", status=429)
+
+    settings.WEBLOCK = {
+        alias: {
+            "URL": f"{url}-{alias}",
+            "WAIT": 0,
+            "REWRITE": titled(alias),
+            "BUSY_VIEW": busy_of(alias),
+        }
+        for alias in ("default", "reports")
+    }
+
+
+async def in_a_task(path: str) -> Any:
+    """What a task answers."""
+    return await AsyncClient(raise_request_exception=False).post(path)
+
+
+@both
+async def test_the_alias_of_a_key_that_cannot_be_made_answers(
+    bare: None, serve: Any, aliases: None
+) -> None:
+    """A request without a usable key gets the ``REWRITE`` of the alias of the lock that wants it."""
+
+    @lock("item:{query.pk}", alias="reports")
+    def items(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    @lock("item:{query.pk}", alias="reports")
+    async def async_items(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    @lock("outer")
+    def inner_only(request: HttpRequest) -> Any:
+        return items(request)
+
+    serve(items=items, async_items=async_items, inner=inner_only)
+    in_tasks = [await in_a_task(path) for path in ("/items", "/async_items", "/inner")]
+    for response in [fetch("/items"), fetch("/inner"), *in_tasks]:
+        assert (response.status_code, response.json()["title"]) == (400, "reports")
+
+
+def lose(alias: str, lease: Any) -> None:
+    """Take the lease of ``items`` away, so that its holder notices at once."""
+    assert locks[alias].force_release("items")
+    with suppress(LeaseLost):
+        lease.extend(1)
+
+
+@both
+@pytest.mark.parametrize("raises", [True, False], ids=["raised", "noticed at the end"])
+def test_the_alias_of_a_lost_lease_answers(
+    raises: bool, bare: None, serve: Any, aliases: None
+) -> None:
+    """A request that loses its lease gets the ``REWRITE`` of the lease's alias."""
+
+    @lock("items", alias="reports")
+    def view(request: Any) -> HttpResponse:
+        lose("reports", request.weblock)
+        if raises:
+            request.weblock.check()
+        return HttpResponse(status=201)
+
+    serve(items=view)
+    response = fetch("/items")
+    assert (response.status_code, response.json()["code"]) == (503, "lease_lost")
+    assert response.json()["title"] == "reports"
+
+
+@both
+@pytest.mark.parametrize(("lost", "expected"), [("items", "reports"), ("other", "default")])
+def test_of_several_aliases_the_one_of_the_key_answers(
+    lost: str, expected: str, bare: None, serve: Any, aliases: None
+) -> None:
+    """Where locks of several aliases are held, the error's key decides, or else the innermost lock."""
+
+    @lock("items", alias="reports")
+    @lock("inner")
+    def view(request: HttpRequest) -> HttpResponse:
+        raise LeaseLost(lost, fence=1, reason="taken")
+
+    serve(items=view)
+    assert fetch("/items").json()["title"] == expected
+
+
+@both
+async def test_a_fence_that_is_locked_is_a_busy_key(bare: None, serve: Any, aliases: None) -> None:
+    """``FenceLocked`` is answered by the ``BUSY_VIEW`` of the lock's alias, as another busy key is."""
+
+    @lock("items", alias="reports")
+    def view(request: HttpRequest) -> HttpResponse:
+        raise FenceLocked("items", wait=1)
+
+    @lock("items", alias="reports")
+    async def async_view(request: HttpRequest) -> HttpResponse:
+        raise FenceLocked("items", wait=1)
+
+    serve(items=view, async_items=async_view)
+    in_tasks = [await in_a_task(path) for path in ("/items", "/async_items")]
+    for response in [fetch("/items"), *in_tasks]:
+        assert (response.status_code, response.content) == (429, b"reports: items")
+
+
+def test_a_busy_key_of_the_view_itself(serve: Any, settings: Any, aliases: None) -> None:
+    """A view without a lock that finds a key busy is answered by the ``BUSY_VIEW`` of ``default``."""
+    settings.MIDDLEWARE = settings.MIDDLEWARE[-1:]
+
+    def view(request: HttpRequest) -> HttpResponse:
+        raise LockTimeout("own", wait=0)
+
+    serve(items=view)
+    response = fetch("/items")
+    assert (response.status_code, response.content) == (429, b"default: own")

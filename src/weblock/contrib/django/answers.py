@@ -34,8 +34,8 @@ def answer(
 
     A locked view of Django REST framework answers in the way of its other errors, and so does an
     operation of django-ninja whose API has a handler for errors of weblock; a browser gets a page; and
-    others get problem details. ``lock`` is the lock that could not be acquired, if that was the
-    error.
+    others get problem details. ``lock`` is the lock that the error is about: the settings of its alias
+    apply, or those of ``default`` if it is ``None``.
     """
     if not isinstance(error, WeblockError) or not (problem := _problem(error, lock)):
         return None
@@ -74,9 +74,10 @@ async def aanswer_for(
 
 
 def _busy_view(lock: ViewLock | None, error: Exception) -> BusyView | None:
-    if lock is None or not isinstance(error, LockTimeout):
+    if not isinstance(error, LockTimeout):
         return None
-    found: BusyView | None = lock.busy_view or settings.of_alias(lock.alias).busy_view
+    own = lock.busy_view if lock else None
+    found: BusyView | None = own or settings.busy_view_of(_alias_of(lock))
     return found
 
 
@@ -84,8 +85,12 @@ def _problem(error: WeblockError, lock: ViewLock | None) -> Problem | None:
     problem = problem_of(error, debug=django_settings.DEBUG)
     if problem is None:
         return None
-    rewrite = settings.rewrite_of(lock.alias if lock else DEFAULT)
+    rewrite = settings.rewrite_of(_alias_of(lock))
     return rewrite(problem, error) if rewrite else problem
+
+
+def _alias_of(lock: ViewLock | None) -> str:
+    return lock.alias if lock else DEFAULT
 
 
 def _form_for(request: HttpRequest, error: WeblockError) -> Form:

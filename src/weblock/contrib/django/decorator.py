@@ -187,8 +187,8 @@ def _serve(together: Together, view: Callable[..., Any], args: Any, kwargs: Any)
         call(outer.acquire, together, values)
         return work(outer)
     except WeblockError as error:
-        refused = (outer or alone).refused
-        if response := answer_for(refused, request, error):
+        lock = (outer or alone).lock_behind(error)
+        if response := answer_for(lock, request, error):
             return response if outer else alone.timed(response)
         raise
 
@@ -222,8 +222,8 @@ async def _serve_async(together: Together, view: Callable[..., Any], args: Any, 
         await acall(outer.acquire, together, values)
         return await work(outer)
     except WeblockError as error:
-        refused = (outer or alone).refused
-        if response := await aanswer_for(refused, request, error):
+        lock = (outer or alone).lock_behind(error)
+        if response := await aanswer_for(lock, request, error):
             return response if outer else alone.timed(response)
         raise
 

@@ -16,7 +16,7 @@ from django.utils.decorators import sync_and_async_middleware
 
 from ...errors import ConfigurationError, WeblockError
 from . import settings
-from .answers import aanswer_for, answer, answer_for
+from .answers import aanswer_for, answer_for
 from .commits import current_guard
 from .registry import LocksByAlias, async_locks, locks
 from .request import TaskLeases, ThreadLeases, locks_of_request
@@ -45,7 +45,8 @@ class _Layer:
         """Respond to an error of a view: a lost lease, or a lock that the view acquired itself."""
         if guard := current_guard():
             error = guard.reason_of(error)
-        return answer(request, error)
+        held = locks_of_request(request)
+        return answer_for(held.lock_behind(error) if held else None, request, error)
 
 
 class _ThreadLayer(_Layer):
@@ -74,7 +75,7 @@ class _ThreadLayer(_Layer):
         try:
             held.acquire(wanted, values)
         except WeblockError as error:
-            if response := answer_for(held.refused, request, error):
+            if response := answer_for(held.lock_behind(error), request, error):
                 return response
             raise
         held.show(wanted[-1], to_task=iscoroutinefunction(view))
@@ -104,7 +105,7 @@ class _TaskLayer(_Layer):
         try:
             await held.acquire(wanted, values)
         except WeblockError as error:
-            if response := await aanswer_for(held.refused, request, error):
+            if response := await aanswer_for(held.lock_behind(error), request, error):
                 return response
             raise
         held.show(wanted[-1], to_task=iscoroutinefunction(view))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from functools import partial
 from itertools import groupby
 from typing import Any, Final
+from weakref import ref
 
 from asgiref.sync import sync_to_async
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
 from ..._face import BaseLease, Face
@@ -36,8 +38,8 @@ class ViewLeases(RequestLeases[BaseLease]):
     def __init__(self, request: HttpRequest) -> None:
         super().__init__(str(request.method), request.path)
         self.request = request
-        self.refused: ViewLock | None = None
-        """What could not be acquired."""
+        self._refused: tuple[ViewLock, ref[WeblockError]] | None = None
+        """What could not be acquired last, and why: weakly, for the error's traceback refers to this."""
         self._waiting = False
         self._unwanted = False
         self._proven: set[ViewLock] = set()
@@ -78,6 +80,28 @@ class ViewLeases(RequestLeases[BaseLease]):
         """Return whether this lock has been acquired."""
         return lock in self._by_lock
 
+    def lock_behind(self, error: Exception) -> ViewLock | None:
+        """Return the lock whose alias says how ``error`` is answered.
+
+        That is the lock that could not be acquired, or that holds the error's key, or the innermost one.
+        Return ``None`` for a request without locks.
+        """
+        if self._refused and self._refused[1]() is error:
+            return self._refused[0]
+        key = getattr(error, "key", None)
+        inner_first = list(reversed(self._by_lock))
+        of_key = [lock for lock in inner_first if key in self._by_lock[lock]]
+        return next(iter(of_key or inner_first), None)
+
+    @contextmanager
+    def _refusing(self, lock: ViewLock) -> Iterator[None]:
+        """Note that ``lock`` is the one that could not be acquired, if the block raises."""
+        try:
+            yield
+        except WeblockError as error:
+            self._refused = lock, ref(error)
+            raise
+
     def show(self, lock: ViewLock, *, to_task: bool) -> None:
         """Puts the lease of ``lock`` where the view finds it: ``request.weblock``.
 
@@ -92,7 +116,7 @@ class ViewLeases(RequestLeases[BaseLease]):
     def answered(self, response: Any, loss: LeaseLost | None) -> Any:
         """Return the response, or another one if the lock was lost before it was made."""
         if not isinstance(response, HttpResponseBase):  # It is an inner function's own affair.
-            return answer(self.request, loss) if loss and not self._is_proven else response
+            return self._answer(loss) if loss and not self._is_proven else response
         if loss and response.status_code < 500:  # Otherwise it promises nothing.
             response = self._after(loss, response)
         return self.timed(response)
@@ -114,10 +138,13 @@ class ViewLeases(RequestLeases[BaseLease]):
         if self._is_proven:
             logger.error("a response is sent although, after its work was committed, the %s", loss)
             return response
-        instead = answer(self.request, loss)
+        instead = self._answer(loss)
         assert instead is not None
         close_together(instead, response)
         return instead
+
+    def _answer(self, loss: LeaseLost) -> HttpResponse | None:
+        return answer(self.request, loss, self.lock_behind(loss))
 
     async def _take_all(
         self,
@@ -129,13 +156,10 @@ class ViewLeases(RequestLeases[BaseLease]):
         for lock, face, missing in self._in_turn(faces, wanted):
             if self._unwanted:
                 raise asyncio.CancelledError
-            options = lock.held_with
             self._waiting = True
             try:
-                await self.take(face, missing, options, before_waiting)
-            except WeblockError:
-                self.refused = lock
-                raise
+                with self._refusing(lock):
+                    await self.take(face, missing, lock.held_with, before_waiting)
             finally:
                 self._waiting = False
         for lock, guard in guards.items():  # Also of keys that were held already, unguarded.
@@ -209,7 +233,10 @@ class ThreadLeases(ViewLeases):
         """
         guards = _guards(of)
         prepare_connections(self.request, _databases(guards))
-        wanted = {lock: in_order(lock.keys_of(self.request, values)) for lock in of}
+        wanted: dict[ViewLock, tuple[CheckedKey, ...]] = {}
+        for lock in of:
+            with self._refusing(lock):
+                wanted[lock] = in_order(lock.keys_of(self.request, values))
         drive(self._take_all(locks, wanted, guards, _give_back))
 
 
@@ -252,7 +279,10 @@ class TaskLeases(ViewLeases):
         """Acquire the keys, in a task."""
         guards = _guards(of)
         await _aprepare_connections(self.request, _databases(guards))
-        wanted = {lock: in_order(await lock.akeys_of(self.request, values)) for lock in of}
+        wanted: dict[ViewLock, tuple[CheckedKey, ...]] = {}
+        for lock in of:
+            with self._refusing(lock):
+                wanted[lock] = in_order(await lock.akeys_of(self.request, values))
         await self._take_all(async_locks, wanted, guards, _agive_back_connections)
 
 

@@ -107,6 +107,11 @@ def rewrite_of(alias: str) -> Any:
     return of_alias(alias).rewrite if alias in aliases() else None
 
 
+def busy_view_of(alias: str) -> Any:
+    """Return the alias's function that responds to a request whose key is busy, if it has one."""
+    return of_alias(alias).busy_view if alias in aliases() else None
+
+
 def rules() -> tuple[Rules, ...]:
     """Return the rules of all aliases. Raises ``ConfigurationError`` if they are invalid."""
     return _current().rules
