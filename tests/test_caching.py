@@ -19,12 +19,15 @@ from typing import Any
 import pymemcache
 import pytest
 import redis
+from django.core.cache.backends.base import BaseCache
 from django.core.cache.backends.locmem import LocMemCache
+from pymemcache.client.hash import HashClient
+from pymemcache.client.retrying import RetryingClient
 
 from tests.servers import fresh_url, shared
 from tests.servers.memcached import Memcached
 from tests.support.renewals import renewed
-from tests.support.waiting import PATIENCE, now
+from tests.support.waiting import PATIENCE, eventually, now
 from weblock import AsyncLocks, ConfigurationError, InvalidKey, Locks, LockTimeout
 
 LONG = 60.0
@@ -41,6 +44,32 @@ class PlainCache:
 
     def set(self, key: str, value: Any) -> None:
         self.entries[key] = value
+
+
+class OpaqueCache(PlainCache):
+    """It passes on whatever its ``set`` is given, as wrappers do."""
+
+    def set(self, *args: Any, **kwargs: Any) -> None:
+        self.given = kwargs
+        super().set(*args)
+
+
+class DjangoRedisCache(BaseCache):
+    """A cache of Django whose ``set`` passes everything on, as that of django-redis does."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.given: dict[str, Any] = {}
+
+    def get(self, key: str, *args: Any, **kwargs: Any) -> Any:
+        return None
+
+    def set(self, *args: Any, **kwargs: Any) -> None:
+        self.given = kwargs
+
+
+class OwnHashClient(HashClient):
+    """A client of a project's own."""
 
 
 class AsyncCache(PlainCache):
@@ -247,6 +276,32 @@ class TestKeeping:
                 assert locks.cached(key, computing, expiry=expiry, cache=client) == 1
             client.close()
 
+    @pytest.mark.parametrize(
+        "client_of",
+        [
+            pymemcache.Client,
+            pymemcache.PooledClient,
+            lambda server: pymemcache.HashClient([server]),
+            lambda server: OwnHashClient([server]),
+            lambda server: RetryingClient(pymemcache.Client(server)),
+        ],
+        ids=["plain", "pooled", "hash", "own", "retrying"],
+    )
+    def test_every_client_of_memcached_is_told_of_the_expiry(self, locks, key, client_of) -> None:
+        """An entry is gone from memcached when it is no longer served, whichever class wraps the client."""
+        with contextlib.closing(Memcached()) as server:
+            client = client_of(("127.0.0.1", server.port))
+            locks.cached(key, lambda: 1, expiry=0.5, cache=client)
+            assert client.get(key) is not None
+            eventually(lambda: client.get(key) is None)
+            client.close()
+
+    def test_a_django_cache_that_passes_everything_on(self, locks, key) -> None:
+        """A cache of Django is told of the expiry as ``timeout``, also where ``set`` does not name it."""
+        cache = DjangoRedisCache()
+        locks.cached(key, lambda: 1, expiry=LONG, cache=cache)
+        assert cache.given == {"timeout": LONG}
+
     @pytest.mark.parametrize("foreign", [b"not json", b"7", b'{"value": 1}', b"\xff"])
     def test_what_is_not_ours_is_replaced(self, locks, key, foreign) -> None:
         """Whatever else stands in the cache under the key counts as a miss."""
@@ -412,6 +467,26 @@ class TestMistakes:
             locks.cached("key", lambda: 1, expiry=1, cache={})
         with pytest.raises(InvalidKey):
             locks.cached("a\nkey", lambda: 1, expiry=1, cache={})
+
+    def test_a_cache_that_hides_its_expiry(self, locks, key) -> None:
+        """A cache that cannot be given an expiry by name is refused: before anything is computed."""
+        cache = OpaqueCache()
+        with pytest.raises(ConfigurationError, match=r"OpaqueCache.*set\(key, value, timeout\)"):
+            locks.cached(key, expiry=1, cache=cache)
+        with pytest.raises(ConfigurationError, match="OpaqueCache"):
+            locks.cached(key, lambda: pytest.fail("computed"), expiry=1, cache=cache)
+
+    async def test_a_cache_that_hides_its_expiry_in_asyncio(self, key) -> None:
+        """``AsyncLocks`` refuses it in the same way."""
+
+        async def compute() -> None:
+            pytest.fail("computed")
+
+        async with AsyncLocks.from_url("memory://") as locks:
+            with pytest.raises(ConfigurationError, match="OpaqueCache"):
+                locks.cached(key, expiry=1, cache=OpaqueCache())
+            with pytest.raises(ConfigurationError, match="OpaqueCache"):
+                await locks.cached(key, compute, expiry=1, cache=OpaqueCache())
 
     def test_caches_of_the_other_world(self, locks, key) -> None:
         """A blocking client is refused in asyncio, and an asynchronous one in threads."""

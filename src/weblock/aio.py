@@ -353,6 +353,7 @@ class AsyncLocks(Face):
         if compute is not None:
             refuse_coroutine(compute)
             return value_of(key, compute, keeping, turns)
+        keeping.check_class()
         template = KeyTemplate.parse(key)
 
         def decorate(

@@ -42,7 +42,8 @@ class CacheOptions(HoldOptions, total=False):
 
     A Django cache, a client of Redis, Valkey or memcached, or any object with ``get(key)``, which
     returns ``None`` for a missing value, and ``set(key, value)``. ``AsyncLocks`` needs one that does
-    not block, where there is a choice.
+    not block, where there is a choice. The expiry is passed to a ``set`` that has a parameter for it:
+    ``px`` (milliseconds), ``timeout``, ``ttl``, ``ex``, ``expire`` or ``expiry``.
     """
     stale: Duration
     """How long after its expiry a value is served while one caller computes the next (0)."""
@@ -71,6 +72,18 @@ class Keeping:
         self._expiry = seconds("expiry", options["expiry"], least=SHORTEST_EXPIRY)
         self._stale = seconds("stale", options.get("stale", 0))
         self._codec = options.get("codec") or (json if _keeps_bytes(self._cache) else None)
+
+    def check_class(self) -> None:
+        """Raise ``ConfigurationError`` if the class of the cache hides how to set an expiry.
+
+        It is enough for a decorator, which may run before a lazy cache can be opened.
+        """
+        if put := _method_of(type(self._cache), "set", suspends=self._suspends):
+            _word_for_expiry(self._cache, put)
+
+    def check(self) -> None:
+        """Raise ``ConfigurationError`` if the cache cannot store a value until its expiry."""
+        _word_for_expiry(self._cache, self._method("set"))
 
     async def look(self, key: str) -> Entry | None:
         """Return the entry of a key; ``None`` if there is none, or it is not ours."""
@@ -106,20 +119,16 @@ class Keeping:
 
     def _for_as_long_as_served(self, put: Callable[..., Any]) -> dict[str, int]:
         """Return the argument that tells the cache how long to keep an entry, if it has one."""
-        names = inspect.signature(put).parameters
-        word = next((word for word in _WORDS_FOR_EXPIRY if word in names), None)
+        word = _word_for_expiry(self._cache, put)
         length = self._expiry + self._stale
-        if _driver(self._cache) == "pymemcache":
+        if "pymemcache" in _drivers(self._cache):
             length = min(length, _LONGEST_IN_MEMCACHED)
         return {word: math.ceil(length * 1000 if word == "px" else length)} if word else {}
 
     def _method(self, name: str) -> Callable[..., Any]:
-        """Return a method of the cache. Django's caches have awaitable ones beside the others."""
-        names = (f"a{name}", name) if self._suspends else (name,)
-        for each in names:
-            method = getattr(self._cache, each, None)
-            if callable(method):
-                return cast("Callable[..., Any]", method)
+        """Return a method of the cache. Raises ``ConfigurationError`` if it has none."""
+        if method := _method_of(self._cache, name, suspends=self._suspends):
+            return method
         raise ConfigurationError(f"cache={self._cache!r:.200} has no method {name!r}")
 
     async def _answer(self, answer: Any) -> Any:
@@ -131,7 +140,7 @@ class Keeping:
             raise ConfigurationError(
                 f"cache={self._cache!r:.200} is asynchronous: give it to AsyncLocks, or another one"
             )
-        if self._suspends and _driver(self._cache) in _WITH_TWO_CLIENTS:
+        if self._suspends and _drivers(self._cache) & _WITH_TWO_CLIENTS:
             raise ConfigurationError(
                 f"cache={self._cache!r:.200} blocks the event loop: give a client of redis.asyncio"
             )
@@ -163,6 +172,7 @@ async def value_of(
     entry = await keeping.look(check_key(key))
     if entry and _is_fresh(entry):
         return cast("R", entry.value)
+    keeping.check()
     if entry and keeping.serves(entry):
         try:
             turn = await turns.take(key, {**turns.options, "wait": 0})
@@ -205,15 +215,49 @@ _WITH_TWO_CLIENTS: Final = {"redis", "valkey"}
 _LONGEST_IN_MEMCACHED: Final = 30 * 86400.0
 """Seconds; memcached takes a longer time for a date, which is in the past."""
 _WORDS_FOR_EXPIRY: Final = ("px", "timeout", "ttl", "ex", "expire", "expiry")
+_WORDS_OF_DRIVERS: Final = {"django": "timeout", "pymemcache": "expire"}
+"""For classes whose ``set`` passes on whatever it is given: those of django-redis, and ``HashClient``."""
+_PASSED_ON: Final = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+
+
+def _method_of(cache: object, name: str, *, suspends: bool) -> Callable[..., Any] | None:
+    """Return a method of a cache. Django's caches have awaitable ones beside the others."""
+    for each in (f"a{name}", name) if suspends else (name,):
+        method = getattr(cache, each, None)
+        if callable(method):
+            return cast("Callable[..., Any]", method)
+    return None
+
+
+def _word_for_expiry(cache: object, put: Callable[..., Any]) -> str | None:
+    """Return the parameter of ``put`` for the expiry; ``None`` if it has none.
+
+    Raises ``ConfigurationError`` if ``put`` does not tell: entries would stay forever.
+    """
+    parameters = inspect.signature(put).parameters
+    for word in _WORDS_FOR_EXPIRY:
+        if word in parameters:
+            return word
+    if not any(each.kind in _PASSED_ON for each in parameters.values()):
+        return None
+    for driver, word in _WORDS_OF_DRIVERS.items():
+        if driver in _drivers(cache):
+            return word
+    raise ConfigurationError(
+        f"cache={cache!r:.200} does not tell how to give its set() an expiry, because that takes"
+        f" {inspect.signature(put)}: give an object with get(key) and set(key, value, timeout) that"
+        " passes the seconds on"
+    )
 
 
 def _is_fresh(entry: Entry) -> bool:
     return time.time() < entry.fresh_until
 
 
-def _driver(cache: object) -> str:
-    return type(cache).__module__.partition(".")[0]
+def _drivers(cache: object) -> set[str]:
+    """Return the packages that the class of a cache and its base classes come from."""
+    return {cls.__module__.partition(".")[0] for cls in type(cache).__mro__}
 
 
 def _keeps_bytes(cache: object) -> bool:
-    return _driver(cache) in _OF_BYTES
+    return not _OF_BYTES.isdisjoint(_drivers(cache))

@@ -355,6 +355,7 @@ class Locks(Face):
         if compute is not None:
             refuse_async(compute)
             return value(key, compute)
+        keeping.check_class()
         template = KeyTemplate.parse(key)
 
         def decorate(function: Callable[P, R]) -> Callable[P, R]:
