@@ -209,11 +209,11 @@ class Keeper:
             self.drop_holding(each) if isinstance(each, Holding) else self.drop(each)
             self.owe(Debt(each.key, each.owner, each.close(), now=now, until=now))
         for stake in tuple(self.stakes.values()):
-            if (
-                not stake.granted
-            ):  # Its request is under way: nobody could give back what it gets later.
-                void = 2 * stake.ttl + LATEST
-                self.owe(Debt(stake.key, stake.owner, void, now=now, until=now))
+            if stake.granted:
+                continue
+            # Its request is under way: nobody could give back what it gets later.
+            void = 2 * stake.ttl + LATEST
+            self.owe(Debt(stake.key, stake.owner, void, now=now, until=now))
         self._ends = True
         self._bell.ring(Ask())
 
