@@ -3,7 +3,17 @@
 from typing import Annotated
 
 import pytest
-from fastapi import APIRouter, Body, Depends, FastAPI, Header, HTTPException, Query, WebSocket
+from fastapi import (
+    APIRouter,
+    Body,
+    Depends,
+    FastAPI,
+    Header,
+    HTTPException,
+    Query,
+    WebSocket,
+    routing,
+)
 from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field
 
 from tests.support.http import client_of
@@ -578,6 +588,20 @@ class TestAtTheStart:
         async def change(q: Annotated[Report, Query()]) -> None: ...
 
         with pytest.raises(ConfigurationError, match=r"write \{query\.shop\}"):
+            await started(app)
+
+    async def test_routes_of_included_routers_are_checked_without_fastapis_walk(
+        self, app, monkeypatch
+    ):
+        """FastAPI 0.137.0 and 0.137.1 keep included routers apart, and have no function that walks them."""
+        monkeypatch.delattr(routing, "iter_route_contexts", raising=False)
+        router = APIRouter()
+
+        @router.websocket("/live", dependencies=[Depends(lock("item:{id}"))])
+        async def live(socket: WebSocket) -> None: ...
+
+        app.include_router(router, prefix="/items/{item_id}")
+        with pytest.raises(ConfigurationError, match=r"websocket /items/\{item_id\}/live: lock"):
             await started(app)
 
     async def test_a_server_without_lifespan_is_told_by_the_first_request(self, app):

@@ -178,9 +178,17 @@ def _locking(route: Any, prefix: str, known: Iterable[str] = ()) -> LockingRoute
 
 def each_route(routes: Iterable[Any]) -> Iterator[Any]:
     """Return every route of a list and of the routers it includes, but not of its mounts."""
-    # FastAPI 0.137 made a tree of them, and a function that walks it.
-    walk = getattr(routing, "iter_route_contexts", None)
-    return walk(routes) if walk else iter(routes)
+    # FastAPI 0.137 made a tree of them, and 0.137.2 a function that walks it.
+    walk = getattr(routing, "iter_route_contexts", _each_included)
+    return iter(walk(routes))
+
+
+def _each_included(routes: Iterable[Any]) -> Iterator[Any]:
+    """Return every route, and of included routers theirs, as FastAPI's function does that is missing."""
+    for route in routes:
+        included = getattr(route, "effective_route_contexts", None)
+        for each in included() if included else [route]:
+            yield getattr(each, "starlette_route", None) or each
 
 
 def _flat(dependant: Any) -> Iterator[Any]:
