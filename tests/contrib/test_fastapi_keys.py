@@ -128,6 +128,27 @@ class TestTemplates:
         await exchange.served_by(app)
         assert keys == ["a:1"]
 
+    async def test_a_websocket_is_rejected_as_its_endpoint_rejects_it(self, app):
+        """A value that does not convert closes the websocket with 1008, with or without a lock."""
+
+        @app.websocket("/plain")
+        async def plain(socket: WebSocket, x: int) -> None:
+            pytest.fail("the handler ran")
+
+        @app.websocket("/locked", dependencies=[Depends(lock("{query.x}"))])
+        async def locked(socket: WebSocket, x: int) -> None:
+            pytest.fail("the handler ran")
+
+        sent = []
+        for path in ("/plain", "/locked"):
+            exchange = Exchange(kind="websocket", path=path)
+            exchange.scope["query_string"] = b"x=one"
+            exchange.says({"type": "websocket.connect"})
+            await exchange.served_by(app)
+            sent.append(exchange.sent)
+        assert sent[0] == sent[1]
+        assert sent[0][0]["code"] == 1008
+
 
 class Report(BaseModel):
     year: int = 2024

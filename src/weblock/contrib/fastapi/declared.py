@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
 
 from fastapi.datastructures import Headers
 from fastapi.dependencies.utils import request_params_to_args
-from fastapi.exceptions import RequestValidationError
+from fastapi.exceptions import RequestValidationError, WebSocketRequestValidationError
 from fastapi.requests import HTTPConnection
 from pydantic import AliasChoices, AliasPath, BaseModel, Json
 
@@ -48,13 +48,15 @@ class Declared(NamedTuple):
     def value(self, connection: HTTPConnection) -> object:
         """Return the value as the endpoint sees it; ``None`` if the request has none.
 
-        Raises ``RequestValidationError``, as FastAPI does for the endpoint, and ``InvalidKey`` for
-        a value that was sent twice.
+        Raises what FastAPI raises for the endpoint if it does not convert, and ``InvalidKey`` for a
+        value that was sent twice.
         """
         received = self._received(connection)
         values, errors = request_params_to_args([self.parameter], received)
         if errors:
-            raise RequestValidationError(errors)
+            is_websocket = connection.scope["type"] == "websocket"
+            kind = WebSocketRequestValidationError if is_websocket else RequestValidationError
+            raise kind(errors)
         value: object = values[self.parameter.name]
         if self.model is None or value is None:
             return value

@@ -185,7 +185,7 @@ def values_for(template: KeyTemplate, connection: HTTPConnection) -> Mapping[str
     must be one key too. So it is with query parameters and headers, and a declared default stands
     for one that is missing.
 
-    Raises ``RequestValidationError``, as the endpoint would, for a value that does not convert,
+    Raises what FastAPI raises for the endpoint where a value does not convert,
     ``InvalidKey`` for one that was sent twice, and ``ConfigurationError`` for a path parameter that
     the path has not.
     """
