@@ -546,7 +546,7 @@ class Acquisition:
             self._observers,
         )
         self._locker.keeper.keep_holding(holding)
-        if self._locker.over:  # Since just before: then nobody keeps it.
+        if self._locker.keeper.over:  # Since just before: then nobody keeps it.
             raise self._closed()
         if self._observers.wants_leases:
             tell_acquired(holding, self._since(), handed_over=self._pace is not None)

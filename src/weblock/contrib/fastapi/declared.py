@@ -54,9 +54,7 @@ class Declared(NamedTuple):
         received = self._received(connection)
         values, errors = request_params_to_args([self.parameter], received)
         if errors:
-            is_websocket = connection.scope["type"] == "websocket"
-            kind = WebSocketRequestValidationError if is_websocket else RequestValidationError
-            raise kind(errors)
+            raise _refusal(errors, connection)
         value: object = values[self.parameter.name]
         if self.model is None or value is None:
             return value
@@ -74,11 +72,11 @@ class Declared(NamedTuple):
         if text is None:
             if parameter.field_info.is_required():
                 missing = {"type": "missing", "loc": (kind, name), "msg": "Field required"}
-                raise RequestValidationError([{**missing, "input": None}])
+                raise _refusal([{**missing, "input": None}], connection)
             return parameter.get_default()
         converted, errors = parameter.validate(text, {}, loc=(kind, name))
         if errors:
-            raise RequestValidationError(errors if isinstance(errors, list) else [errors])
+            raise _refusal(errors if isinstance(errors, list) else [errors], connection)
         value: object = converted
         return value
 
@@ -93,6 +91,13 @@ class Declared(NamedTuple):
         # Its name alone is the host: see ``sent_value``.
         rest = [(name, value) for name, value in connection.headers.raw if name != b"host"]
         return Headers(raw=[*rest, (b"host", str(sent["host"]).encode("latin-1"))])
+
+
+def _refusal(errors: Sequence[Any], connection: HTTPConnection) -> Exception:
+    """Return the error that FastAPI raises for the endpoint of a request, or of a websocket."""
+    if connection.scope["type"] == "websocket":
+        return WebSocketRequestValidationError(errors)
+    return RequestValidationError(errors)
 
 
 def sent_by(connection: HTTPConnection, *sources: Source) -> dict[str, str | None]:
