@@ -16,14 +16,15 @@ class Turn:
     """The right to be inside. One that nobody has any more goes back by itself.
 
     A signal handler may raise between the call that took a turn and the line that would remember
-    it. The semaphores of ``threading`` stay taken then, for good.
+    it. The semaphores of ``threading`` stay taken then, for good. That is all that this is for: a
+    traceback keeps a turn that is in one of its frames, until the next collection if there is a
+    cycle, as with errors that refer to one another. So a caller that fails gives its turn back.
     """
 
     __slots__ = ("_turns",)
 
-    def __init__(self, turns: Turns) -> None:
-        # A weak reference: turns that go out of use take theirs along.
-        self._turns = weakref.ref(turns)
+    def __init__(self, turns: weakref.ref[Turns]) -> None:
+        self._turns = turns
 
     def __del__(self) -> None:
         if turns := self._turns():
@@ -37,7 +38,7 @@ class Turns:
     turns are given back without having waited for anything: no greenlet needs to run in between.
     """
 
-    __slots__ = ("__weakref__", "_on_lost", "give_back", "take")
+    __slots__ = ("__weakref__", "_on_lost", "_self", "give_back", "take")
 
     def __init__(
         self, count: int, on_lost: Callable[[], None] = lambda: None, *, brief: bool = False
@@ -48,12 +49,15 @@ class Turns:
         # Both are made in C, where no signal handler comes between what they do.
         self.take = free.get
         self.give_back: Callable[[Turn], None] = free.put
+        # Weak, so that turns that go out of use take theirs along; and kept here, because the
+        # collector clears a weak reference that is garbage itself, as where all turns are lost.
+        self._self = weakref.ref(self)
         for _ in range(count):
-            free.put(Turn(self))
+            free.put(Turn(self._self))
 
     def lost(self) -> None:
         """Replace a turn that was lost."""
         try:
             self._on_lost()
         finally:
-            self.give_back(Turn(self))
+            self.give_back(Turn(self._self))

@@ -145,8 +145,13 @@ class RecordFile:
         return turn
 
     def unlock(self, turn: Turn) -> None:
-        fcntl.flock(self._fd, fcntl.LOCK_UN)
-        self._turns.give_back(turn)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+        except BaseException:
+            self._let_go_of_file()
+            raise
+        finally:
+            self._turns.give_back(turn)
 
     def apply(self, changes: Changes, moment: Moment) -> list[Step]:
         """Replace the states of keys; an unchanged one is not written again."""
@@ -198,8 +203,10 @@ class RecordFile:
     def close(self) -> None:
         """Close it when no caller is inside; later callers learn that it is gone."""
         turn = self._turns.take()
-        self.abandon()
-        self._turns.give_back(turn)
+        try:
+            self.abandon()
+        finally:
+            self._turns.give_back(turn)
 
     def put_away(self, process: str, *, only_if_idle: bool) -> bool:
         """Close the file until it is needed again; return whether it was open, and could be closed.

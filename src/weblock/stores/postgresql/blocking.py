@@ -123,17 +123,9 @@ class BlockingLinks:
             turn = self._turns.take(timeout=self._patience)
         except Empty:
             raise Unfit(f"all {self._room} connections are in use: raise max_connections") from None
-        # A turn that is lost before it is given back goes back by itself.
-        link = self._idle_link() or self._new_link()
         try:
-            return link.ask(statement, *parameters)
-        finally:
-            if not link.alive:
-                self._close_idle()  # They have probably lost the same server.
-            elif self._closed:
-                link.close()
-            else:
-                self._idle.append(link)
+            return self._ask(statement, parameters)
+        finally:  # Also where it cannot connect: the traceback would keep the turn.
             self._turns.give_back(turn)
 
     @asynccontextmanager
@@ -159,6 +151,19 @@ class BlockingLinks:
         self._idle: list[BlockingLink] = []
         self._turns = Turns(self._room)
         self._turns_of_keys = [Turns(1) for _ in range(STRIPES)]
+
+    def _ask(self, statement: Statement, parameters: tuple[Parameter, ...]) -> list[Row]:
+        """Ask on one of the connections, for a caller that has a turn."""
+        link = self._idle_link() or self._new_link()
+        try:
+            return link.ask(statement, *parameters)
+        finally:
+            if not link.alive:
+                self._close_idle()  # They have probably lost the same server.
+            elif self._closed:
+                link.close()
+            else:
+                self._idle.append(link)
 
     def _idle_link(self) -> BlockingLink | None:
         while True:

@@ -246,10 +246,14 @@ class BlockingLinks:
             link = self._idle[address].pop()
         except (Empty, LookupError):
             return None
-        if link.usable():
-            link.turn = turn
-            return link
-        return None
+        try:
+            if not link.usable():
+                return None
+        except BaseException:
+            self._room.give_back(turn)
+            raise
+        link.turn = turn
+        return link
 
     async def take(self, address: Address, introduce: Introduce) -> BlockingLink:
         try:
@@ -257,8 +261,11 @@ class BlockingLinks:
         except Empty:
             message = f"all {self._size} connections are in use: raise max_connections"
             raise Unfit(message) from None
-        # A turn that does not come as far as this is lost, and so goes back.
-        link = self._idle_link(address) or await self._new_link(address, introduce)
+        try:
+            link = self._idle_link(address) or await self._new_link(address, introduce)
+        except BaseException:  # The traceback would keep the turn.
+            self._room.give_back(turn)
+            raise
         link.turn = turn
         return link
 
@@ -266,6 +273,12 @@ class BlockingLinks:
         assert isinstance(link, BlockingLink)
         turn, link.turn = link.turn, None
         assert turn is not None
+        try:
+            self._put_back(link)
+        finally:
+            self._room.give_back(turn)
+
+    def _put_back(self, link: BlockingLink) -> None:
         if not link.alive:
             link.discard()
             for other in self._idle.pop(link.address, []):
@@ -275,7 +288,6 @@ class BlockingLinks:
         else:
             link.used_at = time.monotonic()
             self._idle.setdefault(link.address, []).append(link)
-        self._room.give_back(turn)
 
     def tidy(self) -> None:
         if self._are_of_another_thread():
