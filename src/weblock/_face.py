@@ -28,7 +28,7 @@ from ._options import (
 from ._platform.greenlets import renewed_by_greenlet
 from ._platform.logs import logger
 from ._runtime.clock import control
-from ._runtime.keeper import keeper_of, leave_keeper
+from ._runtime.keeper import join, leave
 from ._runtime.observing import LOGGER, ROOT, Audience, Observer, as_observer
 from .errors import ConfigurationError, EngineUnavailable, LeaseLost
 from .events import Event, FailedOpen, Forced, NotRenewed
@@ -174,10 +174,16 @@ class Face:
         self._engine = engine
         self._place = engine, self._options.prefix
         """Where the keys are: the keys of two ``Locks`` in one place are the same keys."""
+        shared = join(engine)
+        try:
+            store = shared.store_for(runtime)
+        except BaseException:
+            _leave(engine)
+            raise
         self._locker = Locker(
-            store=engine.connect(runtime),
+            store=store,
             runtime=runtime,
-            keeper=keeper_of(engine),
+            keeper=shared.keeper,
             switchboard=engine.switchboard,
             engine=engine.name,
             observers=self._observers,
@@ -462,10 +468,10 @@ def _opened(url: str | Sequence[str]) -> Engine:
     with urls.registering():
         while True:
             engine = urls.engine_for(url)
-            keeper_of(engine)
+            join(engine)
             if urls.engine_for(url) is engine:
                 return engine
-            leave_keeper(engine)  # The collector has closed its last locks, in this thread.
+            leave(engine)  # The collector has closed its last locks, in this thread.
 
 
 def _leave(engine: Engine) -> None:
@@ -474,7 +480,7 @@ def _leave(engine: Engine) -> None:
     Its URL is forgotten in the same step: a caller that asks for it while debts are paid gets a new one.
     """
     with urls.registering():
-        ended = leave_keeper(engine)
+        ended = leave(engine)
         if ended:
             urls.forget(engine)
     if ended:

@@ -63,6 +63,21 @@ def _use(face, locks, one, other) -> None:
     one.do(face.section, locks, "a", "b", body=lambda lease: None)
 
 
+def test_locks_of_a_moment_leave_nothing_beside_others(face, url, one) -> None:
+    """Each that is opened for one request, where others keep the engine open, leaves no connection."""
+    still = face.open(url)
+    one.do(face.section, still, "key", body=lambda lease: None)
+    before = _files()
+    for _ in range(20):
+        locks = face.open(url)
+        one.do(face.section, locks, "key", body=lambda lease: None)
+        face.shut(locks)
+    # The keeper may have opened one of its own, and more than one where there are several servers.
+    eventually(lambda: _files() < before + 15)
+    one.do(one.do(still.acquire, "key", wait=0).release)
+    face.shut(still)
+
+
 def test_event_loops_that_come_and_go_leave_nothing(url) -> None:
     """Each ``asyncio.run`` on the same locks takes its connections and its loop away with it."""
     locks = AsyncLocks.from_url(url)

@@ -1,4 +1,4 @@
-"""The keeper's thread, and what a fork does to it."""
+"""What all users of an engine in this process share: the keeper's thread, and connections."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 import warnings
 
 from .._core.keeping import Keeper
-from .._core.ports import Engine
+from .._core.ports import Engine, Runtime, Store
 from .._platform.forks import heed_forks
 from .._platform.logs import logger
 from .._platform.threads import BackgroundThread
@@ -17,6 +17,7 @@ class KeeperThread:
     """Runs one engine's keeper in a daemon thread, from when it is first needed."""
 
     def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self._thread = BackgroundThread(
             "weblock-keeper", lambda: drive(self.keeper.run()), real=engine.real_keeper
         )
@@ -28,6 +29,19 @@ class KeeperThread:
             disconnect=engine.switchboard.disconnect,
         )
         self.users = 0
+        self._stores: dict[type[Runtime], Store] = {}
+
+    def store_for(self, runtime: Runtime) -> Store:
+        """Return the store of a world, the same one for all users, so that they share connections.
+
+        Else each user would leave some open until the last one is gone. The keeper has a store of
+        its own: renewals do not wait until a caller's request is over.
+        """
+        world = type(runtime)
+        with _keepers.guard:
+            if world not in self._stores:
+                self._stores[world] = self._engine.connect(runtime)
+            return self._stores[world]
 
     def close(self, timeout: float = 5.0) -> None:
         """End the thread, and wait for that at most ``timeout`` seconds.
@@ -66,8 +80,8 @@ class _Keepers:
 _keepers = _Keepers()
 
 
-def keeper_of(engine: Engine) -> Keeper:
-    """Return the one keeper of ``engine`` in this process, for one more user.
+def join(engine: Engine) -> KeeperThread:
+    """Return what the users of ``engine`` in this process share, for one more user.
 
     Each engine has its own, so that an engine that does not answer delays no other renewals.
     """
@@ -77,10 +91,10 @@ def keeper_of(engine: Engine) -> Keeper:
             thread = threads.get(engine) or threads.setdefault(engine, KeeperThread(engine))
             thread.users += 1
             if threads.get(engine) is thread:  # Else the collector has had its last user leave.
-                return thread.keeper
+                return thread
 
 
-def leave_keeper(engine: Engine) -> KeeperThread | None:
+def leave(engine: Engine) -> KeeperThread | None:
     """Record that a user has gone; return what is to be closed if it was the last."""
     with _keepers.guard:
         thread = _keepers.threads[engine]
