@@ -63,7 +63,10 @@ class BlockingRuntime:
         if not crowd.over:
             rest = threading.Thread(target=crowd.run, args=(_never,), daemon=True)
             rest.name = "weblock-late-answers"
-            rest.start()
+            try:
+                rest.start()
+            except RuntimeError:  # The machine has no more threads.
+                crowd.run(_never)
 
 
 def _never() -> bool:

@@ -26,7 +26,7 @@ from .asking import in_background
 from .calls import packed
 from .internals import take_writer
 from .rings import ring_waiter
-from .servers import NOT_RUNG, Server, explained
+from .servers import NOT_RUNG, Server, Unfit, explained
 from .settings import Address
 from .wire import Errors, Introduce, Link
 
@@ -262,8 +262,12 @@ class LoopLinks:
     async def aside(self, work: Callable[[], None]) -> None:
         """Run in a thread of our own what all tasks wait for together."""
         if self._aside is None or self._aside.done():
-            self._aside = self.loop.create_future()
-            in_background(partial(self._do_aside, work, self._aside), "aside")
+            outcome = self.loop.create_future()
+            try:
+                in_background(partial(self._do_aside, work, outcome), "aside")
+            except RuntimeError as error:
+                raise Unfit(f"no thread could be started to ask where it is: {error}") from error
+            self._aside = outcome  # Only now: nothing would end one that was not begun.
         if failure := await asyncio.shield(self._aside):
             raise failure
 

@@ -36,7 +36,10 @@ def in_background(work: Callable[[], None], name: str) -> None:
 
 
 class Poll:
-    """One question to several servers, each of which is asked in a thread of its own."""
+    """One question to several servers, each of which is asked in a thread of its own.
+
+    One for which no thread can be started is asked in the caller's.
+    """
 
     def __init__(self, question: Callable[[Address], T]) -> None:
         self._question = question
@@ -47,7 +50,10 @@ class Poll:
 
     def ask(self, address: Address) -> None:
         self.asked += 1
-        in_background(lambda: self._answers.put((address, self._outcome(address))), "asking")
+        try:
+            in_background(lambda: self._ask_here(address), "asking")
+        except RuntimeError:
+            self._ask_here(address)
 
     def ask_all(self, addresses: Iterable[Address]) -> None:
         for address in addresses:
@@ -71,6 +77,9 @@ class Poll:
             except Empty:
                 return
             self.heard[address] = outcome
+
+    def _ask_here(self, address: Address) -> None:
+        self._answers.put((address, self._outcome(address)))
 
     def _outcome(self, address: Address) -> Any:
         try:

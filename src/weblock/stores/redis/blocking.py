@@ -224,16 +224,22 @@ class BlockingLinks:
         work()
 
     async def together(self, works: Sequence[Coroutine[Any, Any, None]]) -> None:
-        """Run each but the last in a thread of its own."""
+        """Run each but the last in a thread of its own, as far as threads can be started."""
         if self._takes_turns:
             for work in works:
                 await work
             return
         *others, last = works
-        threads = [new_thread("weblock-side-by-side", partial(_driven, work)) for work in others]
-        for thread in threads:
-            thread.start()
-        await last
+        threads, here = [], [last]
+        for work in others:
+            thread = new_thread("weblock-side-by-side", partial(_driven, work))
+            try:
+                thread.start()
+                threads.append(thread)
+            except RuntimeError:
+                here.append(work)
+        for work in here:
+            await work
         for thread in threads:
             thread.join()
 

@@ -99,29 +99,49 @@ class ClusterNodes:
     def doubt(self, address: Address | None = None, error: Exception | None = None) -> None:
         self._lookup.doubt()
         if address and isinstance(error, exceptions.TimeoutError) and address not in self._hung:
-            self._hung.add(address)
-            in_background(lambda: self._knock(address), "knocking")
-            self._on_change()
+            self._leave_out(address)
 
     def abandon(self) -> None:
         self._hung = set()
         self._lookup.forget()
 
-    def _knock(self, address: Address) -> None:
+    def _leave_out(self, address: Address) -> None:
+        """Let no caller wait for a master, as long as a thread tries whether it answers again.
+
+        Where the machine has no thread for that, callers go on waiting for it.
+        """
+        hung = self._hung
+        try:
+            hung.add(address)
+            in_background(lambda: self._knock(address, hung), "knocking")
+        except RuntimeError:
+            hung.discard(address)
+        except BaseException:  # A signal handler's, say.
+            hung.discard(address)
+            raise
+        else:
+            self._on_change()
+
+    def _knock(self, address: Address, hung: set[Address]) -> None:
+        try:
+            self._knock_until_answered(address, hung)
+        finally:  # Nobody else would take it out again.
+            hung.discard(address)
+
+    def _knock_until_answered(self, address: Address, hung: set[Address]) -> None:
         """Ask a master that hung until it answers, or is no longer a master."""
-        pause, hung = FIRST_KNOCK, self._hung
+        pause = FIRST_KNOCK
         while self._hung is hung and address in self._homes.values():
             time.sleep(pause * (0.5 + random.random() / 2))
             pause = min(LONGEST_KNOCK, 2 * pause)
             try:
                 with opened(self._connect(address)) as connection:
                     asked(connection, "PING")
-                    break
+                    return
             except exceptions.TimeoutError:
                 pass
             except (exceptions.RedisError, OSError):
-                break  # Callers that need it will find out, and the others need not wait.
-        hung.discard(address)
+                return  # Callers that need it will find out, and the others need not wait.
 
     def _look(self) -> bool:
         homes = self._read_map()

@@ -1,0 +1,127 @@
+"""A machine that can start no more threads: what needed one does without, and nothing is stuck."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable
+
+import pytest
+from redis import exceptions
+
+from weblock._core.ports import Readable, Switchboard
+from weblock._runtime.blocking import BlockingRuntime, drive
+from weblock.stores.redis import cluster
+from weblock.stores.redis.aio import LoopLinks
+from weblock.stores.redis.asking import Poll
+from weblock.stores.redis.blocking import BlockingLinks
+from weblock.stores.redis.calls import Layout
+from weblock.stores.redis.cluster import ClusterNodes
+from weblock.stores.redis.servers import Unfit
+from weblock.stores.redis.settings import Address, parse
+
+MASTER = Address("master", 1)
+
+
+@pytest.fixture
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """No thread of ours can be started, until this is called."""
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("weblock"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    return lambda: monkeypatch.setattr(threading.Thread, "start", start)
+
+
+def nodes() -> ClusterNodes:
+    """A cluster with one master, to which nobody can connect."""
+
+    def connect(_address: Address) -> object:
+        raise LookupError("something unexpected")
+
+    settings = parse("redis+cluster://master:1")
+    nodes = ClusterNodes(
+        settings,
+        Layout(settings.prefix, settings.buckets),
+        connect,  # type: ignore[arg-type]
+        lambda: None,
+    )
+    nodes._homes = dict.fromkeys(range(settings.buckets), MASTER)
+    return nodes
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_a_master_that_no_thread_can_try_is_not_left_out() -> None:
+    """Who needs it goes on asking it, since nothing else would find out that it answers again."""
+    cluster = nodes()
+    cluster.doubt(MASTER, exceptions.TimeoutError())
+    assert cluster.address_of(0) == MASTER
+
+
+def test_a_master_is_left_out_only_while_a_thread_tries_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However the thread ends, callers ask the master again."""
+    monkeypatch.setattr(cluster, "FIRST_KNOCK", 0.0)
+    tried = nodes()
+    tried._hung.add(MASTER)
+    with pytest.raises(LookupError):
+        tried._knock(MASTER, tried._hung)
+    assert tried.address_of(0) == MASTER
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_servers_are_asked_in_the_callers_thread() -> None:
+    """All of them are, one after the other."""
+    poll = Poll(lambda address: address.port)
+    poll.ask_all([Address("a", 1), Address("b", 2)])
+    poll.wait(lambda: False)
+    assert sorted(poll.answers) == [1, 2]
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_what_goes_on_side_by_side_goes_on_one_after_the_other() -> None:
+    """What is to be asked of several servers at once is asked of all of them."""
+    done: list[int] = []
+
+    async def one(number: int) -> None:
+        done.append(number)
+
+    links = BlockingLinks(None, None, room=1, patience=0.0)  # type: ignore[arg-type]
+    drive(links.together([one(number) for number in range(3)]))
+    assert sorted(done) == [0, 1, 2]
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_late_answers_are_waited_for() -> None:
+    """A caller that has enough answers hears the others to their end, and fails for none of them."""
+    done: list[str] = []
+
+    async def early() -> None:
+        done.append("early")
+
+    async def late() -> None:
+        with ours, theirs:
+            await Readable(ours.fileno(), 0.01)
+        done.append("late")
+
+    ours, theirs = socket.socketpair()
+    drive(BlockingRuntime().side_by_side([early(), late()], lambda: True))
+    assert done == ["early", "late"]
+
+
+async def test_a_lookup_that_cannot_begin_keeps_nobody_waiting(
+    no_threads: Callable[[], None],
+) -> None:
+    """Who comes when there are threads again begins anew."""
+    links = LoopLinks("", Switchboard(), None, bool, timeout=1.0, trusted=True)  # type: ignore[arg-type]
+    for _ in range(2):
+        with pytest.raises(Unfit, match="thread"):
+            await links.aside(lambda: None)
+    no_threads()
+    looked = asyncio.Event()
+    await links.aside(looked.set)
+    assert looked.is_set()
