@@ -280,20 +280,18 @@ class BlockingLinks:
         turn, link.turn = link.turn, None
         assert turn is not None
         try:
-            self._put_back(link)
+            if link.alive and not self._closed:
+                link.used_at = time.monotonic()
+                self._idle.setdefault(link.address, []).append(link)
+            else:
+                self._discard(link)
         finally:
             self._room.give_back(turn)
 
-    def _put_back(self, link: BlockingLink) -> None:
-        if not link.alive:
-            link.discard()
-            for other in self._idle.pop(link.address, []):
-                other.discard()
-        elif self._closed:
-            link.discard()
-        else:
-            link.used_at = time.monotonic()
-            self._idle.setdefault(link.address, []).append(link)
+    def _discard(self, link: BlockingLink) -> None:
+        others = [] if link.alive else self._idle.pop(link.address, [])
+        for each in (link, *others):
+            each.discard()
 
     def tidy(self) -> None:
         if self._are_of_another_thread():
