@@ -166,7 +166,7 @@ def test_what_a_failover_does_depends_on_recovery(recovery: str, said: str) -> N
 def test_memcached_that_is_unfit_is_told_why() -> None:
     """A memcached that may evict is not called unreachable: the finding says what is wrong, and the remedy."""
     with Memcached() as server:
-        (finding,) = open_engine(server.url).diagnose()
+        (finding,) = open_engine(server.url()).diagnose()
     assert finding.text == "It may throw leases away when its memory is full."
     assert finding.remedy.startswith("Start it with -M")
 

@@ -145,7 +145,7 @@ class TestClocks:
 def test_those_who_wait_do_not_poll_busily() -> None:
     """Looks at a key that is held for long come to a few a second, however many wait in a process."""
     with Memcached("-M") as server:
-        url = f"{server.url}?recovery=off"
+        url = server.url(recovery="off")
         elsewhere = MemcachedEngine(open_engine(url).settings)
         with Locks(elsewhere) as holder, Locks.from_url(url) as waiters:
             lease = holder.acquire("key", ttl=LONG)
@@ -187,15 +187,15 @@ class TestServers:
         """A server that may throw leases away is no place for them, unless that is asked for."""
         with Memcached() as server:
             refused = pytest.raises(EngineUnavailable, match=r"-M.*allow_eviction")
-            with Locks.from_url(server.url) as locks, refused:
+            with Locks.from_url(server.url()) as locks, refused:
                 locks.acquire("key", wait=0)
-            with Locks.from_url(f"{server.url}?allow_eviction=true&recovery=off") as locks:
+            with Locks.from_url(server.url(allow_eviction="true", recovery="off")) as locks:
                 locks.acquire("key", wait=0).release()
 
     def test_a_lease_that_is_thrown_away_is_told(self) -> None:
         """Where a server may evict, the former holder finds out when it asks, and the fence is larger."""
         with Memcached(*SMALL) as server:
-            url = f"{server.url}?allow_eviction=true&recovery=off"
+            url = server.url(allow_eviction="true", recovery="off")
             with Locks.from_url(url) as holder, Locks(open_engine(url)) as other:
                 lease = holder.acquire("key", ttl=LONG)
                 for _ in _fill(server, _item_of("key"), 8000):
@@ -209,7 +209,7 @@ class TestServers:
     def test_one_that_is_full_says_so(self) -> None:
         """One that does not evict answers with an error when it is full, and keeps what it has."""
         with Memcached("-M", *SMALL) as server:
-            url = f"{server.url}?recovery=off"
+            url = server.url(recovery="off")
             with Locks.from_url(url) as holder, Locks(open_engine(url)) as other:
                 lease = holder.acquire("key", ttl=LONG)
                 assert any(
@@ -224,14 +224,14 @@ class TestServers:
     def test_one_without_cas_is_refused(self) -> None:
         """Without cas nothing can be replaced safely."""
         refused = pytest.raises(EngineUnavailable, match="-C")
-        with Memcached("-M", "-C") as server, Locks.from_url(server.url) as locks, refused:
+        with Memcached("-M", "-C") as server, Locks.from_url(server.url()) as locks, refused:
             locks.acquire("key", wait=0)
 
     @pytest.mark.parametrize("how", ["flush", "restart"])
     def test_one_that_has_forgotten_grants_nothing_for_a_while(self, how: str) -> None:
         """After a restart or a flush nobody gets a key before its former holder is told, and fences go on."""
         with Memcached("-M") as server:
-            url = f"{server.url}?recovery=3"
+            url = server.url(recovery=3)
             # Without renewals, it is not the holder who notices what has happened.
             with (
                 Locks.from_url(url, ttl=2, renew=False) as holder,
@@ -254,7 +254,7 @@ class TestServers:
     def test_one_client_does_not_end_the_quarantine_of_another(self, first: str) -> None:
         """After a flush, a client that recovers sooner does not have the server grant sooner to others."""
         with Memcached("-M") as server:
-            sooner, later = f"{server.url}?recovery={first}", f"{server.url}?recovery=600"
+            sooner, later = server.url(recovery=first), server.url(recovery=600)
             with Locks.from_url(sooner, wait=0) as one, Locks.from_url(later, wait=0) as other:
                 server.ask(b"flush_all")
                 if first == "off":
@@ -274,7 +274,7 @@ class TestServers:
     def test_a_key_is_not_handed_to_a_careful_waiter_in_a_quarantine(self) -> None:
         """A client with ``recovery=off`` gets keys at once, and hands none to waiters of other clients."""
         with Memcached("-M") as server:
-            urls = [f"{server.url}?recovery={each}" for each in ("off", "600")]
+            urls = [server.url(recovery=each) for each in ("off", "600")]
             with Locks.from_url(urls[0]) as careless, Locks.from_url(urls[1]) as careful:
                 server.ask(b"flush_all")
                 lease = careless.acquire("key", wait=0)
@@ -288,7 +288,7 @@ class TestServers:
     def test_without_recovery_two_may_hold(self) -> None:
         """What ``recovery=off`` gives up: a server that forgets grants at once."""
         with Memcached("-M") as server:
-            url = f"{server.url}?recovery=off"
+            url = server.url(recovery="off")
             with Locks.from_url(url, renew=False) as holder, Locks(open_engine(url)) as other:
                 lease = holder.acquire("key")
                 server.ask(b"flush_all")
@@ -299,7 +299,7 @@ class TestServers:
 
     def test_a_restart_costs_no_idle_connection_an_error(self) -> None:
         """A connection that ended while nobody used it is not used again."""
-        with Memcached("-M") as server, Locks.from_url(f"{server.url}?recovery=off") as locks:
+        with Memcached("-M") as server, Locks.from_url(server.url(recovery="off")) as locks:
             locks.acquire("key", wait=0).release()
             server.kill()
             server.start()
@@ -309,7 +309,7 @@ class TestServers:
         """A server that does not answer is an error after ``timeout``, and the event loop goes on."""
 
         async def main() -> bool:
-            async with AsyncLocks.from_url(f"{server.url}?recovery=off&timeout=0.3") as locks:
+            async with AsyncLocks.from_url(server.url(recovery="off", timeout=0.3)) as locks:
                 lease = await locks.acquire("key", wait=LONG)
                 await lease.release()
                 server.stop()
@@ -329,7 +329,7 @@ class TestServers:
         monkeypatch.setattr(connections, "LATELY", LONG)
 
         async def main() -> list[EngineUnavailable]:
-            async with AsyncLocks.from_url(f"{server.url}?recovery=off&timeout=0.5") as locks:
+            async with AsyncLocks.from_url(server.url(recovery="off", timeout=0.5)) as locks:
                 await (await locks.acquire("key", wait=LONG)).release()
                 server.stop()
                 asked = (locks.acquire(f"{number}", wait=0) for number in range(200))
@@ -346,7 +346,7 @@ class TestServers:
         """Hundreds of keys are listed in full, out of a cache in which others have their own items."""
         with Memcached("-M") as server:
             server.ask(b"set stranger 0 0 2\r\nhi")
-            with Locks.from_url(f"{server.url}?recovery=off") as locks:
+            with Locks.from_url(server.url(recovery="off")) as locks:
                 names = [f"item:{number:03}" for number in range(600)]
                 leases = [locks.acquire(name, ttl=LONG, wait=0) for name in names]
                 assert [info.key for info in locks.list("item:")] == names
@@ -369,7 +369,7 @@ class TestServers:
 
     def test_a_note_that_is_kept_for_months(self) -> None:
         """What is done once for all is remembered beyond the 30 days that memcached counts in seconds."""
-        with Memcached("-M") as server, Locks.from_url(f"{server.url}?recovery=off") as locks:
+        with Memcached("-M") as server, Locks.from_url(server.url(recovery="off")) as locks:
             drive(locks._locker.store.mark("default:key", 90 * 86400.0))
             assert drive(locks._locker.store.marked("default:key"))
             drive(locks._locker.store.mark("default:key", 0))
@@ -377,7 +377,7 @@ class TestServers:
 
     def test_what_is_not_ours_is_not_overwritten(self) -> None:
         """An item that another version wrote is an error that says what to do."""
-        with Memcached("-M") as server, Locks.from_url(f"{server.url}?recovery=off") as locks:
+        with Memcached("-M") as server, Locks.from_url(server.url(recovery="off")) as locks:
             lease = locks.acquire("key", ttl=LONG)
             assert lease.held
             server.ask(b"set " + _item_of("key") + b" 0 0 5\r\n[99]\n")
@@ -402,7 +402,7 @@ class TestServers:
 
     def test_what_is_not_ours_spoils_nothing_else(self) -> None:
         """Leases are renewed, though an item that another version wrote is asked for along with them."""
-        with Memcached("-M") as server, Locks.from_url(f"{server.url}?recovery=off") as locks:
+        with Memcached("-M") as server, Locks.from_url(server.url(recovery="off")) as locks:
             lease = locks.acquire("fine", ttl=LONG)
             server.ask(b"set " + _item_of("spoilt") + b" 0 0 5\r\n[99]\n")
             owners = {"spoilt": "somebody", "fine": lease.owner}
@@ -415,7 +415,7 @@ class TestServers:
         """No prefix sees the keys of another, whatever it is called."""
         prefixes = ("a", "a:b", "a.mark", "a.done", "a-lock")
         with Memcached("-M") as server, contextlib.ExitStack() as stack:
-            urls = [f"{server.url}?recovery=off&prefix={prefix}" for prefix in prefixes]
+            urls = [server.url(recovery="off", prefix=prefix) for prefix in prefixes]
             worlds = [stack.enter_context(Locks.from_url(url)) for url in urls]
             leases = [each.acquire("key", ttl=LONG, wait=0) for each in worlds]
             for each in worlds:

@@ -136,7 +136,9 @@ def test_too_few_replicas_grant_nothing(server: Server) -> None:
         eventually(lambda: replica.client().info("replication")["master_link_status"] == "up")
         with Locks.from_url(server.url(recovery="off", min_replicas=1, timeout=5)) as locks:
             locks.acquire("a").release()
-        assert "1 of at least 2 replicas" in refusal(server.url(recovery="off", min_replicas=2))
+        # It waits for half of the timeout that there are two.
+        url = server.url(recovery="off", min_replicas=2, timeout=4)
+        assert "1 of at least 2 replicas" in refusal(url)
         with Locks.from_url(server.url(recovery="off")) as locks:
             eventually(lambda: locks.inspect("a") is None)
 
@@ -145,7 +147,9 @@ def test_a_lease_is_not_renewed_without_its_replicas(server: Server) -> None:
     """A master that has lost its replicas cannot keep a holder alive."""
     with Server(a_redis(), replicaof=("127.0.0.1", server.port)) as replica:
         eventually(lambda: replica.client().info("replication")["master_link_status"] == "up")
-        with Locks.from_url(server.url(recovery="off", min_replicas=1), ttl=2, wait=20) as locks:
+        # A renewal waits for a replica for half of the timeout, and is refused before the lease ends.
+        url = server.url(recovery="off", min_replicas=1, timeout=1)
+        with Locks.from_url(url, ttl=2, wait=20) as locks:
             lease = locks.acquire("a")
             replica.kill()
             eventually(lambda: not lease.held)

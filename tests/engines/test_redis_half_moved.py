@@ -226,7 +226,10 @@ def test_replicas_must_have_a_lease_that_was_asked_elsewhere(cluster: Cluster) -
     with (
         Locks.from_url(url, ttl=PATIENCE, wait=PATIENCE) as locks,
         Locks.from_url(
-            cluster.url(recovery=TTL, min_replicas=5), ttl=PATIENCE, wait=0
+            # It waits for half of the timeout that there are so many.
+            cluster.url(recovery=TTL, min_replicas=5, timeout=2),
+            ttl=PATIENCE,
+            wait=0,
         ) as demanding,
     ):
         locks.acquire(KEYS[6]).release()  # It may have to recover first.

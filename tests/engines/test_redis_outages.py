@@ -59,7 +59,9 @@ def test_a_hung_master_loses_no_lease_elsewhere(
     """Leases of the other masters are renewed again and again while one of them stands still."""
     renew_often(monkeypatch)
     hung, *others = cluster.nodes[:3]
-    with Locks.from_url(cluster.url(recovery="off"), ttl=PATIENCE, wait=0) as locks:
+    # So that nobody waits for long for the one, nor is refused where another is slow.
+    url = cluster.url(recovery="off", timeout=1, connect_timeout=1)
+    with Locks.from_url(url, ttl=PATIENCE, wait=PATIENCE) as locks:
         unanswered = [locks.acquire(key) for key in keys_of(cluster, hung, 5)]
         leases = [locks.acquire(key) for each in others for key in keys_of(cluster, each, 5)]
         hung.stop()

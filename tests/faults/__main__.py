@@ -18,7 +18,7 @@ from tests.servers.proxy import Proxy
 from tests.servers.zookeeper import Ensemble, fresh_zookeeper
 
 from . import strikes
-from .rig import DURABLE, TTL, Workers
+from .rig import DURABLE, OF_A_QUORUM, SOON, TTL, Workers
 from .worker import MIXED
 
 
@@ -38,7 +38,9 @@ def main() -> int:
 def _single(stack: ExitStack, options: Options) -> Rig:
     server = stack.enter_context(Server(**DURABLE))
     proxy = stack.enter_context(Proxy(server))
-    workers = stack.enter_context(Workers(proxy.url(recovery=TTL, timeout=0.5), **options))
+    workers = stack.enter_context(
+        Workers(proxy.url(recovery=TTL, timeout=0.5, connect_timeout=1), **options)
+    )
     return workers, {
         **strikes.on_workers(workers),
         **strikes.on_server(server),
@@ -49,20 +51,22 @@ def _single(stack: ExitStack, options: Options) -> Rig:
 
 def _sentinel(stack: ExitStack, options: Options) -> Rig:
     deployment = stack.enter_context(SentinelDeployment())
-    workers = stack.enter_context(Workers(deployment.url(recovery=TTL), wait=20.0, **options))
+    workers = stack.enter_context(
+        Workers(deployment.url(recovery=TTL, **SOON), wait=20.0, **options)
+    )
     return workers, {**strikes.on_workers(workers), **strikes.on_sentinels(deployment)}
 
 
 def _cluster(stack: ExitStack, options: Options) -> Rig:
     cluster = stack.enter_context(Cluster())
-    workers = stack.enter_context(Workers(cluster.url(recovery=TTL), wait=20.0, **options))
+    workers = stack.enter_context(Workers(cluster.url(recovery=TTL, **SOON), wait=20.0, **options))
     slot = strikes.slot_in_use(cluster)
     return workers, {**strikes.on_workers(workers), **strikes.on_cluster(cluster, slot)}
 
 
 def _quorum(stack: ExitStack, options: Options) -> Rig:
     servers = [stack.enter_context(Server(**DURABLE)) for _ in range(3)]
-    urls = [server.url(recovery=TTL) for server in servers]
+    urls = [server.url(recovery=TTL, **OF_A_QUORUM) for server in servers]
     workers = stack.enter_context(Workers(urls, wait=20.0, **options))
     return workers, {**strikes.on_workers(workers), **strikes.on_quorum(servers)}
 
@@ -76,7 +80,7 @@ def _file(stack: ExitStack, options: Options) -> Rig:
 def _memcached(stack: ExitStack, options: Options) -> Rig:
     server = stack.enter_context(Memcached("-M"))
     workers = stack.enter_context(
-        Workers(f"{server.url}?recovery={TTL}&timeout=0.5", wait=20.0, **options)
+        Workers(server.url(recovery=TTL, timeout=0.5), wait=20.0, **options)
     )
     return workers, {**strikes.on_workers(workers), **strikes.on_memcached(server)}
 

@@ -16,11 +16,18 @@ from typing import Any, Self
 from tests.support.nursery import Forked, nursery_of_engines
 from tests.support.waiting import PATIENCE, eventually
 from weblock import Locks
+from weblock.stores.quorum import TIMEOUT
 
 from .history import History, Span, out_of_order, overlaps, read, unexcused
 from .worker import KEY, now
 
 TTL = 1.0
+SOON: dict[str, Any] = {"timeout": 1, "connect_timeout": 1}
+"""Options of clients that notice soon that a server hangs."""
+
+OF_A_QUORUM: dict[str, Any] = {"timeout": TIMEOUT, "connect_timeout": TIMEOUT}
+"""The same, of a server of several, of which one that hangs is no outage."""
+
 DURABLE: dict[str, Any] = {"appendonly": "yes", "appendfsync": "always"}
 """How a server is set up that keeps its data over a restart."""
 

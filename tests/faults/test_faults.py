@@ -26,7 +26,7 @@ from tests.servers.zookeeper import Ensemble, fresh_zookeeper
 
 from . import strikes
 from .history import Hold, Span, out_of_order, overlap_by_force, overlaps, read, unexcused
-from .rig import DURABLE, TTL, Workers
+from .rig import DURABLE, OF_A_QUORUM, SOON, TTL, Workers
 from .worker import MIXED, Journal, Watch
 
 LONG = "WEBLOCK_LONG" in os.environ
@@ -50,7 +50,7 @@ def test_faults_of_one_server(server_of: Callable[[], str]) -> None:
     """Killed and stopped holders, a stopped, paused and forgetful server: nobody ever overlaps."""
     with (
         Server(server_of(), **DURABLE) as server,
-        Workers(server.url(recovery=TTL)) as workers,
+        Workers(server.url(recovery=TTL, **SOON)) as workers,
     ):
         on_server, on_data = strikes.on_server(server), strikes.on_data(server)
         strike(workers, strikes.on_workers(workers), on_server, on_data)
@@ -62,7 +62,7 @@ def test_faults_of_the_network() -> None:
     with (
         Server() as server,
         Proxy(server) as proxy,
-        Workers(proxy.url(recovery="off", timeout=0.5)) as workers,
+        Workers(proxy.url(recovery="off", timeout=0.5, connect_timeout=1)) as workers,
     ):
         strike(workers, strikes.on_network(proxy))
         workers.check()
@@ -72,7 +72,7 @@ def test_failovers_of_sentinels() -> None:
     """A master that is replaced, and one that is killed: nobody overlaps, and fences increase."""
     with (
         SentinelDeployment() as deployment,
-        Workers(deployment.url(recovery=TTL), wait=20.0) as workers,
+        Workers(deployment.url(recovery=TTL, **SOON), wait=20.0) as workers,
     ):
         strike(workers, strikes.on_sentinels(deployment))
         deployment.kill_master()
@@ -82,7 +82,7 @@ def test_failovers_of_sentinels() -> None:
 
 def test_failovers_and_moves_of_a_cluster() -> None:
     """A failover, a slot that moves, a master that is killed: nobody overlaps, fences increase."""
-    with Cluster() as cluster, Workers(cluster.url(recovery=TTL), wait=20.0) as workers:
+    with Cluster() as cluster, Workers(cluster.url(recovery=TTL, **SOON), wait=20.0) as workers:
         slot = strikes.slot_in_use(cluster)
         strike(workers, strikes.on_cluster(cluster, slot))
         cluster.kill_master_of(slot)
@@ -94,7 +94,7 @@ def test_faults_of_a_quorum() -> None:
     """One server of three after the other dies, hangs and forgets: nobody overlaps or is kept out."""
     with ExitStack() as stack:
         servers = [stack.enter_context(Server(**DURABLE)) for _ in range(3)]
-        urls = [server.url(recovery=TTL) for server in servers]
+        urls = [server.url(recovery=TTL, **OF_A_QUORUM) for server in servers]
         workers = stack.enter_context(Workers(urls, wait=20.0))
         strike(workers, strikes.on_quorum(servers), strikes.on_workers(workers))
         workers.check()
@@ -114,7 +114,7 @@ def test_faults_of_memcached() -> None:
     """It hangs, and it forgets everything: nobody ever overlaps."""
     with (
         Memcached("-M") as server,
-        Workers(f"{server.url}?recovery={TTL}&timeout=0.5", wait=20.0) as workers,
+        Workers(server.url(recovery=TTL, timeout=0.5), wait=20.0) as workers,
     ):
         strike(workers, strikes.on_memcached(server), strikes.on_workers(workers))
         workers.check()

@@ -7,8 +7,6 @@ import threading
 import uuid
 from typing import Any
 
-from tests.support.urls import ANSWERED
-
 from .binaries import a_redis, a_valkey, an_older_redis, binaries, binary
 from .cluster import Cluster
 from .memcached import Memcached
@@ -77,11 +75,9 @@ def fresh_memcached() -> str:
         if not _memcached:
             _memcached.append(Memcached("-M"))
             atexit.register(_memcached[0].close)
-    return (
-        f"{_memcached[0].url}?prefix={uuid.uuid4().hex}&recovery=off&timeout={ANSWERED['timeout']}"
-    )
+    return _memcached[0].url(prefix=uuid.uuid4().hex, recovery="off")
 
 
 def _url(server: Server, query: dict[str, Any]) -> str:
     prefix = f"weblock:{uuid.uuid4().hex}"
-    return server.url(user=USER, **{"prefix": prefix, "recovery": "off", **ANSWERED, **query})
+    return server.url(user=USER, **{"prefix": prefix, "recovery": "off", **query})

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 import redis
 
+from tests.support.urls import ANSWERED
 from tests.support.waiting import eventually
 
 from .single import Server
@@ -43,9 +44,9 @@ class Cluster:
                 node.command("CONFIG", "SET", "cluster-node-timeout", node_timeout * 1000)
 
     def url(self, **query: Any) -> str:
-        """Its URL, with options of the engine. It names two of the nodes."""
+        """Its URL, with options of the engine as ``Server.url`` has them. It names two of the nodes."""
         hosts = ",".join(f"127.0.0.1:{node.port}" for node in self.nodes[:2])
-        return f"redis+cluster://{hosts}?{urlencode(query)}"
+        return f"redis+cluster://{hosts}?{urlencode({**ANSWERED, **query})}"
 
     def master_of(self, slot: int) -> Server:
         """The node that serves a slot, as one that lives sees it."""

@@ -10,8 +10,10 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
+from urllib.parse import urlencode
 
+from tests.support.urls import ANSWERED
 from tests.support.waiting import PATIENCE
 
 from .debian import program
@@ -32,10 +34,10 @@ class Memcached:
             self.close()
             raise
 
-    @property
-    def url(self) -> str:
-        """Its URL, without options."""
-        return f"memcached://127.0.0.1:{self.port}"
+    def url(self, **query: Any) -> str:
+        """Its URL, with options of the engine; the timeout of ``ANSWERED`` unless another is given."""
+        options = urlencode({"timeout": ANSWERED["timeout"], **query})
+        return f"memcached://127.0.0.1:{self.port}?{options}"
 
     def ask(self, command: bytes) -> bytes:
         """The first line of its answer to a command."""

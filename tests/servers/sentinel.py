@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 import redis
 
+from tests.support.urls import ANSWERED
 from tests.support.waiting import eventually
 
 from .single import Server
@@ -30,9 +31,9 @@ class SentinelDeployment:
         eventually(self._converged, despite=redis.RedisError)
 
     def url(self, **query: Any) -> str:
-        """Its URL, with options of the engine."""
+        """Its URL, with options of the engine as ``Server.url`` has them."""
         hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
-        return f"redis+sentinel://{hosts}/{SERVICE}?{urlencode(query)}"
+        return f"redis+sentinel://{hosts}/{SERVICE}?{urlencode({**ANSWERED, **query})}"
 
     def master(self) -> Server:
         """The server that the first Sentinel that lives takes for the master."""

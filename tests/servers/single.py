@@ -17,6 +17,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from tests.support.urls import ANSWERED
 from tests.support.waiting import PATIENCE
 
 from .binaries import binary
@@ -69,13 +70,14 @@ class Server:
         return self._process is not None and self._process.poll() is None
 
     def url(self, *, user: str = "", port: int | None = None, **query: Any) -> str:
-        """Its URL, with options of the engine. ``user`` is a name and a password.
+        """Its URL, with options of the engine; those of ``ANSWERED`` unless others are given.
 
-        ``port`` is that of something in front of it.
+        ``user`` is a name and a password. ``port`` is that of something in front of it.
         """
         user = user or (f":{self.password}" if self.password else "")
         userinfo = f"{user}@" if user else ""
-        return f"redis://{userinfo}127.0.0.1:{port or self.port}?{urlencode(query)}"
+        options = urlencode({**ANSWERED, **query})
+        return f"redis://{userinfo}127.0.0.1:{port or self.port}?{options}"
 
     def client(self, **options: Any) -> redis.Redis:
         """A client for the test itself, which says once what it says."""

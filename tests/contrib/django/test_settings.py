@@ -119,7 +119,8 @@ def test_the_server_of_a_cache_serves_locks_too(
 def test_a_cache_and_locks_use_one_server() -> None:
     """The locks of a project that names its cache are on the server where the cache is."""
     server = shared()
-    caches = {"default": {"BACKEND": f"{REDIS}.RedisCache", "LOCATION": server.url()}}
+    location = f"redis://127.0.0.1:{server.port}"
+    caches = {"default": {"BACKEND": f"{REDIS}.RedisCache", "LOCATION": location}}
     with (
         override_settings(CACHES=caches, WEBLOCK={"default": {"CACHE": "default"}}),
         Locks.from_url(server.url(recovery="off")) as others,
