@@ -184,16 +184,28 @@ def test_a_command_whose_lease_is_taken_away_ends(weblock: Program, locks: Locks
 
 
 def test_a_command_that_does_not_end_is_killed(weblock, locks, output, tmp_path) -> None:
-    """A command that ignores SIGTERM is killed before its lease ends, and another gets the key."""
-    arguments = ("--ttl", "4", "--kill-after", "0.5", "--max-hold", "4", "--json")
+    """A command that ignores SIGTERM is killed when its lease is lost, and another gets the key."""
+    arguments = ("--ttl", "6", "--kill-after", "0.5", "--json")
     command = ("--", "sh", "-c", STUBBORN)
     with weblock.start("run", "nightly", *arguments, *command, cwd=tmp_path) as running:
         assert readline(output) == "ready\n"
+        assert locks.force_release("nightly")
         assert output.read() == ""  # No process has it open any more.
         locks.acquire("nightly", wait=None).release()
         told = json.loads(running.communicate()[1])
     assert (running.returncode, told["exit_code"], told["outcome"]) == (76, 76, "lost")
     assert told["held_for"] > 0
+
+
+def test_a_command_may_not_run_for_longer_than_it_may_hold(weblock: Program, locks: Locks) -> None:
+    """With --max-hold, a command that ignores SIGTERM is killed near the end, and another gets the key."""
+    arguments = ("--ttl", "4", "--kill-after", "0.5", "--max-hold", "1", "--json")
+    # On a slow machine it is told to end before it can ignore that, and ends all the same.
+    command = ("--", "sh", "-c", "trap '' TERM; while :; do sleep 0.05; done")
+    with weblock.start("run", "nightly", *arguments, *command) as running:
+        told = json.loads(running.communicate()[1])
+    locks.acquire("nightly", wait=0).release()
+    assert (running.returncode, told["exit_code"], told["outcome"]) == (76, 76, "lost")
 
 
 def test_nothing_outlives_weblock(weblock, output, tmp_path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.renewals import hurry, renewed
 from tests.support.waiting import PATIENCE, eventually
 from weblock import AsyncLocks, EngineUnavailable, Locks
 from weblock._runtime.clock import now
@@ -75,17 +76,20 @@ async def test_a_process_stopped_inside_a_record_file_blocks_only_the_keys_in_it
 
 
 def test_a_stuck_file_does_not_keep_leases_in_other_files_from_being_renewed(
-    url: str, folder: Path, child: Callable[..., Child]
+    url: str, folder: Path, child: Callable[..., Child], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many leases are in the stuck file, they cost the keeper the patience of one."""
+    monkeypatch.setattr(file_engine, "BEAT_PATIENCE", PATIENCE / 40)
     record = record_of(folder, "stuck")
     stopped = child()
     with Locks.from_url(url, ttl=3) as locks:
-        stuck = [locks.acquire(key) for key in keys_in(record, 40)]
-        other = locks.acquire(key_outside(record))
+        # That of all of them would be longer than any test waits.
+        stuck = [locks.acquire(key) for key in keys_in(record, 80)]
+        other = locks.acquire(key_outside(record), ttl=PATIENCE)
         stop_inside(stopped, record)
+        hurry(locks, *stuck)
+        renewed(locks, other)
         eventually(lambda: not any(lease.held for lease in stuck))
-        other.check()
         stopped.resume()
         stopped.outcome()
         other.release()

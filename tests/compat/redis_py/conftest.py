@@ -17,10 +17,9 @@ import redis
 from tests.servers import shared
 from weblock import Locks
 from weblock.compat import redis as compat
-from weblock.compat.redis import Lock
 
 from .differences import DIFFERENT
-from .onlooker import Client, Onlooker
+from .onlooker import Client, NotedLock, Onlooker
 
 RECENT = "raise_on_release_error"
 """A parameter of the lock that not every redis-py in our range has."""
@@ -57,7 +56,7 @@ def port() -> int:
 @pytest.fixture(autouse=True)
 def lock_of_weblock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Changes the import."""
-    monkeypatch.setattr(request.module, "Lock", Lock)
+    monkeypatch.setattr(request.module, "Lock", NotedLock)
 
 
 @pytest.fixture
@@ -78,6 +77,7 @@ def _get_client(_kind: type, request: pytest.FixtureRequest, **options: Any) -> 
     """As it is called there."""
     client = Client(port=request.getfixturevalue("port"), **options)
     client.made, client.onlooker = [], request.getfixturevalue("onlooker")
+    client.case = request.node.name
 
     def close() -> None:
         compat.close(client)

@@ -8,25 +8,27 @@ from typing import Any
 import pytest
 
 from weblock.compat import redis as compat
-from weblock.compat.redis.asyncio import Lock
 
-from ..onlooker import AsyncClient, Onlooker
+from ..onlooker import AsyncClient, NotedAsyncLock, Onlooker
 
 
 @pytest.fixture(autouse=True)
 def lock_of_weblock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Changes the import."""
-    monkeypatch.setattr(request.module, "Lock", Lock)
+    monkeypatch.setattr(request.module, "Lock", NotedAsyncLock)
 
 
 @pytest.fixture
-async def create_redis(port: int, onlooker: Onlooker) -> AsyncIterator[Callable[..., Any]]:
+async def create_redis(
+    request: pytest.FixtureRequest, port: int, onlooker: Onlooker
+) -> AsyncIterator[Callable[..., Any]]:
     """As it is called there."""
     clients: list[AsyncClient] = []
 
     async def create(**options: Any) -> AsyncClient:
         client = AsyncClient(port=port, **options)
         client.made, client.onlooker = [], onlooker
+        client.case = request.node.name
         clients.append(client)
         return client
 
