@@ -16,6 +16,9 @@ from weblock import AsyncLocks, ConfigurationError, EngineUnavailable, LeaseLost
 from weblock._runtime.keeper import KeeperThread
 from weblock.stores.url import _engines
 
+LONG = 10 * PATIENCE
+"""The ttl of leases that are not to end by themselves while somebody waits for their key."""
+
 FDS = Path("/dev/fd")
 
 
@@ -210,7 +213,7 @@ def test_closing_ends_a_wait(face, url, one, other) -> None:
 def test_closing_gives_back_what_a_request_gets_meanwhile(face, url, one, monkeypatch, how) -> None:
     """Who is granted a key while the locks are closed is told that they were; the key is free."""
     closed, again = face.open(url), face.open(url)
-    wanted = one.do(one.do(again.acquire, "key", ttl=60).hand_over) if how != "acquire" else "key"
+    wanted = one.do(one.do(again.acquire, "key", ttl=LONG).hand_over) if how != "acquire" else "key"
     face.shut(again)
     request = "acquire" if how == "acquire" else "transfer"
     ask = getattr(closed._locker.store, request)
@@ -224,9 +227,9 @@ def test_closing_gives_back_what_a_request_gets_meanwhile(face, url, one, monkey
 
     monkeypatch.setattr(closed._locker.store, request, answer_late)
     with pytest.raises(EngineUnavailable, match="closed"):
-        one.do(getattr(closed, how), wanted, ttl=60)
+        one.do(getattr(closed, how), wanted, ttl=LONG)
     again = face.open(url)
-    one.do(one.do(again.acquire, "key", wait=0).release)
+    one.do(one.do(again.acquire, "key", wait=PATIENCE).release)
     face.shut(again)
 
 
