@@ -363,3 +363,15 @@ async def _link(server: Server, timeout: float = 1.0) -> AsyncioLink:
     )
     await link.open(redis.asyncio.Connection(port=server.port, protocol=3))
     return link
+
+
+async def test_closed_locks_open_no_connection(server: Server) -> None:
+    """A request that is repeated after its locks were closed is refused, and connects no more."""
+    locks = AsyncLocks.from_url(server.url(recovery="off", client_name="closed"))
+    lease = await locks.acquire("a")
+    owner, store = lease._holdings[0].owner, locks._locker.store
+    await lease.release()
+    await locks.close()
+    with pytest.raises(EngineUnavailable, match="closed"):
+        await store.release("a", owner)
+    eventually(lambda: not connections(server, "closed"))

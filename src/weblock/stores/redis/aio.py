@@ -339,6 +339,7 @@ class AsyncioLinks:
 
     def __init__(self, new: Callable[[], LoopLinks]) -> None:
         self._loops = ByLoop(new)
+        self._closed = False
 
     @property
     def process(self) -> str:
@@ -365,6 +366,8 @@ class AsyncioLinks:
         return None
 
     def take(self, address: Address, introduce: Introduce) -> Awaitable[AsyncioLink]:
+        if self._closed:  # A request under way fails then, and would be repeated on a new one.
+            raise Unfit("it was closed")
         return self._loops.here().take(address, introduce)
 
     def give_back(self, link: Link) -> None:
@@ -374,6 +377,7 @@ class AsyncioLinks:
         """Do nothing: there is one link to each server."""
 
     def close(self) -> None:
+        self._closed = True
         self._loops.close()
 
     def abandon(self) -> None:
@@ -381,6 +385,7 @@ class AsyncioLinks:
         for links in self._loops.all():
             links.abandon()
         self._loops.abandon()
+        self._closed = False
 
 
 def _settle(outcome: asyncio.Future[BaseException | None], failure: BaseException | None) -> None:
