@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from wsgiref.validate import validator
 
+import pytest
 from django.core.handlers.wsgi import WSGIHandler
 from django.http import HttpRequest, HttpResponse
 
@@ -16,6 +17,7 @@ from weblock.contrib.wsgi import LockMiddleware, Rule
 from .requests import urls
 
 
+@pytest.mark.django_db  # When a request ends, Django looks after connections, also those of earlier tests.
 def test_django_by_the_middleware(settings: Any, url: str) -> None:
     """A view runs under its lock, also for a path that is no text; a busy key is a conflict."""
 
