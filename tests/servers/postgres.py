@@ -14,6 +14,7 @@ import signal
 import subprocess
 import threading
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -24,7 +25,7 @@ from tests.support.waiting import eventually
 from weblock.stores.postgresql import open_engine
 
 from .database import DatabaseServer
-from .process import spawn
+from .process import prepared, spawn
 
 _SPEEDY = ["fsync=off", "synchronous_commit=off", "full_page_writes=off", "max_connections=300"]
 _SPEEDY += ["autovacuum=off"]  # Its snapshots would keep dead rows for longer, now and then.
@@ -92,17 +93,14 @@ class Postgres(DatabaseServer):
         return children
 
     def _create(self) -> None:
+        options = "--username=postgres --auth=trust --encoding=UTF8 --no-locale --no-sync"
+        self._make([_binary("initdb"), "--pgdata", str(self.folder / "data"), *options.split()])
+
+    def _make(self, command: Sequence[str]) -> None:
+        """Runs a program that makes the data, as the user whom the server belongs to."""
         if self._user is not None:
             os.chown(self.folder, self._user, self._user)
-        options = "--username=postgres --auth=trust --encoding=UTF8 --no-locale --no-sync"
-        subprocess.run(
-            [_binary("initdb"), "--pgdata", str(self.folder / "data"), *options.split()],
-            user=self._user,
-            group=self._user,
-            cwd="/",
-            check=True,
-            capture_output=True,
-        )
+        subprocess.run([*prepared(self._user), *command], cwd="/", check=True, capture_output=True)
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         options = [*_SPEEDY, "listen_addresses=127.0.0.1", f"port={self.port}"]
@@ -143,11 +141,7 @@ class Standby(Postgres):
         connection = f"host=127.0.0.1 port={self._primary.port} user=postgres"
         backup = [_binary("pg_basebackup"), "--dbname", f"{connection} application_name=standby"]
         backup += ["--pgdata", str(data), "--write-recovery-conf", "--checkpoint=fast", "--no-sync"]
-        if self._user is not None:
-            os.chown(self.folder, self._user, self._user)
-        subprocess.run(
-            backup, user=self._user, group=self._user, cwd="/", check=True, capture_output=True
-        )
+        self._make(backup)
 
     def _answers(self) -> bool:
         return self._recovers() is True

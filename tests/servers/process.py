@@ -30,7 +30,7 @@ def spawn(
     def start() -> subprocess.Popen[bytes]:
         with log.open("wb") as output:
             return subprocess.Popen(
-                [*_prepared(user), *command],
+                [*prepared(user), *command],
                 env=None if env is None else {**os.environ, **env},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -41,8 +41,8 @@ def spawn(
 
 
 @functools.cache
-def _prepared(user: int | None) -> list[str]:
-    """What a command is to begin with."""
+def prepared(user: int | None) -> list[str]:
+    """What a command begins with that is to end with the tests, and to run as another user if one is given."""
     setpriv = shutil.which("setpriv")
     as_user = [] if user is None else [f"--reuid={user}", f"--regid={user}", "--clear-groups"]
     dies_with_parent = [str(setpriv), "--pdeathsig=KILL"]
