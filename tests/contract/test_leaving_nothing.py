@@ -22,6 +22,21 @@ LONG = 10 * PATIENCE
 FDS = Path("/dev/fd")
 
 
+def begin_to_wait(locks, one, other) -> list:
+    """Has one wait for a key that is held, and another for it and a free one."""
+    return [
+        one.begin(locks.acquire, "key", wait=None),
+        other.begin(locks.acquire, "free", "key", wait=None),
+    ]
+
+
+def are_told_of_the_end(waits) -> None:
+    """All of them get the error of locks that were closed."""
+    for wait in waits:
+        with pytest.raises(EngineUnavailable, match="closed"):
+            wait.result(PATIENCE)
+
+
 def test_nothing_is_left_after_use(face, url, one, other) -> None:
     """Leases, waiters, timeouts and losses leave no entry anywhere while the engine is open."""
     locks = face.open(url)
@@ -200,9 +215,7 @@ def test_closing_ends_a_wait(face, url, one, other) -> None:
     eventually(lambda: len(keeper._kept) == 4)
     before = _files()
     face.shut(locks)
-    for wait in waits:
-        with pytest.raises(EngineUnavailable, match="closed"):
-            wait.result(PATIENCE)
+    are_told_of_the_end(waits)
     assert not engine.switchboard.bells
     assert keeper.idle
     eventually(lambda: _files() <= before)
@@ -239,14 +252,11 @@ def test_closing_is_no_outage(face, url, one, other) -> None:
     """A section that may run without a lease does not when its locks are closed: the key is held."""
     closed, still = face.open(url, on_unavailable="open"), face.open(url)
     lease = one.do(still.acquire, "key", ttl=60)
-    waits = [other.begin(closed.acquire, "key", wait=None)]
-    waits += [face.actor().begin(closed.acquire, "free", "key", wait=None)]
+    waits = begin_to_wait(closed, other, face.actor())
     keeper = still._locker.keeper
     eventually(lambda: len(keeper._kept) == 4)
     face.shut(closed)
-    for wait in waits:
-        with pytest.raises(EngineUnavailable, match="closed"):
-            wait.result(PATIENCE)
+    are_told_of_the_end(waits)
     assert lease.held
     one.do(lease.release)
     face.shut(still)
@@ -257,15 +267,12 @@ def test_closing_ends_its_own_waits_only(face, url, one, other) -> None:
     """Who waits by closed locks is told at once, though others keep the engine open and wait on."""
     closed, still = face.open(url), face.open(url)
     lease = one.do(still.acquire, "key", ttl=60)
-    waits = [other.begin(closed.acquire, "key", wait=None)]
-    waits += [face.actor().begin(closed.acquire, "free", "key", wait=None)]
+    waits = begin_to_wait(closed, other, face.actor())
     goes_on = face.actor().begin(still.acquire, "key", wait=None)
     keeper = still._locker.keeper
     eventually(lambda: len(keeper._kept) == 5)
     face.shut(closed)
-    for wait in waits:
-        with pytest.raises(EngineUnavailable, match="closed"):
-            wait.result(PATIENCE)
+    are_told_of_the_end(waits)
     one.do(one.do(still.acquire, "free", wait=PATIENCE).release)
     one.do(lease.release)
     one.do(goes_on.result(PATIENCE).release)
