@@ -1,6 +1,6 @@
 """What endpoints and their dependencies declare, and the values they are given of a request.
 
-FastAPI itself reads and converts each value here, so that a key has the value the endpoint sees.
+FastAPI's own code converts each value here, so that a key has the value the endpoint sees.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ class Declared(NamedTuple):
     def _received(self, connection: HTTPConnection) -> Any:
         if self.kind == "path":
             return connection.path_params
-        sent = sent_by(connection, *(Source(self.kind, name) for name in self.names))
+        sources = [Source(self.kind, name) for name in self.names]
+        # Also of a query, whose values FastAPI reads by itself: this refuses what was sent twice.
+        sent = {each.name: sent_under(each, connection) for each in sources}
         if self.kind == "query":
             return connection.query_params
         if sent.get("host") is None:
@@ -98,11 +100,6 @@ def _refusal(errors: Sequence[Any], connection: HTTPConnection) -> Exception:
     if connection.scope["type"] == "websocket":
         return WebSocketRequestValidationError(errors)
     return RequestValidationError(errors)
-
-
-def sent_by(connection: HTTPConnection, *sources: Source) -> dict[str, str | None]:
-    """Return what a request has sent, by lower-case name. Raises as ``sent_value``."""
-    return {each.name: sent_under(each, connection) for each in sources}
 
 
 def sent_under(source: Source, connection: HTTPConnection) -> str | None:

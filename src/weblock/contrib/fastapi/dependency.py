@@ -112,7 +112,7 @@ class LockDependency:
     ) -> RequestLease:
         scope, of_functions = connection.scope, iter(made.values())
         request = request_locks(scope)
-        if request.of_rules:
+        if request.of_rules:  # Asked first, for it seldom is: each request with a lock comes here.
             request = request.of_application()
         request.hold_back(functools.partial(getattr, background, "tasks"))
         keys: list[CheckedKey] = []
