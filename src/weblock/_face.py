@@ -60,7 +60,11 @@ class Face:
     _runtime: type[Runtime]
     _lease: type[BaseLease]
 
-    def __init__(self, engine: Engine, **given: Unpack[LocksOptions]) -> None:
+    def __init__(
+        self,
+        engine: Engine = None,  # type: ignore[assignment]  # Refused, with what to write instead.
+        **given: Unpack[LocksOptions],
+    ) -> None:
         self._refuse_what_is_no_engine(engine)
         options = Options(**given)
         runtime = self._runtime()

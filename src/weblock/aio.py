@@ -23,6 +23,7 @@ from ._options import (
     skips_where_busy,
     without_waiting,
 )
+from ._platform.loops import beside_loop
 from ._runtime.aio import AsyncioRuntime
 from .caching import CacheOptions, Keeping, Turns, of_hold, value_of
 from .errors import LeaseLost, LockTimeout
@@ -451,7 +452,7 @@ class AsyncLocks(Face):
 
         Leases that are still held are lost.
         """
-        await asyncio.to_thread(self._close)
+        await beside_loop(self._close)
 
     async def __aenter__(self) -> Self:
         return self

@@ -171,6 +171,23 @@ def test_closing_ends_the_pause_between_two_attempts() -> None:
     assert runtime.clock <= 3 * LOOK
 
 
+def test_closing_ends_a_request_that_is_repeated() -> None:
+    """Who marks, forgets or hands over while the engine is silent learns of it within one pause."""
+    locker, runtime = locker_on(None)
+    asked = []
+
+    async def ask() -> None:
+        asked.append(runtime.now())
+        if len(asked) == 3:
+            locker.close()
+        raise EngineUnavailable("test://", "silent")
+
+    with pytest.raises(EngineUnavailable, match="closed"):
+        drive(locker.insist(ask))
+    assert len(asked) == 3
+    assert runtime.clock - asked[-1] <= LOOK
+
+
 def test_a_caller_prepares_itself_once_for_all_its_keys() -> None:
     """What it gives back before it waits for the first, it has not got again at the second."""
     held = Held(7, until=100.0)

@@ -206,6 +206,12 @@ def test_what_is_no_engine(face: Any, given: Any, told: str) -> None:
     assert CANARY not in str(refused.value)
 
 
+def test_locks_without_an_engine(face: Any) -> None:
+    """Who does not know that they need one is told how to get them."""
+    with pytest.raises(TypeError, match=rf"^{face.__name__}\(.*write {face.__name__}\.from_url"):
+        face()
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [

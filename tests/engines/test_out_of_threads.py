@@ -10,8 +10,11 @@ from collections.abc import Callable
 import pytest
 from redis import exceptions
 
+from weblock import AsyncLocks, ConfigurationError, EngineUnavailable
 from weblock._core.ports import Readable, Switchboard
+from weblock._runtime.aio import AsyncioRuntime
 from weblock._runtime.blocking import BlockingRuntime, drive
+from weblock.stores.memcached.threads import Threads
 from weblock.stores.redis import cluster
 from weblock.stores.redis.aio import LoopLinks
 from weblock.stores.redis.asking import Poll
@@ -20,17 +23,23 @@ from weblock.stores.redis.calls import Layout
 from weblock.stores.redis.cluster import ClusterNodes
 from weblock.stores.redis.servers import Unfit
 from weblock.stores.redis.settings import Address, parse
+from weblock.stores.zookeeper import open_engine
+from weblock.stores.zookeeper.session import Session
 
 MASTER = Address("master", 1)
 
+NONE_AT_ALL = pytest.mark.parametrize("no_threads", [""], indirect=True)
 
-@pytest.fixture
-def no_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """No thread of ours can be started, until this is called."""
+
+@pytest.fixture(params=["weblock"])
+def no_threads(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], None]:
+    """No thread whose name begins like this can be started, until this is called."""
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
-        if thread.name.startswith("weblock"):
+        if thread.name.startswith(request.param):
             raise RuntimeError("can't start new thread")
         start(thread)
 
@@ -125,3 +134,53 @@ async def test_a_lookup_that_cannot_begin_keeps_nobody_waiting(
     looked = asyncio.Event()
     await links.aside(looked.set)
     assert looked.is_set()
+
+
+@NONE_AT_ALL
+@pytest.mark.parametrize("url", ["127.0.0.1:1/shop?create=true", "localhost:1/shop"])
+async def test_connections_that_cannot_begin_are_an_outage_of_postgresql(
+    url: str, no_threads: Callable[[], None]
+) -> None:
+    """Its table is looked for in a thread, and so are the names of hosts. The locks close here."""
+    async with AsyncLocks.from_url(f"postgresql://{url}") as locks:
+        with pytest.raises(EngineUnavailable, match="no thread could be started"):
+            await locks.ping()
+    with pytest.raises(ConfigurationError, match="is closed"):
+        await locks.ping()
+    no_threads()  # asyncio ends by one.
+
+
+async def test_a_machine_without_threads_is_not_a_closed_memcached(
+    no_threads: Callable[[], None],
+) -> None:
+    """What an event loop asks is asked in a thread; who cannot have one is told so."""
+    threads, runtime = Threads("memcached://test"), AsyncioRuntime()
+    with pytest.raises(EngineUnavailable, match="no thread could be started"):
+        await threads.do(runtime, lambda: 1)
+    no_threads()
+    assert await threads.do(runtime, lambda: 2) == 2
+    threads.close()
+
+
+@NONE_AT_ALL
+def test_a_session_that_cannot_begin_is_an_outage_of_zookeeper(
+    no_threads: Callable[[], None],
+) -> None:
+    """The next caller begins anew, and nothing is left of the first."""
+    engine = open_engine("zookeeper://127.0.0.1:1/locks")
+    with pytest.raises(EngineUnavailable, match="could not be started"):
+        engine.session()
+    no_threads()
+    assert engine.session() is engine.session()
+    engine.close()
+
+
+def test_a_session_of_zookeeper_ends_in_the_callers_thread(
+    no_threads: Callable[[], None],
+) -> None:
+    """Where no thread can do it, closing locks leaves none of kazoo's behind."""
+    before = set(threading.enumerate())
+    session = Session(open_engine("zookeeper://127.0.0.1:1/locks").settings)
+    session.close()
+    assert set(threading.enumerate()) <= before
+    no_threads()

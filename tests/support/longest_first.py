@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Sequence
 from itertools import chain
 
 import pytest
@@ -29,20 +30,32 @@ LONG = (
 )
 """Where single tests take many seconds."""
 
+TOGETHER = ("tests/e2e/test_versions.py",)
+"""Of these, where all tests look at what one fixture takes long to make."""
+
 
 def arrange(items: list[pytest.Item]) -> None:
     """Puts these at the beginning of each stretch."""
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    long = sorted((item for item in items if _is_long(item)), key=_place)
+    long = _in_groups(sorted((item for item in items if _is_long(item)), key=_place))
     others = sorted((item for item in items if not _is_long(item)), key=_number_of_file)
     stretches, start = [], 0
     for number in range(processes):
-        first = long[number::processes]
+        first = list(chain(*long[number::processes]))
         length = (len(items) - start) // (processes - number) - len(first)
         stretches.append(first + others[:length])
         del others[:length]
         start += len(stretches[-1])
     items[:] = chain(*stretches, others)
+
+
+def _in_groups(items: Sequence[pytest.Item]) -> list[list[pytest.Item]]:
+    """Those that one process is to run; most are alone."""
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        groups.setdefault(file if file in TOGETHER else item.nodeid, []).append(item)
+    return list(groups.values())
 
 
 def _is_long(item: pytest.Item) -> bool:

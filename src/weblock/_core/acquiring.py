@@ -116,6 +116,10 @@ class Locker:
         """Whether it was closed, or all of its engine was."""
         return self._closed or self.keeper.over
 
+    def closed(self) -> EngineUnavailable:
+        """Return what a caller gets who comes to wait, or to hold, when this is over."""
+        return EngineUnavailable(self.engine, "it was closed")
+
     def close(self) -> None:
         """End the waits of its callers. Those of others on the same engine go on."""
         self._closed = True  # First: a caller that begins to wait now looks at it afterwards.
@@ -179,7 +183,10 @@ class Locker:
             ) from None
 
     async def pause(
-        self, seconds: float, wait: Callable[[float], Awaitable[object]], caller: Caller | None
+        self,
+        seconds: float,
+        wait: Callable[[float], Awaitable[object]],
+        caller: Caller | None = None,
     ) -> None:
         """Wait before the engine is asked again: until ``wait`` returns something, or this is closed.
 
@@ -213,7 +220,8 @@ class Locker:
     async def insist(self, question: Callable[[], Awaitable[T]]) -> T:
         """Repeat a request that is harmless to repeat, until the engine answers.
 
-        Raises ``EngineUnavailable`` if it has not answered for as long as an outage may last.
+        Raises ``EngineUnavailable`` if it has not answered for as long as an outage may last, or
+        does not answer and this is closed.
         """
         pause, give_up_at = FIRST_PAUSE, self.runtime.now() + OUTAGE
         while True:
@@ -222,7 +230,10 @@ class Locker:
             except EngineUnavailable:
                 if self.runtime.now() + pause >= give_up_at:
                     raise
-            await self.runtime.sleep(pause * (0.5 + self.runtime.jitter() / 2))
+            seconds = pause * (0.5 + self.runtime.jitter() / 2)
+            await self.pause(seconds, self.runtime.sleep)
+            if self.over:
+                raise self.closed()
             pause = min(LONGEST_PAUSE, 2 * pause)
 
     async def release(self, holdings: Sequence[Holding | Unprotected]) -> None:
@@ -398,7 +409,7 @@ class Acquisition:
     async def _until_held(self) -> Holding:
         while True:
             if self._locker.over:
-                raise self._closed()
+                raise self._locker.closed()
             answer, now = await self._ask()
             anchor = self._anchor
             # One after the other, which costs less than ``match``, and the first the most often.
@@ -462,7 +473,7 @@ class Acquisition:
             seconds = pause * (0.5 + self._runtime.jitter() / 2)
             await self._locker.pause(seconds, self._bell.heard, self._caller)
             if self._locker.over:
-                raise self._closed()
+                raise self._locker.closed()
             pause = min(LONGEST_PAUSE, 2 * pause)
 
     def _failing_for(self, sent: float, since: float) -> float:
@@ -479,7 +490,7 @@ class Acquisition:
         """Wait in the queue until there is something to do."""
         self._keep_place(answer, now)
         if self._locker.over:
-            raise self._closed()
+            raise self._locker.closed()
         if answer.recovering:
             self._refuse_if_it_recovers_for_longer()
         await self._prepare_to_wait()
@@ -505,12 +516,9 @@ class Acquisition:
         if self._caller:
             await self._caller.prepare_to_wait()
 
-    def _closed(self) -> EngineUnavailable:
-        return self._unavailable("it was closed")
-
     def _refused(self) -> EngineUnavailable:
         if self._locker.over:  # To close gives back what is waited for.
-            return self._closed()
+            return self._locker.closed()
         return self._unavailable("it refused the claim")
 
     def _unavailable(self, reason: str) -> EngineUnavailable:
@@ -530,7 +538,7 @@ class Acquisition:
         if now >= deadline - least:
             return None
         if self._locker.over:
-            raise self._closed()
+            raise self._locker.closed()
         caller = self._caller
         holding = Holding(
             self.key,
@@ -547,7 +555,7 @@ class Acquisition:
         )
         self._locker.keeper.keep_holding(holding)
         if self._locker.keeper.over:  # Since just before: then nobody keeps it.
-            raise self._closed()
+            raise self._locker.closed()
         if self._observers.wants_leases:
             tell_acquired(holding, self._since(), handed_over=self._pace is not None)
         return holding

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from ..errors import EngineUnavailable, LeaseLost
+from ..errors import LeaseLost
 from ..events import HandedOver, TakenOver
 from ..keys import unqualified
 from .acquiring import Locker
@@ -120,7 +120,7 @@ async def _take(locker: Locker, lease: OnItsWay, terms: Terms, hands: Hands[Hold
 def _refuse_if_over(locker: Locker) -> None:
     """Raise ``EngineUnavailable`` where no keeper would keep what is taken over."""
     if locker.keeper.over:
-        raise EngineUnavailable(locker.engine, "it was closed")
+        raise locker.closed()
 
 
 def _deadline(reply: Reply, sent: float, lease: OnItsWay, claim: Claim, terms: Terms) -> float:

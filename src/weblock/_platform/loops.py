@@ -96,6 +96,19 @@ async def _until_closed(then: Callable[[], None]) -> AsyncGenerator[None]:
         then()
 
 
+async def beside_loop(work: Callable[[], object]) -> None:
+    """Do in a thread what the loop should not wait for; where none can be started, do it here.
+
+    Then it may be done there as well, later: to do it twice must be harmless.
+    """
+    try:
+        done = asyncio.get_running_loop().run_in_executor(None, work)
+    except RuntimeError:
+        work()
+    else:
+        await done
+
+
 def _running() -> asyncio.AbstractEventLoop | None:
     try:
         return asyncio.get_running_loop()

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 from ..._options import Duration, LocksOptions, seconds
 from ..._platform.logs import logger
+from ..._platform.loops import beside_loop
 from ..._runtime.clock import part_of
 from ...aio import AsyncLocks
 from ...errors import LeaseLost
@@ -122,7 +123,7 @@ class RequestLayer:
         await self._app(scope, receive, rest_and_send)
 
     async def _rest(self) -> None:
-        await asyncio.to_thread(self.locks._rest)  # noqa: SLF001 - for the owner of the locks
+        await beside_loop(self.locks._rest)  # noqa: SLF001 - for the owner of the locks
 
 
 class _Exchange:

@@ -32,15 +32,16 @@ class Threads:
     async def do(self, runtime: Runtime, work: Callable[[], T]) -> T:
         """Run a function that blocks: here, or in a thread if it would block an event loop.
 
-        Raises ``EngineUnavailable`` if they were closed.
+        Raises ``EngineUnavailable`` if they were closed, or the machine has no more threads.
         """
         if not runtime.suspends:
             return work()
         executor = self._opened()
         try:
             done = asyncio.get_running_loop().run_in_executor(executor, work)
-        except RuntimeError as error:  # It was closed just now.
-            raise EngineUnavailable(self._name, "it was closed") from error
+        except RuntimeError as error:
+            reason = "it was closed" if self._closed else f"no thread could be started: {error}"
+            raise EngineUnavailable(self._name, reason) from error
         return await done
 
     def close(self) -> None:

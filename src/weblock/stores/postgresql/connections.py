@@ -111,11 +111,14 @@ class Connections:
             links.abandon()
 
     async def _asyncio(self) -> AsyncioLink:
-        if not self._created:
-            await asyncio.to_thread(self._create_table)
-        connection = await psycopg.AsyncConnection[tuple[object, ...]].connect(
-            **self.settings.libpq, autocommit=True
-        )
+        try:
+            if not self._created:
+                await asyncio.to_thread(self._create_table)
+            connection = await psycopg.AsyncConnection[tuple[object, ...]].connect(
+                **self.settings.libpq, autocommit=True
+            )
+        except RuntimeError as error:  # Names of hosts are looked up in a thread, too.
+            raise Unfit(f"no thread could be started to connect it: {error}") from error
         try:
             check(connection)
         except Unfit:

@@ -112,4 +112,8 @@ class ZooKeeperEngine:
     def _new_session(self) -> Session:
         from .session import Session
 
-        return Session(self.settings)
+        try:
+            return Session(self.settings)
+        except RuntimeError as error:
+            reason = f"its threads could not be started: {error}"
+            raise EngineUnavailable(self.name, reason) from error

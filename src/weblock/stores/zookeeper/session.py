@@ -38,7 +38,12 @@ class Session:
         self.ended = False
         """Whether kazoo has given the session up, as it does where it fails itself."""
         self.client.add_listener(self._changed)
-        self.client.start_async()
+        try:
+            self.client.start_async()
+        except RuntimeError:  # It had a thread for one part, perhaps, and not for another.
+            with contextlib.suppress(AttributeError):  # It expects to have begun.
+                self._close()
+            raise
 
     @property
     def name(self) -> str:
@@ -65,12 +70,18 @@ class Session:
 
     def close(self) -> None:
         """End the session, and with it our places. A server that hangs is not waited for."""
-        self.begin_to_close().join(_CLOSING)
+        thread = self.begin_to_close()
+        if thread:
+            thread.join(_CLOSING)
 
-    def begin_to_close(self) -> threading.Thread:
-        """End the session in the background."""
+    def begin_to_close(self) -> threading.Thread | None:
+        """End the session in the background, or else here: then there is nothing to wait for."""
         thread = threading.Thread(target=self._close, name="weblock-closing", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # The machine has no more threads.
+            self._close()
+            return None
         return thread
 
     def abandon(self) -> None:
