@@ -34,6 +34,7 @@ class LockTimeout(WeblockError, TimeoutError):
         place: How many callers were in front of this one when it last asked.
         waiters: The length of the queue, if the caller was rejected because it is full.
         attempts: How often the caller asked, with ``Attempts``.
+        holder: The label of who held the key then; ``None`` if the engine did not tell.
     """
 
     def __init__(
@@ -45,17 +46,20 @@ class LockTimeout(WeblockError, TimeoutError):
         waiters: int | None = None,
         attempts: int | None = None,
         place: int | None = None,
+        holder: str | None = None,
     ) -> None:
+        by = f", and is held by {holder!r}" if holder else ""
         if attempts is not None:
-            reason = f"it was busy each of the {attempts} times"
+            reason = f"it was busy each of the {attempts} times{by}: retry later"
         elif waiters is not None:
-            reason = f"{waiters} others are waiting already: retry later, or raise max_waiters="
+            others = "1 other is" if waiters == 1 else f"{waiters} others are"
+            reason = f"{others} waiting already: retry later, or raise max_waiters="
         elif wait == 0:
-            reason = "it is held, and wait=0 does not wait"
+            reason = f"it is busy{by}, and wait=0 does not wait: retry later, or raise wait="
         else:
-            ahead = f", with {place} others in front" if place else ""
-            within = f"it was not free within wait={wait:g} s{ahead}" if wait else "it is held"
-            reason = f"{within}: retry later, or raise wait="
+            ahead = f", with {place} in front" if place else ""
+            within = f"it was not free within wait={wait:g} s{ahead}" if wait else "it is busy"
+            reason = f"{within}{by}: retry later, or raise wait="
         super().__init__(f"lock {key!r} was not acquired: {reason}")
         self.key = key
         self.wait = wait
@@ -63,6 +67,7 @@ class LockTimeout(WeblockError, TimeoutError):
         self.waiters = waiters
         self.attempts = attempts
         self.place = place
+        self.holder = holder
 
 
 class LeaseLost(WeblockError):

@@ -33,6 +33,15 @@ def test_wait_0_never_waits(locks, one, other, waiting) -> None:
     assert waiting("key") == 0
 
 
+def test_who_was_refused_is_told_the_holder(locks, one, other) -> None:
+    """Its label, whether the caller has waited or not."""
+    one.do(locks.acquire, "key", ttl=60, label="the holder")
+    for wait in (0, 0.1):
+        with pytest.raises(LockTimeout, match="is held by 'the holder'") as refused:
+            other.do(locks.acquire, "key", wait=wait)
+        assert refused.value.holder == "the holder"
+
+
 def test_try_acquire_answers_none(locks, one, other) -> None:
     """``try_acquire`` gives None where the key is held, to the holder too, and never raises."""
     lease = one.do(locks.try_acquire, "key")

@@ -3,15 +3,24 @@
 import asyncio
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
+from fastapi import FastAPI
 
 from tests.support.aio import eventually
 from weblock import AsyncLocks, ConfigurationError, LockTimeout
+from weblock.contrib import asgi, wsgi
 from weblock.contrib.asgi import RequestLayer, problem_of, request_locks
 from weblock.contrib.asgi.inbox import Inbox
+from weblock.contrib.fastapi import install
 
 from .wire import Exchange
+
+
+def _install(app, locks, _rules, **options):
+    install(app, locks, **options)
+
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
 BODY = {"type": "http.response.body", "body": b"done"}
@@ -39,6 +48,29 @@ def test_retry_after_is_whole_and_bounded(hint, header):
     """``Retry-After`` is the rest of the lease in whole seconds, 1 to 60."""
     problem = problem_of(LockTimeout("x", wait=1, retry_after=hint))
     assert problem.headers == {"Retry-After": header}
+
+
+@pytest.mark.parametrize("returned", [None, {"status": 423}])
+def test_a_rewrite_that_returns_no_problem(returned):
+    """It is told what to return, and for which error."""
+    with pytest.raises(TypeError, match=r"rewrite returned .* for a LockTimeout: return the prob"):
+        problem_of(LockTimeout("x", wait=1), lambda problem, error: returned)
+
+
+def test_a_status_is_a_number():
+    """In a problem that a rewrite makes, and in each of ours: servers expect no more of it."""
+    with pytest.raises(TypeError, match="status='423'"):
+        problem_of(LockTimeout("x", wait=1), lambda problem, _: replace(problem, status="423"))
+    assert type(problem_of(LockTimeout("x", wait=1)).status) is int
+
+
+@pytest.mark.parametrize(
+    "layer", [asgi.LockMiddleware, wsgi.LockMiddleware, _install], ids=["asgi", "wsgi", "fastapi"]
+)
+def test_a_rewrite_that_is_no_function(layer):
+    """It is refused when the application is made, not at the first busy key."""
+    with pytest.raises(ConfigurationError, match="rewrite='answer' must be a function"):
+        layer(FastAPI(), "memory://", [{"path": "/", "key": "x"}], rewrite="answer")
 
 
 class TestTheLayer:

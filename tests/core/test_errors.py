@@ -85,9 +85,13 @@ def test_all_are_weblock_errors() -> None:
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (LockTimeout("k", wait=0), "wait=0 does not wait"),
-        (LockTimeout("k", wait=2.5), "not free within wait=2.5 s"),
+        (LockTimeout("k", wait=0), "wait=0 does not wait: retry later, or raise wait="),
+        (LockTimeout("k", wait=0, holder="web-1"), "is held by 'web-1', and wait=0 does not"),
+        (LockTimeout("k", wait=2.5), "not free within wait=2.5 s: retry"),
+        (LockTimeout("k", wait=2, place=1, holder="a"), "2 s, with 1 in front, and is held by 'a'"),
+        (LockTimeout("k", wait=0, attempts=3, holder="a"), "of the 3 times, and is held by 'a'"),
         (LockTimeout("k", wait=None, waiters=9), "9 others are waiting already"),
+        (LockTimeout("k", wait=None, waiters=1), "1 other is waiting already"),
         (LeaseLost("k", fence=7, reason="expired"), "fence 7.*not renewed in time"),
         (LeaseLost("k", fence=7, reason="max_hold"), "longer than max_hold"),
         (LeaseLost("k", fence=7, reason="taken"), "no longer knows it"),
@@ -104,5 +108,5 @@ def test_a_message_says_what_happened(error: WeblockError, words: str) -> None:
 
 def test_a_hostile_key_in_a_message() -> None:
     """A key is shown quoted: it can break no line of a log."""
-    assert "\n" not in str(LockTimeout("a\nb", wait=0))
+    assert "\n" not in str(LockTimeout("a\nb", wait=0, holder="c\nd"))
     assert "\u2028" not in str(AlreadyHeld("a\u2028b"))

@@ -27,9 +27,8 @@ class Cluster:
     def __init__(self, name: str | None = None, *, node_timeout: int | None = None) -> None:
         self._stack = ExitStack()
         self.nodes = [self._node(name) for _ in range(6)]
-        first, masters, replicas = self.nodes[0], self.nodes[:3], self.nodes[3:]
-        for node in self.nodes[1:]:
-            node.command("CLUSTER", "MEET", "127.0.0.1", first.port)
+        masters, replicas = self.nodes[:3], self.nodes[3:]
+        eventually(self._acquainted, despite=redis.RedisError)
         for index, node in enumerate(masters):
             slots = range(SLOTS * index // 3, SLOTS * (index + 1) // 3)
             node.command("CLUSTER", "ADDSLOTS", *slots)
@@ -39,6 +38,8 @@ class Cluster:
                 despite=redis.RedisError,
             )
         eventually(self._converged, despite=redis.RedisError)
+        for node in replicas:
+            node.command("CONFIG", "SET", "cluster-replica-no-failover", "no")
         if node_timeout:  # From now on, for a cluster that begins waits for as long to be up.
             for node in self.nodes:
                 node.command("CONFIG", "SET", "cluster-node-timeout", node_timeout * 1000)
@@ -95,8 +96,18 @@ class Cluster:
                 cluster_node_timeout=500,
                 cluster_replica_validity_factor=0,
                 repl_diskless_sync_delay=0,
+                # Until all is as it should be: a master that gets no processor meanwhile stays one.
+                cluster_replica_no_failover="yes",
             )
         )
+
+    def _acquainted(self) -> bool:
+        """Whether each node knows all others. A greeting that is not answered in a second is forgotten."""
+        strangers = [node for node in self.nodes if len(_known(node)) < len(self.nodes)]
+        for node in self.nodes[1:]:
+            if node in strangers:
+                node.command("CLUSTER", "MEET", "127.0.0.1", self.nodes[0].port)
+        return not strangers
 
     def _converged(self) -> bool:
         return all(
@@ -147,6 +158,12 @@ class Move(NamedTuple):
     def _left(self, wanted: str) -> list[str]:
         names = self.source.command("CLUSTER", "GETKEYSINSLOT", self.slot, 1000)
         return [name for name in names if wanted in name]
+
+
+def _known(node: Server) -> list[Any]:
+    """The nodes that it knows by their names, itself among them."""
+    found = node.client().cluster("nodes")
+    return [each for each in found.values() if "handshake" not in each["flags"]]
 
 
 def _id(node: Server) -> str:

@@ -179,7 +179,11 @@ class Locker:
             return await self.acquire(keys, terms, 0, caller, Attempt(since, last=True))
         except LockTimeout as busy:
             raise LockTimeout(
-                busy.key, wait=0, retry_after=busy.retry_after, attempts=attempts.count
+                busy.key,
+                wait=0,
+                retry_after=busy.retry_after,
+                attempts=attempts.count,
+                holder=busy.holder,
             ) from None
 
     async def pause(
@@ -606,6 +610,7 @@ class Acquisition:
             retry_after=max(0.0, pace.until_its_turn(rest) if pace else rest),
             waiters=waiters,
             place=pace.place if pace else None,
+            holder=self._holder,
         )
 
     def _void(self) -> float:

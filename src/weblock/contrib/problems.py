@@ -13,6 +13,7 @@ from http import HTTPStatus
 from typing import Final
 
 from ..errors import (
+    ConfigurationError,
     EngineRecovering,
     EngineUnavailable,
     InvalidKey,
@@ -41,6 +42,10 @@ class Problem:
     detail: str
     headers: dict[str, str] = field(default_factory=dict)
     more: dict[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.status, int):
+            raise TypeError(f"Problem(status={self.status!r:.80}) must be a number, such as 423")
 
     media_type = "application/problem+json"
 
@@ -74,15 +79,34 @@ def problem_of(
     if problem and debug and isinstance(error, EngineUnavailable | LeaseLost):
         problem.more["debug"] = str(error)
     if problem and rewrite and isinstance(error, WeblockError):
-        return rewrite(problem, error)
+        return _rewritten(problem, error, rewrite)
     return problem
+
+
+def checked(rewrite: Rewrite | None) -> Rewrite | None:
+    """Return it. Raises ``ConfigurationError`` if nothing can be rewritten by it."""
+    if not (rewrite is None or callable(rewrite)):
+        raise ConfigurationError(
+            f"rewrite={rewrite!r:.80} must be a function of a problem and an error"
+        )
+    return rewrite
+
+
+def _rewritten(problem: Problem, error: WeblockError, rewrite: Rewrite) -> Problem:
+    found: object = rewrite(problem, error)
+    if not isinstance(found, Problem):
+        raise TypeError(
+            f"rewrite returned {found!r:.80} for a {type(error).__name__}: return the problem, or"
+            " dataclasses.replace(problem, ...)"
+        )
+    return found
 
 
 def _problem_of(error: BaseException | None) -> Problem | None:
     match error:
         case LockTimeout():
             return Problem(
-                HTTPStatus.CONFLICT,
+                HTTPStatus.CONFLICT.value,
                 "lock_timeout",
                 "The resource is busy",
                 "Another request that must not overlap with this one is running. Try again shortly.",
@@ -90,7 +114,7 @@ def _problem_of(error: BaseException | None) -> Problem | None:
             )
         case EngineRecovering():
             return Problem(
-                HTTPStatus.SERVICE_UNAVAILABLE,
+                HTTPStatus.SERVICE_UNAVAILABLE.value,
                 "engine_recovering",
                 "The lock service is recovering",
                 "It was started just now, and grants nothing while earlier requests may still be running."
@@ -99,7 +123,7 @@ def _problem_of(error: BaseException | None) -> Problem | None:
             )
         case EngineUnavailable():
             return Problem(
-                HTTPStatus.SERVICE_UNAVAILABLE,
+                HTTPStatus.SERVICE_UNAVAILABLE.value,
                 "engine_unavailable",
                 "The lock service is unavailable",
                 "It is not known whether the resource is free. Try again later.",
@@ -107,14 +131,14 @@ def _problem_of(error: BaseException | None) -> Problem | None:
             )
         case LeaseLost():
             return Problem(
-                HTTPStatus.SERVICE_UNAVAILABLE,
+                HTTPStatus.SERVICE_UNAVAILABLE.value,
                 "lease_lost",
                 "The lock was lost while the request was served",
                 "It is not certain what was done. Check before you try again.",
             )
         case InvalidKey():
             return Problem(
-                HTTPStatus.BAD_REQUEST,
+                HTTPStatus.BAD_REQUEST.value,
                 "invalid_key",
                 "The request names something that cannot be locked",
                 "The part of the URL, the header or the body that names it is missing, empty, repeated,"

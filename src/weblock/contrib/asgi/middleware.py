@@ -11,7 +11,7 @@ from ..._options import Duration, LocksOptions
 from ...aio import AsyncLocks
 from ...errors import ConfigurationError
 from ...keys import in_order
-from ..problems import Rewrite
+from ..problems import Rewrite, checked
 from ..rules import Match, Rule, RuleSet
 from .answers import answer_of
 from .layer import RequestLayer, opened
@@ -66,7 +66,7 @@ class LockMiddleware:
                 "LockMiddleware has no rules, so it would lock nothing: say what to lock, as in"
                 ' rules=[Rule("/shops/{shop}/items", methods=["POST"], key="shop:{shop}")]'
             )
-        answer = functools.partial(answer_of, rewrite=rewrite)
+        answer = functools.partial(answer_of, rewrite=checked(rewrite))
         self._layer = RequestLayer(
             app, locks, hold_back=hold_back, owns_locks=owned, of_rules=True, answer=answer
         )

@@ -16,7 +16,7 @@ from django.template.loader import select_template
 from django.utils.cache import patch_vary_headers
 
 from ...errors import LockTimeout, WeblockError
-from ..problems import Problem, problem_of
+from ..problems import Problem, Rewrite, problem_of
 from . import settings
 from .ninja import api_with_handler
 from .view_lock import DEFAULT, BusyView, ViewLock, acall, call
@@ -82,11 +82,11 @@ def _busy_view(lock: ViewLock | None, error: Exception) -> BusyView | None:
 
 
 def _problem(error: WeblockError, lock: ViewLock | None) -> Problem | None:
-    problem = problem_of(error, debug=django_settings.DEBUG)
-    if problem is None:
-        return None
-    rewrite = settings.rewrite_of(_alias_of(lock))
-    return rewrite(problem, error) if rewrite else problem
+    def rewrite(problem: Problem, error: WeblockError) -> Problem:
+        own: Rewrite | None = settings.rewrite_of(_alias_of(lock))
+        return own(problem, error) if own else problem
+
+    return problem_of(error, rewrite, debug=django_settings.DEBUG)
 
 
 def _alias_of(lock: ViewLock | None) -> str:

@@ -23,7 +23,7 @@ from ...errors import (
 from ..asgi import ProblemResponse, RequestLayer
 from ..asgi.layer import opened, seconds_or_none
 from ..asgi.protocol import App, Receive, Scope, Send
-from ..problems import Problem, Rewrite, problem_of
+from ..problems import Problem, Rewrite, checked, problem_of
 from .routes import check_keys, document, document_mounted
 
 ANSWERED: Final = (LockTimeout, EngineUnavailable, LeaseLost, InvalidKey)
@@ -51,7 +51,7 @@ def install(
 
     Errors of weblock are answered with problem details; ``rewrite(problem, error)`` returns them
     with another status, body or headers, and ``@app.exception_handler(LockTimeout)`` and the like
-    go before that.
+    go before that. OpenAPI documents what it returns for an example of each error.
 
     Raises ``ConfigurationError`` for options that cannot work, and if ``app`` has its layer already;
     when the application starts, for a key that a route can never fill in.
@@ -96,7 +96,7 @@ class _Answers:
         handlers: MutableMapping[Any, Any] = app.exception_handlers
         self._app = app
         self._handlers = handlers
-        self._rewrite = rewrite
+        self._rewrite = checked(rewrite)
         for error in ANSWERED:
             handlers.setdefault(error, self._handle)
 

@@ -209,7 +209,7 @@ ProblemOf = Callable[[WeblockError], Problem | None]
 
 SCHEMA: Final = "LockProblem"
 
-_BUSY: Final = LockTimeout("key", wait=None)
+_BUSY: Final = LockTimeout("key", wait=5.0, retry_after=1.0)
 _DOWN: Final = EngineUnavailable("engine", "it is down")
 _RECOVERING: Final = EngineRecovering("engine", "it was started just now", retry_after=10.0)
 _LOST: Final = LeaseLost("key", fence=0, reason="expired")

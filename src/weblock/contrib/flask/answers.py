@@ -23,11 +23,9 @@ def answer_errors(app: Flask, rewrite: Rewrite | None) -> Answer:
     """
 
     def handle(error: WeblockError) -> Response:
-        problem = problem_of(error)
+        problem = problem_of(error, rewrite)
         if problem is None:  # A mistake in the program is nothing to a client.
             raise error
-        if rewrite:
-            problem = rewrite(problem, error)
         body, status = problem.body, int(problem.status)
         return Response(body, status, problem.headers, content_type=problem.media_type)
 

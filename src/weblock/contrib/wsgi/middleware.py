@@ -11,7 +11,7 @@ from ..._options import LocksOptions
 from ...errors import ConfigurationError
 from ...keys import in_order
 from ...sync import Locks
-from ..problems import Rewrite
+from ..problems import Rewrite, checked
 from ..rules import Match, Rule, RuleSet
 from ..settings import opened
 from .layer import RequestLayer
@@ -61,7 +61,7 @@ class LockMiddleware:
                 "LockMiddleware has no rules, so it would lock nothing: say what to lock, as in"
                 ' rules=[Rule("/shops/{shop}/items", methods=["POST"], key="shop:{shop}")]'
             )
-        answer = functools.partial(answer_of, rewrite=rewrite)
+        answer = functools.partial(answer_of, rewrite=checked(rewrite))
         self._layer = RequestLayer(app, opened(locks, options), of_rules=True, answer=answer)
 
     @property
