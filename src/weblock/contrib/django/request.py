@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import Any, Final
@@ -85,17 +86,20 @@ class ViewLeases(RequestLeases[BaseLease]):
         return lock in self._by_lock
 
     def lock_behind(self, error: Exception) -> ViewLock | None:
-        """Return the lock whose alias says how ``error`` is answered.
+        """Return the lock that says how ``error`` is answered.
 
-        That is the lock that could not be acquired, or that holds the error's key, or the innermost one.
-        Return ``None`` for a request without locks.
+        That is the lock that could not be acquired, or that holds the error's key. For an error about
+        another key, it is the innermost lock, of which only the alias counts. Return ``None`` for a
+        request without locks.
         """
         if self._refused and self._refused[1]() is error:
             return self._refused[0]
         key = getattr(error, "key", None)
         inner_first = list(reversed(self._by_lock))
-        of_key = [lock for lock in inner_first if key in self._by_lock[lock]]
-        return next(iter(of_key or inner_first), None)
+        for lock in inner_first:
+            if key in self._by_lock[lock]:
+                return lock
+        return replace(inner_first[0], busy_view=None) if inner_first else None
 
     @contextmanager
     def _refusing(self, lock: ViewLock) -> Iterator[None]:
