@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 from celery import Celery, Task, shared_task
+from celery.app.registry import TaskRegistry
 from celery.exceptions import Ignore, Retry
 
 from tests.support.events import Heard
@@ -72,6 +73,62 @@ def lose(lease):
 def key_of_number(number):
     """A key that a function of the task's argument returns."""
     return f"pay:{number}"
+
+
+class Plain(Task):
+    """A base class that knows nothing of locks."""
+
+    abstract = True
+
+
+def unlocked():
+    """What a task does."""
+    return "ran without its lock"
+
+
+def made_and_never_finalized(app):
+    """A task of an application that nothing finalizes, as in a process that only sends tasks."""
+    task = app.task(base=Plain, lock="a")(unlocked)
+    assert task.name
+    assert not app.finalized
+    return task
+
+
+def made_late(app):
+    """A task that is defined when the application is finalized."""
+    app.finalize()
+    return app.task(base=Plain, lock="a")(unlocked)
+
+
+def made_shared(app):
+    """A task that ``shared_task`` gives to an application that is finalized."""
+    app.finalize()
+    name = f"shared-{app.main}"
+    shared_task(name=name, base=Plain, lock=["a"])(unlocked)
+    return app.tasks[name]
+
+
+def made_at_once(app):
+    """A task that is made where it is defined."""
+    return app.task(base=Plain, lock=key_of_number, lazy=False)(unlocked)
+
+
+def registered(app):
+    """A task that is a class."""
+
+    class Own(Task):
+        name = "own"
+        lock = "a"
+
+        def run(self):
+            return unlocked()
+
+    return app.register_task(Own())
+
+
+def retrying(app):
+    """A task that Celery wraps so that it retries by itself."""
+    return app.task(base=Plain, lock="a", autoretry_for=(OSError,))(unlocked)
 
 
 class TestKeys:
@@ -545,6 +602,66 @@ class TestWhatCannotWork:
         refused = pay.apply().result
         assert isinstance(refused, ConfigurationError)
         assert re.search(f"has {named}, .*Own would ignore", str(refused))
+
+    @pytest.mark.parametrize(
+        "made",
+        [made_and_never_finalized, made_late, made_shared, made_at_once, registered, retrying],
+    )
+    def test_wherever_a_task_comes_from(self, app, made):
+        """One that would ignore its lock never runs, whenever and however the application gets it."""
+        task = made(app)
+        assert isinstance(task.apply().result, ConfigurationError)
+        with pytest.raises(ConfigurationError, match="would ignore"):
+            task()
+
+    def test_a_task_from_before(self, bare, locks):
+        """One that the application had before its locks does not run without its own."""
+        task = made_at_once(bare)
+        assert task() == "ran without its lock"
+        WebLock(bare, locks)
+        assert isinstance(task.apply().result, ConfigurationError)
+
+    def test_settings_that_a_base_ignores(self, app):
+        """A lock that ``task_annotations`` give to a task which would ignore it is found, too."""
+        app.conf.task_annotations = {"theirs": {"lock": "theirs"}}
+
+        @app.task(name="theirs", base=Task)
+        def theirs(): ...
+
+        assert "lock='theirs'" in str(theirs.apply().result)
+
+    @pytest.mark.parametrize("is_earlier", [True, False])
+    @pytest.mark.parametrize(
+        "lock",
+        [
+            lambda self: "a method",
+            property(lambda self: f"{1 / 0}"),
+            threading.Lock(),
+            (1, 2),
+            [],
+            None,
+        ],
+        ids=["method", "property", "mutex", "numbers", "nothing", "none"],
+    )
+    def test_what_else_a_class_calls_its_lock(self, bare, locks, lock, is_earlier):
+        """A class of the user's own may have a method or an attribute ``lock`` that names no key."""
+        if not is_earlier:
+            WebLock(bare, locks)
+        body = {"name": "own", "lock": lock, "run": lambda self: "ran"}
+        task = bare.register_task(type("Own", (Task,), body)())
+        if is_earlier:
+            WebLock(bare, locks)
+        assert task.apply().get() == task() == "ran"
+
+    def test_the_application_is_not_finalized_early(self, bare, locks):
+        """``WebLock`` looks at the tasks before there are any; a later access gets all."""
+        bare.task(name="earlier")(unlocked)
+        WebLock(bare, locks)
+        assert not bare.finalized
+        bare.task(name="later")(unlocked)
+        assert {"earlier", "later"} <= bare.tasks.keys()
+        assert bare.finalized
+        assert isinstance(bare.tasks, TaskRegistry)
 
     def test_a_method_of_a_base_that_does_not_lock(self, app):
         """A method named ``lock`` on a user's own base class is no option, and its tasks run."""

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from .internals import running_loop
 
@@ -46,7 +46,10 @@ def control() -> object:
 
 def is_part_of(flow: object) -> bool:
     """Return whether the running code is that flow of control, or one of its tasks and threads."""
-    return flow is part_of.get() or flow is control()
+    part = part_of.get()
+    while part is not None and part is not flow:
+        part = part.within
+    return part is not None or flow is control()
 
 
 def is_task_here(flow: object) -> bool:
@@ -56,8 +59,23 @@ def is_task_here(flow: object) -> bool:
     return task is not None and task.get_loop() is loop
 
 
-part_of: Final[ContextVar[object | None]] = ContextVar("weblock_part_of", default=None)
-"""The whole that what runs in this context is a part of, with all that comes of it.
+class Flow:
+    """The work for one request, or for one part of it, in all its tasks and threads.
+
+    A task may keep its context, and so a flow, for long: a flow keeps nothing else in memory.
+    """
+
+    # They are set from outside: an ``__init__`` would be one call more for each request.
+    __slots__ = ("book", "within")
+
+    book: weakref.ref[Any]
+    """What keeps the leases of this work."""
+    within: Flow | None
+    """The work that this is a part of."""
+
+
+part_of: Final[ContextVar[Flow | None]] = ContextVar("weblock_part_of", default=None)
+"""The innermost flow that what runs in this context is a part of, with all that comes of it.
 
 A request's tasks and threads are such parts: they cannot wait for what the request itself holds, but
 each holds by itself what it has acquired for itself.

@@ -18,12 +18,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextvars import Context
 from typing import Any, Final, Generic, Self, TypeVar
 from urllib.parse import quote
+from weakref import ref
 
 from .._core.acquiring import Caller, Locker
 from .._core.holding import Holding, Unprotected
 from .._face import BaseLease, Face
 from .._options import HoldOptions
 from .._platform.logs import logger
+from .._runtime.clock import Flow, part_of
 from ..errors import AlreadyHeld, ConfigurationError, LeaseLost
 from ..keys import CheckedKey
 
@@ -65,12 +67,13 @@ class RequestLeases(Generic[L]):
             self._by_key.update(within._by_key)  # noqa: SLF001 - of the same class
         self._method = method
         self._path = path
-        # An object and nothing more: a task may keep its context for long.
-        self.flow: Final[object] = within.flow if within else object()
+        self.flow: Final = Flow()
         """What ``part_of`` is for all that runs for the request.
 
         None of it can wait for what the request holds: that would be to wait for itself.
         """
+        self.flow.within = within.flow if within else None
+        self.flow.book = ref(self)
 
     async def take(
         self,
@@ -203,6 +206,17 @@ class RequestLeases(Generic[L]):
             "this request has ended: what outlives it holds its locks by itself, with hold() of the"
             " locks themselves"
         )
+
+
+def current_book() -> RequestLeases[Any] | None:
+    """Return the innermost book whose work the running code is a part of; ``None`` if all have ended."""
+    flow = part_of.get()
+    while flow is not None:
+        book: RequestLeases[Any] | None = flow.book()
+        if book is not None and not book.over:
+            return book
+        flow = flow.within
+    return None
 
 
 def limit_of(locks: Face, options: HoldOptions) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -388,6 +389,34 @@ async def test_a_fence_that_is_locked_is_a_busy_key(bare: None, serve: Any, alia
     in_tasks = [await in_a_task(path) for path in ("/items", "/async_items")]
     for response in [fetch("/items"), *in_tasks]:
         assert (response.status_code, response.content) == (429, b"reports: items")
+
+
+@both
+async def test_a_busy_view_answers_for_its_own_lock(bare: None, serve: Any, aliases: None) -> None:
+    """For a key that the view itself finds busy, ``BUSY_VIEW`` of the lock's alias answers."""
+
+    def busy(request: HttpRequest, error: LockTimeout) -> HttpResponse:
+        return HttpResponse(f"the lock's own: {error.key}", status=423)
+
+    @lock("items", alias="reports", busy_view=busy)
+    def view(request: HttpRequest) -> HttpResponse:
+        raise LockTimeout("another", wait=0)
+
+    @lock("items", alias="reports", busy_view=busy)
+    async def async_view(request: HttpRequest) -> HttpResponse:
+        raise LockTimeout("another", wait=0)
+
+    serve(items=view, async_items=async_view)
+
+    async def contents() -> list[bytes]:
+        in_tasks = [await in_a_task(path) for path in ("/items", "/async_items")]
+        return [response.content for response in [fetch("/items"), *in_tasks]]
+
+    assert await contents() == [b"reports: another"] * 3
+    with ThreadPoolExecutor(1) as stranger:
+        lease = stranger.submit(locks["reports"].acquire, "items").result()
+        assert await contents() == [b"the lock's own: items"] * 3
+        stranger.submit(lease.release).result()
 
 
 def test_a_busy_key_of_the_view_itself(serve: Any, settings: Any, aliases: None) -> None:

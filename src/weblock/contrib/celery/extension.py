@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import threading
 from collections.abc import Sequence
 from typing import Any, Final, NoReturn, Unpack
 
 from celery import Celery, Task
+from celery.app.annotations import resolve_all
 
 from ..._options import LocksOptions, Options
 from ..._platform.forks import heed_forks
@@ -65,9 +67,10 @@ class WebLock:
         if not issubclass(base, LockedTask):
             body = {"abstract": True, "__module__": base.__module__}
             app.Task = type(base.__name__, (LockedTask, base), body)
-        app.on_after_finalize.connect(self._check, weak=False)
+        _refuse_unlocked(app)
+        app.on_after_finalize.connect(self._check_options, weak=False)
         if app.finalized:
-            self._check()
+            self._check_options()
 
     @property
     def locks(self) -> Locks:
@@ -93,28 +96,65 @@ class WebLock:
         given = {name: conf[f"weblock_{name}"] for name in names}
         return configured(self._given, self._options, given, spell="weblock_{}".format)
 
-    def _check(self, **_signal: object) -> None:
-        """Refuse what would run without its lock. Celery logs what is raised here, and goes on."""
-        assert self._app is not None
-        for task in self._app.tasks.values():
-            if not isinstance(task, LockedTask) and _names_lock(task):
-                task.run = _refusing(task)
+    def _check_options(self, **_signal: object) -> None:
+        """Raise ``ConfigurationError`` for options that cannot work; Celery logs it, and goes on."""
         _, options = self._configured()
         Options(**options)
 
 
-def _names_lock(task: Task) -> bool:
-    """Return whether a task has the option ``lock``.
+def _refuse_unlocked(app: Celery) -> None:
+    """Have each task fail that would ignore its lock: those that the application has or ever gets.
 
-    A function counts only where ``@app.task(lock=...)`` puts it, in the task's own class: on a base
-    class, it may be a method that has nothing to do with weblock.
+    Tasks come into being in several ways, before and after the application is finalized, but each of
+    them is put into the registry before it can run.
     """
-    lock = getattr(task, "lock", None)
-    return isinstance(lock, str | list | tuple) or (callable(lock) and "lock" in vars(type(task)))
+    tasks = _registry_of(app)
+
+    class Registry(type(tasks)):  # type: ignore[misc] # An application may have one of its own.
+        def __setitem__(self, name: str, task: Task) -> None:
+            if lock := _ignored_lock(app, task):
+                task.run = _refusing(task, lock)
+            super().__setitem__(name, task)
+
+    tasks.__class__ = Registry
+    for name, task in tasks.items():
+        tasks[name] = task
 
 
-def _refusing(task: Task) -> Any:
-    lock: Any = task.lock
+def _registry_of(app: Celery) -> Any:
+    """Return ``app.tasks``, whose access finalizes the application: that is too early here."""
+    finalized, app.finalized = app.finalized, True
+    try:
+        return app.tasks
+    finally:
+        app.finalized = finalized
+        vars(app).pop("tasks", None)  # It is cached, and the next access is to finalize.
+
+
+def _ignored_lock(app: Celery, task: Task) -> object:
+    """Return the option ``lock`` of a task whose base class would ignore it; ``None`` for other tasks.
+
+    A class of the application's own may have a method or an attribute of that name which has nothing
+    to do with weblock. There, only a string counts, or a list that can be one of keys.
+    """
+    if isinstance(task, LockedTask):
+        return None
+    for settings in resolve_all(app.annotations, task):  # Celery applies them afterwards.
+        if lock := settings.get("lock"):
+            return lock
+    lock = inspect.getattr_static(task, "lock", None)  # A property of the class is not called.
+    own = vars(type(task))
+    is_option = "lock" in own and "__wrapped__" in own  # Of ``@app.task(lock=...)``.
+    return lock if is_option or _is_keys(lock) else None
+
+
+def _is_keys(lock: object) -> bool:
+    return isinstance(lock, str | list | tuple) and all(
+        isinstance(each, str) or callable(each) for each in lock
+    )
+
+
+def _refusing(task: Task, lock: object) -> Any:
     shown = getattr(lock, "__qualname__", None) or repr(lock)
 
     def run(*_args: object, **_kwargs: object) -> NoReturn:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from celery.exceptions import Ignore
 
+from ..._face import BaseLease, Face
 from ..._options import HoldOptions, seconds
 from ..._platform.logs import logger, printable
 from ..._runtime.blocking import drive
@@ -18,7 +19,7 @@ from ..._runtime.clock import part_of
 from ...errors import ConfigurationError, LockTimeout
 from ...keys import CheckedKey
 from ...sync import Lease, Locks
-from ..request import LONGEST_LABEL, RequestLeases
+from ..request import LONGEST_LABEL, RequestLeases, current_book
 from .options import hold_options
 
 if TYPE_CHECKING:
@@ -31,13 +32,13 @@ LEAST_COUNTDOWN: Final = 1.0
 
 
 class Running(RequestLeases[Lease]):
-    """What one run of a task holds. A run inside another holds what that one does, too."""
+    """What one run of a task holds. A run inside another, or inside a request, holds what that one does, too."""
 
     __slots__ = ("_locks", "_task", "code", "lease")
 
     def __init__(self, task: LockedTask, locks: Locks, code: object) -> None:
-        within = running.get()
-        super().__init__("task", task.name or "", within if within and not within.over else None)
+        around: Any = current_book()
+        super().__init__("task", task.name or "", around.of_application() if around else None)
         self._task = task
         self._locks = locks
         self.code: Final = code
@@ -47,6 +48,13 @@ class Running(RequestLeases[Lease]):
     def is_of(self, task: object) -> bool:
         """Return whether this is an unfinished run of the task."""
         return self._task is task and not self.over
+
+    def lease_of(self, locks: Face, keys: Sequence[str]) -> Lease:
+        """Return the lease of keys that are held: one that blocks, although a request may have another."""
+        found: BaseLease = super().lease_of(locks, keys)
+        if type(found) is not Lease:
+            found = locks._joined([found], keys)  # noqa: SLF001 - adapters know the face
+        return cast("Lease", found)
 
     def run(
         self, work: Callable[..., Any], keys: Sequence[CheckedKey], *args: Any, **kwargs: Any

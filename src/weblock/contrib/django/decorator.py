@@ -59,7 +59,8 @@ def lock(
             ``{header.name}``; or functions of the request that return a key. Several keys are held
             together, all or none.
         alias: Which entry of ``WEBLOCK`` to use.
-        busy_view: Returns the response to a request that does not get the lock in time.
+        busy_view: Returns the response to a request that does not get the lock in time. For another
+            busy key, which the view has tried to acquire by itself, the alias's ``BUSY_VIEW`` does.
         guard: What must be true at COMMIT: ``"database"``, that the database knows no later holder;
             ``"lease"``, only that the lease is held. ``None`` is what the alias's ``GUARD`` says. A
             key that several locks of a request name is guarded if one of them says so.

@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import Any, Final
 from weakref import ref
 
 from asgiref.sync import sync_to_async
+from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
@@ -22,7 +24,9 @@ from ..._runtime.clock import part_of
 from ...errors import AlreadyHeld, LeaseLost, WeblockError
 from ...keys import CheckedKey, in_order
 from ...sync import Locks
+from ..asgi.request import SCOPE_KEY
 from ..request import BeforeWaiting, RequestLeases, limit_of, to_its_end
+from ..wsgi.request import ENVIRON_KEY
 from .answers import answer
 from .commits import checked_at_commit, give_back_connections, prepare_connections
 from .guard import Guard, guarded_databases
@@ -36,7 +40,13 @@ class ViewLeases(RequestLeases[BaseLease]):
     """The leases of a request, and what its views see of them."""
 
     def __init__(self, request: HttpRequest) -> None:
-        super().__init__(str(request.method), request.path)
+        if isinstance(request, ASGIRequest):
+            found = request.scope.get(SCOPE_KEY)
+        else:
+            found = request.META.get(ENVIRON_KEY)
+        # A layer around Django, such as the LockMiddleware of ASGI or WSGI, may hold something for it.
+        around: Any = found if isinstance(found, RequestLeases) and not found.over else None
+        super().__init__(str(request.method), request.path, around)
         self.request = request
         self._refused: tuple[ViewLock, ref[WeblockError]] | None = None
         """What could not be acquired last, and why: weakly, for the error's traceback refers to this."""
@@ -56,7 +66,7 @@ class ViewLeases(RequestLeases[BaseLease]):
         Once its view has begun under a lock, it must not be; but it waits for no other lock then.
         """
         self._unwanted = True
-        return self._waiting or not self.has_any
+        return self._waiting or not self.holds_any
 
     def prove(self, lock: ViewLock) -> None:
         """Notes that what runs under ``lock`` has returned: its work is done, or checked at COMMIT.
@@ -71,27 +81,25 @@ class ViewLeases(RequestLeases[BaseLease]):
         """Return whether all work under the request's locks is done; a rule's never is."""
         return self._by_lock.keys() <= self._proven
 
-    @property
-    def has_any(self) -> bool:
-        """Return whether anything has been acquired."""
-        return bool(self.leases)
-
     def has(self, lock: ViewLock) -> bool:
         """Return whether this lock has been acquired."""
         return lock in self._by_lock
 
     def lock_behind(self, error: Exception) -> ViewLock | None:
-        """Return the lock whose alias says how ``error`` is answered.
+        """Return the lock that says how ``error`` is answered.
 
-        That is the lock that could not be acquired, or that holds the error's key, or the innermost one.
-        Return ``None`` for a request without locks.
+        That is the lock that could not be acquired, or that holds the error's key. For an error about
+        another key, it is the innermost lock, of which only the alias counts. Return ``None`` for a
+        request without locks.
         """
         if self._refused and self._refused[1]() is error:
             return self._refused[0]
         key = getattr(error, "key", None)
         inner_first = list(reversed(self._by_lock))
-        of_key = [lock for lock in inner_first if key in self._by_lock[lock]]
-        return next(iter(of_key or inner_first), None)
+        for lock in inner_first:
+            if key in self._by_lock[lock]:
+                return lock
+        return replace(inner_first[0], busy_view=None) if inner_first else None
 
     @contextmanager
     def _refusing(self, lock: ViewLock) -> Iterator[None]:
@@ -255,7 +263,7 @@ class TaskLeases(ViewLeases):
             return await to_its_end(in_a_task, loop, may_end=self.leave, context=context)
         finally:
             for variable, value in context.items():
-                if variable.get(None) is not value:
+                if variable not in _OF_ONE_REQUEST and variable.get(None) is not value:
                     variable.set(value)
 
     async def _run(self, work: Callable[[], Awaitable[Any]], ended: asyncio.Future[None]) -> Any:
@@ -292,6 +300,9 @@ _agive_back_connections: Final = sync_to_async(give_back_connections)
 _current: Final[ContextVar[ThreadLeases | TaskLeases | None]] = ContextVar(
     "weblock_request", default=None
 )
+
+_OF_ONE_REQUEST: Final = frozenset({part_of, _current, checked_at_commit})
+"""What is set in the context while a request is served, and not after it."""
 
 
 def _guards(of: Iterable[ViewLock]) -> dict[ViewLock, GuardSettings]:
