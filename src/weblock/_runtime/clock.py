@@ -37,11 +37,10 @@ def new_owner() -> str:
 
 
 def control() -> object:
-    """Return the task that runs in this thread, or else the thread."""
+    """Return the task that runs in this thread, or the event loop of a callback, or else the thread."""
     loop = running_loop()
-    task = asyncio.current_task(loop) if loop else None
     # Not the task itself, which would keep its result alive, perhaps a lease.
-    return weakref.ref(task) if task else _this_thread.mark
+    return weakref.ref(asyncio.current_task(loop) or loop) if loop else _this_thread.mark
 
 
 def is_part_of(flow: object) -> bool:
@@ -49,11 +48,29 @@ def is_part_of(flow: object) -> bool:
     return flow is part_of.get() or flow is control()
 
 
-def is_task_here(flow: object) -> bool:
-    """Return whether that flow of control is a task of the event loop that this thread runs."""
+def runs_on_this_loop(flow: object) -> bool:
+    """Return whether that flow of control goes on only if the event loop of this thread does."""
     loop = running_loop()
-    task = flow() if loop and isinstance(flow, weakref.ref) else None
-    return task is not None and task.get_loop() is loop
+    if loop is None or not isinstance(flow, weakref.ref):
+        return False
+    found = flow()
+    if asyncio.isfuture(found):
+        return found.get_loop() is loop and not found.done()
+    return found is loop
+
+
+def waits_for_this_loop(flow: object) -> bool:
+    """Return whether that flow of control is this thread, where it goes on when the loop has ended."""
+    return flow is _this_thread.mark and running_loop() is not None
+
+
+class FlowOfLoop(weakref.ref[asyncio.AbstractEventLoop]):
+    """The flow of control of several tasks of an event loop, such as those of a request.
+
+    No two are the same. It is weak, for a task may keep it in its context for longer than the loop lives.
+    """
+
+    __slots__ = ()
 
 
 part_of: Final[ContextVar[object | None]] = ContextVar("weblock_part_of", default=None)

@@ -24,6 +24,8 @@ from .._core.holding import Holding, Unprotected
 from .._face import BaseLease, Face
 from .._options import HoldOptions
 from .._platform.logs import logger
+from .._runtime.clock import FlowOfLoop
+from .._runtime.internals import running_loop
 from ..errors import AlreadyHeld, ConfigurationError, LeaseLost
 from ..keys import CheckedKey
 
@@ -65,8 +67,10 @@ class RequestLeases(Generic[L]):
             self._by_key.update(within._by_key)  # noqa: SLF001 - of the same class
         self._method = method
         self._path = path
-        # An object and nothing more: a task may keep its context for long.
-        self.flow: Final[object] = within.flow if within else object()
+        # Nothing that refers to more: a task may keep its context for long.
+        loop = running_loop()
+        own = FlowOfLoop(loop) if loop else object()
+        self.flow: Final[object] = within.flow if within else own
         """What ``part_of`` is for all that runs for the request.
 
         None of it can wait for what the request holds: that would be to wait for itself.
