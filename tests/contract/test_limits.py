@@ -185,14 +185,13 @@ class TestOneself:
         other.do(beside.release)
         one.do(lease.release)
 
-
     @pytest.mark.of_core
     @pytest.mark.parametrize("options", [{"shared": True}, {"limit": 2}], ids=["shared", "limit"])
     def test_tasks_that_block_share_what_has_room(self, probe, options) -> None:
         """Nobody waits, so no task is refused; where there is no room, it would wait for the other one."""
 
         async def main() -> None:
-            async with asyncio.TaskGroup() as group, asyncio.timeout(PATIENCE):
+            async with asyncio.TaskGroup() as group:
                 both_inside = asyncio.Barrier(2)
                 for wait_for in (0, LONG):
                     group.create_task(hold(wait_for, both_inside))

@@ -434,12 +434,7 @@ class Acquisition:
                 if anchor.is_implausible(until, at_most=at_most, drift=self._terms.drift):
                     continue
             elif isinstance(answer, Busy):
-                self._leaves_traces = self._in_doubt or answer.elsewhere
-                self._retry_after, self._recovering = answer.until - now, answer.recovering
-                self._holder, self._others = answer.holder or None, answer.others
-                if self._is_repeated:
-                    self._locker.refuse_to_hold_up_a_holder(self.key)
-                raise self._timeout(answer.waiters if self._wait != 0 else None)
+                raise self._busy(answer, now)
             else:
                 raise self._refused()
             holding = self._hold(fence, anchor, until, at_most, confirmed=confirmed)
@@ -484,6 +479,14 @@ class Acquisition:
             if self._locker.over:
                 raise self._locker.closed()
             pause = min(LONGEST_PAUSE, 2 * pause)
+
+    def _busy(self, answer: Busy, now: float) -> LockTimeout | EngineRecovering:
+        self._leaves_traces = self._in_doubt or answer.elsewhere
+        self._retry_after, self._recovering = answer.until - now, answer.recovering
+        self._holder, self._others = answer.holder or None, answer.others
+        if self._is_repeated:
+            self._locker.refuse_to_hold_up_a_holder(self.key)
+        return self._timeout(answer.waiters if self._wait != 0 else None)
 
     def _failing_for(self, sent: float, since: float) -> float:
         """Return the seconds that count as an outage of the engine.
