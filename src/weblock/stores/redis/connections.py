@@ -63,7 +63,7 @@ class Connections:
         )
         self._links: list[Links] = []
         self._nodes_elsewhere: list[Nodes] = []
-        """Those of real threads among greenlets."""
+        """The nodes of real threads among greenlets."""
 
     def store(self, *, suspends: bool, takes_turns: bool = False) -> RedisStore:
         """Return the engine for one face. Each has connections of its own.
