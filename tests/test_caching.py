@@ -68,6 +68,33 @@ class DjangoRedisCache(BaseCache):
         self.given = kwargs
 
 
+class _WrittenInC:
+    """A method of which nothing is known but that it can be called. It notes what it was told."""
+
+    def __init__(self, told: list[dict[str, float]]) -> None:
+        self._told = told
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        raise ValueError("no signature found for builtin")
+
+    def __call__(self, _key: str, _value: object, **expiry: float) -> None:
+        self._told.append(expiry)
+
+
+def client_that_takes(word: str | None, driver: str) -> Any:
+    """A client of a driver, whose ``set`` takes the expiry by this word, or does not tell."""
+    told: list[dict[str, float]] = []
+    written_in_c = _WrittenInC(told)
+    puts: dict[str | None, Any] = {
+        "time": lambda _self, key, value, time=0: written_in_c(key, value, time=time),
+        "exptime": lambda _self, key, value, exptime=0: written_in_c(key, value, exptime=exptime),
+        None: written_in_c,
+    }
+    methods = {"get": lambda _self, _key: None, "set": puts[word], "told": told}
+    return type("Client", (), {**methods, "__module__": driver})()
+
+
 class OwnHashClient(HashClient):
     """A client of a project's own."""
 
@@ -295,6 +322,27 @@ class TestKeeping:
             assert client.get(key) is not None
             eventually(lambda: client.get(key) is None)
             client.close()
+
+    @pytest.mark.parametrize(
+        ("driver", "word"), [("memcache", "time"), ("aiomcache", "exptime"), ("pylibmc", None)]
+    )
+    def test_other_clients_of_memcached_are_told_of_the_expiry(
+        self, locks, key, driver, word
+    ) -> None:
+        """Each has a word of its own for it; a ``set`` that is written in C does not even say so."""
+        cache = client_that_takes(word, driver)
+        locks.cached(key, lambda: 1, expiry=LONG, cache=cache)
+        assert cache.told == [{word or "time": LONG}]
+        locks.cached(f"{key}:2", lambda: 1, expiry=40 * 86400, cache=cache)
+        assert cache.told[1] == {word or "time": 30 * 86400}
+
+    def test_a_cache_that_is_written_in_c(self, locks, key) -> None:
+        """Where nothing says how to set an expiry, the error says what to do."""
+        cache = client_that_takes(None, "elsewhere")
+        with pytest.raises(
+            ConfigurationError, match=r"takes \(\*args, \*\*kwargs\): give an object"
+        ):
+            locks.cached(key, lambda: 1, expiry=LONG, cache=cache)
 
     def test_a_django_cache_that_passes_everything_on(self, locks, key) -> None:
         """A cache of Django is told of the expiry as ``timeout``, also where ``set`` does not name it."""

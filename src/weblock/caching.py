@@ -121,7 +121,7 @@ class Keeping:
         """Return the argument that tells the cache how long to keep an entry, if it has one."""
         word = _word_for_expiry(self._cache, put)
         length = self._expiry + self._stale
-        if "pymemcache" in _drivers(self._cache):
+        if _drivers(self._cache) & _OF_MEMCACHED:
             length = min(length, _LONGEST_IN_MEMCACHED)
         return {word: math.ceil(length * 1000 if word == "px" else length)} if word else {}
 
@@ -214,9 +214,11 @@ _OF_BYTES: Final = {"redis", "valkey", "pymemcache"}
 _WITH_TWO_CLIENTS: Final = {"redis", "valkey"}
 _LONGEST_IN_MEMCACHED: Final = 30 * 86400.0
 """Seconds; memcached takes a longer time for a date, which is in the past."""
-_WORDS_FOR_EXPIRY: Final = ("px", "timeout", "ttl", "ex", "expire", "expiry")
-_WORDS_OF_DRIVERS: Final = {"django": "timeout", "pymemcache": "expire"}
-"""For classes whose ``set`` passes on whatever it is given: those of django-redis, and ``HashClient``."""
+_WORDS_FOR_EXPIRY: Final = ("px", "timeout", "ttl", "ex", "expire", "expiry", "exptime", "time")
+_WORDS_OF_DRIVERS: Final = {"django": "timeout", "pymemcache": "expire", "pylibmc": "time"}
+"""For classes whose ``set`` passes on whatever it is given, as django-redis' and ``HashClient``, or is written in C."""
+_OF_MEMCACHED: Final = {"pymemcache", "memcache", "pylibmc", "aiomcache"}
+_ANYTHING: Final = inspect.signature(lambda *args, **kwargs: None)  # noqa: ARG005
 _PASSED_ON: Final = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 
@@ -234,18 +236,21 @@ def _word_for_expiry(cache: object, put: Callable[..., Any]) -> str | None:
 
     Raises ``ConfigurationError`` if ``put`` does not tell: entries would stay forever.
     """
-    parameters = inspect.signature(put).parameters
+    try:
+        takes = inspect.signature(put)
+    except ValueError:  # It is written in C, and says nothing of its parameters.
+        takes = _ANYTHING
     for word in _WORDS_FOR_EXPIRY:
-        if word in parameters:
+        if word in takes.parameters:
             return word
-    if not any(each.kind in _PASSED_ON for each in parameters.values()):
+    if not any(each.kind in _PASSED_ON for each in takes.parameters.values()):
         return None
     for driver, word in _WORDS_OF_DRIVERS.items():
         if driver in _drivers(cache):
             return word
     raise ConfigurationError(
         f"cache={cache!r:.200} does not tell how to give its set() an expiry, because that takes"
-        f" {inspect.signature(put)}: give an object with get(key) and set(key, value, timeout) that"
+        f" {takes}: give an object with get(key) and set(key, value, timeout) that"
         " passes the seconds on"
     )
 

@@ -153,7 +153,8 @@ class InvalidKey(ConfigurationError):
 class AlreadyHeld(WeblockError, RuntimeError):
     """This task, thread or request already holds the key, and would wait for itself.
 
-    So would blocking code on an event loop, where another task of the loop holds the key.
+    So would blocking code on an event loop, where another task of the loop holds the key, and a task of
+    a loop whose thread holds the key outside of the loop.
 
     Attributes:
         key: The key.

@@ -446,7 +446,8 @@ class Locks(Face):
     def close(self) -> None:
         """Close the engine in this process, unless other locks still use it.
 
-        Leases that are still held are lost.
+        Leases that are still held are lost, and given back to the engine. If the engine does not answer,
+        this takes up to 5 seconds, after which they end at their ttl.
         """
         self._close()
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
 from tests.support.renewals import end
-from tests.support.waiting import PATIENCE, eventually, now
-from weblock import AlreadyHeld, InvalidKey, LockTimeout
+from tests.support.waiting import PATIENCE, eventually, now, waiters
+from weblock import AlreadyHeld, AsyncLocks, Attempts, InvalidKey, LockTimeout
 
 pytestmark = pytest.mark.promise("locks")
 
@@ -154,14 +155,81 @@ def test_blocking_code_that_would_stop_the_holder_is_refused(probe) -> None:
             await asyncio.to_thread(an_outsider)
 
     async def another() -> None:
-        with pytest.raises(AlreadyHeld, match="another task of the event loop"):
-            probe.acquire("key", wait=None)
+        for wait in (None, Attempts(1000)):
+            with pytest.raises(AlreadyHeld, match="another task of the event loop"):
+                probe.acquire("key", wait=wait)
+        assert probe.try_acquire("key") is None
+        assert probe.inspect("key").waiters == ()
 
     def an_outsider() -> None:
         with pytest.raises(LockTimeout):
             probe.acquire("key", wait=0.01)
 
     asyncio.run(holder())
+
+
+@pytest.mark.of_core
+def test_blocking_code_waits_for_a_task_that_has_ended(probe, waiting) -> None:
+    """What holds up nobody is no waiting for oneself: a thread has the lease of the task by now."""
+    threads = []
+
+    async def holder() -> None:
+        lease = probe.acquire("key", ttl=60)
+
+        def release() -> None:
+            eventually(lambda: waiting("key") == 1)
+            lease.release()
+
+        threads.append(threading.Thread(target=release))
+        threads[0].start()
+
+    async def another() -> None:
+        await asyncio.create_task(holder())
+        probe.acquire("key", wait=PATIENCE).release()
+
+    asyncio.run(another())
+    threads[0].join()
+
+
+@pytest.mark.of_core
+def test_a_loop_does_not_wait_for_the_thread_that_runs_it(probe, url) -> None:
+    """The thread goes on when the loop has ended: neither face waits there for what it holds."""
+
+    async def inside() -> None:
+        with pytest.raises(AlreadyHeld):
+            probe.acquire("key", wait=None)
+        async with AsyncLocks.from_url(url) as locks:
+            with pytest.raises(AlreadyHeld):
+                await locks.acquire("key", wait=None)
+
+    with probe.hold("key"):
+        asyncio.run(inside())
+
+
+@pytest.mark.of_core
+def test_a_task_waits_for_what_a_callback_of_its_loop_holds(probe, url) -> None:
+    """A callback is not the thread that runs the loop: a later one releases."""
+
+    async def main() -> None:
+        loop, leases = asyncio.get_running_loop(), []
+
+        def acquire() -> None:
+            leases.append(probe.acquire("key", ttl=60))
+
+        def release_when_it_waits() -> None:
+            if waiters(probe, "key"):
+                leases[0].release()
+            else:
+                loop.call_later(0.01, release_when_it_waits)
+
+        loop.call_soon(acquire)
+        loop.call_soon(release_when_it_waits)
+        async with AsyncLocks.from_url(url) as locks:
+            while not leases:  # noqa: ASYNC110 - the callback has its turn next
+                await asyncio.sleep(0)
+            await (await locks.acquire("key", wait=PATIENCE)).release()
+
+    asyncio.run(main())
 
 
 def test_keys_do_not_touch_one_another(locks, one) -> None:

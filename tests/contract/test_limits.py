@@ -185,6 +185,30 @@ class TestOneself:
         other.do(beside.release)
         one.do(lease.release)
 
+    @pytest.mark.of_core
+    @pytest.mark.parametrize("options", [{"shared": True}, {"limit": 2}], ids=["shared", "limit"])
+    def test_tasks_that_block_share_what_has_room(self, probe, options) -> None:
+        """Nobody waits, so no task is refused; where there is no room, it would wait for the other one."""
+
+        async def main() -> None:
+            async with asyncio.TaskGroup() as group:
+                both_inside = asyncio.Barrier(2)
+                for wait_for in (0, LONG):
+                    group.create_task(hold(wait_for, both_inside))
+
+        async def hold(wait_for: float, both_inside: asyncio.Barrier) -> None:
+            with probe.hold("key", wait=wait_for, **options):
+                await both_inside.wait()
+                await asyncio.create_task(ask_for_all())
+                await both_inside.wait()
+
+        async def ask_for_all() -> None:
+            with pytest.raises(AlreadyHeld) as refused:
+                probe.acquire("key", wait=LONG)
+            assert not refused.value.upgrade
+
+        asyncio.run(main())
+
 
 class TestSeveralKeys:
     def test_one_call_holds_all_its_keys_alike(self, locks, face, one, other) -> None:

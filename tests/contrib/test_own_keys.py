@@ -1,6 +1,7 @@
 """A request that acquires what it holds already is told so, wherever in it that happens."""
 
 import asyncio
+import contextvars
 import functools
 import threading
 
@@ -74,6 +75,22 @@ async def test_child_tasks_and_threads_are_told_at_once(app, locks, blocking):
 
     async with client_of(app, raises=True) as client:
         assert (await client.get("/")).json() == "told"
+
+
+async def test_blocking_code_beside_a_request_is_told_at_once(app, blocking):
+    """On the loop of a request, it would stop the request for whose key it waits."""
+
+    @app.get("/")
+    async def handler():
+        outsider = functools.partial(asyncio.create_task, context=contextvars.Context())
+        error = await _error_of(outsider(acquire()))
+        return type(error).__name__
+
+    async def acquire():
+        blocking.acquire("cart", wait=1)
+
+    async with client_of(app, raises=True) as client:
+        assert (await client.get("/")).json() == "AlreadyHeld"
 
 
 async def test_child_tasks_of_one_handler_wait_for_one_another(app, locks):

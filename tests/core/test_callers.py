@@ -40,6 +40,9 @@ class Patience:
     def control(self) -> object:
         return self
 
+    def is_part_of(self, _flow: object) -> bool:
+        return False
+
     def holds_up(self, _flow: object) -> bool:
         return False
 

@@ -12,12 +12,13 @@ from redis import exceptions
 
 from weblock import AsyncLocks, ConfigurationError, EngineUnavailable
 from weblock._core.ports import Readable, Switchboard
+from weblock._platform.loops import beside_loop
 from weblock._runtime.aio import AsyncioRuntime
 from weblock._runtime.blocking import BlockingRuntime, drive
-from weblock.stores.memcached.threads import Threads
-from weblock.stores.redis import cluster
+from weblock.stores.memcached.threads import THREADS, Threads
+from weblock.stores.redis import asking, cluster
 from weblock.stores.redis.aio import LoopLinks
-from weblock.stores.redis.asking import Poll
+from weblock.stores.redis.asking import Lookup, Poll
 from weblock.stores.redis.blocking import BlockingLinks
 from weblock.stores.redis.calls import Layout
 from weblock.stores.redis.cluster import ClusterNodes
@@ -72,6 +73,19 @@ def test_a_master_that_no_thread_can_try_is_not_left_out() -> None:
     assert cluster.address_of(0) == MASTER
 
 
+def test_nobody_tries_a_master_of_a_closed_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads that did so end, and no other begins."""
+    started: list[Callable[[], None]] = []
+    monkeypatch.setattr(cluster, "in_background", lambda work, _name: started.append(work))
+    monkeypatch.setattr(cluster, "FIRST_KNOCK", 0.0)
+    closed = nodes()
+    closed.doubt(MASTER, exceptions.TimeoutError())
+    closed.close()
+    closed.doubt(MASTER, exceptions.TimeoutError())
+    (knock,) = started
+    knock()  # Without a connection, which would fail.
+
+
 def test_a_master_is_left_out_only_while_a_thread_tries_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """However the thread ends, callers ask the master again."""
     monkeypatch.setattr(cluster, "FIRST_KNOCK", 0.0)
@@ -89,6 +103,51 @@ def test_servers_are_asked_in_the_callers_thread() -> None:
     poll.ask_all([Address("a", 1), Address("b", 2)])
     poll.wait(lambda: False)
     assert sorted(poll.answers) == [1, 2]
+
+
+class Clock:
+    """Time that passes as the test says, and when somebody looked for the servers."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+        self.looked: list[float] = []
+        self.lookup = Lookup(self._look, every=0.5, stale=1.0, on_end=lambda: None)
+
+    def monotonic(self) -> float:
+        return self.time
+
+    def _look(self) -> bool:
+        self.looked.append(round(self.time - 1000, 1))
+        return False
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of lookups."""
+    clock = Clock()
+    monkeypatch.setattr(asking, "time", clock)
+    return clock
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_callers_look_for_the_servers_by_themselves(clock: Clock) -> None:
+    """As often as a thread would: what nobody has asked does not count as asked."""
+    for _ in range(20):
+        if not clock.lookup.ready():
+            clock.lookup.refresh()
+        clock.time += 0.1
+    assert clock.looked == [0, 0.5, 1.0, 1.5]
+
+
+@pytest.mark.usefixtures("no_threads")
+async def test_a_loop_uses_what_is_known_until_it_is_stale(clock: Clock) -> None:
+    """Its callers cannot look, which would stop it, and must not rely on what may be long over."""
+    clock.lookup.refresh()
+    ready = []
+    for _ in range(12):
+        ready.append(clock.lookup.ready())
+        clock.time += 0.1
+    assert ready == [True] * 10 + [False] * 2
 
 
 @pytest.mark.usefixtures("no_threads")
@@ -143,7 +202,7 @@ async def test_connections_that_cannot_begin_are_an_outage_of_postgresql(
 ) -> None:
     """Its table is looked for in a thread, and so are the names of hosts. The locks close here."""
     async with AsyncLocks.from_url(f"postgresql://{url}") as locks:
-        with pytest.raises(EngineUnavailable, match="no thread could be started"):
+        with pytest.raises(EngineUnavailable, match="can't start new thread"):
             await locks.ping()
     with pytest.raises(ConfigurationError, match="is closed"):
         await locks.ping()
@@ -154,12 +213,25 @@ async def test_a_machine_without_threads_is_not_a_closed_memcached(
     no_threads: Callable[[], None],
 ) -> None:
     """What an event loop asks is asked in a thread; who cannot have one is told so."""
-    threads, runtime = Threads("memcached://test"), AsyncioRuntime()
+    threads, runtime, done = Threads("memcached://test"), AsyncioRuntime(), []
     with pytest.raises(EngineUnavailable, match="no thread could be started"):
-        await threads.do(runtime, lambda: 1)
+        await threads.do(runtime, lambda: done.append("given up"))
     no_threads()
-    assert await threads.do(runtime, lambda: 2) == 2
+    for _ in range(THREADS):  # One of them would have what was queued before.
+        await threads.do(runtime, lambda: done.append("done"))
+    assert done == ["done"] * THREADS
     threads.close()
+
+
+@NONE_AT_ALL
+async def test_what_is_done_on_the_loop_is_not_done_again(no_threads: Callable[[], None]) -> None:
+    """The first thread that can be started later has nothing to make up for."""
+    done: list[str] = []
+    await beside_loop(lambda: done.append("closed"))
+    no_threads()
+    await asyncio.to_thread(done.append, "something else")
+    await beside_loop(lambda: done.append("closed anew"))
+    assert done == ["closed", "something else", "closed anew"]
 
 
 @NONE_AT_ALL

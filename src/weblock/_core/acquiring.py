@@ -339,7 +339,14 @@ class Locker:
 
     def _is_own(self, holding: Holding) -> bool:
         runtime = self.runtime
-        return runtime.holds_up(holding.control) and holding.held(runtime.now())
+        return runtime.is_part_of(holding.control) and holding.held(runtime.now())
+
+    def refuse_to_hold_up_a_holder(self, key: str) -> None:
+        """Raise ``AlreadyHeld`` if a holder of the key could not release it while the caller waits."""
+        runtime, keeper = self.runtime, self.keeper
+        for each in (keeper.holdings.get(key), *keeper.together_on(key)):
+            if each and runtime.holds_up(each.control) and each.held(runtime.now()):
+                raise AlreadyHeld(unqualified(key))
 
 
 class Acquisition:
@@ -391,7 +398,7 @@ class Acquisition:
             keeper.stake(hands, self.key, self.owner, self._terms.ttl)
             self._locker.switchboard.bells[self.owner] = self._bell
             return await self._until_held()
-        except (LockTimeout, EngineRecovering) as failure:
+        except (LockTimeout, EngineRecovering, AlreadyHeld) as failure:
             try:
                 if self._leaves_traces:
                     await self._locker.give_back(*self._what_to_give_back())
@@ -431,10 +438,7 @@ class Acquisition:
                 if anchor.is_implausible(until, at_most=at_most, drift=self._terms.drift):
                     continue
             elif isinstance(answer, Busy):
-                self._leaves_traces = self._in_doubt or answer.elsewhere
-                self._retry_after, self._recovering = answer.until - now, answer.recovering
-                self._holder, self._others = answer.holder or None, answer.others
-                raise self._timeout(answer.waiters if self._wait != 0 else None)
+                raise self._busy(answer, now)
             else:
                 raise self._refused()
             holding = self._hold(fence, anchor, until, at_most, confirmed=confirmed)
@@ -480,6 +484,14 @@ class Acquisition:
                 raise self._locker.closed()
             pause = min(LONGEST_PAUSE, 2 * pause)
 
+    def _busy(self, answer: Busy, now: float) -> LockTimeout | EngineRecovering:
+        self._leaves_traces = self._in_doubt or answer.elsewhere
+        self._retry_after, self._recovering = answer.until - now, answer.recovering
+        self._holder, self._others = answer.holder or None, answer.others
+        if self._is_repeated:
+            self._locker.refuse_to_hold_up_a_holder(self.key)
+        return self._timeout(answer.waiters if self._wait != 0 else None)
+
     def _failing_for(self, sent: float, since: float) -> float:
         """Return the seconds that count as an outage of the engine.
 
@@ -492,6 +504,7 @@ class Acquisition:
 
     async def _queue(self, answer: Waiting, now: float) -> Grasp | Ask:
         """Wait in the queue until there is something to do."""
+        self._locker.refuse_to_hold_up_a_holder(self.key)
         self._keep_place(answer, now)
         if self._locker.over:
             raise self._locker.closed()
@@ -564,14 +577,20 @@ class Acquisition:
             tell_acquired(holding, self._since(), handed_over=self._pace is not None)
         return holding
 
+    @property
+    def _is_repeated(self) -> bool:
+        """Whether the caller pauses and asks again if the key is busy."""
+        return self._attempt is not None and not self._attempt.last
+
     def _since(self) -> float:
         """Return when the caller first asked for the key, or got the one before it."""
         return self._attempt.since if self._attempt else self._asked
 
     def _tell_end(self, failure: BaseException) -> None:
         """Report that the caller did not get the key, and why."""
-        attempt = self._attempt
-        if attempt and not attempt.last and isinstance(failure, LockTimeout | EngineRecovering):
+        if self._is_repeated and isinstance(failure, LockTimeout | EngineRecovering):
+            return
+        if isinstance(failure, AlreadyHeld):  # It has not waited: its code is to be mended.
             return
         observers, key, label, since = self._observers, self.key, self._claim.label, self._since()
         place = self._pace.place if self._pace else None

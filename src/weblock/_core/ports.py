@@ -180,10 +180,13 @@ class Runtime(Protocol):
     def control(self) -> object:
         """Return the task or thread that runs now."""
 
-    def holds_up(self, flow: object) -> bool:
-        """Return whether ``flow`` (from ``control``) cannot go on while the running code waits.
+    def is_part_of(self, flow: object) -> bool:
+        """Return whether the running code is ``flow`` (from ``control``), or part of it."""
 
-        It is the running code itself, or a whole that this is a part of, or what this would block.
+    def holds_up(self, flow: object) -> bool:
+        """Return whether the running code, if it waited, would keep another ``flow`` from going on.
+
+        One that has ended is none, and neither is one of which that is not known.
         """
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Executor, Future
 from typing import Generic, Protocol, TypeVar
 
 
@@ -18,6 +19,7 @@ class OfLoop(Protocol):
 
 
 T = TypeVar("T", bound=OfLoop)
+R = TypeVar("R")
 
 
 class ByLoop(Generic[T]):
@@ -51,7 +53,7 @@ class ByLoop(Generic[T]):
         """End everything, each in its own loop."""
         self.forget_closed()
         for each in self.all():
-            if each.loop is _running():
+            if each.loop is running():
                 each.close()
             else:
                 with contextlib.suppress(RuntimeError):  # The loop was closed just now.
@@ -96,20 +98,57 @@ async def _until_closed(then: Callable[[], None]) -> AsyncGenerator[None]:
         then()
 
 
-async def beside_loop(work: Callable[[], object]) -> None:
-    """Do in a thread what the loop should not wait for; where none can be started, do it here.
+def in_thread(executor: Executor | None, work: Callable[[], R]) -> asyncio.Future[R]:
+    """Run work in a thread of an executor, of which ``None`` is the loop's own.
 
-    Then it may be done there as well, later: to do it twice must be harmless.
+    Raises ``RuntimeError`` if no thread can be started. Then it is not run: the executor has queued
+    it all the same, and would run it when it gets a thread.
     """
+    outcome: Future[R] = Future()
+
+    def run() -> None:
+        if not outcome.set_running_or_notify_cancel():
+            return
+        try:
+            outcome.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised in the loop
+            outcome.set_exception(error)
+
+    loop = asyncio.get_running_loop()
     try:
-        done = asyncio.get_running_loop().run_in_executor(None, work)
+        loop.run_in_executor(executor, run)
+    except RuntimeError:
+        if outcome.cancel():  # Else a thread that was there has begun it just now.
+            raise
+    return asyncio.wrap_future(outcome, loop=loop)
+
+
+async def beside_loop(work: Callable[[], object]) -> None:
+    """Do in a thread what the loop should not wait for; where none can be started, do it here."""
+    try:
+        done = in_thread(None, work)
     except RuntimeError:
         work()
     else:
         await done
 
 
-def _running() -> asyncio.AbstractEventLoop | None:
+async def made_for_all(making: asyncio.Future[R], ended: Callable[[], Exception]) -> R:
+    """Wait for what several tasks wait for; those that are cancelled leave it to the others.
+
+    Raises ``ended()`` if it was cancelled itself: no caller was.
+    """
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if making.cancelled() and task and not task.cancelling():
+            raise ended() from None
+        raise
+
+
+def running() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop of this thread, if one runs."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

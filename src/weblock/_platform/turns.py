@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import queue
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from queue import Empty
+from typing import TypeVar
 
 from .greenlets import original
 
-__all__ = ["Empty", "Turn", "Turns"]
+__all__ = ["Empty", "Turn", "Turns", "taken_out"]
+
+T = TypeVar("T")
+
+
+def taken_out(items: list[T]) -> Iterator[T]:
+    """Take everything out of a list, one after the other, while other threads do so, too."""
+    while items:
+        try:
+            yield items.pop()
+        except IndexError:  # Another thread has the last one.
+            return
 
 
 class Turn:

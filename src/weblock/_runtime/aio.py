@@ -71,7 +71,8 @@ class AsyncioRuntime:
     jitter = staticmethod(random.random)
     new_owner = staticmethod(clock.new_owner)
     control = staticmethod(clock.control)
-    holds_up = staticmethod(clock.is_part_of)
+    is_part_of = staticmethod(clock.is_part_of)
+    holds_up = staticmethod(clock.waits_for_this_loop)
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()

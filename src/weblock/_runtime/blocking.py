@@ -37,6 +37,7 @@ class BlockingRuntime:
     jitter = staticmethod(random.random)
     new_owner = staticmethod(clock.new_owner)
     control = staticmethod(clock.control)
+    is_part_of = staticmethod(clock.is_part_of)
 
     def __init__(self) -> None:
         self._queue: Callable[[], SimpleQueue[Message]] = queue_class()
@@ -46,7 +47,7 @@ class BlockingRuntime:
 
     def holds_up(self, flow: object) -> bool:
         # Where blocking code runs on an event loop, whatever waits in one task stops all of them.
-        return clock.is_part_of(flow) or clock.is_task_here(flow)
+        return clock.waits_for_this_loop(flow) or clock.runs_on_this_loop(flow)
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)

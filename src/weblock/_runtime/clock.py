@@ -37,11 +37,10 @@ def new_owner() -> str:
 
 
 def control() -> object:
-    """Return the task that runs in this thread, or else the thread."""
+    """Return the task that runs in this thread, or the event loop of a callback, or else the thread."""
     loop = running_loop()
-    task = asyncio.current_task(loop) if loop else None
     # Not the task itself, which would keep its result alive, perhaps a lease.
-    return weakref.ref(task) if task else _this_thread.mark
+    return weakref.ref(asyncio.current_task(loop) or loop) if loop else _this_thread.mark
 
 
 def is_part_of(flow: object) -> bool:
@@ -52,11 +51,21 @@ def is_part_of(flow: object) -> bool:
     return part is not None or flow is control()
 
 
-def is_task_here(flow: object) -> bool:
-    """Return whether that flow of control is a task of the event loop that this thread runs."""
+def runs_on_this_loop(flow: object) -> bool:
+    """Return whether that flow of control goes on only if the event loop of this thread does."""
     loop = running_loop()
-    task = flow() if loop and isinstance(flow, weakref.ref) else None
-    return task is not None and task.get_loop() is loop
+    where = flow.loop if isinstance(flow, Flow) else flow
+    if loop is None or not isinstance(where, weakref.ref):
+        return False
+    found = where()
+    if asyncio.isfuture(found):
+        return found.get_loop() is loop and not found.done()
+    return found is loop
+
+
+def waits_for_this_loop(flow: object) -> bool:
+    """Return whether that flow of control is this thread, where it goes on when the loop has ended."""
+    return flow is _this_thread.mark and running_loop() is not None
 
 
 class Flow:
@@ -66,10 +75,12 @@ class Flow:
     """
 
     # They are set from outside: an ``__init__`` would be one call more for each request.
-    __slots__ = ("book", "within")
+    __slots__ = ("book", "loop", "within")
 
     book: weakref.ref[Any]
     """What keeps the leases of this work."""
+    loop: weakref.ref[asyncio.AbstractEventLoop] | None
+    """The event loop that the work begins on."""
     within: Flow | None
     """The work that this is a part of."""
 

@@ -26,6 +26,7 @@ from .._face import BaseLease, Face
 from .._options import HoldOptions
 from .._platform.logs import logger
 from .._runtime.clock import Flow, part_of
+from .._runtime.internals import running_loop
 from ..errors import AlreadyHeld, ConfigurationError, LeaseLost
 from ..keys import CheckedKey
 
@@ -72,6 +73,8 @@ class RequestLeases(Generic[L]):
 
         None of it can wait for what the request holds: that would be to wait for itself.
         """
+        loop = running_loop()
+        self.flow.loop = ref(loop) if loop else None
         self.flow.within = within.flow if within else None
         self.flow.book = ref(self)
 

@@ -32,8 +32,11 @@ class SimulatedRuntime:
     def control(self) -> object:
         return self._process.current
 
-    def holds_up(self, flow: object) -> bool:
+    def is_part_of(self, flow: object) -> bool:
         return flow is self._process.current
+
+    def holds_up(self, _flow: object) -> bool:
+        return False
 
     def bell(self) -> Bell:
         return SimulatedBell(self._process)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ..._platform.greenlets import do_before_this_thread_ends, real_thread_here
 from ..._platform.polling import READABLE, new_poll
+from ..._platform.turns import taken_out
 from ...errors import EngineUnavailable
 from .server import refuse_unfit
 from .settings import Settings
@@ -81,10 +82,12 @@ class Connections:
             raise EngineUnavailable(self._name, _explained(error)) from error
         else:
             idle = self._idle_here()
-            if self._closed or len(idle) >= IDLE:
+            if len(idle) >= IDLE:
                 return
             idle.append(client)
             client = None
+            if self._closed:
+                _close_all(idle)
         finally:
             if client:
                 client.close()
@@ -141,8 +144,8 @@ class Connections:
 
 
 def _close_all(clients: list[Client]) -> None:
-    while clients:
-        clients.pop().close()
+    for client in taken_out(clients):
+        client.close()
 
 
 def _explained(error: Exception) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
 from ..._core.ports import Runtime
+from ..._platform.loops import in_thread
 from ...errors import EngineUnavailable
 
 THREADS: Final = 16
@@ -38,7 +38,7 @@ class Threads:
             return work()
         executor = self._opened()
         try:
-            done = asyncio.get_running_loop().run_in_executor(executor, work)
+            done = in_thread(executor, work)
         except RuntimeError as error:
             reason = "it was closed" if self._closed else f"no thread could be started: {error}"
             raise EngineUnavailable(self._name, reason) from error

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 
 import psycopg
 
-from ..._platform.loops import BeforeLoopEnds, ByLoop
+from ..._platform.loops import BeforeLoopEnds, ByLoop, made_for_all
 from .blocking import STRIPES, abandon
 from .dialogue import Dialogue, Outcome, Parameter
 from .failures import HARMLESS, Unfit
@@ -115,7 +115,7 @@ class LoopLink:
             link.add_done_callback(
                 _alive
             )  # Its failure is looked at, also where nobody waits any more.
-        return link.result() if link.done() else await asyncio.shield(link)
+        return link.result() if link.done() else await made_for_all(link, _closed)
 
     def close(self) -> None:
         """End the connection. It must run in the loop."""
@@ -148,7 +148,7 @@ class AsyncioLinks:
     async def ask(self, statement: Statement, *parameters: Parameter) -> list[Row]:
         """Return the rows that a statement results in. Raises psycopg's errors."""
         if self._closed:
-            raise Unfit("it was closed")
+            raise _closed()
         link = await self._loops.here().take()
         return await link.ask(statement, *parameters)
 
@@ -165,6 +165,10 @@ class AsyncioLinks:
         for each in self._loops.all():
             each.abandon()
         self._loops.abandon()
+
+
+def _closed() -> Unfit:
+    return Unfit("it was closed")
 
 
 def _alive(made: asyncio.Task[AsyncioLink]) -> bool:

@@ -13,7 +13,7 @@ import psycopg
 
 from ..._platform.greenlets import do_before_this_thread_ends
 from ..._platform.polling import READABLE, new_poll
-from ..._platform.turns import Empty, Turns
+from ..._platform.turns import Empty, Turns, taken_out
 from .dialogue import Dialogue, Outcome, Parameter
 from .failures import HARMLESS, Unfit
 from .rows import Row
@@ -158,12 +158,11 @@ class BlockingLinks:
         try:
             return link.ask(statement, *parameters)
         finally:
-            if not link.alive:
-                self._close_idle()  # They have probably lost the same server.
-            elif self._closed:
-                link.close()
-            else:
+            if link.alive:
                 self._idle.append(link)
+            # The others have probably lost the same server.
+            if self._closed or not link.alive:
+                self._close_idle()
 
     def _idle_link(self) -> BlockingLink | None:
         while True:
@@ -181,9 +180,5 @@ class BlockingLinks:
         return self._connect()
 
     def _close_idle(self) -> None:
-        while True:
-            try:
-                link = self._idle.pop()
-            except IndexError:
-                return
+        for link in taken_out(self._idle):
             link.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import AbstractAsyncContextManager
 from typing import Final, Protocol
 
@@ -10,6 +9,7 @@ import psycopg
 from psycopg import errors
 
 from ..._core.ports import LeaseTable, Switchboard
+from ..._platform.loops import in_thread
 from ...errors import ConfigurationError
 from .aio import AsyncioLink, AsyncioLinks
 from .blocking import BlockingLink, BlockingLinks
@@ -113,12 +113,12 @@ class Connections:
     async def _asyncio(self) -> AsyncioLink:
         try:
             if not self._created:
-                await asyncio.to_thread(self._create_table)
+                await in_thread(None, self._create_table)
             connection = await psycopg.AsyncConnection[tuple[object, ...]].connect(
                 **self.settings.libpq, autocommit=True
             )
-        except RuntimeError as error:  # Names of hosts are looked up in a thread, too.
-            raise Unfit(f"no thread could be started to connect it: {error}") from error
+        except RuntimeError as error:  # No thread could be started: names of hosts need one, too.
+            raise Unfit(f"it could not be connected: {error}") from error
         try:
             check(connection)
         except Unfit:

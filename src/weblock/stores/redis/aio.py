@@ -21,7 +21,7 @@ from redis import exceptions
 
 from ..._core.ports import Ask, Switchboard
 from ..._platform.logs import logger
-from ..._platform.loops import BeforeLoopEnds, ByLoop
+from ..._platform.loops import BeforeLoopEnds, ByLoop, made_for_all
 from .asking import in_background
 from .calls import packed
 from .internals import take_writer
@@ -239,9 +239,9 @@ class LoopLinks:
         if link is None:
             link = self._links[address] = self.loop.create_task(self._new(address, introduce))
             link.add_done_callback(lambda made: self._forget_failed(address, made))
-        if link.done():
+        if _result(link):
             return link.result()
-        return await asyncio.shield(link)
+        return await made_for_all(link, _closed)
 
     def listen(self) -> None:
         """Subscribe on an open link, unless that has been done."""
@@ -367,7 +367,7 @@ class AsyncioLinks:
 
     def take(self, address: Address, introduce: Introduce) -> Awaitable[AsyncioLink]:
         if self._closed:  # A request under way fails then, and would be repeated on a new one.
-            raise Unfit("it was closed")
+            raise _closed()
         return self._loops.here().take(address, introduce)
 
     def give_back(self, link: Link) -> None:
@@ -386,6 +386,10 @@ class AsyncioLinks:
             links.abandon()
         self._loops.abandon()
         self._closed = False
+
+
+def _closed() -> Unfit:
+    return Unfit("it was closed")
 
 
 def _settle(outcome: asyncio.Future[BaseException | None], failure: BaseException | None) -> None:

@@ -15,6 +15,7 @@ from redis import exceptions
 
 from ..._platform.greenlets import do_before_this_thread_ends, new_thread
 from ..._platform.logs import logger
+from ..._platform.loops import running
 from .servers import Unfit
 from .settings import Address
 
@@ -94,7 +95,7 @@ class Lookup:
     ``look`` asks them, and returns whether anything has changed. While nothing is known yet, it
     raises redis-py's errors, or ``Unfit``. The known answer is used meanwhile: it is renewed in the
     background after ``every`` seconds, and callers wait for a new one only if it is older than
-    ``stale`` seconds or is doubted. Among greenlets, a real thread calls ``on_end`` when it ends,
+    ``stale`` seconds or is doubted. Where no thread can be started, callers look by themselves. Among greenlets, a real thread calls ``on_end`` when it ends,
     which ends its work in the background.
     """
 
@@ -153,9 +154,11 @@ class Lookup:
                 self._looking = 0
 
     def _refreshed(self) -> None:
-        if self.ready():
-            return
-        if self._failure and time.monotonic() < self._again_at:
+        now = time.monotonic()
+        age, pauses = now - self._asked_at, now < self._again_at
+        if self._known and age < self._every and (pauses or not self._doubted):
+            return  # Another caller has just looked.
+        if self._failure and pauses and not (self._known and age < self._stale):
             raise self._failure
         self._tried()
 
@@ -175,14 +178,21 @@ class Lookup:
             self._again_at = time.monotonic() + self._pause * (0.5 + random.random() / 2)
 
     def _look_in_background(self) -> bool:
-        """Start a lookup in the background; return whether one runs."""
+        """Start a lookup in the background; return whether the caller need not look by itself."""
         if self._guard.locked():
             return True
-        self._asked_at = time.monotonic()  # Others need not begin the same.
+        asked_at, self._asked_at = (
+            self._asked_at,
+            time.monotonic(),
+        )  # Others need not begin the same.
         try:
             in_background(self._look_quietly, "looking")
         except RuntimeError:
-            return False
+            self._asked_at = asked_at
+            return running() is not None  # A caller that looked would stop the event loop.
+        except BaseException:  # A signal handler's, say.
+            self._asked_at = asked_at
+            raise
         return True
 
     def _look_quietly(self) -> None:

@@ -16,7 +16,7 @@ from redis import exceptions
 from ..._core.ports import Readable
 from ..._platform.greenlets import do_before_this_thread_ends, new_thread, real_thread_here
 from ..._platform.polling import READABLE, new_poll, time_out_in_kernel
-from ..._platform.turns import Empty, Turn, Turns
+from ..._platform.turns import Empty, Turn, Turns, taken_out
 from .asking import Connect
 from .internals import socket_of
 from .servers import Server, Unfit
@@ -280,9 +280,11 @@ class BlockingLinks:
         turn, link.turn = link.turn, None
         assert turn is not None
         try:
-            if link.alive and not self._closed:
+            if link.alive:
                 link.used_at = time.monotonic()
                 self._idle.setdefault(link.address, []).append(link)
+                if self._closed:
+                    self._close_idle()
             else:
                 self._discard(link)
         finally:
@@ -311,8 +313,8 @@ class BlockingLinks:
 
     def _close_idle(self) -> None:
         for links in tuple(self._idle.values()):
-            while links:
-                links.pop().discard()
+            for each in taken_out(links):
+                each.discard()
 
     def abandon(self) -> None:
         """Close the copies in a forked child; the parent's stay as they are."""

@@ -68,6 +68,7 @@ class ClusterNodes:
         self._seeds = list(settings.addresses)
         self._homes: dict[int, Address] = {}
         self._hung: set[Address] = set()
+        self._closed = False
         self._begun: set[tuple[int, str]] = set()
         self._slots = {
             bucket: key_slot(layout.tag(bucket).encode()) for bucket in range(layout.buckets)
@@ -101,6 +102,10 @@ class ClusterNodes:
         if address and isinstance(error, exceptions.TimeoutError) and address not in self._hung:
             self._leave_out(address)
 
+    def close(self) -> None:
+        self._closed = True
+        self._hung = set()  # By which the threads that knock know that nobody needs them.
+
     def abandon(self) -> None:
         self._hung = set()
         self._lookup.forget()
@@ -111,6 +116,8 @@ class ClusterNodes:
         Where the machine has no thread for that, callers go on waiting for it.
         """
         hung = self._hung
+        if self._closed:
+            return
         try:
             hung.add(address)
             in_background(lambda: self._knock(address, hung), "knocking")

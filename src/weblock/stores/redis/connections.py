@@ -62,6 +62,8 @@ class Connections:
             on_quiet=self._tidy,
         )
         self._links: list[Links] = []
+        self._nodes_elsewhere: list[Nodes] = []
+        """The nodes of real threads among greenlets."""
 
     def store(self, *, suspends: bool, takes_turns: bool = False) -> RedisStore:
         """Return the engine for one face. Each has connections of its own.
@@ -102,9 +104,12 @@ class Connections:
         self._receiver.close()
         for links in self._links:
             links.close()
+        for nodes in (self._nodes, *self._nodes_elsewhere):
+            nodes.close()
 
     def abandon(self) -> None:
         """Leave to the parent what a forked child has inherited."""
+        self._nodes_elsewhere.clear()
         self._nodes.abandon()
         self._receiver.abandon(self._new_channel())
         for links in self._links:
@@ -117,7 +122,9 @@ class Connections:
         because a greenlet that looks makes no progress while another one computes.
         """
         if real_thread_here():
-            return self._nodes_of(self._settings, lambda: do_at_home(self._look_again))
+            nodes = self._nodes_of(self._settings, lambda: do_at_home(self._look_again))
+            self._nodes_elsewhere.append(nodes)
+            return nodes
         return self._nodes
 
     def _look_again(self) -> None:

@@ -40,6 +40,9 @@ class Nodes(Protocol):
     def doubt(self, address: Address | None = None, error: Exception | None = None) -> None:
         """Make the next caller look again, after a server failed in this way."""
 
+    def close(self) -> None:
+        """End what goes on in the background."""
+
     def abandon(self) -> None:
         """Start anew, when the threads that were finding out are gone: in a forked child, say."""
 
@@ -72,6 +75,9 @@ class OneNode:
 
     def doubt(self, address: Address | None = None, error: Exception | None = None) -> None:
         """There is no other."""
+
+    def close(self) -> None:
+        """There is nothing to end."""
 
     def abandon(self) -> None:
         """There is nothing to start."""

@@ -68,6 +68,9 @@ class SentinelNodes:
     def doubt(self, address: Address | None = None, error: Exception | None = None) -> None:
         self._lookup.doubt()
 
+    def close(self) -> None:
+        """Do nothing: each lookup ends soon."""
+
     def abandon(self) -> None:
         self._guard = threading.Lock()
         self._lookup.forget()
