@@ -337,6 +337,8 @@ class Cancelled(Property):
     def applied(self, change: Change) -> None:
         if change.owner not in self.truth.cleaned:
             return
+        if self.truth.by_owner[change.owner].started_at <= self.truth.forgot_at:
+            return  # The mark that refuses late requests may be forgotten, also if the answer came after that.
         if _has(change.after, change.owner) and not _has(change.before, change.owner):
             self.fail(f"{change.request} came back after its release had been answered")
 
@@ -353,7 +355,7 @@ class Cancelled(Property):
         if attempt.ended_at is None or attempt.process_dead or attempt.client.keeper.over:
             return False
         if attempt.started_at <= self.truth.forgot_at:
-            return False  # The mark that would refuse its late request may be forgotten too.
+            return False  # See above.
         gives_up_after = attempt.plan.terms.ttl / 1.01
         gave_up = self.world.now - attempt.ended_at >= gives_up_after
         return not gave_up and self.undisturbed_for(attempt.ended_at) > self.bound

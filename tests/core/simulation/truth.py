@@ -189,7 +189,6 @@ class Truth:
     def forgot(self) -> None:
         self.epoch += 1
         self.forgot_at = self.world.now
-        self.cleaned.clear()  # The marks that refuse late requests are gone too.
         if self.beliefs:
             self.sometimes("engine forgot leases")
         for each in self.properties:
