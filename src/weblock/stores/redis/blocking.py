@@ -209,6 +209,7 @@ class BlockingLinks:
         self._size = room
         self._room = Turns(room)
         self._idle: dict[Address, list[BlockingLink]] = {}
+        self._connecting = Connecting()
         self._closed = False
         self._thread: RealThread | None = None
         """The real thread whose connections these are, where all other threads are greenlets."""
@@ -319,6 +320,7 @@ class BlockingLinks:
     def abandon(self) -> None:
         """Close the copies in a forked child; the parent's stay as they are."""
         self._room = Turns(self._size)
+        self._connecting = Connecting()
         self._thread = None
         self.close()
         self._closed = False
@@ -343,7 +345,7 @@ class BlockingLinks:
         do_before_this_thread_ends(self._close_idle)
         connection = self._connect(address)
         if self._takes_turns:
-            link = await _aside(partial(connected, address, connection, takes_turns=True))
+            link = await self._connecting.connected(address, connection)
         else:
             link = connected(address, connection)
         try:
@@ -360,37 +362,59 @@ def _driven(work: Coroutine[Any, Any, None]) -> None:
         work.send(None)
 
 
-async def _aside(work: Callable[[], BlockingLink]) -> BlockingLink:
-    """Return the result of ``work``, from a thread that others need not wait for.
+class Connecting:
+    """Connects in threads that others need not wait for: nothing limits how long a name is looked up."""
 
-    The thread says that it is done. To close its socket would not do: a child that is forked
-    meanwhile has a copy of it, and the end of a connection comes when the last copy is closed.
-    """
-    ours, theirs = socket.socketpair()
-    outcome: list[BlockingLink | BaseException] = []
+    def __init__(self) -> None:
+        self._overdue: set[Address] = set()
+        """Where a thread is at it for longer than anybody has waited. Another would fare no better."""
 
-    def do() -> None:
+    async def connected(self, address: Address, connection: redis.Connection) -> BlockingLink:
+        """Return a new link. Raises redis-py's errors, or ``Unfit`` where no thread can be started.
+
+        The thread says that it is done. To close its socket would not do: a child that is forked
+        meanwhile has a copy of it, and the end of a connection comes when the last copy is closed.
+        """
+        if address in self._overdue:
+            raise exceptions.TimeoutError("an earlier attempt to connect is not over yet")
+        ours, theirs = socket.socketpair()
+        outcome: list[BlockingLink | BaseException] = []
+        try:
+            work = partial(self._connect, address, connection, theirs, outcome)
+            new_thread("weblock-connecting", work).start()
+        except RuntimeError as error:
+            ours.close()
+            theirs.close()
+            raise Unfit(f"no thread could be started to connect it: {error}") from error
+        with ours:
+            patience = (connection.socket_connect_timeout or 0) + (connection.socket_timeout or 0)
+            if not await Readable(ours.fileno(), patience):
+                self._overdue.add(address)
+                if not outcome:
+                    raise exceptions.TimeoutError(f"not connected within {patience:g} s")
+                self._overdue.discard(address)  # The thread may have done so before it was added.
+                ours.recv(1)
+        (made,) = outcome
+        if isinstance(made, BaseException):
+            raise made
+        return made
+
+    def _connect(
+        self,
+        address: Address,
+        connection: redis.Connection,
+        theirs: socket.socket,
+        outcome: list[BlockingLink | BaseException],
+    ) -> None:
         with theirs:
             try:
-                outcome.append(work())
+                outcome.append(connected(address, connection, takes_turns=True))
             except BaseException as error:  # noqa: BLE001 - raised in the waiter
                 outcome.append(error)
+            self._overdue.discard(address)
             try:
                 theirs.send(b"\0")
-            except OSError:  # The waiter was interrupted, and is gone.
+            except OSError:  # The waiter is gone.
                 for each in outcome:
                     if isinstance(each, BlockingLink):
                         each.discard()
-
-    try:
-        new_thread("weblock-connecting", do).start()
-    except RuntimeError as error:
-        ours.close()
-        theirs.close()
-        raise Unfit(f"no thread could be started to connect it: {error}") from error
-    with ours:
-        await Readable(ours.fileno(), None)
-    (made,) = outcome
-    if isinstance(made, BaseException):
-        raise made
-    return made
