@@ -29,6 +29,7 @@ WANTED = {
 IMPORTED = {
     "django": "weblock.contrib.django",
     "fastapi": "weblock.contrib.fastapi",
+    "pydantic": "weblock.contrib.fastapi",
     "flask": "weblock.contrib.flask",
     "celery": "weblock.contrib.celery",
     "sqlalchemy": "weblock.contrib.sqlalchemy",

@@ -8,6 +8,8 @@ import pytest
 
 SHOP = """
 from fastapi import APIRouter, Depends, FastAPI, WebSocket
+from starlette.endpoints import HTTPEndpoint
+from starlette.routing import Route
 from weblock.contrib import wsgi
 from weblock.contrib.asgi import LockMiddleware, Rule
 from weblock.contrib.fastapi import install, lock
@@ -71,6 +73,11 @@ routed.mount("/sub/{tenant}", inner)
 
 @routed.post("/sub/a/anything", dependencies=locked)
 def behind_the_mount(): ...
+
+class Endpoint(HTTPEndpoint):
+    async def post(self, request): ...
+
+routed.router.routes.append(Route("/classes/{name}", Endpoint))
 
 both = FastAPI()
 both.add_middleware(LockMiddleware, locks="memory://", rules=rules)
@@ -168,7 +175,11 @@ def test_what_no_route_serves_locks_nothing(run, path: str) -> None:
 
 @pytest.mark.parametrize(
     ("path", "route"),
-    [("/items/new", "POST /items/{name}"), ("/carts/7/lines/3", "POST /carts/{cart}/lines/{line}")],
+    [
+        ("/items/new", "POST /items/{name}"),
+        ("/carts/7/lines/3", "POST /carts/{cart}/lines/{line}"),
+        ("/classes/a", "any method /classes/{name}"),
+    ],
 )
 def test_a_route_that_locks_nothing_is_named(run, told, path: str, route: str) -> None:
     """An unlocked route that comes before a locked one serves the request, and is named."""

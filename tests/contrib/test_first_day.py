@@ -88,7 +88,7 @@ def test_a_key_of_the_body_is_refused_with_its_remedy():
     ("key", "remedy"),
     [
         ("{query.year}", r"write \{query\.y\}"),
-        ("{header.tenant}", r"write \{header\.X-Tenant\}"),
+        ("{header.tenant}", r"write \{header\.x-tenant\}"),
         ("{query.y}:{header.x-tenant}:{query.else}", None),
     ],
 )

@@ -704,6 +704,32 @@ class TestInstallation:
         with pytest.raises(ConfigurationError, match="view is served without its lock"):
             app.test_client().get("/")
 
+    def test_a_view_that_is_served_with_and_without_its_lock(self, app, web, locks):
+        """A view may be served unlocked on purpose, if the lock is on another function that calls it."""
+        plain = Flask(__name__)
+        decorated = WebLock(plain, locks)
+
+        def view():
+            return keys_of(locks)
+
+        plain.get("/unlocked")(view)
+        decorated.lock("x")(view)
+        plain.testing = True
+        remedy = "put @locks.lock on another function, which calls this one"
+        with pytest.raises(ConfigurationError, match=remedy):
+            plain.test_client().get("/unlocked")
+
+        app.get("/unlocked")(view)
+
+        @app.get("/locked")
+        @web.lock("x")
+        def locked():
+            return view()
+
+        client = app.test_client()
+        assert client.get("/unlocked").json == []
+        assert client.get("/locked").json == ["x"]
+
     @pytest.mark.parametrize("below", ["a decorator", "two decorators", "a lock"])
     def test_a_lock_above_the_route_of_a_decorated_view(self, app, web, below):
         """A lock above the route is refused too if a decorator or another lock stands below the route."""

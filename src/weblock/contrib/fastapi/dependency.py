@@ -22,7 +22,7 @@ from ...errors import ConfigurationError
 from ...keys import CheckedKey, KeyTemplate, Source, in_order
 from ..asgi import AsyncRequestLocks, RequestLease, request_locks
 from ..request_values import KeyFunction, keys_made_by, parsed
-from .declared import Declared, declared_of, sent_under
+from .declared import Declared, MakesKeys, declared_of, sent_under
 
 OnLost = Literal["cancel", "continue"]
 
@@ -46,7 +46,7 @@ LOOK_AGAIN: Final = 0.05
 
 
 @dataclass(frozen=True)
-class LockDependency:
+class LockDependency(MakesKeys):
     """A description of what to lock: equal for equal arguments, and hashable.
 
     As a dependency it acquires, waiting on the event loop also for ``def`` endpoints, and gives
@@ -187,7 +187,7 @@ def values_for(template: KeyTemplate, connection: HTTPConnection) -> Mapping[str
 
     Raises what FastAPI raises for the endpoint where a value does not convert,
     ``InvalidKey`` for one that was sent twice, and ``ConfigurationError`` for a path parameter that
-    the path has not.
+    the path has not, and for a value that is declared in two ways.
     """
     if not template.names:
         return {}
@@ -249,7 +249,7 @@ def _declarations(template: KeyTemplate, route: Any) -> list[Declaration]:
     found = known[1].get(template.text)
     if found is None:
         found = known[1][template.text] = [
-            Declaration(name, source, declared_of(route.dependant, source))
+            Declaration(name, source, declared_of(route.dependant, source, template))
             for name, source in template.sources.items()
         ]
     return found

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from fastapi import FastAPI, routing
 from starlette.convertors import StringConvertor
-from starlette.routing import Match
+from starlette.routing import Match, WebSocketRoute
 
 from ..._platform.logs import logger
 from ...errors import (
@@ -26,7 +26,7 @@ from ...errors import (
     LockTimeout,
     WeblockError,
 )
-from ...keys import KeyTemplate
+from ...keys import KeyTemplate, Source
 from ..problems import Problem
 from .declared import declared_of, declared_values
 from .dependency import LockDependency, refuse_unknown_path_parameters
@@ -42,7 +42,12 @@ class LockingRoute:
     locks: Sequence[LockDependency]
 
     def __str__(self) -> str:
-        methods = ", ".join(sorted(getattr(self.route, "methods", None) or ["websocket"]))
+        # What FastAPI has of a route that is included is no route itself.
+        route = getattr(self.route, "original_route", self.route)
+        if isinstance(route, WebSocketRoute):
+            methods = "websocket"
+        else:  # Starlette leaves the methods to a class that is an endpoint.
+            methods = ", ".join(sorted(self.route.methods or ["any method"]))
         return f"{methods} {self.prefix}{self.route.path_format}"
 
 
@@ -55,36 +60,42 @@ def check_keys(routes: Sequence[Any]) -> None:
         for template in _templates(found.locks):
             try:
                 refuse_unknown_path_parameters(template, found.parameters)
+                _refuse_declarations(template, found.route.dependant)
             except ConfigurationError as error:
                 raise ConfigurationError(f"{found}: {error}") from None
-            _refuse_names_without_alias(template, found)
-            _refuse_collections(template, found)
             _warn_of_spellings(template, found)
 
 
-def _refuse_names_without_alias(template: KeyTemplate, found: LockingRoute) -> None:
-    """Raise for a name that only the endpoint has, where requests send an alias."""
-    for source in template.in_request().values():
-        dependant = found.route.dependant
-        if source.kind == "path" or declared_of(dependant, source):
-            continue
-        for each in declared_values(dependant, source.kind):
-            if each.name.lower() == source.name.lower():
-                raise ConfigurationError(
-                    f"{found}: lock({template.text!r}) needs {{{source.kind}.{source.name}}}, which"
-                    f" requests send under its alias: write {{{source.kind}.{each.names[0]}}}"
-                )
-
-
-def _refuse_collections(template: KeyTemplate, found: LockingRoute) -> None:
-    """Raise for a value that the endpoint declares as a list or the like."""
-    for source in template.in_request().values():
-        declared = declared_of(found.route.dependant, source)
-        if declared and declared.is_collection:
+def _refuse_declarations(template: KeyTemplate, dependant: Any) -> None:
+    """Raise for a value that is declared in a way that no key can be made of."""
+    for name, source in template.in_request().items():
+        declared = declared_of(dependant, source, template)
+        if declared is None:
+            _refuse_name_without_alias(template, source, dependant)
+        elif declared.is_collection:
             raise ConfigurationError(
-                f"{found}: lock({template.text!r}) needs one value, but the endpoint declares"
+                f"lock({template.text!r}) needs one value, but the endpoint declares"
                 f" {{{source.kind}.{source.name}}} as several: write a key function, which returns"
                 " one key or several, and give it to lock() instead of the template"
+            )
+        elif declared.info and declared.info.default_factory:
+            raise ConfigurationError(
+                f"lock({template.text!r}) cannot use the default_factory of {{{name}}}: it is called"
+                " once for the key and again for the endpoint, which may get another value. Give it"
+                " a default, or call the factory in a dependency that the endpoint and a key"
+                " function share, and give that function to lock()"
+            )
+
+
+def _refuse_name_without_alias(template: KeyTemplate, source: Source, dependant: Any) -> None:
+    """Raise for a name that only the endpoint has, where requests send an alias."""
+    if source.kind == "path":
+        return
+    for each in declared_values(dependant, source.kind):
+        if each.name.lower() == source.name.lower():
+            raise ConfigurationError(
+                f"lock({template.text!r}) needs {{{source.kind}.{source.name}}}, which"
+                f" requests send under its alias: write {{{source.kind}.{each.names[0]}}}"
             )
 
 
@@ -98,7 +109,7 @@ def _warn_of_spellings(template: KeyTemplate, found: LockingRoute) -> None:
             source.kind == "path"
             and is_text
             and not converter
-            and not declared_of(dependant, source)
+            and not declared_of(dependant, source, template)
         ):
             logger.warning(
                 "%s: lock(%r) is made of %r as the URL spells it: '7' and '07' would be two locks."

@@ -132,7 +132,8 @@ def refuse_unlocked(app: Flask, views: Sequence[Callable[..., Any]]) -> None:
         if any(layer in known for layer in _layers(view)):
             raise ConfigurationError(
                 f"{view.__qualname__} is served without its lock: put @locks.lock below the"
-                " decorator of its route, next to the function"
+                " decorator of its route, next to the function. If this route needs no lock, put"
+                " @locks.lock on another function, which calls this one"
             )
 
 
