@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -25,6 +26,7 @@ from weblock.stores.quorum.candidate import SPLIT, Candidate
 from weblock.stores.quorum.clocks import Clocks
 from weblock.stores.quorum.tally import Tally
 from weblock.stores.redis.blocking import connected
+from weblock.stores.redis.settings import Address
 from weblock.stores.redis.store import RedisStore
 
 TTL = 2.0
@@ -318,6 +320,33 @@ async def test_many_contenders_go_on(servers: list[Server]) -> None:
             assert len(fences) == 80
             assert fences == sorted(set(fences))
             await asyncio.to_thread(eventually, lambda: not locks.list())
+
+
+def test_a_name_that_is_looked_up_for_ever_holds_nobody_up(
+    servers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who needs all servers' answers goes on without that one's, and one thread is left at it."""
+    over = threading.Event()
+    tried: list[Address] = []
+    waited_for: list[Address] = []
+
+    def connected_but_for_one(address: Address, *args: Any, **kwargs: Any) -> Any:
+        if address.port != servers[2].port:
+            return connected(address, *args, **kwargs)
+        tried.append(address)
+        if not over.wait(PATIENCE):
+            waited_for.append(address)
+        raise TimeoutError
+
+    monkeypatch.setattr("weblock.stores.redis.blocking.connected", connected_but_for_one)
+    try:
+        with Locks.from_url(urls(servers, timeout=1, connect_timeout=1), wait=PATIENCE) as locks:
+            for _ in range(3):
+                locks.acquire("k").release()
+    finally:
+        over.set()
+    assert len(tried) == 1
+    assert not waited_for
 
 
 @needs_fork
