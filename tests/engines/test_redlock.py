@@ -325,7 +325,7 @@ async def test_many_contenders_go_on(servers: list[Server]) -> None:
 def test_a_name_that_is_looked_up_for_ever_holds_nobody_up(
     servers: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who needs all servers' answers goes on without that one's, and one thread is left at it."""
+    """Who needs all servers' answers goes on without that one's, and no more threads are left at it."""
     over = threading.Event()
     tried: list[Address] = []
     waited_for: list[Address] = []
@@ -341,11 +341,13 @@ def test_a_name_that_is_looked_up_for_ever_holds_nobody_up(
     monkeypatch.setattr("weblock.stores.redis.blocking.connected", connected_but_for_one)
     try:
         with Locks.from_url(urls(servers, timeout=1, connect_timeout=1), wait=PATIENCE) as locks:
-            for _ in range(3):
+            locks.acquire("k").release()
+            before = len(tried)
+            for _ in range(20):
                 locks.acquire("k").release()
+            assert len(tried) <= before + 2  # The keeper has connections of its own.
     finally:
         over.set()
-    assert len(tried) == 1
     assert not waited_for
 
 

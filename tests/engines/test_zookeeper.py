@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import struct
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -23,7 +26,7 @@ from tests.support.waiting import PATIENCE, eventually, now, waiters
 from weblock import ConfigurationError, EngineUnavailable, Lease, LeaseLost, Locks, LockTimeout
 from weblock._core.table import HANDOFF, Gone, Held, Waiting
 from weblock._runtime.blocking import BlockingRuntime
-from weblock.stores.zookeeper.memory import Own
+from weblock.stores.zookeeper.memory import Memory, Own
 from weblock.stores.zookeeper.settings import parse
 
 from .machines import Machine, starting_machines
@@ -559,6 +562,56 @@ class TestEndedLeases:
             assert hold(locks)
 
 
+def test_what_is_watched_for_long_is_remembered() -> None:
+    """However many other leases a process sees meanwhile, a dead holder's ends for who waits for it."""
+    memory = Memory()
+    for second in range(300):
+        assert memory.first_seen("the dead holder's", second) == 0
+        for number in range(100):
+            memory.first_seen((second, number), second)
+
+
+class RefusingServer:
+    """Lets a session begin, and refuses its password: as one does that knows no digests."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.sessions = 0
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self.sessions += 1
+                with connection, suppress(OSError, struct.error):
+                    self._refuse(connection)
+
+    def _refuse(self, connection: socket.socket) -> None:
+        self._request(connection)
+        begun = struct.pack(">iiqi", 0, 10_000, 77, 16) + b"p" * 16 + b"\0"
+        connection.sendall(struct.pack(">i", len(begun)) + begun)
+        while struct.unpack(">i", self._request(connection)[:4])[0] != -4:  # Which is the password.
+            pass
+        refused = struct.pack(">iqi", -4, 0, -115)
+        connection.sendall(struct.pack(">i", len(refused)) + refused)
+
+    def _request(self, connection: socket.socket) -> bytes:
+        (size,) = struct.unpack(">i", connection.recv(4, socket.MSG_WAITALL))
+        return connection.recv(size, socket.MSG_WAITALL)
+
+
+def tried_anew(locks: Locks, server: RefusingServer) -> bool:
+    """Whether a request has made another session begin."""
+    with suppress(EngineUnavailable):
+        locks.try_acquire("key")
+    return server.sessions > 1
+
+
 class TestAccess:
     def test_nodes_are_for_their_user_only(self, client) -> None:
         """With a user in the URL, others can neither read nor take what it locks."""
@@ -567,7 +620,7 @@ class TestAccess:
         with Locks.from_url(ours) as locks, Locks.from_url(url) as others:
             assert "s@cret" not in locks.engine + repr(locks)
             lease = locks.acquire("key")
-            with pytest.raises(EngineUnavailable, match="NoAuth"):
+            with pytest.raises(EngineUnavailable, match="may not write below its root"):
                 others.acquire("key", wait=0)
             lease.release()
 
@@ -588,6 +641,15 @@ class TestAccess:
         """It is refused when it is read, with what is wrong with it."""
         with pytest.raises(ConfigurationError, match=names.replace("?", r"\?")):
             Locks.from_url(url)
+
+    def test_a_refused_password_is_tried_again(self) -> None:
+        """It is named, and once the servers accept it, who asks goes on: a session begins anew."""
+        server = RefusingServer()
+        with Locks.from_url(f"zookeeper://joe:secret@127.0.0.1:{server.port}?timeout=1") as locks:
+            with pytest.raises(EngineUnavailable, match="refuses the user and password"):
+                locks.try_acquire("key")
+            eventually(lambda: tried_anew(locks, server))
+        server.close()
 
     def test_no_password_is_shown(self) -> None:
         """A password that is not percent-encoded is in no message."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Container, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
 _REMEMBERED: Final = 10_000
@@ -53,6 +53,8 @@ class Memory:
         in that time, whatever clocks its holder and the servers have.
         """
         seen = self._seen.setdefault(what, now)
+        with suppress(KeyError):  # Another thread has dropped it just now.
+            self._seen.move_to_end(what)  # What is looked at again and again is dropped last.
         while len(self._seen) > _REMEMBERED:
             self._seen.popitem(last=False)
         return seen

@@ -61,6 +61,16 @@ class Session:
         above = [create(path) for path in self.layout.above]
         return [*above, create(self.layout.of_session(self.name), ephemeral=True)]
 
+    def why_not_ready(self) -> str:
+        """Say why there is no connection although it was waited for.
+
+        kazoo tells its listeners of no end that follows on another loss, such as a refused password.
+        """
+        if self.client.client_state not in {KeeperState.CLOSED, KeeperState.AUTH_FAILED}:
+            return "no server can be reached"
+        self.ended = True
+        return "the session has ended, and begins anew with the next request"
+
     def hang_up(self) -> None:
         """End a connection whose server does not answer, so that kazoo looks for another.
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kazoo.exceptions import (
+    AuthFailedError,
     BadVersionError,
+    NoAuthError,
     NodeExistsError,
     NoNodeError,
     NotEmptyError,
@@ -54,7 +56,7 @@ class Wire:
         try:
             await self._wait_for(session.ready, self._timeout)
         except KazooTimeoutError as error:
-            raise self.unavailable("no server can be reached") from error
+            raise self.unavailable(session.why_not_ready()) from error
         return session
 
     async def key(self, key: str, *, anew: bool = False) -> Key:
@@ -114,4 +116,8 @@ class Wire:
 
 
 def _said(error: Exception) -> str:
+    if isinstance(error, AuthFailedError):
+        return "it refuses the user and password of the URL"
+    if isinstance(error, NoAuthError):
+        return "the user of the URL may not write below its root: grant it all rights there"
     return str(error) or type(error).__name__
