@@ -146,7 +146,7 @@ class _Exchange:
         self._receive = receive
         self._answer_to = layer.answer
         self.inbox = inbox = Inbox(receive)
-        self.outbox = Outbox(send, inbox.tell_disconnect, asyncio.get_running_loop())
+        self.outbox = Outbox(send, inbox.follow_stream, asyncio.get_running_loop())
         self.request = AsyncRequestLocks(
             layer.locks, scope, inbox, self.outbox, layer.hold_back, within=outer
         )
