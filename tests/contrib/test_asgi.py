@@ -262,5 +262,5 @@ class TestTheInbox:
         for _ in range(5):
             await asyncio.sleep(0)
         assert not reader.done()
-        inbox.tell_disconnect()
+        inbox.close("http")
         assert (await reader)["type"] == "http.disconnect"

@@ -257,6 +257,29 @@ class TestServersThatCancel:
         assert held == [True]
         await (await locks.acquire("x", wait=0)).release()
 
+    async def test_a_disconnect_after_the_last_part_of_a_stream_is_withheld(self, locks):
+        """An application that ends when its client leaves still ends inside the lock by itself."""
+        heard = []
+
+        async def app(scope, receive, send):
+            await receive()
+            lease = await request_locks(scope).acquire("x")
+            await send(
+                {**START, "headers": [(b"content-type", b"text/event-stream; charset=utf-8")]}
+            )
+            await send({**BODY, "more_body": True})
+            listening = asyncio.ensure_future(receive())
+            await send(BODY)
+            exchange.leaves()
+            await eventually(exchange.incoming.empty)
+            await turns(5)
+            heard.append((listening.done(), lease.held))
+            listening.cancel()
+
+        exchange = Exchange()
+        await exchange.served_by(RequestLayer(app, locks))
+        assert heard == [(False, True)]
+
     async def test_a_client_that_does_not_read_keeps_nobody(self, locks):
         """When the lock is released and the client is slow, the server's cancellation is obeyed."""
 

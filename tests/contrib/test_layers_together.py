@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Annotated
 
 import pytest
-from fastapi import Depends, FastAPI
-from flask import Flask
+from fastapi import BackgroundTasks, Depends, FastAPI, Request
+from flask import Flask, request
+from starlette.middleware.base import BaseHTTPMiddleware
 
+from tests.support import aio
 from tests.support.http import client_of
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 from weblock import AsyncLease, AsyncLocks, LeaseLost, Locks
 from weblock.contrib import asgi, wsgi
 from weblock.contrib.fastapi import install, lock
 from weblock.contrib.flask import WebLock
 from weblock.contrib.wsgi.request import request_locks
+
+from .gateway import Gateway
+from .wire import Exchange
 
 RULES = {"asgi": asgi.Rule("/orders", key="x"), "wsgi": wsgi.Rule("/orders", key="x")}
 
@@ -124,3 +132,209 @@ def test_what_a_rule_holds_is_checked_with_what_the_application_holds(url: str) 
     environ = {"REQUEST_METHOD": "POST", "PATH_INFO": "/orders", "wsgi.input": None}
     list(app(environ, lambda *_said: lambda _part: None))
     assert lost[0].key == "x"
+
+
+@pytest.mark.parametrize("rule_is_outside", [True, False])
+@pytest.mark.parametrize("path", ["/orders", "/returns"])
+async def test_an_endpoint_that_acquires_by_itself_does_so_by_its_application(
+    url: str, path: str, rule_is_outside: bool
+) -> None:
+    """``request_locks`` goes to the locks of ``install``, whether a rule matches, and wherever it stands."""
+    app = FastAPI()
+
+    @app.post(path)
+    async def serve(request: Request) -> list[str]:
+        await asgi.request_locks(request.scope).acquire("stock")
+        return _keys_of(url, "shop")
+
+    if rule_is_outside:
+        install(app, url, namespace="shop")
+    rules = AsyncLocks.from_url(url, namespace="rules")
+    app.add_middleware(asgi.LockMiddleware, locks=rules, rules=[RULES["asgi"]])
+    if not rule_is_outside:
+        install(app, url, namespace="shop")
+    async with client_of(app) as client:
+        assert (await client.post(path)).json() == ["stock"]
+    assert _keys_of(url, "shop") == []
+
+
+@pytest.mark.parametrize("path", ["/orders", "/returns"])
+def test_a_view_that_acquires_by_itself_does_so_by_its_application(url: str, path: str) -> None:
+    """The same for a view of Flask and the locks of ``WebLock``."""
+    app = Flask(__name__)
+    app.wsgi_app = wsgi.LockMiddleware(  # type: ignore[method-assign]
+        app.wsgi_app, url, [RULES["wsgi"]], namespace="rules"
+    )
+    WebLock(app, url, namespace="shop")
+
+    @app.post(path)
+    def serve() -> list[str]:
+        request_locks(request.environ).acquire("stock")
+        return _keys_of(url, "shop")
+
+    assert app.test_client().post(path).json == ["stock"]
+    assert _keys_of(url, "shop") == []
+
+
+@contextlib.asynccontextmanager
+async def _waiting(
+    url: str, *, rule_is_outside: bool, by_itself: bool = False
+) -> AsyncIterator[tuple[Exchange, asyncio.Task[None]]]:
+    """Yield a request that holds the key of its rule, and waits for that of its endpoint.
+
+    The block makes it end while another holder still has that key, so its handler must never run.
+    """
+    app = FastAPI()
+    shop = AsyncLocks.from_url(url, namespace="shop")
+    rules = AsyncLocks.from_url(url, namespace="rules")
+    ran: list[bool] = []
+
+    @app.post("/orders", dependencies=[] if by_itself else [Depends(lock("stock", wait=None))])
+    async def order(request: Request) -> None:
+        if by_itself:
+            await asgi.request_locks(request.scope).acquire("stock", wait=None)
+        ran.append(True)
+
+    async def pass_on(request, call_next):  # type: ignore[no-untyped-def]
+        return await call_next(request)
+
+    if rule_is_outside:
+        install(app, shop)
+    app.add_middleware(BaseHTTPMiddleware, dispatch=pass_on)
+    app.add_middleware(asgi.LockMiddleware, locks=rules, rules=[RULES["asgi"]])
+    if not rule_is_outside:
+        app.add_middleware(BaseHTTPMiddleware, dispatch=pass_on)
+        install(app, shop)
+    async with shop, rules:
+        exchange = Exchange(path="/orders")
+        async with shop.hold("stock"):
+            served = exchange.served_by(app)
+            await aio.until_waited_for(shop, "stock")
+            yield exchange, served
+            ended, _ = await asyncio.wait({served}, timeout=PATIENCE)
+        await asyncio.wait({served})
+        assert ended
+        assert not ran
+        assert await rules.inspect("x") is None
+
+
+@pytest.mark.parametrize("by_itself", [True, False])
+@pytest.mark.parametrize("rule_is_outside", [True, False])
+async def test_a_client_that_leaves_stops_waiting_behind_a_rule(
+    url: str, rule_is_outside: bool, by_itself: bool
+) -> None:
+    """It waits no longer for its endpoint's key, frees that of its rule, and no error is raised."""
+    async with _waiting(url, rule_is_outside=rule_is_outside, by_itself=by_itself) as waiting:
+        exchange, served = waiting
+        exchange.leaves()
+    assert served.exception() is None
+    assert not exchange.sent
+
+
+@pytest.mark.parametrize("rule_is_outside", [True, False])
+async def test_a_server_that_cancels_ends_the_waiting_behind_a_rule(
+    url: str, rule_is_outside: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The request ends at once, and is not logged as one that has failed."""
+    async with _waiting(url, rule_is_outside=rule_is_outside) as (_, served):
+        served.cancel()
+    assert served.cancelled()
+    assert not [each for each in caplog.records if each.name.startswith("weblock")]
+
+
+@pytest.mark.parametrize("rule_is_outside", [True, False])
+async def test_background_tasks_follow_the_response_behind_a_rule(
+    url: str, rule_is_outside: bool
+) -> None:
+    """A response that tasks follow does not wait for them in either layer."""
+    app, goes_on = FastAPI(), asyncio.Event()
+
+    @app.post("/orders", dependencies=[Depends(lock("stock"))])
+    async def order(background: BackgroundTasks) -> None:
+        background.add_task(goes_on.wait)
+
+    if rule_is_outside:
+        install(app, url, namespace="shop")
+    rules = AsyncLocks.from_url(url, namespace="rules")
+    app.add_middleware(asgi.LockMiddleware, locks=rules, rules=[RULES["asgi"]])
+    if not rule_is_outside:
+        install(app, url, namespace="shop")
+    exchange = Exchange(path="/orders")
+    served = exchange.served_by(app)
+    await aio.eventually(lambda: exchange.complete)
+    assert not served.done()
+    goes_on.set()
+    await served
+
+
+async def test_a_layer_that_has_ended_hides_none_around_it(url: str) -> None:
+    """Of two applications that are asked in turn, the second does not wait for the key of their rule."""
+    first = AsyncLocks.from_url(url, namespace="first")
+    around, again = AsyncLocks.from_url(url), AsyncLocks.from_url(url)
+    fences = []
+
+    async def answers(scope, receive, send):  # type: ignore[no-untyped-def]
+        fences.append((await asgi.request_locks(scope).acquire("x", wait=0)).fence)
+
+    async def nothing(*_request):  # type: ignore[no-untyped-def]
+        pass
+
+    async def cascade(*request):  # type: ignore[no-untyped-def]
+        await asgi.LockMiddleware(nothing, first, [RULES["asgi"]])(*request)
+        await answers(*request)
+        for locks in (around, again):
+            await asgi.LockMiddleware(answers, locks, [RULES["asgi"]])(*request)
+
+    exchange = Exchange(path="/orders")
+    async with first, around, again:
+        app = asgi.LockMiddleware(cascade, around, [RULES["asgi"]])
+        await exchange.served_by(app)
+    assert len(fences) == 3
+    assert len({*fences}) == 1
+
+
+def test_a_layer_that_has_ended_hides_none_around_it_in_a_thread(url: str) -> None:
+    """The same for WSGI."""
+    first = Locks.from_url(url, namespace="first")
+    around, again = Locks.from_url(url), Locks.from_url(url)
+    fences = []
+
+    def answers(environ, start_response):  # type: ignore[no-untyped-def]
+        fences.append(request_locks(environ).acquire("x", wait=0).fence)
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        return [b"served"]
+
+    def ask(app, environ):  # type: ignore[no-untyped-def]
+        body = app(environ, lambda *_said: lambda _part: None)
+        list(body)
+        getattr(body, "close", list)()
+
+    def cascade(environ, start_response):  # type: ignore[no-untyped-def]
+        ask(wsgi.LockMiddleware(lambda *_: [], first, [RULES["wsgi"]]), environ)
+        for locks in (around, again):
+            ask(wsgi.LockMiddleware(answers, locks, [RULES["wsgi"]]), environ)
+        return answers(environ, start_response)
+
+    with first, around, again:
+        gateway = Gateway(wsgi.LockMiddleware(cascade, around, [RULES["wsgi"]]), path="/orders")
+        gateway.serve()
+    assert gateway.status == 200
+    assert len(fences) == 3
+    assert len({*fences}) == 1
+
+
+async def test_what_a_layer_has_released_is_acquired_again(url: str) -> None:
+    """An application that needs a key after the rule inside it has released it gets a live lease."""
+    held = []
+
+    async def inside(scope, receive, send):  # type: ignore[no-untyped-def]
+        await asgi.request_locks(scope).acquire("x")
+
+    async def application(scope, receive, send):  # type: ignore[no-untyped-def]
+        await asgi.LockMiddleware(inside, rules, [RULES["asgi"]])(scope, receive, send)
+        held.append((await asgi.request_locks(scope).acquire("x")).held)
+
+    async with AsyncLocks.from_url(url) as rules, AsyncLocks.from_url(url) as own:
+        exchange = Exchange(path="/orders")
+        await exchange.served_by(asgi.RequestLayer(application, own))
+    assert held == [True]

@@ -46,6 +46,10 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9_.~/-]*").fullmatch
 """Matches what ``quote`` leaves as it is."""
 
 
+class ClientGone(Exception):
+    """The client left while its request was waiting for a lock."""
+
+
 class RequestLeases(Generic[L]):
     """What one request holds, from its first key until everything is released."""
 
@@ -62,10 +66,9 @@ class RequestLeases(Generic[L]):
         """``within`` is what this is a part of: its keys are not acquired again, nor released here."""
         self.within: Final = within
         self.leases: list[L] = []
-        """In the order in which they were acquired."""
-        self._by_key: dict[tuple[object, str], L] = {}
-        if within:
-            self._by_key.update(within._by_key)  # noqa: SLF001 - of the same class
+        """Those that are released here, in the order in which they were acquired."""
+        # The same object as that of ``within``: each must know which keys the other holds.
+        self._by_key: Final[dict[tuple[object, str], L]] = within._by_key if within else {}  # noqa: SLF001 - of the same class
         self._method = method
         self._path = path
         self.flow: Final = Flow()
@@ -132,29 +135,28 @@ class RequestLeases(Generic[L]):
             return first
         return locks._joined(leases, keys)  # type: ignore[return-value]  # noqa: SLF001 - a lease of its kind
 
-    def of_application(self) -> Self:
-        """Return where the application acquires, whose own locks may be others than those of a rule.
-
-        A key that the rule holds for it is not acquired again.
-        """
+    def unended(self) -> Self:
+        """Return this, or what is around it and has not ended; the outermost if all have ended."""
         found = self
+        while found.over and found.within:
+            found = found.within
+        return found
+
+    def of_application(self) -> Self:
+        """Return where the application acquires, whose own locks may be others than those of a rule."""
+        innermost = found = self.unended()
         while found.of_rules and found.within:
             found = found.within
-        if found is self or found.of_rules:
-            return self
-        found._by_key.update(self._by_key)  # noqa: SLF001 - of the same class
-        return found
+        return innermost if found.of_rules else found
 
     @property
     def holds_any(self) -> bool:
-        """Whether the request holds anything, here or in what this is a part of."""
-        return bool(self.leases) or (self.within is not None and self.within.holds_any)
+        """Whether the request holds anything, here, around this or in a part of it."""
+        return bool(self._by_key)
 
     def check(self) -> None:
         """Raise ``LeaseLost`` if any lease of the request has ended: what is to commit must not."""
-        if self.within:
-            self.within.check()
-        for lease in self.leases:
+        for lease in tuple(self._by_key.values()):  # Another thread may acquire meanwhile.
             lease.check()
 
     def check_done(self) -> None:
@@ -164,6 +166,8 @@ class RequestLeases(Generic[L]):
     async def release(self) -> LeaseLost | None:
         """Release everything, the last first. Return the loss, if a lease was lost before."""
         self.over = True
+        if self.within:  # What is around this holds these no more, before another can have them.
+            self._forget()
         loss: LeaseLost | None = None
         for lease in reversed(self.leases):
             try:
@@ -173,8 +177,14 @@ class RequestLeases(Generic[L]):
             except Exception:  # The others are to be released all the same.
                 logger.exception("the lease of %s was not released", lease.keys)
         self.leases.clear()
-        self._by_key.clear()
+        if not self.within:
+            self._by_key.clear()
         return loss
+
+    def _forget(self) -> None:
+        for place_and_key, lease in tuple(self._by_key.items()):
+            if any(lease is mine for mine in self.leases):
+                del self._by_key[place_and_key]
 
     async def _acquired(
         self,
@@ -268,7 +278,8 @@ async def to_its_end(
             if may_end():
                 task.cancel()
     if cancelled:
-        if not task.cancelled() and (error := task.exception()):
+        error = None if task.cancelled() else task.exception()
+        if error and ClientGone not in (type(error), type(error.__cause__)):
             logger.error("a request failed after it was cancelled", exc_info=error)
         raise asyncio.CancelledError
     return task.result()

@@ -31,11 +31,12 @@ class Inbox:
     _gone = False
     _whole = False
     _withheld: asyncio.Event | None = None
+    _streams = False
     withholds = False
     """Whether a disconnect is hidden from the application, so that it runs to its end.
 
     An application that has not received the whole body still sees it, because it may be waiting for
-    the rest.
+    the rest; and one that streams, because it may stream until nobody listens any more.
     """
 
     def __init__(self, receive: Receive) -> None:
@@ -55,14 +56,18 @@ class Inbox:
             self._whole = not message.get("more_body", False)
         elif message["type"] == "http.disconnect":
             self._ahead.append(message)  # It is returned to every further call.
-            if self._whole and self.withholds:
+            if self._whole and self.withholds and not self._streams:
                 self._withheld = self._withheld or asyncio.Event()
                 await self._withheld.wait()
         return message
 
-    def tell_disconnect(self) -> None:
-        """Pass a disconnect on to the application again."""
-        self.withholds = False
+    def follow_stream(self, goes_on: bool) -> None:  # noqa: FBT001 - a callback
+        """Tell a disconnect to an application that streams. What follows the last part must not end."""
+        self._streams = goes_on
+        if goes_on:
+            self._tell()
+
+    def _tell(self) -> None:
         if self._withheld:
             self._withheld.set()
             self._withheld = None
@@ -86,7 +91,8 @@ class Inbox:
         """
         self._receive = _NOTHING_MORE[kind]
         if self.withholds:
-            self.tell_disconnect()
+            self.withholds = False
+            self._tell()
         if self._pending:
             self._pending.cancel()
 

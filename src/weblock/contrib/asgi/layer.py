@@ -21,12 +21,12 @@ from ...aio import AsyncLocks
 from ...errors import LeaseLost
 from ...sync import Locks
 from ..problems import problem_of
-from ..request import to_its_end
+from ..request import ClientGone, to_its_end
 from .answers import answer_of, close_with
 from .inbox import Inbox
 from .outbox import Outbox
 from .protocol import App, Message, Receive, Scope, Send
-from .request import SCOPE_KEY, AsyncRequestLocks, ClientGone
+from .request import SCOPE_KEY, AsyncRequestLocks
 
 Answer = Callable[[BaseException], App | None]
 """Returns the application that responds to an error; ``None`` if the error is not weblock's."""
@@ -78,11 +78,13 @@ class RequestLayer:
 
     async def serve(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
         """Let ``app`` serve one request or websocket, and release what it has acquired."""
-        found = scope.get(SCOPE_KEY)
-        outer = found if isinstance(found, AsyncRequestLocks) and not found.over else None
-        if outer and outer.locks is self.locks:
-            await app(scope, receive, send)  # A layer farther out, on the same locks, releases.
-            return
+        outer = scope.get(SCOPE_KEY)
+        if outer is not None:
+            outer = _going_on(outer)
+            if outer and outer.locks is self.locks:
+                scope[SCOPE_KEY] = outer
+                await app(scope, receive, send)  # A layer farther out, on the same locks, releases.
+                return
         exchange = _Exchange(self, app, scope, receive, send, outer=outer)
         scope[SCOPE_KEY] = request = exchange.request
         outbox = exchange.outbox
@@ -126,6 +128,12 @@ class RequestLayer:
         await beside_loop(self.locks._rest)  # noqa: SLF001 - for the owner of the locks
 
 
+def _going_on(found: object) -> AsyncRequestLocks | None:
+    """Return the locks of the innermost layer around this one, unless all have ended."""
+    innermost = found.unended() if isinstance(found, AsyncRequestLocks) else None
+    return innermost if innermost and not innermost.over else None
+
+
 class _Exchange:
     """One request and its response: what is done when it is the application's turn, and after it."""
 
@@ -146,7 +154,7 @@ class _Exchange:
         self._receive = receive
         self._answer_to = layer.answer
         self.inbox = inbox = Inbox(receive)
-        self.outbox = Outbox(send, inbox.tell_disconnect, asyncio.get_running_loop())
+        self.outbox = Outbox(send, inbox.follow_stream, asyncio.get_running_loop())
         self.request = AsyncRequestLocks(
             layer.locks, scope, inbox, self.outbox, layer.hold_back, within=outer
         )
@@ -185,6 +193,8 @@ class _Exchange:
             error = _known(error.__cause__) or error
         try:
             if isinstance(error, ClientGone):
+                if self.request.within:  # Only the outermost may end without a response.
+                    raise error
                 return
             if _known(error) and not self.outbox.sent:
                 await self._answer_problem(error)

@@ -16,7 +16,7 @@ from ..rules import Match, Rule, RuleSet
 from .answers import answer_of
 from .layer import RequestLayer, opened
 from .protocol import App, Receive, Scope, Send
-from .request import request_locks
+from .request import SCOPE_KEY, AsyncRequestLocks
 
 
 class LockMiddleware:
@@ -111,7 +111,8 @@ class LockMiddleware:
             query=scope.get("query_string", b"").decode("latin-1"),
             headers=functools.partial(_header, scope),
         )
-        await request_locks(scope).hold(in_order(keys), found.options)
+        of_rules: AsyncRequestLocks = scope[SCOPE_KEY]  # The layer has put it there.
+        await of_rules.hold(in_order(keys), found.options)
         await self._app(scope, receive, send)
 
 

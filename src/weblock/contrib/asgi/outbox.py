@@ -71,7 +71,7 @@ class Outbox:
     """Whether the response says that work was done, or refused: an error of the server does not."""
 
     def __init__(
-        self, send: Send, on_stream: Callable[[], None], loop: asyncio.AbstractEventLoop
+        self, send: Send, on_stream: Callable[[bool], None], loop: asyncio.AbstractEventLoop
     ) -> None:
         self.loop = loop
         self._send = send
@@ -190,10 +190,12 @@ class Outbox:
     def _pass_on(self, message: Message) -> Awaitable[None]:
         self.sent = True
         if message["type"] == "http.response.body":
-            # What follows the last part, a commit say, must not be ended as a stream may be.
-            self.streams = message.get("more_body", False)
-            if self.streams:  # It may be endless, and ends when nobody wants it any more.
-                self._on_stream()
+            # A stream may be endless, and ends when nobody wants it any more. What follows its last
+            # part, a commit say, must not be ended so.
+            goes_on = message.get("more_body", False)
+            if goes_on or self.streams:
+                self._on_stream(goes_on)
+            self.streams = goes_on
         elif message["type"] == "websocket.close":
             self.closed = True
         return self._send(message)

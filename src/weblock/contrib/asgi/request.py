@@ -16,7 +16,7 @@ from ...aio import AsyncLease, AsyncLocks
 from ...errors import ConfigurationError
 from ...keys import CheckedKey, in_order
 from ...sync import Lease
-from ..request import RequestLeases
+from ..request import ClientGone, RequestLeases
 from .inbox import Inbox
 from .outbox import Outbox, Policy, never
 from .protocol import Scope
@@ -27,10 +27,6 @@ T = TypeVar("T")
 
 LOOK_AFTER: Final = 0.05
 """Seconds of waiting after which to check whether the client is still connected."""
-
-
-class ClientGone(Exception):
-    """The client left while its request was waiting for a lock."""
 
 
 class RequestLease(AsyncLease, Lease):
@@ -102,6 +98,9 @@ class AsyncRequestLocks(RequestLeases[AsyncLease]):
 
     While the request waits, its client is watched (``inbox``); from its first key on, the response is
     held back (``outbox``).
+
+    Of layers inside one another, each has one. The outermost waits for all of them: only it hears the
+    client, and the server that cancels, whatever they withhold from the application.
     """
 
     _turns: asyncio.Lock | None = None
@@ -128,6 +127,7 @@ class AsyncRequestLocks(RequestLeases[AsyncLease]):
         super().__init__(scope["method"] if is_http else "WEBSOCKET", scope["path"], within)
         self.loop = outbox.loop
         self.locks = locks
+        self._outermost: Self | None = (within._outermost or within) if within else None  # noqa: SLF001 - of the same class
         self._inbox = inbox
         self._outbox = outbox if is_http else None
         self._seconds = hold_back
@@ -154,21 +154,23 @@ class AsyncRequestLocks(RequestLeases[AsyncLease]):
         return await self.hold(in_order(keys), options)
 
     def hold_back(self, background: Callable[[], object] = never) -> None:
-        """Make the response wait until the work is done, if none of it has been sent yet.
+        """Make the response wait, here and farther out, until the work is done, if none was sent yet.
 
         ``background`` returns whether tasks follow the response, for which it does not wait. Called
         before a key is made: the error of one that cannot be made may have to replace a response.
         """
         if self._outbox:
             self._outbox.policy = Policy(self._seconds, background, self.leases)
+        if self.within:
+            self.within.hold_back(background)
 
     async def hold(self, keys: Sequence[CheckedKey], options: HoldOptions) -> RequestLease:
         """Acquire keys that ``in_order`` returned; for adapters. See ``acquire``."""
         outbox = self._outbox
         if outbox and outbox.policy is None and not self.over:
-            self.hold_back()
+            outbox.policy = Policy(self._seconds, never, self.leases)
         try:
-            lease = await self._in_turn(keys, options)
+            lease = await (self._outermost or self)._in_turn(self, keys, options)  # noqa: SLF001
         finally:
             if outbox and self.waited is not None:
                 outbox.timing = b"lock;dur=%.1f" % (1000 * self.waited)
@@ -184,8 +186,9 @@ class AsyncRequestLocks(RequestLeases[AsyncLease]):
         """
         if not self.leases or self.streams:
             return True
-        self._unwanted = True
-        self._give_up()
+        outermost = self._outermost or self
+        outermost._unwanted = True  # noqa: SLF001 - of the same class
+        outermost._give_up()  # noqa: SLF001
         return False
 
     def _lease(
@@ -196,10 +199,12 @@ class AsyncRequestLocks(RequestLeases[AsyncLease]):
     ) -> RequestLease:
         return RequestLease(locker, holdings, self.loop)
 
-    async def _in_turn(self, keys: Sequence[CheckedKey], options: HoldOptions) -> AsyncLease:
-        """Acquire while no other task of this request does."""
+    async def _in_turn(
+        self, of: Self, keys: Sequence[CheckedKey], options: HoldOptions
+    ) -> AsyncLease:
+        """Let ``of`` acquire while no other task of this request does."""
         if self._turns is None:
-            work = self.take(self.locks, keys, options)
+            work = of.take(of.locks, keys, options)
             try:
                 waits_for = work.send(None)
             except StopIteration as taken:
@@ -211,7 +216,7 @@ class AsyncRequestLocks(RequestLeases[AsyncLease]):
             async with self._turns:
                 return await self._while_client_is_there(_rest_of(work, waits_for))
         async with self._turns:
-            return await self._while_client_is_there(self.take(self.locks, keys, options))
+            return await self._while_client_is_there(of.take(of.locks, keys, options))
 
     async def _while_client_is_there(self, work: Awaitable[AsyncLease]) -> AsyncLease:
         self._waiter = task = asyncio.current_task(self.loop)
@@ -269,6 +274,9 @@ def _rest_of(
 def request_locks(scope: Scope) -> AsyncRequestLocks:
     """Return the locks of the request whose scope this is.
 
+    They acquire by the application's own locks if it has some, as ``install`` gives them; else by
+    those of the rule.
+
     Raises ``ConfigurationError`` where there is no request layer around the application, or no
     rule of a ``LockMiddleware`` matches.
     """
@@ -279,4 +287,6 @@ def request_locks(scope: Scope) -> AsyncRequestLocks:
             ' weblock.contrib.fastapi.install(app, "redis://...") where the app is made, once;'
             " or, under LockMiddleware, have a rule for this request"
         )
+    if found.of_rules or found.over:  # Asked first, for it seldom is: each request comes here.
+        return found.of_application()
     return found

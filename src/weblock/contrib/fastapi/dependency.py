@@ -21,6 +21,7 @@ from ...aio import AsyncLease
 from ...errors import ConfigurationError
 from ...keys import CheckedKey, KeyTemplate, Source, in_order
 from ..asgi import AsyncRequestLocks, RequestLease, request_locks
+from ..asgi.request import SCOPE_KEY
 from ..request_values import KeyFunction, keys_made_by, parsed
 from .declared import Declared, MakesKeys, declared_of, sent_under
 
@@ -112,9 +113,8 @@ class LockDependency(MakesKeys):
     ) -> RequestLease:
         scope, of_functions = connection.scope, iter(made.values())
         request = request_locks(scope)
-        if request.of_rules:  # Asked first, for it seldom is: each request with a lock comes here.
-            request = request.of_application()
-        request.hold_back(functools.partial(getattr, background, "tasks"))
+        innermost: AsyncRequestLocks = scope[SCOPE_KEY]  # The first that is given the response.
+        innermost.hold_back(functools.partial(getattr, background, "tasks"))
         keys: list[CheckedKey] = []
         for key in self.keys:
             if isinstance(key, KeyTemplate):

@@ -150,7 +150,7 @@ def _acquire(together: Sequence[Lock], values: Mapping[str, object], database: D
     Requests that lock the same keys by several decorators would otherwise wait for one another.
     """
     environ = request.environ
-    held = request_locks(environ).of_application()
+    held = request_locks(environ)
     guarded = [lock for lock in together if database.is_wanted(lock.guard)]
     if len(together) == 1:
         (lock,) = together

@@ -67,10 +67,14 @@ class RequestLayer:
         self, app: WSGIApplication, environ: WSGIEnvironment, start_response: StartResponse
     ) -> Iterable[bytes]:
         """Let ``app`` serve one request, and release what it has acquired."""
-        found = environ.get(ENVIRON_KEY)
-        outer = found if isinstance(found, RequestLocks) and not found.over else None
-        if outer and outer.locks is self._locks:
-            return app(environ, start_response)  # A layer farther out, on the same locks, releases.
+        outer = environ.get(ENVIRON_KEY)
+        if outer is not None:
+            outer = _going_on(outer)
+            if outer and outer.locks is self._locks:
+                environ[ENVIRON_KEY] = outer
+                return app(
+                    environ, start_response
+                )  # A layer farther out, on the same locks, releases.
         request = environ[ENVIRON_KEY] = RequestLocks(self._locks, environ, outer)
         request.of_rules = self._of_rules
         outbox = Outbox(start_response, request)
@@ -96,6 +100,12 @@ class RequestLayer:
             logger.error(SENT_TOO_EARLY, loss)
             return None
         return self._answer(loss) if outbox.promises else None
+
+
+def _going_on(found: object) -> RequestLocks | None:
+    """Return the locks of the innermost layer around this one, unless all have ended."""
+    innermost = found.unended() if isinstance(found, RequestLocks) else None
+    return innermost if innermost and not innermost.over else None
 
 
 class Work:

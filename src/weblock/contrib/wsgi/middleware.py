@@ -16,7 +16,7 @@ from ..rules import Match, Rule, RuleSet
 from ..settings import opened
 from .layer import RequestLayer
 from .problems import answer_of
-from .request import request_locks
+from .request import ENVIRON_KEY, RequestLocks
 from .target import find, headers_of, query_of
 
 
@@ -93,7 +93,8 @@ class LockMiddleware:
         self, found: Match, environ: WSGIEnvironment, start_response: StartResponse
     ) -> Iterable[bytes]:
         keys = found.keys(query=query_of(environ), headers=headers_of(environ))
-        request_locks(environ).hold(in_order(keys), found.options)
+        of_rules: RequestLocks = environ[ENVIRON_KEY]  # The layer has put it there.
+        of_rules.hold(in_order(keys), found.options)
         return self._app(environ, start_response)
 
 

@@ -47,6 +47,9 @@ class RequestLocks(RequestLeases[Lease]):
 def request_locks(environ: WSGIEnvironment) -> RequestLocks:
     """Return the locks of the request whose ``environ`` this is.
 
+    They acquire by the application's own locks if it has some, as Flask's ``WebLock`` gives them; else
+    by those of the rule.
+
     Raises ``ConfigurationError`` where there is no request layer around the application, or no
     rule of a ``LockMiddleware`` matches.
     """
@@ -56,4 +59,6 @@ def request_locks(environ: WSGIEnvironment) -> RequestLocks:
             "this request has no lock layer: have a rule of a LockMiddleware for it, or, in Flask,"
             ' call weblock.contrib.flask.WebLock(app, "redis://...") where the app is made'
         )
+    if found.of_rules or found.over:  # Asked first, for it seldom is: each request comes here.
+        return found.of_application()
     return found
