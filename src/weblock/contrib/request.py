@@ -59,6 +59,8 @@ class RequestLeases(Generic[L]):
     """Seconds that it has waited for keys; ``None`` if it has asked for none."""
     while_waiting: Callable[[], object] | None = None
     """Called now and then while the request waits in a thread; what it raises ends the wait."""
+    beside_others = False
+    """Whether several may run at once within the same: none of them holds what another has acquired."""
     of_rules = False
     """Whether a middleware keeps it for its rules, rather than the application for its own locks."""
 
@@ -67,8 +69,11 @@ class RequestLeases(Generic[L]):
         self.within: Final = within
         self.leases: list[L] = []
         """Those that are released here, in the order in which they were acquired."""
-        # The same object as that of ``within``: each must know which keys the other holds.
-        self._by_key: Final[dict[tuple[object, str], L]] = within._by_key if within else {}  # noqa: SLF001 - of the same class
+        around: dict[tuple[object, str], L] = within._by_key if within else {}  # noqa: SLF001 - of the same class
+        # Else the same object: each must know which keys the other holds.
+        self._by_key: Final[dict[tuple[object, str], L]] = (
+            around.copy() if self.beside_others else around
+        )
         self._method = method
         self._path = path
         self.flow: Final = Flow()

@@ -36,6 +36,8 @@ class Running(RequestLeases[Lease]):
 
     __slots__ = ("_locks", "_task", "code", "lease")
 
+    beside_others = True
+
     def __init__(self, task: LockedTask, locks: Locks, code: object) -> None:
         around: Any = current_book()
         super().__init__("task", task.name or "", around.of_application() if around else None)
