@@ -238,7 +238,7 @@ class TestTheTable:
                 shared_postgres().execute(f"TRUNCATE {table_of(locks)}")
             with pytest.raises(EngineRecovering, match="promoted, restored or emptied"):
                 locks.acquire("key")
-            change(locks, "ends = 1", "key = ''")  # The time has passed.
+            change(locks, "since = 1, ends = 1", "key = ''")  # The time has passed.
             locks.acquire("key").release()
 
 
@@ -338,7 +338,7 @@ class TestFaults:
             server.start()
             with pytest.raises(EngineRecovering):
                 locks.acquire("key")
-            server.execute("UPDATE restored SET ends = 1 WHERE key = ''")  # The time has passed.
+            server.execute("UPDATE restored SET since = 1, ends = 1 WHERE key = ''")  # The time has passed.
             locks.acquire("key", wait=PATIENCE).release()
 
     def test_behind_a_pooler_waiters_are_polled_for(self, caplog) -> None:

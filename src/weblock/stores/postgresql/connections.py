@@ -45,7 +45,7 @@ class Connections:
 
     def __init__(self, settings: Settings, switchboard: Switchboard) -> None:
         self.settings = settings
-        self.statements = Statements(settings.table)
+        self.statements = Statements(settings.table, settings.recovery)
         self.receiver = Receiver(settings, self.statements, switchboard, self.blocking)
         self._created = not settings.create
         self._links: list[Links] = []

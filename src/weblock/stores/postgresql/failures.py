@@ -45,7 +45,10 @@ def remedy_for(settings: Settings, error: BaseException) -> str:
                 " ?create=true in the URL"
             )
         case errors.UndefinedColumn():
-            return "it has other columns than this release of weblock needs: drop it, and create it anew"
+            return (
+                "it has other columns than this release of weblock needs: stop all that lock here for"
+                " the longest ttl, drop it, and create it anew"
+            )
         case errors.InsufficientPrivilege():
             return f"GRANT SELECT, INSERT, UPDATE, DELETE ON {settings.table} to its user"
     return ""
