@@ -126,6 +126,29 @@ class TestStatements:
             with locks.hold("old") as lease:
                 assert lease.fence > 9000000000000000
 
+    def test_the_next_holder_does_not_wait_until_they_are_removed(self, locks, monkeypatch) -> None:
+        """A release notifies the waiter of its own process first, and looks for such rows then."""
+        order: list[str] = []
+        engine, cells = locks._engine, locks._locker.store._cells  # type: ignore[attr-defined]
+        ring, clean = engine.switchboard.ring, cells.clean
+        monkeypatch.setattr(
+            engine.switchboard, "ring", lambda *what: (order.append("rung"), ring(*what))
+        )
+
+        async def cleaned() -> None:
+            order.append("cleaned")
+            await clean()
+
+        lease = locks.acquire("key")
+        waiter = threading.Thread(target=lambda: locks.acquire("key").release())
+        waiter.start()
+        eventually(lambda: rows_of(locks, "waiting", "waiting <> ''"))
+        monkeypatch.setattr(cells, "clean", cleaned)
+        engine._tidy_at = 0.0
+        lease.release()
+        waiter.join(PATIENCE)
+        assert order == ["rung", "cleaned"]
+
     def test_fences_increase_though_the_clock_was_set_back(self, locks) -> None:
         """The row remembers the last fence, whatever the server's clock says now."""
         locks.acquire("key").release()
@@ -338,7 +361,9 @@ class TestFaults:
             server.start()
             with pytest.raises(EngineRecovering):
                 locks.acquire("key")
-            server.execute("UPDATE restored SET since = 1, ends = 1 WHERE key = ''")  # The time has passed.
+            server.execute(
+                "UPDATE restored SET since = 1, ends = 1 WHERE key = ''"
+            )  # The time has passed.
             locks.acquire("key", wait=PATIENCE).release()
 
     def test_behind_a_pooler_waiters_are_polled_for(self, caplog) -> None:

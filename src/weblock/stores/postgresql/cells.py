@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 import psycopg
 
-from ..._core.ports import Grasp, Runtime
+from ..._core.ports import Grasp, Reply, Runtime
 from ..._core.table import Held, KeyState, Moment, Step, was_asked
 from ...errors import EngineRecovering, EngineUnavailable
-from ..cells import Acquire, Done, Heartbeats, Release, Transfer, Transition
+from ..cells import Acquire, CellStore, Done, Heartbeats, Release, Transfer, Transition
 from .failures import LOST_RACE, Missing, Unfit, as_setting, unavailable
 from .receiver import payload_of
 from .rows import READ, Reading, Row, label_of, new_version, reading_of, text_of, written
@@ -20,6 +20,12 @@ from .statements import DONE, Statement
 if TYPE_CHECKING:
     from . import PostgreSQLEngine
     from .dialogue import Parameter
+
+PATIENCE: Final = 5.0
+"""Seconds of losing to others who change the same key after which that is an error."""
+
+BEAT_PATIENCE: Final = 1.0
+"""Patience of heartbeats: the next comes soon."""
 
 PORTION: Final = 500
 """Rows that are read or written in one statement."""
@@ -36,16 +42,12 @@ class RowCells:
         self._links = engine.connections.links(suspends=runtime.suspends)
 
     async def update(self, key: str, transition: Transition, *, patience: float) -> Done:
-        releases = isinstance(transition, Release)
         try:
-            done = await self._update(key, transition, patience)
+            return await self._update(key, transition, patience)
         except Missing as error:
-            if releases:  # There is nothing to give back, then.
+            if isinstance(transition, Release):  # There is nothing to give back, then.
                 raise
             raise as_setting(self._settings, error) from error.__cause__
-        if releases:
-            await self._engine.tidy(self, self._runtime.now())
-        return done
 
     async def update_many(
         self, changes: Mapping[str, Transition], *, patience: float
@@ -244,6 +246,24 @@ class RowCells:
     async def clean(self) -> None:
         """Remove rows that nobody uses."""
         await self._ask(self._statements.clean)
+
+
+class RowStore(CellStore):
+    """The lock protocol on rows. Releases also remove rows that nobody uses, now and then."""
+
+    def __init__(self, engine: PostgreSQLEngine, runtime: Runtime) -> None:
+        self._rows = RowCells(engine, runtime)
+        self._engine = engine
+        self._runtime = runtime
+        super().__init__(
+            self._rows, NotifyingBells(engine), patience=PATIENCE, beat_patience=BEAT_PATIENCE
+        )
+
+    async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
+        reply = await super().release(key, owner, void=void)
+        # The next holder has been notified by now, and does not wait for this.
+        await self._engine.tidy(self._rows, self._runtime.now())
+        return reply
 
 
 class NotifyingBells:
