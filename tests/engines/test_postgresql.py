@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -26,6 +27,8 @@ from weblock import (
 from weblock._core.ports import Ask, Grasp, Message
 from weblock._runtime.blocking import drive
 from weblock.cli.app import app
+from weblock.stores.postgresql import aio, silence
+from weblock.stores.postgresql.connections import Connections
 from weblock.stores.postgresql.receiver import payload_of
 from weblock.stores.postgresql.settings import parse
 
@@ -389,6 +392,66 @@ class TestFaults:
                 got[0].release()
         finally:
             bouncer.close()
+
+
+class TestSilence:
+    """Callers of a server that accepts connections and says nothing."""
+
+    def test_tasks_that_want_one_key_wait_for_it_once(self, mute, monkeypatch) -> None:
+        """Of many tasks, one finds that no connection can be made, and the others do not try it again."""
+        monkeypatch.setattr(silence, "LATELY", LONG)
+        connect, tries = Connections._asyncio, []
+
+        async def counted(connections: Connections) -> Any:
+            tries.append(connections)
+            return await connect(connections)
+
+        async def main() -> list[Any]:
+            async with AsyncLocks.from_url(f"{mute}?connect_timeout=1", wait=0) as locks:
+                asked = (locks.acquire("key") for _ in range(5))
+                return await asyncio.gather(*asked, return_exceptions=True)
+
+        monkeypatch.setattr(Connections, "_asyncio", counted)
+        errors = asyncio.run(main())
+        assert [type(each) for each in errors] == [EngineUnavailable] * 5
+        assert len(tries) == 1
+
+    def test_threads_learn_that_it_is_silent(self, mute) -> None:
+        """A thread that waits for a connection, or for a key, is not told to raise ``max_connections``."""
+        errors: list[str] = []
+        options = "max_connections=1&timeout=0.2&connect_timeout=1"
+        with Locks.from_url(f"{mute}?{options}", wait=0) as locks:
+
+            def ask(key: str) -> None:
+                with pytest.raises(EngineUnavailable) as caught:
+                    locks.acquire(key)
+                errors.append(caught.value.reason)
+
+            threads = [threading.Thread(target=ask, args=(key,)) for key in "aaabcd"]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        assert set(errors) <= {"it did not answer within 0.2 s", "connection timeout expired"}
+        assert len(errors) == len(threads)
+
+    async def test_a_task_does_not_wait_for_its_turn_for_ever(self, url, monkeypatch) -> None:
+        """If others have changed the key all the time, and the server answers, the error says that."""
+        monkeypatch.setattr(aio, "PATIENCE", 0.01)
+        async with AsyncLocks.from_url(url, wait=0) as locks:
+            await (await locks.acquire("other")).release()
+            links = locks._locker.store._cells._links  # type: ignore[attr-defined]
+            async with links.turn("default:key"):
+                with pytest.raises(EngineUnavailable, match="too many callers change the same key"):
+                    await locks.acquire("key")
+            await (await locks.acquire("key")).release()
+
+
+@pytest.fixture
+def mute() -> Iterator[str]:
+    """The URL of a server that accepts connections, and says nothing."""
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as server:
+        yield f"postgresql://u@127.0.0.1:{server.getsockname()[1]}/d"
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from ..._core.ports import Grasp, Reply, Runtime
 from ..._core.table import Held, KeyState, Moment, Step, was_asked
 from ...errors import EngineRecovering, EngineUnavailable
 from ..cells import Acquire, CellStore, Done, Heartbeats, Release, Transfer, Transition
-from .failures import LOST_RACE, Missing, Unfit, as_setting, unavailable
+from .failures import LOST_RACE, TOO_MANY, Missing, Unfit, as_setting, unavailable
 from .receiver import payload_of
 from .rows import READ, Reading, Row, label_of, new_version, reading_of, text_of, written
 from .statements import DONE, Statement
@@ -99,9 +99,7 @@ class RowCells:
                 elif done := await self._replace(outcome, transition):
                     return done
             if self._runtime.now() >= give_up_at:
-                raise EngineUnavailable(
-                    self._settings.name, "too many callers change the same key at once"
-                )
+                raise EngineUnavailable(self._settings.name, TOO_MANY)
             outcome = (await self._look([key])).get(key)
 
     async def _at_once(self, key: str, transition: Transition) -> Done | Reading | None:

@@ -18,6 +18,7 @@ from .failures import Unfit, unavailable
 from .receiver import Receiver
 from .rows import Row, text_of
 from .settings import Settings
+from .silence import Silence
 from .statements import INTRODUCE, Statement, Statements
 
 LEAST_SERVER: Final = 120000
@@ -52,13 +53,13 @@ class Connections:
 
     def links(self, *, suspends: bool) -> Links:
         """Return the connections for one world."""
-        settings = self.settings
+        settings, silence = self.settings, Silence(self.settings)
         links: Links
         if suspends:
-            links = AsyncioLinks(self._asyncio)
+            links = AsyncioLinks(self._asyncio, silence)
         else:
             links = BlockingLinks(
-                self.blocking, room=settings.max_connections, patience=settings.timeout
+                self.blocking, silence, room=settings.max_connections, patience=settings.timeout
             )
         self._links.append(links)
         return links

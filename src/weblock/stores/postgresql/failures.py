@@ -17,6 +17,10 @@ HARMLESS: Final = (*LOST_RACE, errors.LockNotAvailable, errors.QueryCanceled)
 """Errors after which a connection is as good as before."""
 
 
+TOO_MANY: Final = "too many callers change the same key at once"
+"""Why a caller did not get to change a key."""
+
+
 class Unfit(psycopg.OperationalError):
     """The server, or the libpq here, lacks what the engine needs; the message says what."""
 
