@@ -12,10 +12,10 @@ from .failures import HARMLESS, Unfit, explained, remedy_for
 from .settings import Settings
 
 LATELY: Final = 0.1
-"""Seconds in which a caller does not wait again for a server that has just been waited for in vain."""
+"""Seconds in which a caller does not wait again for a server that has just not answered."""
 
 LONG: Final = 0.1
-"""Seconds from which on the failure to connect counts as that. One that takes less may be repeated."""
+"""Seconds from which on the failure to connect counts as that. A shorter attempt may be repeated."""
 
 
 class Silence:
