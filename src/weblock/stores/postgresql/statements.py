@@ -91,7 +91,7 @@ WITH {server}, {seen}, free AS (
     SELECT $1, $2::bigint, greatest((now * 1e6)::bigint, floor + 1), $3, $4, $5, $6::float8, now,
         now + $6::float8, true, '', now + $6::float8
     FROM seen LEFT JOIN free ON true
-    WHERE known AND (quiet <= now OR {recovery} = 0) AND (version IS NULL OR free.key IS NOT NULL)
+    WHERE known AND quiet <= now AND (version IS NULL OR free.key IS NOT NULL)
     ON CONFLICT (key) DO UPDATE SET version = excluded.version,
         fence = greatest(excluded.fence, lease.fence + 1), owner = excluded.owner,
         process = excluded.process, label = excluded.label, ttl = excluded.ttl,
