@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -26,6 +27,8 @@ from weblock import (
 from weblock._core.ports import Ask, Grasp, Message
 from weblock._runtime.blocking import drive
 from weblock.cli.app import app
+from weblock.stores.postgresql import aio, silence
+from weblock.stores.postgresql.connections import Connections
 from weblock.stores.postgresql.receiver import payload_of
 from weblock.stores.postgresql.settings import parse
 
@@ -125,6 +128,29 @@ class TestStatements:
             assert keys == {"", "held", "other"}
             with locks.hold("old") as lease:
                 assert lease.fence > 9000000000000000
+
+    def test_the_next_holder_does_not_wait_until_they_are_removed(self, locks, monkeypatch) -> None:
+        """A release notifies the waiter of its own process first, and looks for such rows then."""
+        order: list[str] = []
+        engine, cells = locks._engine, locks._locker.store._cells  # type: ignore[attr-defined]
+        ring, clean = engine.switchboard.ring, cells.clean
+        monkeypatch.setattr(
+            engine.switchboard, "ring", lambda *what: (order.append("rung"), ring(*what))
+        )
+
+        async def cleaned() -> None:
+            order.append("cleaned")
+            await clean()
+
+        lease = locks.acquire("key")
+        waiter = threading.Thread(target=lambda: locks.acquire("key").release())
+        waiter.start()
+        eventually(lambda: rows_of(locks, "waiting", "waiting <> ''"))
+        monkeypatch.setattr(cells, "clean", cleaned)
+        engine._tidy_at = 0.0
+        lease.release()
+        waiter.join(PATIENCE)
+        assert order == ["rung", "cleaned"]
 
     def test_fences_increase_though_the_clock_was_set_back(self, locks) -> None:
         """The row remembers the last fence, whatever the server's clock says now."""
@@ -238,7 +264,7 @@ class TestTheTable:
                 shared_postgres().execute(f"TRUNCATE {table_of(locks)}")
             with pytest.raises(EngineRecovering, match="promoted, restored or emptied"):
                 locks.acquire("key")
-            change(locks, "ends = 1", "key = ''")  # The time has passed.
+            change(locks, "since = 1, ends = 1", "key = ''")  # The time has passed.
             locks.acquire("key").release()
 
 
@@ -338,7 +364,9 @@ class TestFaults:
             server.start()
             with pytest.raises(EngineRecovering):
                 locks.acquire("key")
-            server.execute("UPDATE restored SET ends = 1 WHERE key = ''")  # The time has passed.
+            server.execute(
+                "UPDATE restored SET since = 1, ends = 1 WHERE key = ''"
+            )  # The time has passed.
             locks.acquire("key", wait=PATIENCE).release()
 
     def test_behind_a_pooler_waiters_are_polled_for(self, caplog) -> None:
@@ -364,6 +392,66 @@ class TestFaults:
                 got[0].release()
         finally:
             bouncer.close()
+
+
+class TestSilence:
+    """Callers of a server that accepts connections and says nothing."""
+
+    def test_tasks_that_want_one_key_wait_for_it_once(self, mute, monkeypatch) -> None:
+        """Of many tasks, one finds that no connection can be made, and the others do not try it again."""
+        monkeypatch.setattr(silence, "LATELY", LONG)
+        connect, tries = Connections._asyncio, []
+
+        async def counted(connections: Connections) -> Any:
+            tries.append(connections)
+            return await connect(connections)
+
+        async def main() -> list[Any]:
+            async with AsyncLocks.from_url(f"{mute}?connect_timeout=1", wait=0) as locks:
+                asked = (locks.acquire("key") for _ in range(5))
+                return await asyncio.gather(*asked, return_exceptions=True)
+
+        monkeypatch.setattr(Connections, "_asyncio", counted)
+        errors = asyncio.run(main())
+        assert [type(each) for each in errors] == [EngineUnavailable] * 5
+        assert len(tries) == 1
+
+    def test_threads_learn_that_it_is_silent(self, mute) -> None:
+        """A thread that waits for a connection, or for a key, is not told to raise ``max_connections``."""
+        errors: list[str] = []
+        options = "max_connections=1&timeout=0.2&connect_timeout=1"
+        with Locks.from_url(f"{mute}?{options}", wait=0) as locks:
+
+            def ask(key: str) -> None:
+                with pytest.raises(EngineUnavailable) as caught:
+                    locks.acquire(key)
+                errors.append(caught.value.reason)
+
+            threads = [threading.Thread(target=ask, args=(key,)) for key in "aaabcd"]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        assert set(errors) <= {"it did not answer within 0.2 s", "connection timeout expired"}
+        assert len(errors) == len(threads)
+
+    async def test_a_task_does_not_wait_for_its_turn_for_ever(self, url, monkeypatch) -> None:
+        """If others have changed the key all the time, and the server answers, the error says that."""
+        monkeypatch.setattr(aio, "PATIENCE", 0.01)
+        async with AsyncLocks.from_url(url, wait=0) as locks:
+            await (await locks.acquire("other")).release()
+            links = locks._locker.store._cells._links  # type: ignore[attr-defined]
+            async with links.turn("default:key"):
+                with pytest.raises(EngineUnavailable, match="too many callers change the same key"):
+                    await locks.acquire("key")
+            await (await locks.acquire("key")).release()
+
+
+@pytest.fixture
+def mute() -> Iterator[str]:
+    """The URL of a server that accepts connections, and says nothing."""
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as server:
+        yield f"postgresql://u@127.0.0.1:{server.getsockname()[1]}/d"
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from weblock.stores.postgresql.rows import granted_in, reading_of, written
 
 from .test_postgresql_conformance import Rows
 
-SERVER: Final = (b"1000.0", b"t", b"0", b"0", b"key", b"1")
+SERVER: Final = (b"1000.0", b"t", b"0", b"0", b"0", b"key", b"1")
 """What a row begins with: the time, what is known of the server, the key, and the row's version."""
 
 
@@ -111,7 +111,7 @@ class TestRows:
 def read_by_an_earlier_version(row: list[bytes | None]) -> KeyState:
     """What a version that knows exclusive leases only makes of a row."""
     fence, owner, process, label, ttl, since, until, confirmed, waiting, _ = (
-        (each or b"").decode() for each in row[6:]
+        (each or b"").decode() for each in row[7:]
     )
     held = Claim(owner, process, float(ttl), label)
     places, voided = json.loads(waiting) if waiting else ((), ())

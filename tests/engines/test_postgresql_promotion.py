@@ -63,7 +63,9 @@ def test_a_replica_that_lacks_a_lease_grants_none_before_its_holder_knows(
         standby.promote()
         eventually(lambda: refused(others))
         eventually(lambda: not lease.held)
-        standby.execute("UPDATE weblock_lease SET ends = 1 WHERE key = ''")  # The time has passed.
+        standby.execute(
+            "UPDATE weblock_lease SET since = 1, ends = 1 WHERE key = ''"
+        )  # The time has passed.
         following = others.acquire("key", wait=PATIENCE)
         assert following.fence
         assert lease.fence

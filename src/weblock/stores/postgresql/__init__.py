@@ -13,7 +13,6 @@ from ..._core.ports import Ask, LeaseTable, Runtime, Store, Switchboard
 from ..._platform.forks import heed_forks
 from ..._requirements import require
 from ...errors import EngineUnavailable
-from ..cells import CellStore
 from ..findings import Finding
 from ..url import without_secrets
 
@@ -22,12 +21,6 @@ if TYPE_CHECKING:
     from .settings import Settings
 
 __all__ = ["PostgreSQLEngine", "open_engine"]
-
-PATIENCE: Final = 5.0
-"""Seconds of losing to others who change the same key after which that is an error."""
-
-BEAT_PATIENCE: Final = 1.0
-"""Patience of heartbeats: the next comes soon."""
 
 TIDIED_EVERY: Final = 60.0
 """Seconds between two looks for rows that nobody uses, by one process."""
@@ -63,13 +56,10 @@ class PostgreSQLEngine:
         heed_forks(self)
 
     def connect(self, runtime: Runtime) -> Store:
-        from .cells import NotifyingBells, RowCells
+        from .cells import RowStore
 
         self._tidy_at = runtime.now() + TIDIED_EVERY * runtime.jitter()
-        cells = RowCells(self, runtime)
-        return CellStore(
-            cells, NotifyingBells(self), patience=PATIENCE, beat_patience=BEAT_PATIENCE
-        )
+        return RowStore(self, runtime)
 
     async def tidy(self, cells: RowCells, now: float) -> None:
         """Remove rows that nobody uses, if that is due. A failure is ignored: the next call tries again."""

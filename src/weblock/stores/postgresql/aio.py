@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final
 
 import psycopg
 
 from ..._platform.loops import BeforeLoopEnds, ByLoop, made_for_all
 from .blocking import STRIPES, abandon
 from .dialogue import Dialogue, Outcome, Parameter
-from .failures import HARMLESS, Unfit
+from .failures import HARMLESS, TOO_MANY, Unfit
 from .rows import Row
+from .silence import Silence
 from .statements import Statement
+
+PATIENCE: Final = 5.0
+"""Seconds that a task waits for its turn at a key: many may join its queue, and each waits for a disk."""
 
 
 class AsyncioLink:
@@ -141,20 +146,32 @@ class LoopLink:
 class AsyncioLinks:
     """The links of whichever event loop runs."""
 
-    def __init__(self, connect: Callable[[], Awaitable[AsyncioLink]]) -> None:
+    def __init__(self, connect: Callable[[], Awaitable[AsyncioLink]], silence: Silence) -> None:
+        self._connect = connect
+        self._silence = silence
         self._closed = False
-        self._loops = ByLoop(lambda: LoopLink(connect))
+        self._loops = ByLoop(lambda: LoopLink(self._new_link))
 
     async def ask(self, statement: Statement, *parameters: Parameter) -> list[Row]:
         """Return the rows that a statement results in. Raises psycopg's errors."""
         if self._closed:
             raise _closed()
         link = await self._loops.here().take()
-        return await link.ask(statement, *parameters)
+        with self._silence:
+            return await link.ask(statement, *parameters)
 
-    def turn(self, key: str) -> AbstractAsyncContextManager[None]:
-        """Wait until no other task of the loop changes the key, or one of a few others."""
-        return self._loops.here().turns[hash(key) % STRIPES]
+    @asynccontextmanager
+    async def turn(self, key: str) -> AsyncIterator[None]:
+        turn = self._loops.here().turns[hash(key) % STRIPES]
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await turn.acquire()
+        except TimeoutError:
+            raise self._silence.turn_in_vain(TOO_MANY) from None
+        try:
+            yield
+        finally:
+            turn.release()
 
     def close(self) -> None:
         self._closed = True
@@ -165,6 +182,10 @@ class AsyncioLinks:
         for each in self._loops.all():
             each.abandon()
         self._loops.abandon()
+
+    async def _new_link(self) -> AsyncioLink:
+        with self._silence.connecting():
+            return await self._connect()
 
 
 def _closed() -> Unfit:

@@ -15,8 +15,9 @@ from ..._platform.greenlets import do_before_this_thread_ends
 from ..._platform.polling import READABLE, new_poll
 from ..._platform.turns import Empty, Turns, taken_out
 from .dialogue import Dialogue, Outcome, Parameter
-from .failures import HARMLESS, Unfit
+from .failures import HARMLESS, TOO_MANY, Unfit
 from .rows import Row
+from .silence import Silence
 from .statements import Statement
 
 STRIPES: Final = 64
@@ -110,8 +111,11 @@ class BlockingLink:
 class BlockingLinks:
     """A pool: one connection for each thread that asks at the same time, at most ``room``."""
 
-    def __init__(self, connect: Callable[[], BlockingLink], *, room: int, patience: float) -> None:
+    def __init__(
+        self, connect: Callable[[], BlockingLink], silence: Silence, *, room: int, patience: float
+    ) -> None:
         self._connect = connect
+        self._silence = silence
         self._room = room
         self._patience = patience
         self._closed = False
@@ -122,7 +126,8 @@ class BlockingLinks:
         try:
             turn = self._turns.take(timeout=self._patience)
         except Empty:
-            raise Unfit(f"all {self._room} connections are in use: raise max_connections") from None
+            reason = f"all {self._room} connections are in use: raise max_connections"
+            raise self._silence.turn_in_vain(reason) from None
         try:
             return self._ask(statement, parameters)
         finally:  # Also where it cannot connect: the traceback would keep the turn.
@@ -134,7 +139,7 @@ class BlockingLinks:
         try:
             turn = turns.take(timeout=self._patience)
         except Empty:
-            raise Unfit("too many callers change the same key at once") from None
+            raise self._silence.turn_in_vain(TOO_MANY) from None
         try:
             yield
         finally:
@@ -156,7 +161,8 @@ class BlockingLinks:
         """Ask on one of the connections, for a caller that has a turn."""
         link = self._idle_link() or self._new_link()
         try:
-            return link.ask(statement, *parameters)
+            with self._silence:
+                return link.ask(statement, *parameters)
         finally:
             if link.alive:
                 self._idle.append(link)
@@ -177,7 +183,8 @@ class BlockingLinks:
         if self._closed:
             raise Unfit("it was closed")
         do_before_this_thread_ends(self._close_idle)
-        return self._connect()
+        with self._silence.connecting():
+            return self._connect()
 
     def _close_idle(self) -> None:
         for link in taken_out(self._idle):

@@ -8,18 +8,24 @@ from typing import TYPE_CHECKING, Final
 
 import psycopg
 
-from ..._core.ports import Grasp, Runtime
+from ..._core.ports import Grasp, Reply, Runtime
 from ..._core.table import Held, KeyState, Moment, Step, was_asked
 from ...errors import EngineRecovering, EngineUnavailable
-from ..cells import Acquire, Done, Heartbeats, Release, Transfer, Transition
-from .failures import LOST_RACE, Missing, Unfit, as_setting, unavailable
+from ..cells import Acquire, CellStore, Done, Heartbeats, Release, Transfer, Transition
+from .failures import LOST_RACE, TOO_MANY, Missing, Unfit, as_setting, unavailable
 from .receiver import payload_of
-from .rows import Reading, Row, label_of, new_version, reading_of, text_of, written
+from .rows import READ, Reading, Row, label_of, new_version, reading_of, text_of, written
 from .statements import DONE, Statement
 
 if TYPE_CHECKING:
     from . import PostgreSQLEngine
     from .dialogue import Parameter
+
+PATIENCE: Final = 5.0
+"""Seconds of losing to others who change the same key after which that is an error."""
+
+BEAT_PATIENCE: Final = 1.0
+"""Patience of heartbeats: the next comes soon."""
 
 PORTION: Final = 500
 """Rows that are read or written in one statement."""
@@ -36,16 +42,12 @@ class RowCells:
         self._links = engine.connections.links(suspends=runtime.suspends)
 
     async def update(self, key: str, transition: Transition, *, patience: float) -> Done:
-        releases = isinstance(transition, Release)
         try:
-            done = await self._update(key, transition, patience)
+            return await self._update(key, transition, patience)
         except Missing as error:
-            if releases:  # There is nothing to give back, then.
+            if isinstance(transition, Release):  # There is nothing to give back, then.
                 raise
             raise as_setting(self._settings, error) from error.__cause__
-        if releases:
-            await self._engine.tidy(self, self._runtime.now())
-        return done
 
     async def update_many(
         self, changes: Mapping[str, Transition], *, patience: float
@@ -93,13 +95,11 @@ class RowCells:
                 return outcome
             if outcome:
                 if not outcome.known:
-                    await self._try(self._statements.admit, self._settings.recovery)
+                    await self._try(self._statements.admit, new_version())
                 elif done := await self._replace(outcome, transition):
                     return done
             if self._runtime.now() >= give_up_at:
-                raise EngineUnavailable(
-                    self._settings.name, "too many callers change the same key at once"
-                )
+                raise EngineUnavailable(self._settings.name, TOO_MANY)
             outcome = (await self._look([key])).get(key)
 
     async def _at_once(self, key: str, transition: Transition) -> Done | Reading | None:
@@ -116,7 +116,7 @@ class RowCells:
                 return (await self._look([key])).get(key)
         if not rows:  # Another was quicker.
             return None
-        reading, (fence, *until) = reading_of(rows[0]), rows[0][16:]
+        reading, (fence, *until) = reading_of(rows[0]), rows[0][READ:]
         if fence is None:
             return reading
         state = KeyState(int(fence))
@@ -137,7 +137,7 @@ class RowCells:
         if any(not reading.known for reading in readings.values()):
             return {}
         changed: dict[str, Done] = {}
-        rows = []
+        rows, news = [], 0
         for key, reading in readings.items():
             step = changes[key](reading.state, _moment(reading))
             done = Done(step, reading.now)
@@ -146,8 +146,9 @@ class RowCells:
             elif reading.version is not None and not _grants(reading, step):
                 changed[key] = done
                 rows.append(self._row(reading, step))
+                news = reading.news  # One statement has read them all.
         if rows:
-            for name, *_ in await self._try(self._statements.write_some, json.dumps(rows)):
+            for name, *_ in await self._try(self._statements.write_some, json.dumps(rows), news):
                 outcomes[text_of(name)] = changed[text_of(name)]
         return outcomes
 
@@ -159,7 +160,7 @@ class RowCells:
         outcomes: dict[str, Done | EngineUnavailable] = {}
         beats = json.dumps([_beat(key, changes[key]) for key in keys])
         for row in await self._try(self._statements.renew, beats):
-            reading, (fence, until) = reading_of(row), row[16:]
+            reading, (fence, until) = reading_of(row), row[READ:]
             heartbeats = changes[reading.key]
             if fence is None or not isinstance(heartbeats, Heartbeats):
                 readings[reading.key] = reading
@@ -178,7 +179,7 @@ class RowCells:
         if step.state == reading.state:
             return Done(step, reading.now)
         grants = _grants(reading, step)
-        if grants and reading.now < reading.quiet:
+        if grants and reading.now < reading.quiet and not self._may_grant(reading, step):
             raise EngineRecovering(
                 self._settings.name,
                 "it was promoted, restored or emptied just now",
@@ -186,7 +187,8 @@ class RowCells:
             )
         moves = isinstance(transition, Transfer)  # To a holder that must not begin before, either.
         statement = self._statements.grant if grants or moves else self._statements.write
-        for _, refused, *_ in await self._try(statement, json.dumps([self._row(reading, step)])):
+        row = json.dumps([self._row(reading, step)])
+        for _, refused, *_ in await self._try(statement, row, reading.news):
             if refused != b"t":
                 return Done(step, reading.now)
             if moves:
@@ -194,6 +196,16 @@ class RowCells:
                 raise EngineUnavailable(self._settings.name, reason)
             return await self._replace(reading, transition, committing=True)
         return None
+
+    def _may_grant(self, reading: Reading, step: Step) -> bool:
+        """Return whether leases may be granted though the server is to grant none.
+
+        ``recovery=off`` is said for the callers of this process, and for nobody else.
+        """
+        had = {grant.fence for grant in reading.state.grants}
+        new = [grant for grant in step.state.grants if grant.fence not in had]
+        here = self._engine.connections.receiver.channel
+        return not self._settings.recovery and all(each.claim.process == here for each in new)
 
     def _row(self, reading: Reading, step: Step) -> dict[str, object]:
         row = written(reading, step.state)
@@ -232,6 +244,24 @@ class RowCells:
     async def clean(self) -> None:
         """Remove rows that nobody uses."""
         await self._ask(self._statements.clean)
+
+
+class RowStore(CellStore):
+    """The lock protocol on rows. Releases also remove rows that nobody uses, now and then."""
+
+    def __init__(self, engine: PostgreSQLEngine, runtime: Runtime) -> None:
+        self._rows = RowCells(engine, runtime)
+        self._engine = engine
+        self._runtime = runtime
+        super().__init__(
+            self._rows, NotifyingBells(engine), patience=PATIENCE, beat_patience=BEAT_PATIENCE
+        )
+
+    async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
+        reply = await super().release(key, owner, void=void)
+        # The next holder has been notified by now, and does not wait for this.
+        await self._engine.tidy(self._rows, self._runtime.now())
+        return reply
 
 
 class NotifyingBells:

@@ -18,6 +18,7 @@ from .failures import Unfit, unavailable
 from .receiver import Receiver
 from .rows import Row, text_of
 from .settings import Settings
+from .silence import Silence
 from .statements import INTRODUCE, Statement, Statements
 
 LEAST_SERVER: Final = 120000
@@ -45,20 +46,20 @@ class Connections:
 
     def __init__(self, settings: Settings, switchboard: Switchboard) -> None:
         self.settings = settings
-        self.statements = Statements(settings.table)
+        self.statements = Statements(settings.table, settings.recovery)
         self.receiver = Receiver(settings, self.statements, switchboard, self.blocking)
         self._created = not settings.create
         self._links: list[Links] = []
 
     def links(self, *, suspends: bool) -> Links:
         """Return the connections for one world."""
-        settings = self.settings
+        settings, silence = self.settings, Silence(self.settings)
         links: Links
         if suspends:
-            links = AsyncioLinks(self._asyncio)
+            links = AsyncioLinks(self._asyncio, silence)
         else:
             links = BlockingLinks(
-                self.blocking, room=settings.max_connections, patience=settings.timeout
+                self.blocking, silence, room=settings.max_connections, patience=settings.timeout
             )
         self._links.append(links)
         return links

@@ -17,6 +17,10 @@ HARMLESS: Final = (*LOST_RACE, errors.LockNotAvailable, errors.QueryCanceled)
 """Errors after which a connection is as good as before."""
 
 
+TOO_MANY: Final = "too many callers change the same key at once"
+"""Why a caller did not get to change a key."""
+
+
 class Unfit(psycopg.OperationalError):
     """The server, or the libpq here, lacks what the engine needs; the message says what."""
 
@@ -45,7 +49,10 @@ def remedy_for(settings: Settings, error: BaseException) -> str:
                 " ?create=true in the URL"
             )
         case errors.UndefinedColumn():
-            return "it has other columns than this release of weblock needs: drop it, and create it anew"
+            return (
+                "it has other columns than this release of weblock needs: stop all that lock here for"
+                " the longest ttl, drop it, and create it anew"
+            )
         case errors.InsufficientPrivilege():
             return f"GRANT SELECT, INSERT, UPDATE, DELETE ON {settings.table} to its user"
     return ""

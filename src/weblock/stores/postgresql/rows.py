@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ..._core.ports import Grasp
 from ..._core.table import Claim, Grant, KeyState, Place, Voided
@@ -37,11 +37,17 @@ class Reading(NamedTuple):
     """Until when it grants nothing."""
     floor: int
     """No fence of a row that was removed was above this."""
+    news: int
+    """Which news of the server this is: another number whenever it was found to have lost leases."""
+
+
+READ: Final = 17
+"""The number of columns that a reading is made from."""
 
 
 def reading_of(row: Row) -> Reading:
     """Return what the first columns of a row say, as ``statements`` selects them."""
-    now, known, quiet, floor, key, version, *lease = row[:16]
+    now, known, quiet, floor, news, key, version, *lease = row[:READ]
     state = KeyState() if version is None else _state(lease)
     return Reading(
         text_of(key),
@@ -51,6 +57,7 @@ def reading_of(row: Row) -> Reading:
         known == b"t",
         _number(quiet),
         int(floor or 0),
+        int(news or 0),
     )
 
 

@@ -44,11 +44,15 @@ VALUES ('', 0, 0, '', '', {timeline}, 0, 0, 0, true, '', 0);
 _TIMELINE: Final = "left(pg_walfile_name(pg_current_wal_lsn()), 8)"
 """It changes when a replica is promoted, and when a backup is restored."""
 
-# What is known before anything is changed. A server that is not ``known`` may have lost leases.
+# What is known before anything is changed. The first row says on which timeline that is, and ``since``
+# when; until when nothing is granted; and, with its version, which news this is. A server that is not
+# ``known`` may have lost leases, or has lost some and does not know yet for how long this client wants
+# that nothing is granted.
 _SERVER: Final = """
 server AS (
-    SELECT clock.now, coalesce(it.label = {timeline}, false) AS known,
-        coalesce(it.ends, 0) AS quiet, coalesce(it.fence, 0) AS floor
+    SELECT clock.now, coalesce(it.label = {timeline} AND (
+            it.ends >= it.since + {recovery} OR it.since + {recovery} <= clock.now), false) AS known,
+        coalesce(it.ends, 0) AS quiet, coalesce(it.fence, 0) AS floor, it.version AS news
     FROM (SELECT extract(epoch FROM clock_timestamp())::float8 AS now) AS clock
     LEFT JOIN {table} AS it ON it.key = ''
 )"""
@@ -58,9 +62,9 @@ _COLUMNS: Final = (
 )
 
 _READ: Final = """
-    server.now, server.known, server.quiet, server.floor, wanted.key, lease.version, lease.fence,
-    lease.owner, lease.process, lease.label, lease.ttl, lease.since, lease.until, lease.confirmed,
-    lease.waiting, lease.ends"""
+    server.now, server.known, server.quiet, server.floor, server.news, wanted.key, lease.version,
+    lease.fence, lease.owner, lease.process, lease.label, lease.ttl, lease.since, lease.until,
+    lease.confirmed, lease.waiting, lease.ends"""
 
 _LOOK: Final = """
 WITH {server}
@@ -77,7 +81,7 @@ seen AS (
 # The check before a guarded COMMIT locks the row FOR KEY SHARE. A lease is granted, and handed over, under
 # FOR UPDATE, the only lock that conflicts with it: so no lease passes on before that transaction has
 # ended, and one with an older snapshot cannot overlook it. All else locks FOR NO KEY UPDATE, and need
-# not wait.
+# not wait. A row that was made after the snapshot of the statement is not locked so, and not taken.
 _ACQUIRE: Final = """
 WITH {server}, {seen}, free AS (
     SELECT lease.key FROM {table} AS lease CROSS JOIN server
@@ -93,7 +97,7 @@ WITH {server}, {seen}, free AS (
         process = excluded.process, label = excluded.label, ttl = excluded.ttl,
         since = excluded.since, until = excluded.until, confirmed = true, waiting = '',
         ends = excluded.ends
-    WHERE lease.ends <= excluded.since
+    WHERE lease.ends <= excluded.since AND EXISTS (SELECT FROM free)
     RETURNING lease.fence, lease.until
 )
 SELECT seen.*, taken.fence, taken.until FROM seen LEFT JOIN taken ON true
@@ -129,12 +133,15 @@ SELECT {read}, renewed.fence, renewed.until FROM new AS wanted CROSS JOIN server
 LEFT JOIN {table} AS lease ON lease.key = wanted.key LEFT JOIN renewed ON renewed.key = wanted.key
 """
 
-# The order in which rows are locked is the same for all, so that no two wait for each other.
+# The order in which rows are locked is the same for all, so that no two wait for each other. What was
+# read from another server, or before this one was found to have lost leases, is not written. A row that
+# is missing may have been there, and removed, since it was read: then its fence is not given again.
 _WRITE: Final = """
-WITH new AS (
-    SELECT * FROM json_to_recordset($1::json) AS new(key text, seen bigint, version bigint,
-        fence bigint, owner text, process text, label text, ttl float8, since float8, until float8,
-        confirmed boolean, waiting text, ends float8, rings json)
+WITH {server}, new AS (
+    SELECT new.* FROM server CROSS JOIN json_to_recordset($1::json) AS new(key text, seen bigint,
+        version bigint, fence bigint, owner text, process text, label text, ttl float8, since float8,
+        until float8, confirmed boolean, waiting text, ends float8, rings json)
+    WHERE server.known AND server.news = $2::bigint
 ), unchanged AS (
     SELECT lease.key FROM {table} AS lease JOIN new ON new.key = lease.key
     WHERE lease.version = new.seen ORDER BY lease.key FOR NO KEY UPDATE OF lease {skip}
@@ -149,7 +156,8 @@ WITH new AS (
     RETURNING lease.key
 ), added AS (
     INSERT INTO {table} AS lease (key, {columns})
-    SELECT key, {columns} FROM new WHERE seen IS NULL ORDER BY key
+    SELECT key, {columns} FROM new CROSS JOIN server
+    WHERE seen IS NULL AND (fence = 0 OR fence > floor) ORDER BY key
     ON CONFLICT DO NOTHING RETURNING lease.key
 ), done AS (
     SELECT key FROM changed UNION ALL SELECT key FROM added
@@ -168,12 +176,17 @@ _FREE: Final = """
     SELECT lease.key FROM {table} AS lease JOIN unchanged ON unchanged.key = lease.key
     FOR UPDATE OF lease SKIP LOCKED"""
 
+# The first row remembers when a loss was noticed, so that each client can add its own recovery to that.
+# The longest that was asked for counts for all.
 _ADMIT: Final = """
 INSERT INTO {table} AS it (key, {columns})
-SELECT '', 0, 0, '', '', {timeline}, 0, 0, 0, true, '',
-    extract(epoch FROM clock_timestamp())::float8 + $1::float8
-ON CONFLICT (key) DO UPDATE SET label = excluded.label, ends = excluded.ends
-WHERE it.label <> excluded.label
+SELECT '', $1::bigint, 0, '', '', {timeline}, 0, now, 0, true, '', now + {recovery}
+FROM (SELECT extract(epoch FROM clock_timestamp())::float8 AS now) AS clock
+ON CONFLICT (key) DO UPDATE SET version = excluded.version, label = excluded.label,
+    since = CASE it.label WHEN excluded.label THEN it.since ELSE excluded.since END,
+    ends = greatest(it.ends, CASE it.label WHEN excluded.label THEN it.since + {recovery}
+        ELSE excluded.ends END)
+WHERE it.label <> excluded.label OR it.ends < it.since + {recovery}
 """
 
 _CLEAN: Final = """
@@ -237,11 +250,12 @@ class Statement(NamedTuple):
 
 
 class Statements:
-    """The statements for one table."""
+    """The statements for one table, and for a client that asks for this ``recovery``."""
 
-    def __init__(self, table: str) -> None:
+    def __init__(self, table: str, recovery: float) -> None:
         self._table = table = ".".join(f'"{part}"' for part in table.split("."))
         parts = {"table": table, "timeline": _TIMELINE, "columns": _COLUMNS, "read": _READ}
+        parts["recovery"] = f"{recovery!r}::float8"
         parts["server"] = _SERVER.format(**parts)
         parts["seen"] = _SEEN.format(**parts)
 
