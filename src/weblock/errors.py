@@ -47,13 +47,16 @@ class LockTimeout(WeblockError, TimeoutError):
         place: int | None = None,
     ) -> None:
         if attempts is not None:
-            reason = f"it was busy each of the {attempts} times"
+            tries = "the only attempt" if attempts == 1 else f"each of {attempts} attempts"
+            reason = f"it was busy at {tries}"
         elif waiters is not None:
-            reason = f"{waiters} others are waiting already: retry later, or raise max_waiters="
+            others = "1 other is" if waiters == 1 else f"{waiters} others are"
+            reason = f"{others} waiting already: retry later, or raise max_waiters="
         elif wait == 0:
             reason = "it is held, and wait=0 does not wait"
         else:
-            ahead = f", with {place} others in front" if place else ""
+            others = "1 other" if place == 1 else f"{place} others"
+            ahead = f", with {others} in front" if place else ""
             within = f"it was not free within wait={wait:g} s{ahead}" if wait else "it is held"
             reason = f"{within}: retry later, or raise wait="
         super().__init__(f"lock {key!r} was not acquired: {reason}")
@@ -91,9 +94,9 @@ _LOSSES = {
     "taken": "the engine no longer knows it",
     "max_hold": "it was held for longer than max_hold allows",
     "closed": "its Locks was closed while it was held",
-    "released": "it has been released: what is committed under it comes before release()",
+    "released": "it was released by its holder: commit before release()",
     "unprotected": "there is none, because the engine did not answer (on_unavailable='open')",
-    "handed_over": "it has been handed over: what is committed under it comes before hand_over()",
+    "handed_over": "it was handed over by its holder: commit before hand_over()",
     "forked": "it belongs to the parent of this process",
 }
 
