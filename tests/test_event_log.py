@@ -185,6 +185,25 @@ def test_several_holders_are_counted(
 
 
 @pytest.mark.parametrize(
+    ("kind", "fact", "one", "several"),
+    [
+        ("timed_out", "place", "1 caller was in front", "2 callers were in front"),
+        ("refused", "waiters", "1 caller is waiting already", "2 callers are waiting already"),
+    ],
+)
+def test_one_caller_is_not_several(
+    kind: str, fact: str, one: str, several: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A line about a queue agrees in number with the callers that it counts."""
+    for count, said in ((1, one), (2, several)):
+        event = made(EVENTS[kind], **{fact: count})
+        event_log.write(event)
+        eventually(lambda event=event: records(caplog, event.engine))
+        (record,) = records(caplog, event.engine)
+        assert said in record.getMessage()
+
+
+@pytest.mark.parametrize(
     "text", ["a\nWARNING weblock: forged", "a\r\x1b[2Jb", "a' was lost", "a\u2028b\u202ec", "%s%n"]
 )
 def test_nobody_can_forge_a_line(text: str, caplog: pytest.LogCaptureFixture) -> None:

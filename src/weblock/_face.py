@@ -541,7 +541,7 @@ class BaseLease:
 
     @property
     def key(self) -> str:
-        """The key; the first one of several."""
+        """The key; of several, the first in sorted order, whatever the order they were named in."""
         return unqualified(self._holdings[0].key)
 
     @property
@@ -552,8 +552,8 @@ class BaseLease:
     def fence(self) -> int | None:
         """The fencing token, which is larger than those of all earlier leases of the key.
 
-        Of several keys, the fence of the first; see ``fences``. ``None`` if the section runs
-        without a lease (``on_unavailable="open"``).
+        Of several keys, the fence of ``key``: use ``fences``. ``None`` if the section runs without a
+        lease (``on_unavailable="open"``).
         """
         return self._holdings[0].fence
 

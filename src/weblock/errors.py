@@ -50,14 +50,16 @@ class LockTimeout(WeblockError, TimeoutError):
     ) -> None:
         by = f", and is held by {holder!r}" if holder else ""
         if attempts is not None:
-            reason = f"it was busy each of the {attempts} times{by}: retry later"
+            tries = "the only attempt" if attempts == 1 else f"each of {attempts} attempts"
+            reason = f"it was busy at {tries}{by}: retry later"
         elif waiters is not None:
             others = "1 other is" if waiters == 1 else f"{waiters} others are"
             reason = f"{others} waiting already: retry later, or raise max_waiters="
         elif wait == 0:
             reason = f"it is busy{by}, and wait=0 does not wait: retry later, or raise wait="
         else:
-            ahead = f", with {place} in front" if place else ""
+            others = "1 other" if place == 1 else f"{place} others"
+            ahead = f", with {others} in front" if place else ""
             within = f"it was not free within wait={wait:g} s{ahead}" if wait else "it is busy"
             reason = f"{within}{by}: retry later, or raise wait="
         super().__init__(f"lock {key!r} was not acquired: {reason}")
@@ -96,9 +98,9 @@ _LOSSES = {
     "taken": "the engine no longer knows it",
     "max_hold": "it was held for longer than max_hold allows",
     "closed": "its Locks was closed while it was held",
-    "released": "it has been released: what is committed under it comes before release()",
+    "released": "it was released by its holder: commit before release()",
     "unprotected": "there is none, because the engine did not answer (on_unavailable='open')",
-    "handed_over": "it has been handed over: what is committed under it comes before hand_over()",
+    "handed_over": "it was handed over by its holder: commit before hand_over()",
     "forked": "it belongs to the parent of this process",
 }
 

@@ -204,9 +204,9 @@ class KeyTemplate:
                 )
             if name not in self.sources:
                 raise ConfigurationError(
-                    f"key template {self.text!r} has {{{name}}}: before the dot of a request's key"
-                    f" stands one of {', '.join(_KINDS)}. For anything else, a value of the body"
-                    " say, give the adapter a function that returns the key"
+                    f"key template {self.text!r} has {{{name}}}: a placeholder with a dot starts"
+                    f" with one of {', '.join(_KINDS)}. For anything else, such as a value of the body, give the"
+                    " adapter a function that returns the key"
                 )
         return self.sources
 

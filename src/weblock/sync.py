@@ -68,8 +68,8 @@ class Locks(Face):
             EngineUnavailable: The engine did not answer.
             AlreadyHeld: This thread already holds one of the keys.
             LeaseLost: When the block ends: the lease ended before the block did. Before it begins: the
-                lease of one of several keys ended while another was waited for, as ``max_hold`` may
-                have it.
+                lease of one of several keys ended while this call waited for another, because of
+                ``max_hold`` for example.
         """
         return Hold(self, keys, options)
 
@@ -231,7 +231,7 @@ class Locks(Face):
 
         While another caller runs the step, this one waits, without limit unless ``wait`` is given,
         and then returns ``False``. If the process that runs it dies, the step raises, or its lease
-        is lost, the next caller runs it. So a step runs at least once: let it be one that can be
+        is lost, the next caller runs it. So a step runs at least once: write a step that can be
         repeated.
 
         Args:
@@ -269,7 +269,7 @@ class Locks(Face):
         drive(self._forget(key))
 
     def lead(self, key: str, **options: Unpack[HoldOptions]) -> Generator[Term, None, None]:
-        """Yield a term whenever this caller leads: one caller at a time does, of all that stand.
+        """Yield a term whenever this caller leads. Of all candidates, one leads at a time.
 
         ``for term in locks.lead("scheduler"):`` with a body that checks ``term.held``, or is a
         ``with term:`` block, from which the loss of the term leads back to the loop.
@@ -444,10 +444,11 @@ class Locks(Face):
         return drive(self._ping())
 
     def close(self) -> None:
-        """Close the engine in this process, unless other locks still use it.
+        """Close these locks, and the engine in this process unless other locks still use it.
 
-        Leases that are still held are lost, and given back to the engine. If the engine does not answer,
-        this takes up to 5 seconds, after which they end at their ttl.
+        With the engine, leases that are still held are lost, and given back. If the engine does not answer,
+        this takes up to 5 seconds, after which they end at their ttl. Where other locks still use it,
+        leases go on, and are renewed, until they are released.
         """
         self._close()
 

@@ -18,7 +18,7 @@ def test_a_free_key_is_had_at_the_first_attempt(locks, one) -> None:
 def test_a_busy_key_is_asked_for_so_often(locks, one, other) -> None:
     """Then the key was busy, and the error says how often that was found."""
     lease = one.do(locks.acquire, "key", ttl=60)
-    with pytest.raises(LockTimeout, match="busy each of the 3 times") as busy:
+    with pytest.raises(LockTimeout, match="busy at each of 3 attempts") as busy:
         other.do(locks.acquire, "key", wait=Attempts(3, pause=0.001))
     assert busy.value.attempts == 3
     assert busy.value.retry_after > 0

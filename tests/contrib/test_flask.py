@@ -794,7 +794,7 @@ class TestInstallation:
             web.lock()
         with pytest.raises(TypeError, match="wants a key"):
             web.lock(lambda: "view")("x")
-        with pytest.raises(ConfigurationError, match="before the dot"):
+        with pytest.raises(ConfigurationError, match="a placeholder with a dot starts"):
             web.lock("{body.x}")
         with pytest.raises(TypeError, match="timeout"):
             web.lock("x", timeout=3)

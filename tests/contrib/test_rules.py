@@ -212,7 +212,7 @@ class TestRefusals:
             ("/{item", "a placeholder is"),
             ("/{item-id}", "a placeholder is"),
             ("/{item:slug}", "converter 'slug'.*regular expression"),
-            ("/{a}/{a}", "has a twice"),
+            ("/{a}/{a}", "repeats the parameter a"),
             ("/{a}{b}", "takes long"),
             ("/{a}-{b}-{c}", "takes long"),
             ("/{a}-{b}.json", "takes long"),
@@ -342,7 +342,7 @@ class TestPlainData:
     @pytest.mark.parametrize(
         ("rules", "problem"),
         [
-            ("[{", "^rules is no JSON"),
+            ("[{", "^rules is not JSON"),
             (7, "^rules is 7: give a list"),
             ("8", "^rules is 8: give a list"),
             ([7], r"^rules\[0\] is 7: give a Rule"),

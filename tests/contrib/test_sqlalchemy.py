@@ -148,7 +148,7 @@ class TestASession:
             guard(session, lease)
             session.add(Item())
             lease.release()
-            with pytest.raises(LeaseLost, match="it has been released"):
+            with pytest.raises(LeaseLost, match="it was released by its holder"):
                 session.commit()
 
 

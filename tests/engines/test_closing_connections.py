@@ -13,6 +13,8 @@ from weblock import AsyncLocks, EngineUnavailable
 from weblock._platform.turns import taken_out
 from weblock.stores.memcached import connections as of_memcached
 from weblock.stores.postgresql.blocking import BlockingLinks as PostgresqlLinks
+from weblock.stores.postgresql.settings import parse
+from weblock.stores.postgresql.silence import Silence
 from weblock.stores.redis.blocking import BlockingLink as RedisLink
 from weblock.stores.redis.blocking import BlockingLinks as RedisLinks
 
@@ -75,7 +77,8 @@ def test_a_connection_that_comes_back_while_its_pool_is_closed_is_closed() -> No
 
 def test_so_is_one_of_postgresql() -> None:
     """After a statement, which is its use."""
-    pool = PostgresqlLinks(None, room=1, patience=0.0)  # type: ignore[arg-type]
+    silence = Silence(parse("postgresql://host"))
+    pool = PostgresqlLinks(None, silence, room=1, patience=0.0)  # type: ignore[arg-type]
     link = Link()
     link.usable = lambda: True  # type: ignore[attr-defined]
     link.ask = lambda *_statement: pool._idle.clear() or []  # type: ignore[attr-defined]

@@ -193,14 +193,18 @@ def _release_asked(event: ReleaseAsked) -> Message:
 
 def _forgotten(event: Forgotten) -> Message:
     return (
-        "the lease of %s (fence %d) was forgotten, and is given back: release it, or use with",
+        (
+            "the lease of %s (fence %d) was forgotten: nothing refers to it any more, and it is released"
+            " now. Use it in a with block, or call release()"
+        ),
         _Quoted(event.key),
         event.fence,
     )
 
 
 def _timed_out(event: TimedOut) -> Message:
-    place = "" if event.place is None else f", and {event.place} callers were in front"
+    front = "1 caller was" if event.place == 1 else f"{event.place} callers were"
+    place = "" if event.place is None else f", and {front} in front"
     return (
         "lock %s was not acquired in %.3g s: it is held%s%s",
         _Quoted(event.key),
@@ -212,9 +216,10 @@ def _timed_out(event: TimedOut) -> Message:
 
 def _refused(event: Refused) -> Message:
     return (
-        "lock %s was refused: %d callers are waiting already (max_waiters)%s",
+        "lock %s was refused: %d %s waiting already (max_waiters)%s",
         _Quoted(event.key),
         event.waiters,
+        "caller is" if event.waiters == 1 else "callers are",
         _held_by(event),
     )
 

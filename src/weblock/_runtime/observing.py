@@ -201,7 +201,7 @@ class _Everywhere:
         self._catch_up()
 
     def change(self, change: Change) -> None:
-        """Change the observers, or have the thread do it that is at it.
+        """Change the observers, or let the thread that is changing them make this change, too.
 
         It never waits, for a finalizer may call it at any allocation, also of a thread that is in the
         middle of a change itself.

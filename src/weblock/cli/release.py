@@ -63,7 +63,9 @@ def release_command(
 
 def _ask(question: str) -> None:
     if not _is_terminal():
-        raise click.UsageError("there is nobody to ask: use --force")
+        raise click.UsageError(
+            "standard input is not a terminal, so this cannot ask for confirmation: use --force"
+        )
     warn(question)
     if not click.confirm("Take it away?", err=True):
         raise No("nothing was released", {"released": False})

@@ -28,7 +28,7 @@ COOKIE: Final = "weblock_status"
 def status_command(
     session: Session, *, host: str, port: int, allow_release: bool, insecure: bool
 ) -> None:
-    """Serve a page that shows the keys in use, live, to everyone who has the URL that it prints.
+    """Serves a page that shows the keys in use, live, to everyone who has the URL that it prints.
 
     Keys, holders and queues are those of the engine. Waits, losses and outages are shown by the
     page of an application, because its process is the one in which they happen.

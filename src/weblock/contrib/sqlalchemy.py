@@ -485,8 +485,10 @@ def _asked(connection: Connection, dialect: Dialect, wait: float) -> Callable[[S
                 raise FenceLocked(unqualified(statement.mark.key), wait=wait) from error
             if trouble is Trouble.NO_TABLE:
                 raise ConfigurationError(
-                    f"the database has no table {TABLE}, which guard(..., fence=True) needs: see"
-                    " weblock.contrib.sqlalchemy.fence_table"
+                    f"the database has no table {TABLE}, which guard(..., fence=True) and"
+                    ' guard="database" need: add it to your metadata with'
+                    " weblock.contrib.sqlalchemy.fence_table(metadata), and create it with"
+                    " metadata.create_all(engine), db.create_all() or a migration"
                 ) from error
             if remedy := remedy_for(trouble, dialect):
                 raise ConfigurationError(remedy) from error

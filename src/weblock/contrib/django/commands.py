@@ -37,7 +37,7 @@ class LockedCommand(BaseCommand):
     lock: str
     """The key, which may name options of the command: ``"import:{supplier}"``."""
     lock_alias: str = DEFAULT
-    """Of ``WEBLOCK``."""
+    """The alias in ``WEBLOCK`` whose engine and options are used."""
     lock_options: ClassVar[HoldOptions] = {}
     """Override those of the alias: ``{"wait": None}`` waits without limit."""
     on_busy: Literal["wait", "skip"] = "wait"

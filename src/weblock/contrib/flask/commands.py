@@ -109,7 +109,9 @@ def _asked(question: Callable[[], T]) -> T:
 
 def _ask(info: KeyInfo) -> None:
     if not sys.stdin.isatty():
-        raise click.ClickException("There is nobody to ask: use --force.")
+        raise click.ClickException(
+            "Standard input is not a terminal, so this cannot ask for confirmation: use --force."
+        )
     click.echo(operating.question(info))
     if not click.confirm("Take it away?"):
         raise click.ClickException("Nothing was released.")

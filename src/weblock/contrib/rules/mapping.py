@@ -28,7 +28,7 @@ def _of_json(text: str, name: str) -> object:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise ConfigurationError(f"{name} is no JSON: {error}") from error
+        raise ConfigurationError(f"{name} is not JSON: {error}") from error
 
 
 def _entries(rules: object, name: str) -> Iterator[tuple[str, object]]:

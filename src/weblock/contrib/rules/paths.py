@@ -323,7 +323,7 @@ def _converter(path: str, kind: str) -> Converter:
 def _check(path: str, placeholders: list[tuple[str, Converter]]) -> None:
     names = [name for name, _ in placeholders]
     if twice := {name for name in names if names.count(name) > 1}:
-        raise ConfigurationError(f"path {path!r} has {', '.join(sorted(twice))} twice")
+        raise ConfigurationError(f"path {path!r} repeats the parameter {', '.join(sorted(twice))}")
     if sum(converter is CONVERTERS["path"] for _, converter in placeholders) > 1:
         raise ConfigurationError(
             f"path {path!r} has two placeholders of kind 'path', which takes long to match; have"
