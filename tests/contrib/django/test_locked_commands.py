@@ -89,6 +89,14 @@ def test_the_key_may_stay_taken() -> None:
     assert run(Skipping()) == ("", "skipped: import:7 is busy")
 
 
+def test_a_key_that_cannot_stay_taken(tmp_path: Path) -> None:
+    """Where all ends with the process, who relies on ``at_least`` is warned."""
+    with override_settings(WEBLOCK={"default": {"URL": f"file://{tmp_path}/locks"}}):
+        done, said = run(Skipping())
+    assert done == "import:7"
+    assert "at_least cannot keep a key taken" in said
+
+
 def test_run_is_for_the_command_line() -> None:
     """It becomes another process, which no caller in code expects."""
     with pytest.raises(CommandError, match="in code, use"):

@@ -43,7 +43,10 @@ class LockedCommand(BaseCommand):
     on_busy: Literal["wait", "skip"] = "wait"
     """``"skip"`` says on standard error that the key is busy, and ends with 0."""
     at_least: Duration | None = None
-    """For how many seconds the key stays taken, also if the command ends before: see ``Locks.run``."""
+    """For how many seconds the key stays taken, also if the command ends before: see ``Locks.run``.
+
+    With ``file://`` it is free when the process ends, and the command warns of it.
+    """
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         """Run the command, and return what it returns, while it holds its key."""
@@ -56,11 +59,14 @@ class LockedCommand(BaseCommand):
             done: str | None = super(LockedCommand, self).execute(*args, **options)
             return done
 
-        hold = self.lock_options.copy()
-        try:
-            result = locks[self.lock_alias].run(
-                key, work, on_busy=self.on_busy, at_least=self.at_least, **hold
+        hold, own = self.lock_options.copy(), locks[self.lock_alias]
+        if self.at_least is not None and own.scope == "host":
+            self.stderr.write(
+                f"warning: {own.engine} frees what a process held as soon as it ends, so at_least cannot"
+                " keep a key taken there: name an engine that several machines share, such as redis://"
             )
+        try:
+            result = own.run(key, work, on_busy=self.on_busy, at_least=self.at_least, **hold)
         except WeblockError as error:
             code = _code_of(error)
             if code is None or (ran and not isinstance(error, LeaseLost)):
