@@ -83,5 +83,5 @@ async def test_what_commits_after_it_is_refused(url: str) -> None:
     async with AsyncLocks.from_url(url) as locks:
         lease = await locks.acquire("x")
         await lease.hand_over()
-        with pytest.raises(LeaseLost, match=r"comes before hand_over\(\)"):
+        with pytest.raises(LeaseLost, match=r"commit before hand_over\(\)"):
             lease.check()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.waiting import PATIENCE
 from weblock import EngineUnavailable, Locks
 from weblock._platform.turns import Empty, Turn, Turns
 from weblock._runtime.crowd import Crowd
@@ -100,6 +101,8 @@ def test_failures_to_connect_leave_the_room_as_it_was(takes_turns: bool) -> None
 
 class Refusing:
     """A connection that is always refused."""
+
+    socket_timeout = socket_connect_timeout = PATIENCE
 
     def __init__(self, _address: Address) -> None:
         pass

@@ -38,7 +38,7 @@ class Cluster:
                 despite=redis.RedisError,
             )
         eventually(self._converged, despite=redis.RedisError)
-        for node in replicas:
+        for node in self.nodes:
             node.command("CONFIG", "SET", "cluster-replica-no-failover", "no")
         if node_timeout:  # From now on, for a cluster that begins waits for as long to be up.
             for node in self.nodes:

@@ -161,6 +161,6 @@ def test_a_lease_that_the_view_ends_before_the_commit_is_explained(
     settings.DEBUG = True
     response = fetch("/items")
     assert (response.status_code, response.json()["code"]) == (503, "lease_lost")
-    assert f"comes before {end}()" in response.json()["debug"]
+    assert f"commit before {end}()" in response.json()["debug"]
     assert "in transaction.on_commit" in caplog.text
     assert Item.objects.count() == 0

@@ -84,8 +84,11 @@ class Connections:
             idle = self._idle_here()
             if len(idle) >= IDLE:
                 return
-            idle.append(client)
-            client = None
+            unused, client = (
+                client,
+                None,
+            )  # First: one that is in use again must not be closed here.
+            idle.append(unused)
             if self._closed:
                 _close_all(idle)
         finally:
