@@ -11,6 +11,7 @@ import pytest
 from django.core.handlers.asgi import ASGIHandler
 from django.core.handlers.wsgi import WSGIHandler
 from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient
 
@@ -53,7 +54,8 @@ def in_thread(serve: Callable[[], Gateway]) -> Gateway:
     try:
         return serve()
     finally:
-        connections.close_all()
+        for each in connections.all(initialized_only=True):
+            BaseDatabaseWrapper.close(each)  # SQLite's own leaves a database in memory open.
 
 
 served = pytest.mark.parametrize("served", [by_asgi, by_wsgi])
