@@ -32,6 +32,16 @@ def _keys_of(url: str, namespace: str) -> list[str]:
         return [info.key for info in locks.list()]
 
 
+def _add_layers(app: FastAPI, url: str, *, rule_is_outside: bool) -> None:
+    """Add a rule and ``install``, each with locks of its own."""
+    if rule_is_outside:
+        install(app, url, namespace="shop")
+    rules = AsyncLocks.from_url(url, namespace="rules")
+    app.add_middleware(asgi.LockMiddleware, locks=rules, rules=[RULES["asgi"]])
+    if not rule_is_outside:
+        install(app, url, namespace="shop")
+
+
 @pytest.mark.parametrize("rule_is_outside", [True, False])
 async def test_a_request_never_waits_for_the_key_of_its_own_rule(
     url: str, rule_is_outside: bool
@@ -61,12 +71,7 @@ async def test_an_endpoint_locks_by_the_locks_of_its_application(url: str) -> No
     async def order() -> dict[str, list[str]]:
         return {namespace: _keys_of(url, namespace) for namespace in ("shop", "rules")}
 
-    app.add_middleware(
-        asgi.LockMiddleware,
-        locks=AsyncLocks.from_url(url, namespace="rules"),
-        rules=[RULES["asgi"]],
-    )
-    install(app, url, namespace="shop")
+    _add_layers(app, url, rule_is_outside=False)
     async with client_of(app) as client:
         answer = await client.post("/orders")
     assert answer.json() == {"shop": ["stock"], "rules": ["x"]}
@@ -147,12 +152,7 @@ async def test_an_endpoint_that_acquires_by_itself_does_so_by_its_application(
         await asgi.request_locks(request.scope).acquire("stock")
         return _keys_of(url, "shop")
 
-    if rule_is_outside:
-        install(app, url, namespace="shop")
-    rules = AsyncLocks.from_url(url, namespace="rules")
-    app.add_middleware(asgi.LockMiddleware, locks=rules, rules=[RULES["asgi"]])
-    if not rule_is_outside:
-        install(app, url, namespace="shop")
+    _add_layers(app, url, rule_is_outside=rule_is_outside)
     async with client_of(app) as client:
         assert (await client.post(path)).json() == ["stock"]
     assert _keys_of(url, "shop") == []
@@ -253,12 +253,7 @@ async def test_background_tasks_follow_the_response_behind_a_rule(
     async def order(background: BackgroundTasks) -> None:
         background.add_task(goes_on.wait)
 
-    if rule_is_outside:
-        install(app, url, namespace="shop")
-    rules = AsyncLocks.from_url(url, namespace="rules")
-    app.add_middleware(asgi.LockMiddleware, locks=rules, rules=[RULES["asgi"]])
-    if not rule_is_outside:
-        install(app, url, namespace="shop")
+    _add_layers(app, url, rule_is_outside=rule_is_outside)
     exchange = Exchange(path="/orders")
     served = exchange.served_by(app)
     await aio.eventually(lambda: exchange.complete)

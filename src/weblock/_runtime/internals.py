@@ -5,15 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from .._platform.loops import running
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
-
-
-running_loop: Final = getattr(asyncio, "_get_running_loop", _running_loop)
+running_loop: Final = getattr(asyncio, "_get_running_loop", running)
 """Returns the event loop that runs in this thread, or ``None``.
 
 Outside a loop the public function raises, which takes several times as long, and the blocking face asks often.

@@ -32,6 +32,7 @@ from ..keys import CheckedKey
 
 L = TypeVar("L", bound=BaseLease)
 T = TypeVar("T")
+B = TypeVar("B", bound="RequestLeases[Any]")
 
 BeforeWaiting = Callable[[], Awaitable[object]]
 
@@ -224,6 +225,15 @@ class RequestLeases(Generic[L]):
             "this request has ended: what outlives it holds its locks by itself, with hold() of the"
             " locks themselves"
         )
+
+
+def going_on(found: object, kind: type[B]) -> B | None:
+    """Return the innermost book that has not ended, beginning with what a request was found to have.
+
+    Return ``None`` if all have ended, or that is no book of the kind.
+    """
+    innermost = found.unended() if isinstance(found, kind) else None
+    return innermost if innermost and not innermost.over else None
 
 
 def current_book() -> RequestLeases[Any] | None:

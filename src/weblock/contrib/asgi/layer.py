@@ -21,7 +21,7 @@ from ...aio import AsyncLocks
 from ...errors import LeaseLost
 from ...sync import Locks
 from ..problems import problem_of
-from ..request import ClientGone, to_its_end
+from ..request import ClientGone, going_on, to_its_end
 from .answers import answer_of, close_with
 from .inbox import Inbox
 from .outbox import Outbox
@@ -80,7 +80,7 @@ class RequestLayer:
         """Let ``app`` serve one request or websocket, and release what it has acquired."""
         outer = scope.get(SCOPE_KEY)
         if outer is not None:
-            outer = _going_on(outer)
+            outer = going_on(outer, AsyncRequestLocks)
             if outer and outer.locks is self.locks:
                 scope[SCOPE_KEY] = outer
                 await app(scope, receive, send)  # A layer farther out, on the same locks, releases.
@@ -126,12 +126,6 @@ class RequestLayer:
 
     async def _rest(self) -> None:
         await beside_loop(self.locks._rest)  # noqa: SLF001 - for the owner of the locks
-
-
-def _going_on(found: object) -> AsyncRequestLocks | None:
-    """Return the locks of the innermost layer around this one, unless all have ended."""
-    innermost = found.unended() if isinstance(found, AsyncRequestLocks) else None
-    return innermost if innermost and not innermost.over else None
 
 
 class _Exchange:

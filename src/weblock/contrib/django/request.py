@@ -25,7 +25,7 @@ from ...errors import AlreadyHeld, LeaseLost, WeblockError
 from ...keys import CheckedKey, in_order
 from ...sync import Locks
 from ..asgi.request import SCOPE_KEY
-from ..request import BeforeWaiting, RequestLeases, limit_of, to_its_end
+from ..request import BeforeWaiting, RequestLeases, going_on, limit_of, to_its_end
 from ..wsgi.request import ENVIRON_KEY
 from .answers import answer
 from .commits import checked_at_commit, give_back_connections, prepare_connections
@@ -45,7 +45,7 @@ class ViewLeases(RequestLeases[BaseLease]):
         else:
             found = request.META.get(ENVIRON_KEY)
         # A layer around Django, such as the LockMiddleware of ASGI or WSGI, may hold something for it.
-        around: Any = found if isinstance(found, RequestLeases) and not found.over else None
+        around: Any = going_on(found, RequestLeases) if found else None
         super().__init__(str(request.method), request.path, around)
         self.request = request
         self._refused: tuple[ViewLock, ref[WeblockError]] | None = None

@@ -17,6 +17,7 @@ from ..._runtime.blocking import drive
 from ..._runtime.clock import part_of
 from ...errors import LeaseLost
 from ...sync import Locks
+from ..request import going_on
 from .outbox import Outbox
 from .problems import answer_of
 from .request import ENVIRON_KEY, RequestLocks
@@ -69,12 +70,11 @@ class RequestLayer:
         """Let ``app`` serve one request, and release what it has acquired."""
         outer = environ.get(ENVIRON_KEY)
         if outer is not None:
-            outer = _going_on(outer)
+            outer = going_on(outer, RequestLocks)
             if outer and outer.locks is self._locks:
                 environ[ENVIRON_KEY] = outer
-                return app(
-                    environ, start_response
-                )  # A layer farther out, on the same locks, releases.
+                # A layer farther out, on the same locks, releases.
+                return app(environ, start_response)
         request = environ[ENVIRON_KEY] = RequestLocks(self._locks, environ, outer)
         request.of_rules = self._of_rules
         outbox = Outbox(start_response, request)
@@ -100,12 +100,6 @@ class RequestLayer:
             logger.error(SENT_TOO_EARLY, loss)
             return None
         return self._answer(loss) if outbox.promises else None
-
-
-def _going_on(found: object) -> RequestLocks | None:
-    """Return the locks of the innermost layer around this one, unless all have ended."""
-    innermost = found.unended() if isinstance(found, RequestLocks) else None
-    return innermost if innermost and not innermost.over else None
 
 
 class Work:
