@@ -15,6 +15,7 @@ from ._core.moving import hand_over, take_over
 from ._core.ports import SCOPES, Engine, Runtime
 from ._core.table import SHARED, Asked, Released
 from ._core.tokens import leases_in, token_of
+from ._engines import User, registering, use, use_url
 from ._options import (
     SHORTEST_TTL,
     Duration,
@@ -28,7 +29,6 @@ from ._options import (
 from ._platform.greenlets import renewed_by_greenlet
 from ._platform.logs import logger
 from ._runtime.clock import control
-from ._runtime.keeper import join, leave
 from ._runtime.observing import LOGGER, ROOT, Audience, Observer, as_observer
 from .errors import ConfigurationError, EngineUnavailable, LeaseLost
 from .events import Event, FailedOpen, Forced, NotRenewed
@@ -82,9 +82,8 @@ class Face:
             self._observers.tell(NotRenewed(engine=engine.name, cause=cause))
         self._use(engine, runtime)
         self._closed = False
-        self._reopen: Callable[[], Engine] | None = None
+        self._reopen: Callable[[], User] | None = None
         self._rests = False
-        self._opening = threading.Lock()
 
     @classmethod
     def _refuse_what_is_no_engine(cls, engine: object) -> None:
@@ -118,12 +117,12 @@ class Face:
         Raises:
             ConfigurationError: The URL or an option cannot work.
         """
-        open_engine = partial(_opened, urls.DEFAULT if url is None else url)
-        engine = open_engine()
+        open_engine = partial(use_url, urls.DEFAULT if url is None else url)
+        opening = open_engine()
         try:
-            locks = cls(engine, **options)
+            locks = cls(opening.engine, **options)
         finally:
-            _leave(engine)
+            opening.leave()
         locks._reopen = open_engine
         return locks
 
@@ -178,21 +177,22 @@ class Face:
         self._engine = engine
         self._place = engine, self._options.prefix
         """Where the keys are: the keys of two ``Locks`` in one place are the same keys."""
-        shared = join(engine)
+        user = use(engine)
         try:
-            store = shared.store_for(runtime)
+            store = user.store_for(runtime)
         except BaseException:
-            _leave(engine)
+            user.leave()
             raise
         self._locker = Locker(
             store=store,
             runtime=runtime,
-            keeper=shared.keeper,
+            keeper=user.keeper,
             switchboard=engine.switchboard,
             engine=engine.name,
             observers=self._observers,
             lease_table=getattr(engine, "lease_table", None),
         )
+        self._user = user
 
     def observe(self, observer: Callable[[Event], object] | Observer) -> Callable[[], None]:
         """Add an observer to those of ``observers=``, and return a function that removes it.
@@ -428,20 +428,20 @@ class Face:
         return taken
 
     def _ensure_open(self) -> None:
+        if self._rests and not self._closed:
+            with registering():
+                self._open_again()
         if self._closed:
             raise ConfigurationError(f"{self!r} is closed")
-        if self._rests:
-            with self._opening:
-                self._open_again()
 
     def _open_again(self) -> None:
-        # Looked at again, since another thread may have done it meanwhile.
-        if self._rests and self._reopen:
-            engine = self._reopen()
+        # Looked at again, since another thread may have done it meanwhile, or closed these locks.
+        if self._rests and self._reopen and not self._closed:
+            opening = self._reopen()
             try:
-                self._use(engine, self._locker.runtime)
+                self._use(opening.engine, self._locker.runtime)
             finally:
-                _leave(engine)
+                opening.leave()
             self._rests = False
 
     def _rest(self) -> None:
@@ -450,46 +450,23 @@ class Face:
         An application may shut down and start again in one process, as test suites do. The locks
         that were made for it must work each time; only their user closes them for good.
         """
-        with self._opening:
-            if not (self._closed or self._rests):
-                self._rests = True
-                self._leave()
+        with registering():
+            self._rests = True
+            locker, user = self._locker, self._user
+        _end(locker, user)
 
     def _close(self) -> None:
-        with self._opening:
-            if not (self._closed or self._rests):
-                self._leave()
+        with registering():
             self._closed = True
+            locker, user = self._locker, self._user
+        _end(locker, user)
         self._observers.flush()
 
-    def _leave(self) -> None:
-        self._locker.close()
-        _leave(self._engine)
 
-
-def _opened(url: str | Sequence[str]) -> Engine:
-    """Return the engine of a URL with one more user, who leaves it: nobody closes it before that."""
-    with urls.registering():
-        while True:
-            engine = urls.engine_for(url)
-            join(engine)
-            if urls.engine_for(url) is engine:
-                return engine
-            leave(engine)  # The collector has closed its last locks, in this thread.
-
-
-def _leave(engine: Engine) -> None:
-    """Close an engine whose last user goes.
-
-    Its URL is forgotten in the same step: a caller that asks for it while debts are paid gets a new one.
-    """
-    with urls.registering():
-        ended = leave(engine)
-        if ended:
-            urls.forget(engine)
-    if ended:
-        ended.close()
-        engine.close()
+def _end(locker: Locker, user: User) -> None:
+    """End the waits of a face, and leave its engine. Not inside of the mutex: it may take a while."""
+    locker.close()
+    user.leave()
 
 
 _limits: Final[dict[tuple[str, str], int]] = {}

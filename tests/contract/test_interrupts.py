@@ -15,7 +15,7 @@ import pytest
 from tests.support.interrupts import Interrupter
 from tests.support.waiting import PATIENCE, eventually
 from weblock import Locks
-from weblock.stores.url import _open as open_another
+from weblock.stores.url import open_engine as open_another
 
 FDS = Path("/dev/fd")
 

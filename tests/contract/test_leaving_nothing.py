@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.waiting import PATIENCE, eventually
 from weblock import AsyncLocks, ConfigurationError, EngineUnavailable, LeaseLost, LockTimeout
+from weblock._engines import _registry
 from weblock._runtime.keeper import KeeperThread
-from weblock.stores.url import _engines
 
 LONG = 10 * PATIENCE
 """The ttl of leases that are not to end by themselves while somebody waits for their key."""
@@ -162,7 +162,7 @@ def test_options_that_cannot_work_open_nothing(face, url, wrong) -> None:
     files = _files()
     with pytest.raises((ConfigurationError, TypeError)):
         face.open(url, **wrong)
-    assert url not in _engines.by_url
+    assert url not in _registry.by_url
     eventually(lambda: _files() <= files)
 
 
@@ -241,6 +241,26 @@ def test_closing_gives_back_what_a_request_gets_meanwhile(face, url, one, monkey
     monkeypatch.setattr(closed._locker.store, request, answer_late)
     with pytest.raises(EngineUnavailable, match="closed"):
         one.do(getattr(closed, how), wanted, ttl=LONG)
+    again = face.open(url)
+    one.do(one.do(again.acquire, "key", wait=PATIENCE).release)
+    face.shut(again)
+
+
+@pytest.mark.promise("locks")
+def test_closing_gives_back_what_is_being_released(face, url, one, monkeypatch) -> None:
+    """Who releases a lease while the locks are closed has released it; the key is free."""
+    closed = face.open(url)
+    lease = one.do(closed.acquire, "key", ttl=LONG)
+    give_back = closed._locker.give_back
+
+    async def give_back_late(*args):
+        closing = threading.Thread(target=closed._close)
+        closing.start()
+        closing.join(PATIENCE)
+        return await give_back(*args)
+
+    monkeypatch.setattr(closed._locker, "give_back", give_back_late)
+    one.do(lease.release)
     again = face.open(url)
     one.do(one.do(again.acquire, "key", wait=PATIENCE).release)
     face.shut(again)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.renewals import renewed
 from tests.support.waiting import PATIENCE, eventually
+from weblock import EngineUnavailable
 
 TTL = 60.0
 """Seconds, longer than any machine lets a thread wait."""
@@ -113,24 +114,29 @@ def test_a_logging_handler_that_raises_costs_no_lease(locks, one) -> None:
         logging.getLogger("weblock").removeHandler(handler)
 
 
-def test_a_thread_that_could_not_be_started_is_tried_again(face, url, monkeypatch, caplog) -> None:
-    """Where the machine is out of threads for a moment, only who needed one then goes without."""
-    start, refused = threading.Thread.start, []
+def test_a_lease_that_no_thread_would_renew_is_not_granted(face, url, monkeypatch, caplog) -> None:
+    """Where the machine is out of threads for a moment, who needs one then is refused, and no other."""
+    start, given = threading.Thread.start, 0
 
-    def refuse_once(thread: threading.Thread) -> None:
-        if thread.name == "weblock-keeper" and not refused:
-            refused.append(thread)
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "weblock-keeper" and not given:
             raise RuntimeError("can't start new thread")
         start(thread)
 
     locks, one = face.open(url), face.actor()
-    monkeypatch.setattr(threading.Thread, "start", refuse_once)
-    first = one.do(locks.acquire, "first", ttl=TTL)
-    second = one.do(locks.acquire, "second", ttl=TTL)
-    renewed(locks, first)
-    renewed(locks, second)
-    assert refused
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    for _ in range(2):
+        with pytest.raises(EngineUnavailable, match="no thread can be started"):
+            one.do(locks.acquire, "key", ttl=TTL)
     assert any("could not be started" in record.message for record in caplog.records)
-    one.do(first.release)
-    one.do(second.release)
+    brief = one.do(locks.acquire, "key", ttl=TTL, renew=False)
+    token = one.do(brief.hand_over)
+    with pytest.raises(EngineUnavailable, match="no thread can be started"):
+        one.do(locks.take_over, token)
+    given = 1
+    lease = one.do(locks.take_over, token)
+    renewed(locks, lease)
+    one.do(lease.release)
+    renewed(locks, lease := one.do(locks.acquire, "key", ttl=TTL))
+    one.do(lease.release)
     face.shut(locks)

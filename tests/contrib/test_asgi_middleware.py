@@ -20,10 +20,10 @@ from tests.servers.ports import free_port
 from tests.support.aio import PATIENCE, eventually, until_waited_for
 from tests.support.events import Heard
 from weblock import AsyncLocks, ConfigurationError, LockTimeout
+from weblock._engines import engine_for
 from weblock.contrib.asgi import LockMiddleware, Rule, RuleSet, request_locks
 from weblock.contrib.fastapi import install, lock
 from weblock.events import FailedOpen
-from weblock.stores.url import engine_for
 
 from .naive_middleware import BaseHTTPLock, PlainLock, WatchingLock
 from .wire import Exchange

@@ -27,8 +27,8 @@ from weblock import (
     LockTimeout,
 )
 from weblock._core.holding import Holding
+from weblock._engines import engine_for
 from weblock.contrib.fastapi import install, lock
-from weblock.stores.url import engine_for
 
 from .losing import lose
 from .shop import CommitFailed

@@ -5,8 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from weblock._engines import engine_for, forget
 from weblock.stores.redis.settings import SCHEMES
-from weblock.stores.url import ENGINES, engine_for, forget
+from weblock.stores.url import ENGINES
 
 CODES = {
     "weblock.Locks.from_url('memory://')": {"memory"},

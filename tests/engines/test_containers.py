@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from weblock import Locks
+from weblock import Locks, _engines
 from weblock.stores import file as file_engine
-from weblock.stores import url as urls
 from weblock.stores.file import machines
 
 MOUNTINFO = """\
@@ -104,7 +103,7 @@ def test_the_default_directory_is_warned_of_and_the_remedy_is_its_url(
     """Each container has a ``/tmp`` of its own, even where that is on a volume."""
     monkeypatch.setattr(file_engine, "default_directory", lambda: f"{tmp_path}/default")
     monkeypatch.setattr(machines, "is_on_volume", lambda path: True)
-    monkeypatch.setattr(urls, "_engines", urls._OpenEngines())  # The default may be in use.
+    monkeypatch.setattr(_engines, "_registry", _engines._Registry())  # The default may be in use.
     Locks.from_url("file://?allow_container=true").close()
     assert not warnings_in(caplog)
     Locks.from_url().close()

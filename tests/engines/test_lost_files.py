@@ -15,7 +15,7 @@ import pytest
 from tests.support.renewals import renew_often
 from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import AsyncLocks, EngineUnavailable, LeaseLost, Locks, LockTimeout
-from weblock.stores import url as urls
+from weblock._engines import engine_for
 from weblock.stores.file import FileEngine
 
 from .keys import record_of
@@ -161,7 +161,7 @@ def test_a_cleaner_that_removes_sockets_or_marker_only_makes_it_slower(
 
 def engine_of(url: str) -> FileEngine:
     """The engine behind the locks of this process."""
-    engine = urls.engine_for(url)
+    engine = engine_for(url)
     assert isinstance(engine, FileEngine)
     return engine
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -14,11 +15,11 @@ import pytest
 from redis.exceptions import ConnectionError  # noqa: A004 - redis-py's
 
 from tests.support.interrupts import Interrupter
-from tests.support.waiting import PATIENCE
-from weblock import EngineUnavailable, Locks
+from tests.support.waiting import PATIENCE, eventually
+from weblock import ConfigurationError, EngineUnavailable, Locks
+from weblock._engines import _registry, registering
 from weblock.stores.file import FileEngine
 from weblock.stores.redis.asking import Lookup
-from weblock.stores.url import _engines
 from weblock.stores.zookeeper import open_engine as open_zookeeper
 
 LONG = 3600.0
@@ -167,9 +168,78 @@ def test_locks_that_are_collected_while_others_on_their_engine_open(tmp_path: Pa
         last.close()
         with new[0] as locks:
             locks.acquire("key").release()
-        assert locks._engine not in _engines.by_url.values()
+        assert locks._engine not in _registry.by_url.values()
         return interrupter
 
     for number in range(1, opened(None).lines + 1):
         opened(number)
     assert number > TRIED
+
+
+def test_closing_that_is_interrupted_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At any line before the engine itself closes: a second call closes it, and the next locks are new."""
+    url = f"file://{tmp_path / 'locks'}"
+    lines = 0
+
+    def closed(at: int | None) -> None:
+        locks = Locks.from_url(url)
+        engine = locks._engine
+        locks.acquire("key").release()
+        interrupter = Interrupter(at)
+        ended: list[int] = []
+
+        def end(close: Callable[[], None] = engine.close) -> None:
+            ended.append(interrupter.lines)
+            interrupter.at = None
+            close()
+
+        monkeypatch.setattr(engine, "close", end)
+        interrupter.run(locks.close)
+        locks.close()
+        assert ended
+        assert engine not in {*_registry.by_url.values(), *_registry.in_use}
+        nonlocal lines
+        lines = lines or ended[0]
+
+    closed(None)
+    assert lines > TRIED
+    for number in range(1, lines + 1):
+        closed(number)
+
+
+def test_locks_that_are_collected_where_engines_are_opened_wait_for_nobody(tmp_path: Path) -> None:
+    """Another thread may be opening these locks again at that time: neither waits for the other."""
+    locks = Locks.from_url(f"file://{tmp_path / 'locks'}")
+    locks._rest()
+    inside, collects = threading.Event(), threading.Event()
+
+    def collect() -> None:
+        with registering():
+            inside.set()
+            collects.wait(PATIENCE)
+            locks.close()
+
+    def use() -> None:
+        with suppress(ConfigurationError):  # It comes after the end.
+            locks.acquire("key")
+
+    collector = threading.Thread(target=collect, daemon=True)
+    collector.start()
+    assert inside.wait(PATIENCE)
+    user = threading.Thread(target=use, daemon=True)
+    user.start()
+    eventually(lambda: is_in(user, "_ensure_open"))
+    collects.set()
+    for thread in (collector, user):
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+def is_in(thread: threading.Thread, function: str) -> bool:
+    """Whether the thread runs a function of that name, or what it calls."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame and frame.f_code.co_name != function:
+        frame = frame.f_back
+    return frame is not None

@@ -22,8 +22,8 @@ from tests.support.renewals import renewed
 from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import AsyncLocks, LeaseLost, Locks
 from weblock._core.ports import Grasp, Message
+from weblock._engines import engine_for
 from weblock._runtime.clock import now
-from weblock.stores import url as urls
 from weblock.stores.file import FileEngine
 
 from .processes import Child
@@ -73,7 +73,7 @@ def test_a_datagram_that_no_weblock_sends_is_dropped(
     url: str, folder: Path, locks: Locks, garbage: bytes
 ) -> None:
     """The bell's thread goes on, and passes the next grant on to its waiter."""
-    engine = urls.engine_for(url)
+    engine = engine_for(url)
     assert isinstance(engine, FileEngine)
     assert engine.home
     engine.home.processes.watch(OWNER, [engine.process])  # It starts the thread.

@@ -120,6 +120,14 @@ class Locker:
         """Return what a caller gets who comes to wait, or to hold, when this is over."""
         return EngineUnavailable(self.engine, "it was closed")
 
+    def refuse_unless_kept(self, terms: Terms) -> None:
+        """Raise ``EngineUnavailable`` if nobody would renew a lease: it could end within its section."""
+        if self.over:
+            raise self.closed()
+        if terms.renew:
+            reason = "no thread can be started to renew the lease"
+            raise EngineUnavailable(self.engine, reason)
+
     def close(self) -> None:
         """End the waits of its callers. Those of others on the same engine go on."""
         self._closed = True  # First: a caller that begins to wait now looks at it afterwards.
@@ -278,11 +286,12 @@ class Locker:
 
         One that is lost stays lost.
         """
-        self.keeper.drop_holding(holding)
-        if holding.status is Status.HELD and holding.let_go(self.runtime.now()):
+        ours = holding.status is Status.HELD
+        if ours:  # First: a keeper that is closed meanwhile gives back all that has a stake.
             self.keeper.stakes.pop(holding.owner, None)
-            if self.observers.wants_leases:
-                holding.tell_release()
+        self.keeper.drop_holding(holding)
+        if ours and holding.let_go(self.runtime.now()) and self.observers.wants_leases:
+            holding.tell_release()
 
     async def give_back(self, key: str, owner: str, ttl: float, void: float) -> Answer | None:
         """Release whatever ``owner`` has; what cannot be released now becomes a debt."""
@@ -319,7 +328,8 @@ class Locker:
             return False
         answer = await self.give_back(holding.key, holding.owner, holding.terms.ttl, holding.void)
         # A lease whose release took long may have ended meanwhile: it was valid until it was let go of.
-        if ours and isinstance(answer, Gone) and self.runtime.now() < holding.deadline:
+        in_time = self.runtime.now() < holding.deadline and not self.keeper.over
+        if ours and isinstance(answer, Gone) and in_time:
             holding.refute_release()
             return False
         if ours and self.observers.wants_leases:
@@ -395,7 +405,8 @@ class Acquisition:
     async def run(self, hands: Hands[Holding]) -> Holding:
         keeper = self._locker.keeper
         try:
-            keeper.stake(hands, self.key, self.owner, self._terms.ttl)
+            if not keeper.stake(hands, self.key, self.owner, self._terms.ttl):
+                self._locker.refuse_unless_kept(self._terms)
             self._locker.switchboard.bells[self.owner] = self._bell
             return await self._until_held()
         except (LockTimeout, EngineRecovering, AlreadyHeld) as failure:

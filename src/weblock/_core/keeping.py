@@ -99,11 +99,6 @@ class Stake(ref[Hands[Holding]]):
     owner: str
     ttl: float
 
-    @property
-    def granted(self) -> bool:
-        """Whether its caller has got the lease, and so releases it."""
-        return any(each.owner == self.owner for each in tuple(self() or ()))
-
 
 class Keeper:
     """Keeps the leases and places of one engine in one process.
@@ -181,13 +176,17 @@ class Keeper:
         """Return the leases of a key that this process has, where others may have it, too."""
         return tuple(self.together.get(key, {}).values())
 
-    def stake(self, hands: Hands[Any], key: str, owner: str, ttl: float) -> None:
-        """Give back whatever ``owner`` has as soon as no code refers to ``hands`` any more."""
+    def stake(self, hands: Hands[Any], key: str, owner: str, ttl: float) -> bool:
+        """Give back whatever ``owner`` has as soon as no code refers to ``hands`` any more.
+
+        Return whether something runs that would do so, and would renew what it gets.
+        """
         stake = Stake(hands, self._ring)
         stake.key, stake.owner, stake.ttl = key, owner, ttl
         self.stakes[owner] = stake
         if not self._running:
             self._attend(float("inf"))
+        return self._running
 
     def owe(self, debt: Debt) -> None:
         """Give back in the background what its caller cannot wait to give back."""
@@ -209,9 +208,7 @@ class Keeper:
             self.drop_holding(each) if isinstance(each, Holding) else self.drop(each)
             self.owe(Debt(each.key, each.owner, each.close(), now=now, until=now))
         for stake in tuple(self.stakes.values()):
-            if stake.granted:
-                continue
-            # Its request is under way: nobody could give back what it gets later.
+            # Its request is under way, or its release: nobody pays what these owe later.
             void = 2 * stake.ttl + LATEST
             self.owe(Debt(stake.key, stake.owner, void, now=now, until=now))
         self._ends = True

@@ -87,9 +87,11 @@ async def _take(locker: Locker, lease: OnItsWay, terms: Terms, hands: Hands[Hold
     key, owner = lease.key, locker.runtime.new_owner()
     terms = replace(terms, limit=lease.limit)
     claim = Claim(owner, locker.store.process, terms.first_ttl, terms.label, lease.limit)
-    locker.keeper.stake(hands, key, owner, terms.ttl)
+    is_kept = locker.keeper.stake(hands, key, owner, terms.ttl)
     try:
         _refuse_if_over(locker)
+        if not is_kept:
+            locker.refuse_unless_kept(terms)
         reply, sent = await _transfer(locker, key, lease.owner, claim, lease.fence)
         _refuse_if_over(locker)
         deadline = _deadline(reply, sent, lease, claim, terms)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from .._engines import engine_for
 from ..errors import ConfigurationError
-from ..stores.url import engine_for
 from .app import Session, command, pass_session
 
 

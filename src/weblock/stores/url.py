@@ -5,14 +5,11 @@ from __future__ import annotations
 import importlib
 import os
 import re
-import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Final
 
 from .._core.ports import Engine
-from .._platform.forks import heed_forks
 from ..errors import ConfigurationError
 from .options import unknown
 
@@ -44,53 +41,16 @@ DRIVERS: Final = {"redis": "redis"}
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
-class _OpenEngines:
-    """The engines of this process, by URL."""
+def open_engine(url: str | Sequence[str]) -> Engine:
+    """Return a new engine for ``url``; for several URLs, a quorum.
 
-    def __init__(self) -> None:
-        self.guard = threading.RLock()
-        """The collector may end a generator that has locks open, in the thread that is inside."""
-        self.by_url: dict[str, Engine] = {}
-
-    def after_fork(self) -> None:
-        self.guard = threading.RLock()
-
-
-_engines = _OpenEngines()
-heed_forks(_engines)
-
-
-def registering() -> AbstractContextManager[object]:
-    """Keep other threads from opening or forgetting an engine, for a step that does more than that."""
-    return _engines.guard
-
-
-def engine_for(url: str | Sequence[str]) -> Engine:
-    """Return the engine that ``url`` names, the same one for all callers in this process.
-
-    Several URLs name a quorum. Raises ``ConfigurationError`` for a URL that no engine accepts.
+    Raises ``ConfigurationError`` for a URL that no engine accepts.
     """
-    _refuse_what_is_no_url(url)
-    name = "\n".join(map(str, url)) if isinstance(url, list | tuple) else str(url)
-    with _engines.guard:
-        engine = _engines.by_url.get(name)
-        if engine is None:
-            engine = _engines.by_url[name] = _open(url)
-        return engine
-
-
-def _open(url: str | Sequence[str]) -> Engine:
     engine: Engine
     if isinstance(url, list | tuple):
         engine = _module("quorum").open_quorum(url)
-        return engine
-    module = _engine_module(_scheme_of(url))
-    # A process with two engines in one directory could not see that it waits for itself.
-    for each in tuple(_engines.by_url.values()):
-        serves = getattr(each, "serves", None)
-        if serves and serves(url):
-            return each
-    engine = module.open_engine(url)
+    else:
+        engine = _engine_module(_scheme_of(url)).open_engine(url)
     return engine
 
 
@@ -110,14 +70,7 @@ def engine_of(client: object, **options: object) -> Engine:
     return engine
 
 
-def forget(engine: Engine) -> None:
-    """Make the next caller that asks for the engine's URL get a new one."""
-    with _engines.guard:
-        for url in [url for url, each in tuple(_engines.by_url.items()) if each is engine]:
-            _engines.by_url.pop(url, None)
-
-
-def _refuse_what_is_no_url(url: object) -> None:
+def refuse_what_is_no_url(url: object) -> None:
     """Raise ``ConfigurationError`` for a ready engine, client or path, with the remedy."""
     if isinstance(url, str | bytes | list | tuple):
         return

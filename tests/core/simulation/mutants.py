@@ -427,7 +427,7 @@ MUTANTS: Final = (
         "releasing what the engine had lost is not told",
         Locker,
         "_release",
-        "if ours and isinstance(answer, Gone) and self.runtime.now() < holding.deadline:",
+        "if ours and isinstance(answer, Gone) and in_time:",
         "if False:",
         ("P11",),
         seed=226,

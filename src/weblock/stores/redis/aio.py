@@ -385,7 +385,6 @@ class AsyncioLinks:
         for links in self._loops.all():
             links.abandon()
         self._loops.abandon()
-        self._closed = False
 
 
 def _closed() -> Unfit:

@@ -322,8 +322,7 @@ class BlockingLinks:
         self._room = Turns(self._size)
         self._connecting = Connecting()
         self._thread = None
-        self.close()
-        self._closed = False
+        self._close_idle()
 
     def _are_of_another_thread(self) -> bool:
         return self._thread is not None and self._thread is not real_thread_here()

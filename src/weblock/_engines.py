@@ -1,0 +1,169 @@
+"""The engines that are open in this process, and who uses them: the last user closes its engine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Final
+
+from ._core.keeping import Keeper
+from ._core.ports import Engine, Runtime, Store
+from ._platform.forks import heed_forks
+from ._runtime.keeper import KeeperThread
+from .stores import url as urls
+
+
+class _Registry:
+    """What is open here. One mutex for all of it, and for all who open and leave.
+
+    The collector may end a generator that has locks open, in the thread that is inside: so the mutex
+    is one that its thread can acquire again, and each step looks at what such an end may have changed.
+    With a second mutex, two threads could wait for one another: each has one, and collects what
+    wants the other. Nobody waits for a server or a thread with it.
+    """
+
+    def __init__(self) -> None:
+        self.guard = threading.RLock()
+        self.by_url: dict[str, Engine] = {}
+        self.in_use: dict[Engine, _InUse] = {}
+
+    def after_fork(self) -> None:
+        self.guard = threading.RLock()
+        for each in self.in_use.values():
+            each.thread.after_fork()
+
+
+_registry: Final = _Registry()
+heed_forks(_registry)
+
+
+class _InUse:
+    """An engine, and what all its users share: the keeper's thread, and connections.
+
+    Each engine has a keeper of its own, so that one that does not answer delays no other's renewals.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.thread = KeeperThread(engine)
+        self.users: set[User] = set()
+        self.over = False
+        """Whether its last user has left."""
+        self._stores: dict[type[Runtime], Store] = {}
+
+    def store_for(self, runtime: Runtime) -> Store:
+        """Return the store of a world, the same one for all users, so that they share connections.
+
+        Else each user would leave some open until the last one is gone. The keeper has a store of
+        its own: renewals do not wait until a caller's request is over.
+        """
+        world = type(runtime)
+        known = self._stores.get(world)
+        # Of two that are made at the same time, all use the first. The other has nothing open.
+        return known or self._stores.setdefault(world, self.engine.connect(runtime))
+
+    def forget(self) -> None:
+        """Make the next caller that wants the engine, or its URL, open it anew."""
+        self.over = True
+        forget(self.engine)
+        if _registry.in_use.get(self.engine) is self:
+            del _registry.in_use[self.engine]
+
+    def close(self) -> None:
+        self.thread.close()
+        if self.engine not in _registry.in_use:  # A caller that was given it may use it again.
+            self.engine.close()
+
+
+class User:
+    """One of those who use an engine: it stays open until they leave."""
+
+    def __init__(self, in_use: _InUse) -> None:
+        self._in_use = in_use
+        self._left = False
+        self.engine = in_use.engine
+
+    @property
+    def keeper(self) -> Keeper:
+        return self._in_use.thread.keeper
+
+    def store_for(self, runtime: Runtime) -> Store:
+        return self._in_use.store_for(runtime)
+
+    def leave(self) -> None:
+        """Close the engine if nobody else uses it. Whoever is interrupted here may call it again.
+
+        Its URL is forgotten first: a caller that asks for it while debts are paid gets a new one.
+        """
+        if self._left:
+            return
+        in_use = self._in_use
+        with _registry.guard:
+            in_use.users.discard(self)
+            is_last = not in_use.users
+            if is_last:
+                in_use.forget()
+        if is_last:
+            in_use.close()
+        self._left = True
+
+
+def use(engine: Engine) -> User:
+    """Return a new user of a ready engine."""
+    with _registry.guard:
+        while True:
+            in_use = _registry.in_use.get(engine)
+            if in_use is None:
+                in_use = _registry.in_use.setdefault(engine, _InUse(engine))
+            user = User(in_use)
+            in_use.users.add(user)
+            if not in_use.over:  # Else the collector has had its last user leave, in this thread.
+                return user
+
+
+def use_url(url: str | Sequence[str]) -> User:
+    """Return a new user of the engine that ``url`` names.
+
+    Raises ``ConfigurationError`` for a URL that no engine accepts.
+    """
+    while True:
+        with _registry.guard:
+            user = use(engine_for(url))
+            if engine_for(url) is user.engine:
+                return user
+        user.leave()  # The collector has closed the engine's last locks, in this thread.
+
+
+def engine_for(url: str | Sequence[str]) -> Engine:
+    """Return the engine that ``url`` names, the same one for all callers in this process.
+
+    Several URLs name a quorum. Raises ``ConfigurationError`` for a URL that no engine accepts.
+    """
+    urls.refuse_what_is_no_url(url)
+    name = "\n".join(map(str, url)) if isinstance(url, list | tuple) else str(url)
+    with _registry.guard:
+        by_url = _registry.by_url
+        return by_url.get(name) or by_url.setdefault(name, _open(url))
+
+
+def _open(url: str | Sequence[str]) -> Engine:
+    # A process with two engines in one directory could not see that it waits for itself.
+    for each in tuple(_registry.by_url.values()):
+        serves = getattr(each, "serves", None)
+        if serves and isinstance(url, str) and serves(url):
+            return each
+    return urls.open_engine(url)
+
+
+def forget(engine: Engine) -> None:
+    """Make the next caller that asks for the engine's URL get a new one."""
+    with _registry.guard:
+        by_url = _registry.by_url
+        for url in [url for url, each in tuple(by_url.items()) if each is engine]:
+            by_url.pop(url, None)
+
+
+def registering() -> AbstractContextManager[object]:
+    """Keep other threads from opening or leaving an engine, for a step that does more than that."""
+    return _registry.guard
