@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.servers import Server
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, eventually, now
 from weblock import AsyncLocks, EngineUnavailable, LeaseLost, Locks
+from weblock._runtime.blocking import drive
+from weblock.stores.file.marks import Marks
+from weblock.stores.marks import PORTION
 
 from .processes import Child
 from .test_directories import OTHER_BOOT
@@ -21,7 +24,16 @@ DONE = "locks.once('init', lambda: None)"
 
 def marks(folder: Path) -> list[Path]:
     """The files that say that something has been done."""
-    return [each for each in folder.iterdir() if each.name.startswith("done-")]
+    return [
+        each for each in folder.iterdir() if each.name.startswith("done-") and "." not in each.name
+    ]
+
+
+def ended_mark(folder: Path, locks: Locks) -> None:
+    """Makes the mark of ``init``, the only one there, whose time is over."""
+    locks.once("init", lambda: None, expiry=PATIENCE)
+    (mark,) = marks(folder)
+    mark.write_text("1.0\n")
 
 
 def test_what_is_done_outlives_a_boot(child: Callable[..., Child]) -> None:
@@ -54,6 +66,82 @@ def test_a_directory_that_was_deleted_takes_it_along(folder: Path, locks: Locks)
     folder.rmdir()
     assert locks.once("init", lambda: None)
     assert not locks.once("init", lambda: None)
+
+
+class TestEnded:
+    """Marks that have ended are removed, and no others."""
+
+    @pytest.fixture(autouse=True)
+    def _rounds_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nothing is waited for before the marks are listed again."""
+        monkeypatch.setattr("weblock.stores.marks.ROUND_EVERY", 0.0)
+
+    def test_they_do_not_pile_up(self, folder: Path, locks: Locks) -> None:
+        """The files of marks whose time is over are removed as others are written, a few with each."""
+        store = locks._locker.store
+        drive(store.mark("default:forever", None))
+        drive(store.mark("default:for long", PATIENCE))
+        (half_written := folder / f"{marks(folder)[0].name}.0123456789abcdef").touch()
+        for number in range(3 * PORTION):
+            drive(store.mark(f"default:for a moment {number}", 0.01))
+
+        def are_removed() -> bool:
+            before = len(marks(folder))
+            drive(store.mark("default:forever", None))
+            after = len(marks(folder))
+            assert before - after <= PORTION
+            return after == 2
+
+        eventually(are_removed)
+        assert half_written.exists()
+        assert not locks.once("forever", lambda: None)
+        assert not locks.once("for long", lambda: None)
+
+    def test_one_that_is_written_anew_stays(
+        self, folder: Path, locks: Locks, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A mark that ended, and was written again when it was to be removed, is there."""
+        ended_mark(folder, locks)
+        remove = Marks._remove
+
+        def remove_late(self: Marks, names: list[str]) -> None:
+            monkeypatch.undo()
+            assert names
+            assert self.put("default:init", None)
+            remove(self, names)
+
+        monkeypatch.setattr(Marks, "_remove", remove_late)
+        locks.once("another", lambda: None)
+        assert not locks.once("init", lambda: None)
+
+    def test_none_is_removed_while_one_is_written(self, folder: Path, locks: Locks) -> None:
+        """Nor is one written while some are removed: that waits, and says so if it lasts too long."""
+        ended_mark(folder, locks)
+        home = locks._engine.home_at(now())
+        with home.directory.locked(shared=True):
+            home.marks.remove_ended(now())
+        assert len(marks(folder)) == 1
+        ran = threading.Event()
+        with home.directory.locked(shared=False):
+            waits = threading.Thread(target=locks.once, args=("another", ran.set))
+            waits.start()
+            assert ran.wait(PATIENCE)
+            assert len(marks(folder)) == 1
+        waits.join(PATIENCE)
+        assert not locks.once("another", lambda: None)
+
+    def test_a_process_that_has_stopped_while_it_removes(
+        self, locks: Locks, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is not waited for without end."""
+        monkeypatch.setattr("weblock.stores.file.PATIENCE", 0.1)
+        locks.once("init", lambda: None)
+        home = locks._engine.home_at(now())
+        with (
+            home.directory.locked(shared=False),
+            pytest.raises(EngineUnavailable, match="has stopped"),
+        ):
+            drive(locks._locker.store.mark("default:another", None))
 
 
 def test_any_majority_knows_what_is_done() -> None:

@@ -250,6 +250,51 @@ class TestServers:
                 assert theirs.fence > lease.fence
                 theirs.release()
 
+    @pytest.mark.parametrize("answered", [True, False], ids=["answered", "unanswered"])
+    def test_a_loss_between_reading_and_writing(self, *, answered: bool) -> None:
+        """A key that was free before a flush is not granted after it, however often its caller asks."""
+        with Memcached("-M") as server, Locks.from_url(server.url(recovery=3)) as locks:
+            _as_soon_as_it_grants(locks).release()  # Before it recovers, nothing is granted anyway.
+            holder, late = (Machine(server.url(recovery=3), clock) for clock in (5000.0, 0.0))
+            opened, clients = late.engine.connections.opened, []
+
+            def watched() -> _Between:
+                clients.append(_Between(opened()))
+                return clients[-1]
+
+            def happen() -> None:
+                assert isinstance(holder.acquire("holder"), Held)
+                assert server.ask(b"flush_all") == b"OK"
+
+            late.engine.connections.opened = watched
+            drive(late.store.look("key"))
+            clients[-1].happen, clients[-1].answers = happen, answered
+            with pytest.raises(EngineUnavailable) as error:
+                late.acquire("late")
+            assert isinstance(error.value, EngineRecovering) is answered
+            with pytest.raises(EngineRecovering):
+                late.acquire("late")
+            for each in (holder, late):
+                each.engine.close()
+
+    def test_an_item_from_across_a_loss_is_nobodys(self) -> None:
+        """What was written across a flush is no lease to anybody, and the key is granted after the recovery."""
+        with Memcached("-M") as server, Locks.from_url(server.url(recovery="off")) as locks:
+            fence = locks.acquire("key", ttl=LONG, wait=0).fence
+            with locks._engine.connections.one() as client:
+                item = _item_of("key").decode()
+                value = client.get_many([item])[item]
+                client.set(item, value, 0, noreply=False, flags=value.flags ^ 1)
+            assert locks.inspect("key") is None
+            assert locks.list() == []
+            lease = locks.acquire("key", wait=0)
+            assert lease.fence > fence
+            with Locks.from_url(server.url(recovery="off", allow_eviction="true")) as lenient:
+                with lenient._engine.connections.one() as client:
+                    value = client.get_many([item])[item]
+                    client.set(item, value, 0, noreply=False, flags=value.flags ^ 1)
+                assert lenient.inspect("key").fence == lease.fence
+
     @pytest.mark.parametrize("first", ["off", "1"])
     def test_one_client_does_not_end_the_quarantine_of_another(self, first: str) -> None:
         """After a flush, a client that recovers sooner does not have the server grant sooner to others."""
@@ -458,6 +503,41 @@ def test_a_url_that_cannot_work(url: str, told: str) -> None:
 def test_a_url_says_where_the_server_is(url: str, name: str) -> None:
     """Host and port are taken from the URL, the port may be left out."""
     assert open_engine(url).name == name
+
+
+class _Between:
+    """The driver's client: something happens between what it reads next and what it writes then."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self.happen: Callable[[], None] | None = None
+        self.answers = True
+
+    def gets_many(self, keys: Any) -> Any:
+        found = self._client.gets_many(keys)
+        happen, self.happen = self.happen, None
+        if happen:
+            happen()
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._client, name)
+        return found if name != "sock" or self.answers else _Mute(found)
+
+
+class _Mute:
+    """A socket whose answers are lost, after the server has given them."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.sendall = sock.sendall
+        self.fileno = sock.fileno
+
+    def makefile(self, _mode: str) -> Any:
+        with self._sock.makefile("rb") as answer:
+            while answer.readline() != b"END\r\n":
+                pass
+        raise OSError("the answer was lost")
 
 
 def _item_of(key: str) -> bytes:

@@ -33,7 +33,9 @@ class Network:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._client, name)
-        if name not in ("gets_many", "add", "cas"):
+        if name == "sock":
+            return Line(found, self._world)
+        if name not in ("gets_many", "cas"):
             return found
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -45,6 +47,28 @@ class Network:
             return reply
 
         return call
+
+
+class Line:
+    """The socket below it, for what the driver has no function for: a request goes out, and its reply comes in."""
+
+    def __init__(self, sock: Any, world: World) -> None:
+        self._sock = sock
+        self._world = world
+        self.fileno = sock.fileno
+
+    def sendall(self, request: bytes) -> None:
+        self._world.something_happens()
+        self._sock.sendall(request)
+
+    def makefile(self, mode: str) -> Any:
+        reply = self._sock.makefile(mode)
+        reply.peek(1)  # It has taken effect.
+        self._world.something_happens()
+        if self._world.random.random() < 0.02:
+            reply.close()
+            raise OSError("the reply was lost")
+        return reply
 
 
 class Machine:

@@ -31,6 +31,7 @@ from weblock.stores.postgresql import aio, silence
 from weblock.stores.postgresql.connections import Connections
 from weblock.stores.postgresql.receiver import payload_of
 from weblock.stores.postgresql.settings import parse
+from weblock.stores.postgresql.statements import DONE
 
 LONG = 60.0
 
@@ -128,6 +129,16 @@ class TestStatements:
             assert keys == {"", "held", "other"}
             with locks.hold("old") as lease:
                 assert lease.fence > 9000000000000000
+
+    def test_marks_whose_time_is_over_are_removed(self, locks) -> None:
+        """So are rows of ``once`` that have ended, and no others."""
+        for key, expiry in (("for long", 3600), ("for a moment", 60), ("forever", None)):
+            locks.once(key, lambda: None, expiry=expiry)
+        change(locks, "until = 1, ends = 1", "key LIKE '%moment'")
+        locks._engine._tidy_at = 0.0  # type: ignore[attr-defined]
+        locks.acquire("other").release()
+        keys = {key for (key,) in rows_of(locks, "key", "ascii(key) = 1")}
+        assert keys == {f"{DONE}default:{each}" for each in ("for long", "forever")}
 
     def test_the_next_holder_does_not_wait_until_they_are_removed(self, locks, monkeypatch) -> None:
         """A release notifies the waiter of its own process first, and looks for such rows then."""

@@ -28,10 +28,10 @@ from ..entrance import Entrance
 from ..findings import Finding
 from ..options import flag, options_in
 from ..url import shown
-from . import marks
 from .busy import Busy
 from .directory import Directory, lacks_descriptors
 from .machines import warn_if_not_alone
+from .marks import Marks
 from .processes import Processes, new_process
 from .records import FILES, Changes, DirectoryGone, RecordFile, file_of
 from .waiters import Waiters
@@ -57,6 +57,9 @@ LONGEST_PAUSE: Final = 0.25
 They grow with the time that a caller has waited. Each attempt takes time of a processor, which in a
 crowd the process inside the file is waiting for: too many attempts, and it never comes out.
 """
+
+MARK_PAUSE: Final = 0.002
+"""Seconds between attempts to record a mark while marks that have ended are removed."""
 
 PAUSE_SHARE: Final = 0.25
 """The pause of a lone waiter, as a share of the time that it has waited."""
@@ -250,6 +253,7 @@ class Home:
         except BaseException:
             self.directory.close()
             raise
+        self.marks = Marks(self.directory)
         self.records = [RecordFile(self.directory, index) for index in range(FILES)]
         self.check_at = 0.0
         self._freshen_at = 0.0
@@ -334,18 +338,25 @@ class _RecordCells:
         return names
 
     async def mark(self, key: str, keep: float | None) -> None:
-        self._in_directory(lambda directory: marks.put(directory, key, keep))
+        until = self._runtime.now() + PATIENCE
+        while not self._in_directory(lambda home: home.marks.put(key, keep)):
+            if self._runtime.now() >= until:
+                raise EngineUnavailable(
+                    self._engine.name, "a process that removes there what has ended has stopped"
+                )
+            await self._runtime.sleep(MARK_PAUSE * (0.5 + self._runtime.jitter()))
+        self._in_directory(lambda home: home.marks.remove_ended(self._runtime.now()))
 
     async def marked(self, key: str) -> bool:
-        return self._in_directory(lambda directory: marks.has(directory, key))
+        return self._in_directory(lambda home: home.marks.has(key))
 
-    def _in_directory(self, work: Callable[[Directory], T]) -> T:
-        """Run a function on a directory that still exists."""
+    def _in_directory(self, work: Callable[[Home], T]) -> T:
+        """Run a function on what is open of a directory that still exists."""
         while True:
             home = self._engine.home_at(self._runtime.now())
             try:
                 if not home.directory.deleted:
-                    return work(home.directory)
+                    return work(home)
             except (ConfigurationError, OSError) as error:
                 if not (lacks_descriptors(error) and home.put_away(only_if_idle=False)):
                     self._engine.fail(error)

@@ -9,12 +9,17 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 from ...errors import ConfigurationError, EngineUnavailable
 from .trust import stranger_above
+
+try:
+    import fcntl
+except ImportError:  # On Windows, where open_engine() refuses.
+    pass
 
 FORMAT: Final = "weblock 1"
 """The first line of the marker: the version of everything in the directory."""
@@ -101,11 +106,26 @@ class Directory:
         with open(fd, "rb") as file:
             return file.read()
 
-    def remove(self, name: str) -> None:
-        """Remove one of our files durably, if it exists."""
+    def remove(self, name: str, *, durably: bool) -> None:
+        """Remove one of our files, if it exists; with ``durably``, no crash of the machine brings it back."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.fd)
-            os.fsync(self.fd)
+            if durably:
+                os.fsync(self.fd)
+
+    @contextlib.contextmanager
+    def locked(self, *, shared: bool) -> Iterator[bool]:
+        """Lock the directory itself; yield whether that was possible at once.
+
+        The lock is that of a descriptor of its own, so that threads exclude one another, too. A child
+        that is forked meanwhile has a copy of it, hence to close it would not be enough.
+        """
+        fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.fd)
+        try:
+            yield _is_locked(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        finally:
+            fcntl.flock(fd, fcntl.LOCK_UN)
+            os.close(fd)
 
     def check_machine(self) -> None:
         """Raise ``EngineUnavailable`` if another machine uses the directory too.
@@ -241,6 +261,14 @@ _LONGEST_SOCKET_PATH: Final = 103
 
 def _is_socket(name: str) -> bool:
     return name.endswith((".bell", ".life"))
+
+
+def _is_locked(fd: int, how: int) -> bool:
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _open_private(path: str) -> int:

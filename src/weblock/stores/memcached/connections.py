@@ -27,6 +27,12 @@ LATELY: Final = 0.1
 _SILENT: Final = "it did not answer in time"
 
 
+class Value(bytes):
+    """The contents of an item, and the number that memcached keeps beside them."""
+
+    flags = 0
+
+
 class Client(Protocol):
     """The part of the driver's client that we use."""
 
@@ -36,7 +42,7 @@ class Client(Protocol):
 
     def get_many(self, keys: Sequence[str]) -> dict[str, bytes]: ...
 
-    def gets_many(self, keys: Sequence[str]) -> dict[str, tuple[bytes, bytes]]: ...
+    def gets_many(self, keys: Sequence[str]) -> dict[str, tuple[Value, bytes]]: ...
 
     def add(self, key: str, value: bytes, expire: int = 0, *, noreply: bool) -> bool: ...
 
@@ -44,9 +50,23 @@ class Client(Protocol):
 
     def delete(self, key: str, *, noreply: bool) -> bool: ...
 
-    def cas(self, key: str, value: bytes, cas: bytes, expire: int) -> bool | None: ...
+    def cas(
+        self, key: str, value: bytes, cas: bytes, expire: int, *, flags: int = 0
+    ) -> bool | None: ...
 
     def close(self) -> None: ...
+
+
+class _WithFlags:
+    """How the driver passes contents on: as they are, and with their number when they are read."""
+
+    def serialize(self, _item: str, contents: bytes) -> tuple[bytes, int]:
+        return contents, 0
+
+    def deserialize(self, _item: str, contents: bytes, flags: int) -> Value:
+        value = Value(contents)
+        value.flags = flags
+        return value
 
 
 class Connections:
@@ -104,7 +124,11 @@ class Connections:
         do_before_this_thread_ends(self.drop)
         host, port, timeout = self._settings.host, self._settings.port, self._settings.timeout
         client: Client = base.Client(
-            (host, port), connect_timeout=timeout, timeout=timeout, no_delay=True
+            (host, port),
+            connect_timeout=timeout,
+            timeout=timeout,
+            no_delay=True,
+            serde=_WithFlags(),
         )
         try:
             refuse_unfit(client, self._settings)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import time
+import zlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..._core.ports import Runtime
 from ..._core.table import KeyState, Moment, Step
 from ...errors import EngineRecovering, EngineUnavailable
 from ..cells import Done, Transition
-from .connections import Client
+from .connections import Client, Value
 from .format import Format, Reading
-from .server import heed_mark, items_on, leave_mark
+from .server import add_unless_lost, heed_mark, items_on, leave_mark
 
 if TYPE_CHECKING:
     from . import MemcachedEngine
@@ -26,6 +27,14 @@ LONGEST_EXPIRY: Final = 30 * 86400
 
 PORTION: Final = 500
 """How many items are fetched in one request."""
+
+
+class Standing(NamedTuple):
+    """What was read of the server together with items."""
+
+    mark: bytes
+    quiet: bool
+    """Whether it must grant nothing now."""
 
 
 class Items:
@@ -51,8 +60,8 @@ class Items:
         give_up_at = self._runtime.now() + patience
         with self._connections.one() as client:
             while True:
-                readings, quiet = self._read(client, (key,))
-                if done := self._replace(client, readings[key], transition, quiet=quiet):
+                readings, standing = self._read(client, (key,))
+                if done := self._replace(client, readings[key], transition, standing):
                     return done
                 if self._runtime.now() >= give_up_at:
                     raise EngineUnavailable(
@@ -103,18 +112,18 @@ class Items:
     ) -> dict[str, Done | EngineUnavailable]:
         outcomes: dict[str, Done | EngineUnavailable] = {}
         with self._connections.one() as client:
-            readings, quiet = self._read(client, keys)
+            readings, standing = self._read(client, keys)
             for key, reading in readings.items():
                 try:
-                    done = self._replace(client, reading, changes[key], quiet=quiet)
+                    done = self._replace(client, reading, changes[key], standing)
                 except EngineUnavailable as error:
                     outcomes[key] = error
                 else:
                     outcomes |= {key: done} if done else {}
         return outcomes
 
-    def _read(self, client: Client, keys: Sequence[str]) -> tuple[dict[str, Reading], bool]:
-        """Return the contents of items, and whether the server must grant nothing now.
+    def _read(self, client: Client, keys: Sequence[str]) -> tuple[dict[str, Reading], Standing]:
+        """Return the contents of items, and what was read of the server with them.
 
         Of many, those that cannot be read are left out.
         """
@@ -133,21 +142,45 @@ class Items:
         readings: dict[str, Reading] = {}
         for key, item in zip(keys, items, strict=True):
             try:
-                readings[key] = self._format.read(key, found.get(item), now)
+                readings[key] = self._reading(key, found.get(item), now, mark)
             except EngineUnavailable:
                 if len(keys) == 1:
                     raise
-        return readings, names.quiet in found
+        return readings, Standing(mark, names.quiet in found)
+
+    def _reading(
+        self, key: str, found: tuple[Value, bytes] | None, now: float, mark: bytes
+    ) -> Reading:
+        """Return the contents of an item, without what was granted across a loss of the server's data.
+
+        A caller whose answer was lost would find its lease there, and believe in it.
+        """
+        reading = self._format.read(key, found, now)
+        era = self._era(mark)
+        if found and era and found[0].flags not in (0, era):
+            reading.state = KeyState(reading.state.fence)
+        return reading
+
+    def _era(self, mark: bytes) -> int:
+        """Return what items say of the mark that their writer had read; 0 where that is not said.
+
+        Where items may be evicted, the mark may go and they may stay. Earlier versions of weblock
+        never say it.
+        """
+        return 0 if self._settings.allow_eviction else zlib.crc32(mark) or 1
 
     def _replace(
-        self, client: Client, reading: Reading, transition: Transition, *, quiet: bool
+        self, client: Client, reading: Reading, transition: Transition, standing: Standing
     ) -> Done | None:
-        """Write the result of a transition; return ``None`` if another caller was quicker."""
+        """Write the result of a transition; return ``None`` if it must be done again.
+
+        Another caller was quicker then, or the server has lost its data since the item was read.
+        """
         floor = int(time.time() * 1_000_000)
         step = transition(reading.state, Moment(reading.now, floor))
         if step.state == reading.state:
             return Done(step, reading.now)
-        if quiet and not self._may_grant(reading.state, step):
+        if standing.quiet and not self._may_grant(reading.state, step):
             raise EngineRecovering(
                 self._settings.name,
                 "it was started or flushed just now",
@@ -156,10 +189,12 @@ class Items:
         item = self._names.of_key(reading.key)
         value = self._format.write(reading, step.state)
         expiry = _expiry(_use_of(step.state, reading.now))
+        era = self._era(standing.mark)
         if reading.token is None:
-            done = client.add(item, value, expiry, noreply=False)
-        else:
-            done = bool(client.cas(item, value, reading.token, expiry))
+            at = self._names.mark
+            done = add_unless_lost(client, item, value, expiry, era, at=at, mark=standing.mark)
+        else:  # A server that has lost the item has no token for it, either.
+            done = bool(client.cas(item, value, reading.token, expiry, flags=era))
         return Done(step, reading.now) if done else None
 
     def _may_grant(self, before: KeyState, step: Step) -> bool:

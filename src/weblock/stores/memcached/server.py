@@ -69,6 +69,33 @@ def heed_mark(client: Client, names: Names, mark: bytes, recovery: float) -> Non
             done = client.add(names.quiet, value, expiry, noreply=False)
 
 
+def add_unless_lost(
+    client: Client, item: str, contents: bytes, expiry: int, flags: int, *, at: str, mark: bytes
+) -> bool:
+    """Add an item; return whether that was done, by a server whose mark was still the same afterwards.
+
+    A server that has lost its data since the key was read adds the item of a key that others may
+    hold. So the mark, which is the item ``at``, is read again behind the addition, in one round
+    trip: the driver has no command for both.
+    """
+    from pymemcache.exceptions import MemcacheServerError
+
+    start = b"add %s %d %d %d" % (item.encode(), flags, expiry, len(contents))
+    client.sock.sendall(b"%s\r\n%s\r\nget %s\r\n" % (start, contents, at.encode()))
+    answer: list[bytes] = []
+    with client.sock.makefile("rb") as lines:
+        for line in lines:
+            answer.append(line.removesuffix(b"\r\n"))
+            if answer[-1] == b"END":
+                break
+    if answer[-1:] != [b"END"]:
+        raise ConnectionError("it closed the connection")
+    added, *found = answer
+    if added not in (b"STORED", b"NOT_STORED"):
+        raise MemcacheServerError(added.removeprefix(b"SERVER_ERROR "))
+    return added == b"STORED" and found[1:2] == [mark]
+
+
 def items_on(client: Client, settings: Settings, patience: float) -> list[str]:
     """Return the names of all items, whether they are weblock's or not.
 

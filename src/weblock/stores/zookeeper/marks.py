@@ -1,28 +1,47 @@
-"""Marks of what has been done: a node for each, which has nothing to do with that of its key."""
+"""Marks of what has been done: a node for each, which has nothing to do with that of its key.
+
+The servers' stamps say when they end. Those that have ended are removed a few at a time, on
+condition that no mark was written since they were read. The version of its node does not tell a
+mark from the next one of its key: that has the same one if another process has removed the first in
+between. So each mark is written together with the node above all marks, whose version tells.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Sequence
+from typing import Any, Final
 
+from kazoo.exceptions import NoNodeError, RolledBackError, RuntimeInconsistency
+
+from ...errors import EngineUnavailable
+from ..marks import Rounds
+from .session import Session
 from .wire import Wire
+
+_ATTEMPTS: Final = 100
+"""How often to retry when a mark is removed while it is written."""
+
+_NEVER: Final = float("inf")
 
 
 class Marks:
-    """The marks of an ensemble. The servers' stamps say when they end."""
+    """The marks of an ensemble."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
+        self._rounds = Rounds()
 
     async def put(self, key: str, keep: float | None) -> None:
         session = await self._wire.session()
-        path, data = session.layout.of_mark(key), json.dumps(keep).encode()
+        path = session.layout.of_mark(key)
         if keep == 0:
             await self._wire.all(session.client.delete_async(path))
             return
-        create, change = session.client.create_async, session.client.set_async
-        outcomes = await self._wire.all(create(path, data), change(path, data))
-        if isinstance(outcomes[1], Exception):
-            raise self._wire.unavailable(outcomes[1])
+        await self._write(session, path, json.dumps(keep).encode())
+        with contextlib.suppress(EngineUnavailable):  # The mark is there, and the next tries again.
+            await self._remove_ended(session)
 
     async def has(self, key: str) -> bool:
         session = await self._wire.session()
@@ -30,8 +49,61 @@ class Marks:
         _, found = await self._wire.all(client.sync_async(path), client.get_async(path))
         if isinstance(found, Exception):
             return False
-        keep, stat = json.loads(found[0]), found[1]
-        if keep is None or await self._wire.stamp(session) < stat.mtime / 1000 + keep:
-            return True
-        client.delete_async(path, version=stat.version)
-        return False
+        end = _end_of(*found)
+        return end == _NEVER or await self._wire.stamp(session) < end
+
+    async def _write(self, session: Session, path: str, data: bytes) -> None:
+        for _ in range(_ATTEMPTS):
+            write = session.client.transaction()
+            write.set_data(session.layout.marks, b"")
+            write.set_data(path, data)
+            create = session.client.create_async(path, data)
+            _, parts = await self._wire.all(create, write.commit_async())
+            if not self._is_refused(parts):
+                return
+            # Another process has removed the node, or another client those above it.
+            await self._wire.all(*session.prepare())
+        raise self._wire.unavailable("other processes kept removing what was written")
+
+    async def _remove_ended(self, session: Session) -> None:
+        """Remove a few of the marks that have ended, unless others are written meanwhile."""
+        above, client, now = session.layout.marks, session.client, self._wire.now()
+        if self._rounds.due(now):
+            (names,) = await self._wire.all(client.get_children_async(above))
+            self._rounds.begin(() if isinstance(names, Exception) else names, now)
+        paths = [f"{above}/{name}" for name in self._rounds.portion()]
+        if not paths:
+            return
+        # First the version that must not change, then what is judged.
+        known, *found = await self._wire.all(*map(client.get_async, [above, *paths]))
+        ends = {
+            path: _end_of(*each)
+            for path, each in zip(paths, found, strict=True)
+            if not isinstance(each, Exception)
+        }
+        if isinstance(known, Exception) or all(end == _NEVER for end in ends.values()):
+            return
+        stamp = await self._wire.stamp(session)
+        ended = [path for path, end in ends.items() if end <= stamp]
+        await self._wire.all(*(_removal(session, path, known[1].version) for path in ended))
+
+    def _is_refused(self, parts: Sequence[Any]) -> bool:
+        """Return whether a transaction has changed nothing, because a node was missing."""
+        refused = [part for part in parts if isinstance(part, Exception)]
+        for part in refused:
+            if not isinstance(part, (NoNodeError, RolledBackError, RuntimeInconsistency)):
+                raise self._wire.unavailable(part) from part
+        return bool(refused)
+
+
+def _removal(session: Session, path: str, version: int) -> Any:
+    removal = session.client.transaction()
+    removal.check(session.layout.marks, version)
+    removal.delete(path)
+    return removal.commit_async()
+
+
+def _end_of(data: bytes, stat: Any) -> float:
+    """Return when a mark ends, on the servers' clock."""
+    keep = json.loads(data)
+    return _NEVER if keep is None else float(stat.mtime / 1000 + keep)

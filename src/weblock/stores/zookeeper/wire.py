@@ -87,7 +87,7 @@ class Wire:
 
     async def stamp(self, session: Session) -> float:
         """Return the servers' time, by their own clock."""
-        (stat,) = await self.all(session.client.set_async(session.layout.marks, b""))
+        (stat,) = await self.all(session.client.set_async(session.layout.sessions, b""))
         if isinstance(stat, Exception):
             raise self.unavailable(stat) from stat
         return float(stat.mtime / 1000)
