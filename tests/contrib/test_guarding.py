@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from sqlalchemy import create_engine
-from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from weblock import Locks
 from weblock.contrib.fastapi import guarded, lock
@@ -141,12 +141,14 @@ def test_a_guard_of_other_things_is_refused():
                 TypeError, match=r"a lease second, and was given <sqlalchemy.*Session"
             ):
                 guard(lease, session, fence=fence)
-            for given in (connection, engine, "sqlite://"):
+            registry = scoped_session(sessionmaker())
+            for given in (connection, engine, registry, sessionmaker(), Session, "sqlite://"):
                 with pytest.raises(
-                    TypeError, match=r"Session or AsyncSession first, .* the session that"
+                    TypeError, match=r"Session or AsyncSession first, .* the one session"
                 ):
                     guard(given, lease, fence=fence)
-            guard(scoped_session(Session), lease)
+            guard(registry(), lease, fence=fence)
+            registry.remove()
     engine.dispose()
 
 

@@ -135,18 +135,18 @@ def guard(
 
 def _refuse_others(session: object, lease: object) -> None:
     """Raise ``TypeError`` for arguments in a wrong order, or of another kind."""
-    from sqlalchemy.orm import Session, scoped_session
+    from sqlalchemy.orm import Session
 
     if not isinstance(lease, BaseLease):
         raise TypeError(
             f"guard(session, lease) takes a lease second, and was given {shown(lease)}: give what"
             " `with locks.hold(key) as lease:` returns, or the parameter of Depends(lock(key))"
         )
-    if not isinstance(session, Session | scoped_session):
+    if not isinstance(session, Session):  # A registry or a factory would guard all of its sessions.
         raise TypeError(
             "guard(session, lease) takes an SQLAlchemy Session or AsyncSession first, and was given"
-            f" {shown(session)}: give the session that commits; without one, call lease.check()"
-            " before the commit"
+            f" {shown(session)}: give the one session that commits, such as db.session() of a registry"
+            " db.session; without a session, call lease.check() before the commit"
         )
 
 
