@@ -155,15 +155,16 @@ class InvalidKey(ConfigurationError):
 class AlreadyHeld(WeblockError, RuntimeError):
     """This task, thread or request already holds the key, and would wait for itself.
 
-    So would blocking code on an event loop, where another task of the loop holds the key, and a task of
-    a loop whose thread holds the key outside of the loop.
+    So would blocking code on an event loop, where another task of the loop holds the key or is in front
+    of it in the queue, and a task of a loop whose thread holds the key outside of the loop.
 
     Attributes:
         key: The key.
         upgrade: Whether it is held with others, and was to be held with fewer or alone.
+        waits: Whether a task of the event loop that this call would block waits for it in front.
     """
 
-    def __init__(self, key: str, *, upgrade: bool = False) -> None:
+    def __init__(self, key: str, *, upgrade: bool = False, waits: bool = False) -> None:
         held = (
             f"lock {key!r} is already held by this very task or thread, by the request that it"
             " serves, or by another task of the event loop that this call would block"
@@ -173,7 +174,12 @@ class AlreadyHeld(WeblockError, RuntimeError):
             " callers that tried would wait for each other forever. Release it and acquire it anew,"
             " or acquire it with the smaller limit from the beginning"
             if upgrade
+            else f"lock {key!r} has another task of the event loop in its queue, and this call would block"
+            " that loop: to wait behind that task would be to wait forever. Use AsyncLocks in tasks, or"
+            " move the blocking code to a thread (asyncio.to_thread)"
+            if waits
             else f"{held}: to acquire it again would wait forever. Pass the lease down instead; tasks that may wait for each other need AsyncLocks"
         )
         self.key = key
         self.upgrade = upgrade
+        self.waits = waits

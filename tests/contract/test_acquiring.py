@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -166,6 +168,90 @@ def test_blocking_code_that_would_stop_the_holder_is_refused(probe) -> None:
             probe.acquire("key", wait=0.01)
 
     asyncio.run(holder())
+
+
+class TestBlockingCodeBehindATask:
+    """On an event loop, where an asyncio waiter of the same loop is in front of it in the queue."""
+
+    @pytest.mark.of_core
+    def test_it_does_not_wait_for_a_task_that_it_stops(self, probe, url) -> None:
+        """The task could not take its turn, so that each would wait for the other."""
+        refused = []
+
+        def ask(first: asyncio.Future[object], _release: object) -> None:
+            for wait in (None, Attempts(1000)):
+                with pytest.raises(
+                    AlreadyHeld, match="another task of the event loop in"
+                ) as caught:
+                    probe.acquire("key", wait=wait)
+                refused.append(caught.value)
+            assert probe.try_acquire("key") is None
+            assert waiters(probe, "key") == 1
+            assert not first.done()
+            probe.acquire("other", wait=None).release()
+
+        asyncio.run(behind_a_task(probe, url, ask))
+        found = [(each.key, each.upgrade, each.waits) for each in refused]
+        assert found == [("key", False, True)] * 2
+
+    @pytest.mark.of_core
+    def test_nor_for_one_whose_turn_has_come(self, probe, url) -> None:
+        """The task has been given the lease already, and cannot notice that."""
+
+        def ask(_first: object, release: Callable[[], None]) -> None:
+            release()
+            with pytest.raises(AlreadyHeld):
+                probe.acquire("key", wait=None)
+
+        asyncio.run(behind_a_task(probe, url, ask))
+
+    @pytest.mark.of_core
+    @pytest.mark.parametrize("options", [{"shared": True}, {"limit": 2}], ids=["shared", "limit"])
+    def test_it_waits_beside_one_that_it_shares_with(self, probe, url, options) -> None:
+        """Neither needs the turn of the other: both are let in when the only holder has released."""
+
+        def ask(_first: object, release: Callable[[], None]) -> None:
+            def release_late() -> None:
+                eventually(lambda: waiters(probe, "key") == 2)
+                release()
+
+            thread = threading.Thread(target=release_late)
+            thread.start()
+            probe.acquire("key", wait=PATIENCE, **options).release()
+            thread.join()
+
+        asyncio.run(behind_a_task(probe, url, ask, **options))
+
+    @pytest.mark.of_core
+    def test_threads_wait_as_ever(self, probe, url) -> None:
+        """A thread stops no loop: it waits behind the task."""
+        fences = []
+
+        def wait() -> None:
+            with probe.hold("key", wait=PATIENCE) as lease:
+                fences.append(lease.fence)
+
+        thread = threading.Thread(target=wait)
+
+        async def main() -> None:
+            await behind_a_task(probe, url, lambda *_: thread.start())
+            await asyncio.to_thread(thread.join)
+
+        asyncio.run(main())
+        assert len(fences) == 1
+
+
+async def behind_a_task(probe, url, ask, **options) -> None:
+    """Calls ``ask`` on the loop while one of its tasks waits for a key that a thread elsewhere holds."""
+    with ThreadPoolExecutor(1) as elsewhere:
+        lease = elsewhere.submit(probe.acquire, "key", ttl=60).result(PATIENCE)
+        async with AsyncLocks.from_url(url) as locks:
+            first = asyncio.ensure_future(locks.acquire("key", wait=PATIENCE, **options))
+            await asyncio.to_thread(eventually, lambda: waiters(probe, "key") == 1)
+            ask(first, lease.release)
+            if lease.held:
+                lease.release()
+            await (await first).release()
 
 
 @pytest.mark.of_core

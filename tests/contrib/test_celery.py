@@ -687,6 +687,18 @@ class TestWhatCannotWork:
         with pytest.raises(ConfigurationError, match="already"):
             web.init_app(app)
 
+    def test_something_else_in_the_place_of_the_application(self, app):
+        """The error names what was given, without a password, and what to write."""
+        for given, named in (
+            ("redis://:secret@host", "'redis://host'"),
+            (WebLock, "<class .*WebLock"),
+        ):
+            for install in (WebLock, WebLock().init_app):
+                with pytest.raises(
+                    TypeError, match=f"Celery application first, .* given {named}.*write"
+                ):
+                    install(given)
+
 
 class TestSettings:
     def test_settings_go_first(self, bare, url):

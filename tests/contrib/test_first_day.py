@@ -6,11 +6,12 @@ from typing import Annotated
 import pytest
 from fastapi import APIRouter, Depends, FastAPI, Header, Query
 from fastapi.requests import HTTPConnection
+from pydantic import BaseModel
 
 from tests.support.http import client_of
-from weblock import AsyncLease, AsyncLocks, ConfigurationError, Lease
+from weblock import AsyncLease, AsyncLocks, ConfigurationError, Lease, Locks
 from weblock.contrib.asgi import LockMiddleware, RequestLease, Rule
-from weblock.contrib.fastapi import install, lock
+from weblock.contrib.fastapi import guarded, install, lock
 
 from .wire import Exchange
 
@@ -32,6 +33,10 @@ async def annotated(lease: Annotated[AsyncLease, lock("a:{b}")]) -> None:
     """An endpoint that forgot ``Depends``."""
 
 
+async def defaulted(lease: AsyncLease = lock("a:{b}")) -> None:  # noqa: B008 - the mistake
+    """An endpoint that forgot ``Depends``, too."""
+
+
 async def depends_lock(lease: Annotated[AsyncLease, Depends(lock)]) -> None:
     """An endpoint that names no key."""
 
@@ -45,12 +50,17 @@ async def depends_lock(lease: Annotated[AsyncLease, Depends(lock)]) -> None:
             lambda: FastAPI().post("/")(annotated),
             r"Annotated\[AsyncLease, Depends\(lock\('a:\{b\}'",
         ),
+        (
+            lambda: FastAPI().post("/")(defaulted),
+            r"write Annotated\[AsyncLease, Depends\(lock\(.create_item",
+        ),
         (lambda: route(dependencies=[Depends(lock)]), r'write Depends\(lock\("create_item"\)\)'),
         (lambda: FastAPI().post("/")(depends_lock), r'write Depends\(lock\("create_item"\)\)'),
         (
             lambda: install(APIRouter(), "memory://"),
             r"given <.*APIRouter.*once, with the application",
         ),
+        (lambda: install("redis://:secret@host"), "given 'redis://host': call it once, with the"),
         (lambda: install(FastAPI, "memory://"), "given <class .*once, with the application"),
         (lambda: install(FastAPI(), Client()), r"test_first_day\.Client .*from_client\(client\)"),
         (
@@ -62,9 +72,11 @@ async def depends_lock(lease: Annotated[AsyncLease, Depends(lock)]) -> None:
         "decorator",
         "no Depends",
         "no Depends in Annotated",
+        "no Depends as a default",
         "no key",
         "no key in Annotated",
         "router",
+        "URL",
         "class",
         "client",
         "client for rules",
@@ -74,6 +86,95 @@ def test_a_mistake_is_refused_with_its_remedy(mistake, remedy):
     """At once, where the application is written, and with the line to write instead."""
     with pytest.raises(TypeError, match=remedy):
         mistake()
+
+
+@pytest.mark.parametrize(
+    ("mistake", "remedy"),
+    [
+        (lambda: guarded("item:7"), r"session first, and was given 'item:7': write guarded\(get_s"),
+        (lambda: guarded(lock("x"), nothing), r"session first, and was given lock\('x'\)"),
+        (lambda: guarded(Depends(nothing), lock("x")), "session first, .*without Depends"),
+        (lambda: guarded(Client(), lock("x")), "session first, .*not called"),
+        (
+            lambda: guarded(nothing, "item:7"),
+            r"after .* given 'item:7': write guarded\(get_session",
+        ),
+        (lambda: guarded(nothing, lock), "after the dependency .* given <function lock"),
+        (lambda: guarded(nothing, Depends(lock("x"))), "after .*without Depends around the lock"),
+        (lambda: guarded(nothing), r"no lock: write guarded\(get_session, lock"),
+    ],
+    ids=[
+        "key alone",
+        "swapped",
+        "Depends",
+        "session",
+        "key",
+        "no key",
+        "Depends of a lock",
+        "no lock",
+    ],
+)
+def test_a_guard_of_other_things_is_refused_with_its_remedy(mistake, remedy):
+    """The error names what was given, and what belongs there."""
+    with pytest.raises(TypeError, match=remedy):
+        mistake()
+
+
+class TestALockAsADefault:
+    """``Depends`` was left out of a parameter that FastAPI takes for one of the query."""
+
+    @pytest.fixture(params=["endpoint", "dependency", "mounted"])
+    def app(self, request) -> FastAPI:
+        """An application whose endpoint would run without its lock."""
+        app = inner = FastAPI()
+
+        def change(lease=lock("x")) -> None: ...  # noqa: B008 - the mistake
+
+        if request.param == "dependency":
+            inner.post("/")(lambda changed=Depends(change): None)  # noqa: B008 - FastAPI's
+        else:
+            if request.param == "mounted":
+                app.mount("/inner", inner := FastAPI())
+            inner.post("/")(change)
+        return app
+
+    async def test_the_application_does_not_start(self, app):
+        """The error names the route, the parameter and what to write."""
+        install(app, "noop://")
+        lifespan = Exchange(kind="lifespan")
+        lifespan.says({"type": "lifespan.startup"})
+        with pytest.raises(
+            TypeError, match=r"/: lease=lock\('x'\) of .*change locks nothing: write"
+        ):
+            await lifespan.served_by(app)
+
+    async def test_no_request_is_served(self, app):
+        """Without a start, and also where the client gives the parameter a value."""
+        install(app, "noop://")
+        async with client_of(app, raises=True) as client:
+            with pytest.raises(TypeError, match=r"write lease: Annotated\[AsyncLease, Depends"):
+                await client.post("/", params={"lease": "7"})
+
+    async def test_it_is_not_served_without_locks_either(self):
+        """An application in which weblock is not installed says so when FastAPI copies the default."""
+        app = FastAPI()
+
+        @app.post("/")
+        def change(lease=lock("x")) -> None: ...  # noqa: B008 - the mistake
+
+        async with client_of(app, raises=True) as client:
+            with pytest.raises(TypeError, match=r"write lease: Annotated\[AsyncLease, Depends"):
+                await client.post("/")
+
+
+def test_a_model_may_have_a_lease():
+    """A Pydantic model that allows any type of Python's takes leases, as it takes other objects."""
+
+    class Work(BaseModel, arbitrary_types_allowed=True):
+        lease: Lease
+
+    with Locks.from_url("memory://") as locks, locks.hold("x") as lease:
+        assert Work(lease=lease).lease is lease
 
 
 def test_a_key_of_the_body_is_refused_with_its_remedy():

@@ -670,6 +670,17 @@ class TestInstallation:
         with pytest.raises(ConfigurationError, match=message):
             WebLock(app)
 
+    def test_something_else_in_the_place_of_the_application(self, web, locks):
+        """The error names what was given, without a password, and what to write."""
+        for given, named in (("redis://:secret@host", "'redis://host'"), (locks, "<Locks memory:")):
+            for install in (WebLock, web.init_app):
+                with pytest.raises(
+                    TypeError, match=f"the Flask application first, .* given {named}"
+                ):
+                    install(given)
+            with pytest.raises(TypeError, match=r"write WebLock\(app, "):
+                WebLock(given, Flask(__name__))
+
     def test_a_guard_that_cannot_work(self, web, url):
         """It is refused where it is written, or at the request if there is no session to guard."""
         for options in ({"guard": "me"}, {"shared": True}, {"limit": 2}):

@@ -5,7 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from sqlalchemy.orm import Session
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from weblock import Locks
 from weblock.contrib.fastapi import guarded, lock
@@ -120,6 +121,35 @@ def test_a_guard_needs_an_exclusive_lease(options):
         guard(Session(), lease, fence=True)
     with pytest.raises(ConfigurationError, match="needs an exclusive lease"):
         guarded(Session, lock("a"), lock("b", **options))
+
+
+def test_a_guard_of_other_things_is_refused():
+    """SQLAlchemy's ``guard`` names what it was given, and what belongs there."""
+    session, engine = Session(), create_engine("sqlite://")
+    with (
+        Locks.from_url("memory://") as locks,
+        locks.hold("a") as lease,
+        engine.connect() as connection,
+    ):
+        for fence in (False, True):
+            for given, named in (("a", "'a'"), (lock("a"), r"lock\('a'\)"), (locks, "<Locks")):
+                with pytest.raises(
+                    TypeError, match=f"a lease second, and was given {named}.*locks.hold"
+                ):
+                    guard(session, given, fence=fence)
+            with pytest.raises(
+                TypeError, match=r"a lease second, and was given <sqlalchemy.*Session"
+            ):
+                guard(lease, session, fence=fence)
+            registry = scoped_session(sessionmaker())
+            for given in (connection, engine, registry, sessionmaker(), Session, "sqlite://"):
+                with pytest.raises(
+                    TypeError, match=r"Session or AsyncSession first, .* the one session"
+                ):
+                    guard(given, lease, fence=fence)
+            guard(registry(), lease, fence=fence)
+            registry.remove()
+    engine.dispose()
 
 
 def test_a_database_that_is_not_known_is_refused():

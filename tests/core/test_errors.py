@@ -30,6 +30,7 @@ ERRORS = [
     ConfigurationError("ttl=-1 must be ..."),
     InvalidKey("the key is empty"),
     AlreadyHeld("key"),
+    AlreadyHeld("key", waits=True),
 ]
 NAMES = [f"{number}-{type(error).__name__}" for number, error in enumerate(ERRORS)]
 
@@ -105,6 +106,10 @@ def test_all_are_weblock_errors() -> None:
         (LeaseLost("k", fence=7, reason="forked"), "parent of this process"),
         (EngineUnavailable("redis://h", "no route"), "redis://h is unavailable: no route"),
         (AlreadyHeld("k"), "'k' is already held by this very task or thread"),
+        (
+            AlreadyHeld("k", waits=True),
+            "'k' has another task of the event loop in its queue.*to_thread",
+        ),
     ],
 )
 def test_a_message_says_what_happened(error: WeblockError, words: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -235,6 +236,45 @@ async def test_what_a_stopped_server_does_later_leaves_nothing(server: Server) -
                 await asyncio.to_thread(
                     eventually, lambda key=key: free(locks, key), despite=EngineUnavailable
                 )
+
+
+def test_threads_learn_that_a_server_hangs(server: Server) -> None:
+    """A thread that waits for a connection is told that the others wait for the server, not for more room."""
+    url = server.url(recovery="off", timeout=0.5, max_connections=2)
+    with Locks.from_url(url, wait=0) as locks, ThreadPoolExecutor(12) as pool:
+        locks.acquire("a", wait=PATIENCE).release()
+        server.stop()
+        try:
+            errors = [pool.submit(reason_of_refusal, locks, f"key {n}") for n in range(12)]
+            reasons = {each.result(PATIENCE) for each in errors}
+        finally:
+            server.cont()
+    assert [each for each in reasons if "did not answer in time" not in each] == []
+
+
+def reason_of_refusal(locks: Locks, key: str) -> str:
+    """Why the engine does not serve a caller."""
+    with pytest.raises(EngineUnavailable) as caught:
+        locks.acquire(key)
+    return caught.value.reason
+
+
+def test_a_pool_that_is_too_small_is_told_so(server: Server) -> None:
+    """While the server answers, a thread that gets no connection is told to raise ``max_connections``."""
+    with Locks.from_url(server.url(recovery="off", max_connections=1), wait=0) as locks:
+        locks.acquire("a", wait=PATIENCE).release()
+        links = locks._locker.store._wire.links  # type: ignore[attr-defined]
+        links._patience = 0.01
+        turn = links._room.take()
+        try:
+            links._answered_at = time.monotonic() + PATIENCE  # Just before the thread gives up.
+            assert (
+                reason_of_refusal(locks, "b")
+                == "all 1 connections are in use: raise max_connections"
+            )
+        finally:
+            links._room.give_back(turn)
+        locks.acquire("b").release()
 
 
 def free(locks: Locks, key: str) -> bool:

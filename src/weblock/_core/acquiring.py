@@ -351,12 +351,23 @@ class Locker:
         runtime = self.runtime
         return runtime.is_part_of(holding.control) and holding.held(runtime.now())
 
-    def refuse_to_hold_up_a_holder(self, key: str) -> None:
-        """Raise ``AlreadyHeld`` if a holder of the key could not release it while the caller waits."""
+    def refuse_to_hold_up_others(self, key: str, owner: str, limit: int) -> None:
+        """Raise ``AlreadyHeld`` if the caller, while it waits, would hold up what it waits for.
+
+        That is a holder of the key, which could not release it, or a caller in front, which could not
+        take its turn, or release it afterwards.
+        """
         runtime, keeper = self.runtime, self.keeper
         for each in (keeper.holdings.get(key), *keeper.together_on(key)):
             if each and runtime.holds_up(each.control) and each.held(runtime.now()):
                 raise AlreadyHeld(unqualified(key))
+        if not runtime.holds_up(runtime.control()):
+            return  # Nor does it hold up anything else: most callers need not look.
+        for other in keeper.waiting_for(key):
+            # Two that may hold the key together do not need each other's turn.
+            alone = limit == 1 or other.terms.limit == 1
+            if alone and other.owner != owner and runtime.holds_up(other.control):
+                raise AlreadyHeld(unqualified(key), waits=True)
 
 
 class Acquisition:
@@ -373,6 +384,8 @@ class Acquisition:
     _others = 0
     _leaves_traces = False
     _in_doubt = False
+    control: object = None
+    """The flow of control that waits; ``None`` until it has a place in the queue."""
 
     def __init__(  # noqa: PLR0917 - each request calls it, and by position takes half the time
         self,
@@ -401,6 +414,11 @@ class Acquisition:
         ttl = terms.ttl if terms.max_hold is None else terms.first_ttl
         self._claim = Claim(owner, locker.store.process, ttl, label, terms.limit)
         self._bell = runtime.bell()
+
+    @property
+    def terms(self) -> Terms:
+        """What the caller asked for."""
+        return self._terms
 
     async def run(self, hands: Hands[Holding]) -> Holding:
         keeper = self._locker.keeper
@@ -500,7 +518,7 @@ class Acquisition:
         self._retry_after, self._recovering = answer.until - now, answer.recovering
         self._holder, self._others = answer.holder or None, answer.others
         if self._is_repeated:
-            self._locker.refuse_to_hold_up_a_holder(self.key)
+            self._refuse_to_hold_up_others()
         return self._timeout(answer.waiters if self._wait != 0 else None)
 
     def _failing_for(self, sent: float, since: float) -> float:
@@ -515,7 +533,7 @@ class Acquisition:
 
     async def _queue(self, answer: Waiting, now: float) -> Grasp | Ask:
         """Wait in the queue until there is something to do."""
-        self._locker.refuse_to_hold_up_a_holder(self.key)
+        self._refuse_to_hold_up_others()
         self._keep_place(answer, now)
         if self._locker.over:
             raise self._locker.closed()
@@ -682,8 +700,13 @@ class Acquisition:
             case _:
                 self._bell.ring(Ask())
 
+    def _refuse_to_hold_up_others(self) -> None:
+        self._locker.refuse_to_hold_up_others(self.key, self.owner, self._terms.limit)
+
     def _keep_place(self, waiting: Waiting, now: float) -> None:
         self._plan_heartbeat(waiting, now)
+        caller = self._caller
+        self.control = self._runtime.control() if caller is None else caller.control
         self._locker.keeper.keep(self)
 
     def _plan_heartbeat(self, waiting: Waiting, now: float) -> None:

@@ -15,7 +15,7 @@ from weakref import ref
 from ..errors import EngineUnavailable
 from ..events import Forgotten
 from ..keys import unqualified
-from .holding import Hands, Holding
+from .holding import Hands, Holding, Terms
 from .ports import Ask, Pulse, Reply, Runtime, Store
 from .table import PLACE
 
@@ -44,7 +44,12 @@ class Kept(Protocol):
 
     key: str
     owner: str
+    control: object
+    """The flow of control that holds or waits."""
     due: float
+
+    @property
+    def terms(self) -> Terms: ...
 
     @property
     def slack(self) -> float:
@@ -175,6 +180,11 @@ class Keeper:
     def together_on(self, key: str) -> Sequence[Holding]:
         """Return the leases of a key that this process has, where others may have it, too."""
         return tuple(self.together.get(key, {}).values())
+
+    def waiting_for(self, key: str) -> Sequence[Kept]:
+        """Return the callers of this process that have a place in the queue of a key."""
+        kept = tuple(self._kept.values())
+        return [each for each in kept if each.key == key and not isinstance(each, Holding)]
 
     def stake(self, hands: Hands[Any], key: str, owner: str, ttl: float) -> bool:
         """Give back whatever ``owner`` has as soon as no code refers to ``hands`` any more.

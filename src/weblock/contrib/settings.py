@@ -8,6 +8,7 @@ from typing import Any, Final, cast
 from .._options import LocksOptions
 from ..aio import AsyncLocks
 from ..errors import ConfigurationError
+from ..stores import url as urls
 from ..sync import Locks
 
 Wanted = Locks | str | Sequence[str] | None
@@ -61,3 +62,19 @@ def opened(locks: Wanted, options: LocksOptions) -> Locks:
             " Locks.from_url(...), or the engine's URL"
         )
     return Locks.from_url(locks, **options)
+
+
+def refuse_other_application(app: object, kind: type) -> None:
+    """Raise ``TypeError`` for what is no application of a framework, such as an engine's URL."""
+    if not isinstance(app, kind):
+        raise TypeError(
+            f"WebLock takes the {kind.__name__} application first, and was given {shown(app)}: write"
+            ' WebLock(app, "redis://..."), or WebLock(locks="redis://...") and later init_app(app)'
+        )
+
+
+def shown(value: object) -> str:
+    """Return an argument of a wrong kind for a message: a string may be a URL with a password."""
+    if not isinstance(value, str):
+        return f"{value!r:.100}"
+    return f"{urls.without_secrets(value)!r:.100}" if "://" in value else urls.shown(value)

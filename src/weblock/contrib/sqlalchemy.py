@@ -66,6 +66,7 @@ from .guarding import (  # noqa: E402
     sweep_is_due,
     trouble_of,
 )
+from .settings import shown  # noqa: E402
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
@@ -107,6 +108,7 @@ def guard(
     example, must call ``lease.check()`` before.
 
     Raises:
+        TypeError: The arguments are no session and no lease.
         StaleFence: At a commit: another holder has followed. A kind of ``LeaseLost``.
         FenceLocked: A former holder has not ended its transaction within ``wait`` seconds. A kind
             of ``LockTimeout``.
@@ -114,7 +116,7 @@ def guard(
             longer true.
     """
     target: Any = getattr(session, "sync_session", session)
-
+    _refuse_others(target, lease)
     fenced = _Fenced(target, lease, wait) if fence else None
 
     def check(session: Session) -> None:
@@ -129,6 +131,23 @@ def guard(
             fenced.check(session)
 
     event.listen(target, "before_commit", check)
+
+
+def _refuse_others(session: object, lease: object) -> None:
+    """Raise ``TypeError`` for arguments in a wrong order, or of another kind."""
+    from sqlalchemy.orm import Session
+
+    if not isinstance(lease, BaseLease):
+        raise TypeError(
+            f"guard(session, lease) takes a lease second, and was given {shown(lease)}: give what"
+            " `with locks.hold(key) as lease:` returns, or the parameter of Depends(lock(key))"
+        )
+    if not isinstance(session, Session):  # A registry or a factory would guard all of its sessions.
+        raise TypeError(
+            "guard(session, lease) takes an SQLAlchemy Session or AsyncSession first, and was given"
+            f" {shown(session)}: give the one session that commits, such as db.session() of a registry"
+            " db.session; without a session, call lease.check() before the commit"
+        )
 
 
 class Sessions:

@@ -15,8 +15,12 @@ from django.core.handlers.asgi import ASGIHandler
 from django.db import DatabaseError, connection, connections
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client
+from django.utils.decorators import async_only_middleware
 
 from tests.support.waiting import PATIENCE, eventually
+from weblock.contrib.asgi import LockMiddleware as LayerOfRules
+from weblock.contrib.asgi import Rule
+from weblock.contrib.asgi.request import SCOPE_KEY
 from weblock.contrib.django import async_locks, lock, locks
 from weblock.contrib.django.middleware import LockMiddleware
 
@@ -195,18 +199,20 @@ def test_naive_waiters_starve_the_holder(database: Any, serve: Any, logged_in: A
 class Visit:
     """A request to the project's ASGI application, whose client may leave."""
 
-    def __init__(self, path: str, headers: Any = ()) -> None:
+    def __init__(self, path: str, headers: Any = (), app: Any = None) -> None:
         self._gone = asyncio.Event()
         self._asked = False
         self.status: int | None = None
-        scope = {
+        self.scope: dict[str, Any] = {
             "type": "http",
             "method": "POST",
             "path": path,
             "query_string": b"",
             "headers": [(b"host", b"testserver"), *headers],
         }
-        self.task = asyncio.ensure_future(ASGIHandler()(scope, self._receive, self._send))
+        self.task = asyncio.ensure_future(
+            (app or ASGIHandler())(self.scope, self._receive, self._send)
+        )
 
     def leave(self) -> None:
         self._gone.set()
@@ -351,6 +357,96 @@ async def test_who_holds_and_has_left_waits_for_nothing_more(serve: Any, setting
         await visit.task
     assert not ran
     assert await async_locks["default"].try_acquire("report")
+
+
+AROUND = {
+    "a rule": lambda url: LayerOfRules(ASGIHandler(), url, [Rule("/report", key="rule")]),
+    "two rules": lambda url: LayerOfRules(
+        LayerOfRules(ASGIHandler(), url, [Rule("/report", key="rule")]),
+        f"{url}-outer",
+        [Rule("/report", key="outer")],
+    ),
+}
+
+
+@pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
+@pytest.mark.parametrize("name", ["middleware", "sync middleware outside", "no middleware"])
+@pytest.mark.parametrize("leaves", ["before", "meanwhile"])
+async def test_a_client_that_leaves_stops_waiting_behind_a_rule(  # noqa: PLR0917 - fixtures
+    around: Any, name: str, leaves: str, serve: Any, settings: Any, url: str
+) -> None:
+    """The layer of the rule, which holds a key already, does not keep it from Django meanwhile."""
+    settings.MIDDLEWARE = CHAINS[name]
+    ran, asked, go_on = [], asyncio.Event(), asyncio.Event()
+
+    async def key(request: Any) -> str:
+        asked.set()
+        await go_on.wait()
+        return "report"
+
+    @lock(key, wait=None)
+    async def view(request: Any) -> HttpResponse:
+        ran.append(request)
+        return HttpResponse()
+
+    serve(report=view)
+    async with async_locks["default"].hold("report"):
+        visit = Visit("/report", app=around(url))
+        await asked.wait()
+        if leaves == "before":
+            visit.leave()
+            await turns()
+        go_on.set()
+        await asyncio.to_thread(eventually, lambda: visit.task.done() or waiters("report") == 1)
+        visit.leave()
+        await asyncio.wait_for(visit.task, PATIENCE)
+        await asyncio.to_thread(eventually, lambda: waiters("report") == 0)
+        assert locks["default"].inspect("rule") is None
+    assert not ran
+    assert visit.status is None
+
+
+async def test_what_runs_behind_a_rule_is_not_cancelled_after_its_wait(
+    serve: Any, settings: Any, url: str
+) -> None:
+    """A client that leaves when the view has its key ends nothing: Django does not hear of it any more."""
+    settings.MIDDLEWARE = [f"{__name__}.committing", OURS]
+    inside, go_on = asyncio.Event(), asyncio.Event()
+    committed.clear()
+
+    @lock("report", wait=None)
+    async def view(request: Any) -> HttpResponse:
+        inside.set()
+        await go_on.wait()
+        return HttpResponse()
+
+    serve(report=view)
+    async with async_locks["default"].hold("report"):
+        visit = Visit("/report", app=AROUND["a rule"](url))
+        await asyncio.to_thread(eventually, lambda: waiters("report") == 1)
+        inbox = visit.scope[SCOPE_KEY]._inbox
+        await asyncio.to_thread(eventually, lambda: inbox._waits)
+    await inside.wait()
+    visit.leave()
+    await turns()
+    go_on.set()
+    await visit.task
+    assert (committed, visit.status) == ([200], 200)
+
+
+committed: list[int] = []
+
+
+@async_only_middleware
+def committing(get_response: Any) -> Any:
+    """Middleware that commits when the view has returned, say."""
+
+    async def middleware(request: Any) -> Any:
+        response = await get_response(request)
+        committed.append(response.status_code)
+        return response
+
+    return middleware
 
 
 async def turns() -> None:

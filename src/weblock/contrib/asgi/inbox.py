@@ -36,8 +36,10 @@ class Inbox:
     """Whether a disconnect is hidden from the application, so that it runs to its end.
 
     An application that has not received the whole body still sees it, because it may be waiting for
-    the rest; and one that streams, because it may stream until nobody listens any more.
+    the rest; and one that streams, because it may stream until nobody listens any more; and one that
+    waits for a key by itself, of which nothing runs meanwhile.
     """
+    _waits = 0
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -56,7 +58,7 @@ class Inbox:
             self._whole = not message.get("more_body", False)
         elif message["type"] == "http.disconnect":
             self._ahead.append(message)  # It is returned to every further call.
-            if self._whole and self.withholds and not self._streams:
+            while self._whole and self.withholds and not (self._streams or self._waits):
                 self._withheld = self._withheld or asyncio.Event()
                 await self._withheld.wait()
         return message
@@ -64,6 +66,12 @@ class Inbox:
     def follow_stream(self, goes_on: bool) -> None:  # noqa: FBT001 - a callback
         """Tell a disconnect to an application that streams. What follows the last part must not end."""
         self._streams = goes_on
+        if goes_on:
+            self._tell()
+
+    def follow_wait(self, goes_on: bool) -> None:  # noqa: FBT001 - as above
+        """Tell a disconnect to an application whose own lock waits, until that is over."""
+        self._waits += 1 if goes_on else -1
         if goes_on:
             self._tell()
 

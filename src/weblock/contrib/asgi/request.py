@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import types
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, Self, TypeVar, Unpack
 
 from ..._core.acquiring import Locker
@@ -178,6 +179,33 @@ class AsyncRequestLocks(RequestLeases[AsyncLease]):
         if isinstance(lease, RequestLease):
             return lease
         return self._lease(self.locks, lease._locker, lease._holdings)  # noqa: SLF001 - of several
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Let the application see a disconnect while a lock of its own, inside of this, waits.
+
+        For a framework that cancels its request then, as Django does. Most keys are free, so it begins
+        after a while: what is not waiting must not be cancelled.
+        """
+        told: list[Inbox] = []
+
+        def tell() -> None:
+            told.extend(self._inboxes())
+            for each in told:
+                each.follow_wait(True)  # noqa: FBT003 - as a callback is called
+
+        timer = self.loop.call_later(LOOK_AFTER, tell)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            for each in told:
+                each.follow_wait(False)  # noqa: FBT003 - as above
+
+    def _inboxes(self) -> list[Inbox]:
+        """Return its own, and those farther out, each of which withholds a disconnect by itself."""
+        farther_out = self.within._inboxes() if self.within else ()  # noqa: SLF001 - of the same class
+        return [self._inbox, *farther_out]
 
     def leave(self) -> bool:
         """Record that the client has disconnected, and return whether the work may be cancelled.

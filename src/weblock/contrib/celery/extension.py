@@ -15,7 +15,7 @@ from ..._options import LocksOptions, Options
 from ..._platform.forks import heed_forks
 from ...errors import ConfigurationError
 from ...sync import Locks
-from ..settings import Wanted, configured, opened
+from ..settings import Wanted, configured, opened, refuse_other_application
 from .task import LockedTask, installed
 
 _SETTING: Final = re.compile(r"(?:weblock|[A-Z][A-Z0-9_]*_WEBLOCK)_(\w+)")
@@ -56,6 +56,7 @@ class WebLock:
         Raises:
             ConfigurationError: The application has locks already, or these locks an application.
         """
+        refuse_other_application(app, Celery)
         if self._app is not None or app in installed:
             raise ConfigurationError(
                 f"weblock is installed in the application {app.main!r:.80} already: install it once, and"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar, copy_context
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,7 @@ from ..._runtime.clock import part_of
 from ...errors import AlreadyHeld, LeaseLost, WeblockError
 from ...keys import CheckedKey, in_order
 from ...sync import Locks
-from ..asgi.request import SCOPE_KEY
+from ..asgi.request import SCOPE_KEY, AsyncRequestLocks
 from ..request import BeforeWaiting, RequestLeases, going_on, limit_of, to_its_end
 from ..wsgi.request import ENVIRON_KEY
 from .answers import answer
@@ -166,7 +166,7 @@ class ViewLeases(RequestLeases[BaseLease]):
                 raise asyncio.CancelledError
             self._waiting = True
             try:
-                with self._refusing(lock):
+                with self._refusing(lock), self._hearing():
                     await self.take(face, missing, lock.held_with, before_waiting)
             finally:
                 self._waiting = False
@@ -175,6 +175,10 @@ class ViewLeases(RequestLeases[BaseLease]):
             self._tell_databases(lease, guard, locks[lock.alias])
         self._by_lock.update(wanted)
         self.check()  # Some may have been lost while we waited for others.
+
+    def _hearing(self) -> AbstractContextManager[object]:
+        """Return what lets Django hear, while the request waits, that its client has left."""
+        return nullcontext()  # A thread would not be cancelled.
 
     def _in_turn(
         self, faces: Mapping[str, Face], wanted: Mapping[ViewLock, Sequence[CheckedKey]]
@@ -292,6 +296,12 @@ class TaskLeases(ViewLeases):
             with self._refusing(lock):
                 wanted[lock] = in_order(await lock.akeys_of(self.request, values))
         await self._take_all(async_locks, wanted, guards, _agive_back_connections)
+
+    def _hearing(self) -> AbstractContextManager[object]:
+        around: object = self.within
+        if isinstance(around, AsyncRequestLocks) and around.loop is asyncio.get_running_loop():
+            return around.telling()
+        return nullcontext()
 
 
 _aprepare_connections: Final = sync_to_async(prepare_connections)

@@ -144,7 +144,7 @@ def declared_values(dependant: Any, kind: str, *, of_keys: bool = True) -> Itera
 
     The fields of a parameter model are such values, and the model itself is none.
     """
-    for place, parameter in _parameters_of(dependant, kind, of_keys=of_keys):
+    for place, parameter in parameters_of(dependant, kind, of_keys=of_keys):
         info, model = parameter.field_info, model_of(parameter)
         if model is None:
             names, several = _names(info, parameter.alias, kind), _is_collection(info)
@@ -155,13 +155,15 @@ def declared_values(dependant: Any, kind: str, *, of_keys: bool = True) -> Itera
             yield from _values_of_model(kind, place, parameter, model)
 
 
-def _parameters_of(dependant: Any, kind: str, *, of_keys: bool) -> Iterator[tuple[object, Any]]:
+def parameters_of(
+    dependant: Any, kind: str, *, of_keys: bool = True
+) -> Iterator[tuple[object, Any]]:
     """Return FastAPI's fields of a kind, each with the endpoint or the dependency that has it."""
     for parameter in getattr(dependant, f"{kind}_params"):
         yield dependant.call, parameter
     for each in dependant.dependencies:
         if of_keys or not isinstance(each.call, MakesKeys):
-            yield from _parameters_of(each, kind, of_keys=of_keys)
+            yield from parameters_of(each, kind, of_keys=of_keys)
 
 
 def model_of(parameter: Any) -> type[BaseModel] | None:
@@ -198,7 +200,7 @@ def _extras(dependant: Any, source: Source, *, of_keys: bool) -> Iterator[Declar
     kind, name = source.kind, source.name
     if kind == "header":
         name = name.replace("_", "-")
-    for place, parameter in _parameters_of(dependant, kind, of_keys=of_keys):
+    for place, parameter in parameters_of(dependant, kind, of_keys=of_keys):
         model = model_of(parameter)
         if model and model.model_config.get("extra") == "allow":
             # FastAPI may make a list of it, if the request repeats it; that is no key in any case.

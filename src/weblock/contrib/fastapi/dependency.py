@@ -8,7 +8,7 @@ import asyncio
 import functools
 import inspect
 import weakref
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Annotated, Any, Final, Literal, NamedTuple, NoReturn, Unpack, get_args
@@ -16,10 +16,12 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, NoReturn, Unpack,
 from fastapi import BackgroundTasks, Depends
 from fastapi.requests import HTTPConnection
 
+from ..._face import BaseLease
 from ..._options import HoldOptions, Options
 from ...aio import AsyncLease
 from ...errors import ConfigurationError
 from ...keys import CheckedKey, KeyTemplate, Source, in_order
+from ...sync import Lease
 from ..asgi import AsyncRequestLocks, RequestLease, request_locks
 from ..asgi.request import SCOPE_KEY
 from ..request_values import KeyFunction, keys_made_by, parsed
@@ -40,6 +42,22 @@ class NotOfRequest:
             'Depends(lock) names no key: write Depends(lock("create_item")), or'
             ' Depends(lock("item:{item_id}")) with a parameter of the path'
         )
+
+
+def _read_from_request(cls: type[BaseLease], source: Any, read: Callable[[Any], Any]) -> Any:
+    """Return how Pydantic reads a lease, which it cannot; a model may allow any type."""
+    try:
+        return read(source)
+    except Exception as error:
+        raise TypeError(
+            f"{cls.__name__} is nothing that a request has: write Annotated[{cls.__name__},"
+            ' Depends(lock("create_item"))] for a parameter; a response cannot have one'
+        ) from error
+
+
+for _face in (AsyncLease, Lease):
+    # Pydantic asks the class if ``Depends`` was left out, and the class itself knows no framework.
+    setattr(_face, "__get_pydantic_core_schema__", classmethod(_read_from_request))  # noqa: B010 - type checkers know no such attribute
 
 
 LOOK_AGAIN: Final = 0.05
@@ -97,6 +115,12 @@ class LockDependency(MakesKeys):
         """Raise ``TypeError``: Pydantic asks for it if ``Depends`` was left out of ``Annotated``."""
         raise TypeError(
             f"{self!r} is no dependency by itself: write Annotated[AsyncLease, Depends({self!r})]"
+        )
+
+    def __deepcopy__(self, _memo: object) -> NoReturn:
+        """Raise ``TypeError``: FastAPI copies the default of a parameter if ``Depends`` was left out."""
+        raise TypeError(
+            f"{self!r} is no dependency by itself: write lease: Annotated[AsyncLease, Depends({self!r})]"
         )
 
     def __call__(self, *function: object, **values: Any) -> Coroutine[Any, Any, RequestLease]:

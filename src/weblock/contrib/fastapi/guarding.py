@@ -1,12 +1,13 @@
 """``Depends(guarded(get_session, lock("item:{item_id}")))``: a session that the database itself guards."""
 
 import inspect
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final
 
-from fastapi import Depends
+from fastapi import Depends, params
 
 from ..guarding import DATABASE_GUARD, LOCK_WAIT, refuse_guard
+from ..settings import shown
 from .dependency import LockDependency
 
 
@@ -21,12 +22,12 @@ def guarded(
     request that slept through its lease is refused by the database, and answered with 503.
 
     Raises:
+        TypeError: What is given is no dependency for a session, or no ``lock(...)``.
         ConfigurationError: A lock has ``limit=`` or ``shared=``: the guard needs exclusive leases.
     """
     from ..sqlalchemy import guard
 
-    if not locks:
-        raise TypeError('name at least one lock: guarded(get_session, lock("create_item"))')
+    _refuse_others(get_session, locks)
     for lock in locks:
         refuse_guard(DATABASE_GUARD, dict(lock.options))
 
@@ -46,3 +47,23 @@ def guarded(
         ]
     )
     return dependency
+
+
+_EXAMPLE: Final = 'write guarded(get_session, lock("create_item"))'
+
+
+def _refuse_others(get_session: object, locks: Sequence[object]) -> None:
+    """Raise ``TypeError`` for arguments in a wrong order, or of another kind."""
+    if not callable(get_session) or isinstance(get_session, LockDependency | params.Depends):
+        raise TypeError(
+            f"guarded(...) takes the dependency that gives the session first, and was given"
+            f" {shown(get_session)}: {_EXAMPLE}, with the function itself, not called and without Depends"
+        )
+    for each in locks:
+        if not isinstance(each, LockDependency):
+            raise TypeError(
+                f"guarded(...) takes locks after the dependency of the session, and was given"
+                f" {shown(each)}: {_EXAMPLE}, without Depends around the lock"
+            )
+    if not locks:
+        raise TypeError(f"guarded(...) was given no lock: {_EXAMPLE}")

@@ -24,6 +24,7 @@ from ..asgi import ProblemResponse, RequestLayer
 from ..asgi.layer import opened, seconds_or_none
 from ..asgi.protocol import App, Receive, Scope, Send
 from ..problems import Problem, Rewrite, checked, problem_of
+from ..settings import shown
 from .routes import check_keys, document, document_mounted
 
 ANSWERED: Final = (LockTimeout, EngineUnavailable, LeaseLost, InvalidKey)
@@ -58,7 +59,7 @@ def install(
     """
     if not isinstance(app, FastAPI):
         raise TypeError(
-            f"install(app) needs the FastAPI application, and was given {app!r:.200}: call it once,"
+            f"install(app) needs the FastAPI application, and was given {shown(app)}: call it once,"
             " with the application; its routers and mounted applications are served by the same layer"
         )
     if app.middleware_stack is not None:

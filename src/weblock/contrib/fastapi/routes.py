@@ -28,7 +28,7 @@ from ...errors import (
 )
 from ...keys import KeyTemplate, Source
 from ..problems import Problem
-from .declared import declared_of, declared_values
+from .declared import declared_of, declared_values, parameters_of
 from .dependency import LockDependency, refuse_unknown_path_parameters
 
 
@@ -54,9 +54,11 @@ class LockingRoute:
 def check_keys(routes: Sequence[Any]) -> None:
     """Raise ``ConfigurationError`` for a key that a route can never fill in, naming both.
 
-    Warns of a key that is made of a part of the path as the URL spells it.
+    Warns of a key that is made of a part of the path as the URL spells it. Raises ``TypeError`` for a
+    lock that a parameter has as its default, which locks nothing.
     """
-    for found in locking_routes(routes):
+    for found in _served(routes):
+        _refuse_locks_as_defaults(found)
         for template in _templates(found.locks):
             try:
                 refuse_unknown_path_parameters(template, found.parameters)
@@ -64,6 +66,19 @@ def check_keys(routes: Sequence[Any]) -> None:
             except ConfigurationError as error:
                 raise ConfigurationError(f"{found}: {error}") from None
             _warn_of_spellings(template, found)
+
+
+def _refuse_locks_as_defaults(found: LockingRoute) -> None:
+    """Raise where ``Depends`` was left out: FastAPI takes the parameter for one of the query."""
+    if (dependant := getattr(found.route, "dependant", None)) is None:
+        return
+    for place, parameter in (*parameters_of(dependant, "query"), *parameters_of(dependant, "body")):
+        name, default = parameter.name, parameter.field_info.default
+        if isinstance(default, LockDependency):
+            raise TypeError(
+                f"{found}: {name}={default!r} of {getattr(place, '__qualname__', place)} locks nothing:"
+                f" write {name}: Annotated[AsyncLease, Depends({default!r})]"
+            )
 
 
 def _refuse_declarations(template: KeyTemplate, dependant: Any) -> None:
@@ -120,19 +135,25 @@ def _warn_of_spellings(template: KeyTemplate, found: LockingRoute) -> None:
             )
 
 
-def locking_routes(
+def locking_routes(routes: Sequence[Any]) -> Iterator[LockingRoute]:
+    """Return the routes that lock, of these and of the applications that are mounted among them."""
+    return (found for found in _served(routes) if found.locks)
+
+
+def _served(
     routes: Sequence[Any], within: Sequence[Any] = (), prefix: str = "", known: Iterable[str] = ()
 ) -> Iterator[LockingRoute]:
-    """Return the routes that lock, of these and of the applications that are mounted among them."""
+    """Return all routes, whether they lock or not, but for those that only have others within."""
     if any(routes is each for each in within):  # An application may be mounted in itself.
         return
     for route in each_route(routes):
         here = _locking(route, prefix, known)
-        if here.locks:
-            yield here
-        elif inner := getattr(route, "routes", None):
+        inner = None if here.locks else getattr(route, "routes", None)
+        if inner:
             path = prefix + (getattr(route, "path", None) or "")
-            yield from locking_routes(inner, [*within, routes], path, here.parameters)
+            yield from _served(inner, [*within, routes], path, here.parameters)
+        else:
+            yield here
 
 
 def serving_route(

@@ -15,7 +15,7 @@ from ...errors import ConfigurationError
 from ...sync import Locks
 from ..guarding import GuardKind
 from ..request_values import KeyFunction
-from ..settings import opened
+from ..settings import opened, refuse_other_application
 from ..wsgi import RequestLayer, Rewrite
 from .answers import answer_errors
 from .commands import commands
@@ -75,6 +75,7 @@ class WebLock:
 
         Middleware that commits is put around ``app.wsgi_app`` before, so that it is inside the lock.
         """
+        refuse_other_application(app, Flask)
         if NAME in app.extensions:
             raise ConfigurationError(
                 f"weblock is installed in the application {app.name!r:.80} already: install it once"

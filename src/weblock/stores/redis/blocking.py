@@ -19,7 +19,7 @@ from ..._platform.polling import READABLE, new_poll, time_out_in_kernel
 from ..._platform.turns import Empty, Turn, Turns, taken_out
 from .asking import Connect
 from .internals import socket_of
-from .servers import Server, Unfit
+from .servers import Server, Unfit, explained
 from .settings import Address
 from .wire import Errors, Introduce, Link
 
@@ -209,6 +209,8 @@ class BlockingLinks:
         self._size = room
         self._room = Turns(room)
         self._idle: dict[Address, list[BlockingLink]] = {}
+        self._answered_at = float("-inf")
+        """When a connection last came back with an answer."""
         self._connecting = Connecting()
         self._closed = False
         self._thread: RealThread | None = None
@@ -266,8 +268,7 @@ class BlockingLinks:
         try:
             turn = self._room.take(timeout=self._patience)
         except Empty:
-            message = f"all {self._size} connections are in use: raise max_connections"
-            raise Unfit(message) from None
+            raise self._turn_in_vain() from None
         try:
             link = self._idle_link(address) or await self._new_link(address, introduce)
         except BaseException:  # The traceback would keep the turn.
@@ -282,7 +283,7 @@ class BlockingLinks:
         assert turn is not None
         try:
             if link.alive:
-                link.used_at = time.monotonic()
+                link.used_at = self._answered_at = time.monotonic()
                 self._idle.setdefault(link.address, []).append(link)
                 if self._closed:
                     self._close_idle()
@@ -290,6 +291,17 @@ class BlockingLinks:
                 self._discard(link)
         finally:
             self._room.give_back(turn)
+
+    def _turn_in_vain(self) -> Unfit:
+        """Return the error for a caller that got no connection.
+
+        If the server answers, a connection comes back every few milliseconds. If none has come back for
+        long, the others wait for the server, and more connections would only wait with them.
+        """
+        silent = time.monotonic() - self._answered_at >= self._patience / 2
+        if silent:
+            return Unfit(explained(exceptions.TimeoutError(f"no answer for {self._patience:g} s")))
+        return Unfit(f"all {self._size} connections are in use: raise max_connections")
 
     def _discard(self, link: BlockingLink) -> None:
         others = [] if link.alive else self._idle.pop(link.address, [])
