@@ -71,6 +71,11 @@ def test_servers_may_be_behind_by_less_than_they_recover_for() -> None:
     run_all(range(60), Variant(one_by_one=True, behind=1.5, properties=(Mutex, Fences)))
 
 
+def test_a_server_whose_clock_is_off_changes_no_order() -> None:
+    """Waiters are served as they came, by the clocks of the majority that agrees."""
+    run_all(range(20), Variant(crowded=True, behind=600.0))
+
+
 def hunt(index: int) -> tuple[str, str]:
     """A mutant, and the property that noticed it; nothing if it survives."""
     mutant = MUTANTS[index]

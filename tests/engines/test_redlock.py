@@ -21,6 +21,7 @@ from weblock import AsyncLocks, ConfigurationError, EngineUnavailable, LeaseLost
 from weblock._core.ports import Ask, Grasp, Reply
 from weblock._core.table import Busy, Claim, Gone, Held, Released, Waiting
 from weblock._runtime.blocking import BlockingRuntime, drive
+from weblock._runtime.clock import now
 from weblock.stores.quorum import FIRST_PAUSE, LONGEST_PAUSE, Health, open_quorum
 from weblock.stores.quorum.candidate import SPLIT, Candidate
 from weblock.stores.quorum.clocks import Clocks
@@ -152,7 +153,7 @@ class TestHealth:
 
 def test_who_is_rung_by_a_minority_looks_if_no_majority_follows() -> None:
     """Servers that hand over to one each would else wait for the next heartbeats of all."""
-    candidate = Candidate(Claim("waiter", "", 10.0, ""), ticket=1)
+    candidate = Candidate(Claim("waiter", "", 10.0, ""))
     assert candidate.rung(0, Ask(), majority=3) == Ask(after=SPLIT)
     assert candidate.rung(1, Ask(), majority=3) == Ask(after=SPLIT)
     assert candidate.rung(2, Ask(), majority=3) == Ask()
@@ -269,6 +270,87 @@ def test_a_clock_that_is_behind_is_told_once(caplog: pytest.LogCaptureFixture) -
     (record,) = [each for each in caplog.records if "the clock of" in each.getMessage()]
     assert record.levelname == "WARNING"
     assert "the clock of redis://c is 3600 s behind that of redis://a" in record.getMessage()
+
+
+class TestClocks:
+    """The time of the servers, which orders waiters. Here their clocks are about 5000 ahead of ours."""
+
+    def clocks(self, *shown: float) -> Clocks:
+        clocks = Clocks(["redis://a", "redis://b", "redis://c"])
+        for server, time in enumerate(shown):
+            clocks.heard(server, time, sent=100.0, received=100.0)
+        return clocks
+
+    def test_a_minority_does_not_move_it(self) -> None:
+        """Of three clocks the one in the middle counts, whatever the others show."""
+        for off in (0.0, 5099.0, 5101.0, 10.0**9):
+            time = self.clocks(5100.0, off, 5100.5).time(101.0)
+            assert 5101.0 <= time <= 5101.5
+
+    def test_of_two_the_one_that_is_behind_counts(self) -> None:
+        """Both have reached it, so that both take it for the fence as well."""
+        assert self.clocks(5101.0, 5100.0).time(100.0) == 5100.0
+
+    def test_who_need_not_be_waited_for(self) -> None:
+        """A majority that agrees is enough; of two that differ, nobody can say which one is off."""
+        assert not self.clocks(5100.0).known
+        assert not self.clocks(5100.0).alike
+        assert self.clocks(5100.0, 5200.0).known
+        assert not self.clocks(5100.0, 5200.0).alike
+        assert self.clocks(5100.0, 5200.0, 5100.5).alike
+
+    def test_the_fastest_answer_counts(self) -> None:
+        """One that was under way for longer says less; one that cannot be is of a clock that was set."""
+        clocks = self.clocks(5100.0, 5100.0, 0.0)
+        for server in range(2):
+            clocks.heard(server, 5200.0, sent=190.0, received=210.0)
+        assert clocks.time(220.0) == 5220.0
+        for server in range(2):
+            clocks.heard(server, 5300.0, sent=290.0, received=299.0)
+        assert clocks.time(300.0) == 5301.0
+        for server in range(2):
+            clocks.heard(server, 4000.0, sent=300.0, received=301.0)
+        assert clocks.time(300.0) == 4000.0
+
+
+def test_the_servers_time_is_asked_for_once(
+    servers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first lock of a process asks for it, and all answers after that tell it."""
+    asked: list[RedisStore] = []
+    clock = RedisStore.clock
+
+    async def noted(self: RedisStore) -> float:
+        asked.append(self)
+        return await clock(self)
+
+    monkeypatch.setattr(RedisStore, "clock", noted)
+    engine = open_quorum(urls(servers))
+    with Locks(engine, wait=PATIENCE) as locks:
+        locks.acquire("k").release()
+        assert len(asked) == 3
+        engine.after_fork()
+        for _ in range(3):
+            locks.acquire("k").release()
+        assert len(asked) == 3
+
+
+def test_waiters_queue_as_they_came_whatever_their_clocks_show(servers: list[Server]) -> None:
+    """Of two processes, one of which counts its time from elsewhere, the first is the first."""
+    engines = [open_quorum(urls(servers)) for _ in range(3)]
+    try:
+        for place, engine in enumerate(engines):
+            ahead = (0.0, 10.0**6, -(10.0**6))[place]
+            runtime = BlockingRuntime()
+            runtime.now = lambda ahead=ahead: now() + ahead  # type: ignore[method-assign]
+            store = engine.connect(runtime)
+            claim = Claim(f"o{place}", store.process, 60.0, "")
+            drive(store.acquire("k", claim, room=9))
+        queue = drive(store.look("k")).state.queue
+        assert [each.claim.owner for each in queue] == ["o1", "o2"]
+    finally:
+        for engine in engines:
+            engine.close()
 
 
 class TestWhatIsRemembered:

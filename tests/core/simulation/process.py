@@ -110,8 +110,6 @@ class Process:
         self.name = name
         self.rate = rate
         self.offset = offset
-        self.skew = 0.0
-        """By how much its wall clock is ahead."""
         self.running = True
         self.dead = False
         self.woke_at = 0.0

@@ -51,6 +51,8 @@ class Variant:
     """Servers lose their data again and again, while leases are long."""
     one_by_one: bool = False
     """One server is cut off, then another loses its data, then the third goes down."""
+    crowded: bool = False
+    """Ever more callers wait for one key, and nothing fails."""
     behind: float = 0.0
     """By how many seconds all clocks but that of the first server are behind."""
     properties: tuple[type[Property], ...] = PROPERTIES
@@ -129,15 +131,34 @@ class OneByOne(QuorumFaults):
         self._world.after(until, partial(self._start, server))
 
 
-def _one_by_one(swarm: Swarm) -> Swarm:
-    """Locks now and then, on one key, on a network that is calm."""
+def _calm(swarm: Swarm) -> Swarm:
+    """One key, and nothing fails by itself."""
     nothing = ("late", "lost_requests", "lost_replies", "lost_rings", "duplicates", "cancels")
     never = ("engine_stops", "restarts", "stops", "crashes", "closes", "several_keys", "max_hold")
+    return replace(swarm, **dict.fromkeys(nothing, 0.0), **dict.fromkeys(never, 0), keys=1)
+
+
+def _crowded(swarm: Swarm) -> Swarm:
+    """Locks that are wanted faster than they are released."""
     return replace(
-        swarm,
-        **dict.fromkeys(nothing, 0.0),
-        **dict.fromkeys(never, 0),
-        keys=1,
+        _calm(swarm),
+        processes=4,
+        attempts=20,
+        ttl=3.0,
+        section=0.6,
+        spread=8.0,
+        room=100,
+        zero_wait=0.0,
+        endless_wait=1.0,
+        unrenewed=0.0,
+        calm_at=14.0,
+    )
+
+
+def _one_by_one(swarm: Swarm) -> Swarm:
+    """Locks now and then, on a network that is calm."""
+    return replace(
+        _calm(swarm),
         ttl=1.0,
         section=0.1,
         attempts=8,
@@ -171,12 +192,16 @@ class QuorumSchedule(Schedule):
             )
         if variant.one_by_one:
             swarm = _one_by_one(swarm)
+        sought = variant.forgetful or variant.one_by_one  # Some faults, and no others.
+        crowded = variant.crowded or (random.random() < 0.1 and not sought)
+        if crowded:
+            swarm = _crowded(swarm)
         self.swarm = swarm
         self.variant = variant
         self.world = world = World(random)
         world.most_events *= 5
         count = random.choice([3, 3, 3, 5]) if not variant.one_by_one else 3
-        minor = random.random() < 0.3 and not (variant.forgetful or variant.one_by_one)
+        minor = random.random() < 0.3 and not (sought or crowded)
         if minor:  # Who waits for one that hangs must not lose what the others gave meanwhile.
             self.swarm = swarm = replace(swarm, op_timeout=min(swarm.op_timeout, swarm.ttl / 4))
         self._random = random
@@ -232,7 +257,6 @@ class QuorumSchedule(Schedule):
         random = self._random
         name = f"p{slot}.{len(self.truth.clients)}"
         process = Process(self.world, name, rate=self._rate(), offset=random.uniform(0, 100))
-        process.skew = random.choice([0.0, 0.01, -0.01, 1.0, -1.0, 3600.0, -500.0])
         client = QuorumClient(process, self.networks, self.engine, self.swarm, self.truth)  # type: ignore[arg-type]
         self.truth.clients.append(client)
         return client

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from weblock._core.ports import Pulse, Reply, Runtime, Switchboard
 from weblock._core.table import Claim
@@ -18,7 +18,7 @@ from weblock.stores.redis.store import RedisStore
 from weblock.stores.redis.wire import Wire
 
 from .client import Client
-from .engine import EPOCH, Acquire, Refresh, Release, Request
+from .engine import Acquire, Refresh, Release, Request
 from .network import Network
 from .process import Process
 from .quorum_servers import Quorum
@@ -27,8 +27,6 @@ from .redis_links import ADDRESS, SimulatedLinks, Subscription
 from .runtime import SimulatedRuntime
 from .swarm import Swarm
 from .truth import Truth
-
-MILLISECOND: Final = 0.001
 
 
 class QuorumLinks(SimulatedLinks):
@@ -60,7 +58,7 @@ class SimulatedConnections:
 
 
 class SimulatedQuorumEngine(QuorumEngine):
-    """The engine that is shipped, on connections and a wall clock of the simulation."""
+    """The engine that is shipped, on connections of the simulation."""
 
     def __init__(
         self, process: Process, networks: Sequence[Network], quorum: Quorum, swarm: Swarm
@@ -73,10 +71,6 @@ class SimulatedQuorumEngine(QuorumEngine):
         super().__init__(
             [Settings(Deployment.SINGLE, (each,), recovery=quorum.recovery) for each in places]
         )
-
-    def wall_clock(self) -> float:  # type: ignore[override]  # One for each process.
-        time = EPOCH + self.process.rate * self.process.world.now + self.process.skew
-        return time // MILLISECOND * MILLISECOND
 
     def _connected(self, number: int, settings: Settings) -> Any:
         return SimulatedConnections(self, number, settings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from weblock.stores.quorum import QuorumEngine
+from weblock.stores.quorum.clocks import Clocks
 from weblock.stores.quorum.store import QuorumStore
 from weblock.stores.quorum.tally import Tally
 
@@ -54,7 +55,7 @@ MUTANTS: Final = (
         "Held(fence or 0,",
         "Held(self.fence,",
         ("P10",),
-        seed=15,
+        seed=66,
     ),
     Mutant(
         "a heartbeat grants what nobody has agreed on",
@@ -63,7 +64,7 @@ MUTANTS: Final = (
         "if self.holding and not fence:",
         "if False:",
         ("P1", "P2", "P7"),
-        seed=8,
+        seed=10,
     ),
     Mutant(
         "servers need not agree on the fence",
@@ -99,7 +100,7 @@ MUTANTS: Final = (
         "if not tally.holding:",
         "if True:",
         ("P4", "P10"),
-        seed=22,
+        seed=67,
     ),
     Mutant(
         "only those that voted are released",
@@ -117,7 +118,7 @@ MUTANTS: Final = (
         "candidate.asks(store.acquire(key, mine, room=room, ticket=ticket))",
         "store.acquire(key, mine, room=room, ticket=ticket)",
         ("P6",),
-        seed=18,
+        seed=70,
     ),
     Mutant(
         "who was refused by some leaves its place with others",
@@ -135,7 +136,17 @@ MUTANTS: Final = (
         "if tally.answered < len(tally.replies):",
         "if tally.answered < tally.majority:",
         ("P6",),
-        seed=711,
+        seed=126,
+    ),
+    # Who came first.
+    Mutant(
+        "waiters are ordered by what their own clocks show",
+        Clocks,
+        "time",
+        "now + sorted(",
+        "now + 0 * sorted(",
+        ("P5",),
+        seed=8,
     ),
     # What a process remembers.
     Mutant(
@@ -145,7 +156,7 @@ MUTANTS: Final = (
         "min(candidate.forgotten_at, now + candidate.void)",
         'float("inf")',
         ("P9",),
-        seed=13,
+        seed=35,
     ),
     Mutant(
         "every question makes another candidate",
@@ -154,6 +165,6 @@ MUTANTS: Final = (
         "if claim.owner not in self.candidates:",
         "if True:",
         ("P2", "P4", "P6", "P9", "P10"),
-        seed=4,
+        seed=109,
     ),
 )

@@ -25,6 +25,9 @@ from .world import World
 ROUNDS: Final = 6
 """How many more round trips a call may take than with one server: several servers, several rounds."""
 
+APART: Final = 0.4
+"""By how many seconds two servers' clocks may differ."""
+
 
 class QuorumTruth(Truth):
     """Everything that is so of several servers. ``minor`` faults, of a minority, excuse nothing."""
@@ -231,6 +234,39 @@ class WakeUp(QuorumProperty):
         return any(holders.count(owner) >= self.quorum.majority for owner in holders)
 
 
+class InTurn(QuorumProperty):
+    """Nobody holds a key before one that came earlier, whatever the clocks of both show.
+
+    Servers say who came earlier, whose clocks differ a little.
+    """
+
+    name = "P5 fifo"
+
+    def __init__(self, truth: Truth) -> None:
+        super().__init__(truth)
+        self.bound = APART + ROUNDS * self.round_trips
+        self._came_at: dict[str, float] = {}
+
+    def sent(self, process: Process, request: Request) -> None:
+        if isinstance(request, Acquire):
+            self._came_at.setdefault(request.claim.owner, self.world.now)
+
+    def believed(self, belief: Belief) -> None:
+        holding = belief.holding
+        key, came_at = holding.key, self._came_at[holding.owner]
+        for owner, earlier in self._came_at.items():
+            if earlier + self.bound < came_at and self._waits(owner, key, earlier):
+                self.fail(f"{belief} passed {owner}, which came {came_at - earlier:.3f} s before")
+
+    def _waits(self, owner: str, key: str, since: float) -> bool:
+        return (
+            self.truth.wants[owner] == key
+            and self.truth.is_asking(owner)
+            and owner not in self.truth.busy
+            and self.truth.disturbed_until < since
+        )
+
+
 class QuorumLive(Live):
     """The same as of one server, if more slowly."""
 
@@ -294,6 +330,7 @@ PROPERTIES: Final[tuple[type[Property], ...]] = (
     Mutex,
     Fences,
     WakeUp,
+    InTurn,
     LeavesNothing,
     DeadlineFirst,
     ToldInTime,

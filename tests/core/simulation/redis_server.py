@@ -133,6 +133,9 @@ class RedisServer(RedisEngine):
     def _execute(self, words: Sequence[str]) -> tuple[Any, list[Reply]]:
         if words[0] == "INFO":
             return self._introduction(), []
+        if words[0] == "TIME":
+            seconds, rest = divmod(round(self.now() * MICRO), MICRO)
+            return [b"%d" % seconds, b"%d" % rest], []
         assert words[0] in {"EVAL", "EVALSHA"}, words
         sha = words[1] if words[0] == "EVALSHA" else _sha(words[1])
         if words[0] == "EVAL":

@@ -1,14 +1,13 @@
 """A list of Redis URLs: a lease counts while a majority of independent servers agrees (Redlock).
 
 https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/ has the algorithm. Here
-waiters queue on every server by tickets, so that all servers hand over to the same one; fences are
-the same on a majority; a server that lost its data waits before it votes again; and only one caller
+waiters queue on every server by tickets, which are times of the servers' clocks, so that all servers
+hand over to the same one; fences are the same on a majority; a server that lost its data waits before it votes again; and only one caller
 at a time tries a server that is down.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -115,8 +114,6 @@ class QuorumEngine:
     scope = "cluster"
     limits = "exclusive"
     real_keeper = True
-    wall_clock = staticmethod(time.time)
-    """Orders the waiters by when they came."""
 
     def __init__(self, settings: Sequence[Settings]) -> None:
         _check(settings)
@@ -150,7 +147,7 @@ class QuorumEngine:
             self._tidy_at = now + TIDY
             self._forget_ended(now)
         if claim.owner not in self.candidates:
-            self.candidates[claim.owner] = Candidate(claim, round(self.wall_clock() * 1_000_000))
+            self.candidates[claim.owner] = Candidate(claim)
         self.candidates[claim.owner].asked_for(claim.ttl, now)
         return self.candidates[claim.owner]
 

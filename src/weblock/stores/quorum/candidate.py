@@ -20,9 +20,10 @@ SPLIT: Final = 0.1
 class Candidate:
     """One acquisition: what it asks all servers for, and what it knows of them."""
 
-    def __init__(self, claim: Claim, ticket: int) -> None:
+    def __init__(self, claim: Claim) -> None:
         self.claim = claim
-        self.ticket = ticket
+        self.ticket = 0
+        """Its place in the order of all waiters, the same on all servers; none before it asks."""
         self.fence: int | None = None
         """What a majority has agreed on; none before that."""
         self.asked: set[int] = set()

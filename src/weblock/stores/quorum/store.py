@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from ..._core.ports import Look, Pulse, Reply, Runtime, Unfinished
 from ..._core.table import Busy, Claim, Gone, Waiting
 from ...errors import EngineUnavailable
+from ..redis.calls import MICRO
 from ..redis.store import RedisStore
 from .candidate import Candidate
 from .tally import Tally
@@ -37,6 +38,7 @@ class QuorumStore:
 
     async def acquire(self, key: str, claim: Claim, *, room: int) -> Reply:
         candidate = self._engine.candidate(claim, self._runtime.now())
+        candidate.ticket = candidate.ticket or await self._new_ticket()
         outcome: Reply | EngineUnavailable
         for pause in (*PAUSES, 0.0):
             tally = await self._nominate(key, candidate, room)
@@ -162,6 +164,26 @@ class QuorumStore:
         self._check(sum(isinstance(each, Look) for each in replies.values()), replies)
         return replies.values()
 
+    async def _new_ticket(self) -> int:
+        """Return the servers' time in microseconds, which answers have told before.
+
+        The first in a process asks for it. Raises ``EngineUnavailable`` if no majority answers.
+        """
+        clocks, now = self._engine.clocks, self._runtime.now
+
+        async def shown(store: RedisStore) -> None:
+            sent, time = now(), await store.clock()
+            server = self._stores.index(store)
+            clocks.heard(server, time, sent=sent, received=now())
+
+        if not clocks.known:
+            replies: dict[int, Any] = await self._ask(
+                self._servers(), shown, enough=lambda _replies: clocks.alike
+            )
+            if not clocks.known:
+                raise self._unavailable(Tally(len(self._stores), 0.0, replies))
+        return round(clocks.time(now()) * MICRO)
+
     async def _nominate(self, key: str, candidate: Candidate, room: int) -> Tally:
         claim, ticket = candidate.claim, candidate.ticket
 
@@ -277,12 +299,15 @@ class QuorumStore:
         health, now = self._engine.health[server], self._runtime.now
         sent = now()
         try:
-            replies[server] = await question(self._stores[server])
+            answer = replies[server] = await question(self._stores[server])
         except EngineUnavailable as error:
             replies[server] = error
             health.failed(error, sent=sent, now=now())
         else:
-            health.answered(now())
+            received = now()
+            health.answered(received)
+            if isinstance(answer, Reply):
+                self._engine.clocks.heard(server, answer.now, sent=sent, received=received)
 
     def _servers(self) -> set[int]:
         return set(range(len(self._stores)))

@@ -102,6 +102,10 @@ class RedisStore:
             await self._wire.run(Call(RAISE_FENCE, bucket, keys, (owner, str(fence))))
         )
 
+    async def clock(self) -> float:
+        """Return what the clock of the only server shows."""
+        return await self._wire.clock()
+
     async def look(self, key: str) -> Look:
         bucket, keys = self._layout.of_key(key)
         return look_of(await self._wire.run(Call(LOOK, bucket, keys)))

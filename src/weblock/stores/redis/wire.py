@@ -13,7 +13,7 @@ from redis import exceptions
 from redis.connection import DefaultParser
 
 from ...errors import EngineUnavailable
-from .calls import Call, Layout, micros, packed
+from .calls import MICRO, Call, Layout, micros, packed
 from .nodes import Nodes
 from .scripts import (
     ACQUIRE,
@@ -196,6 +196,14 @@ class Wire:
                 break
         return [self._judged(outcome) for outcome in outcomes]
 
+    async def clock(self) -> float:
+        """Return what the clock of the only server shows. Raises ``EngineUnavailable``."""
+        (address,) = await self._masters()
+        clock = await self._clock_of(address)
+        if isinstance(clock, EngineUnavailable):
+            raise clock
+        return int(clock) / MICRO
+
     async def scan(self, pattern: str) -> AsyncIterator[list[str]]:
         """The names of the keys that match, in parts, from all servers."""
         for address in await self._masters():
@@ -354,7 +362,7 @@ class Wire:
             seconds, rest = await self._asked(address, packed("TIME"))
         except EngineUnavailable as error:
             return error
-        return f"{1_000_000 * int(seconds) + int(rest)}"
+        return f"{MICRO * int(seconds) + int(rest)}"
 
     async def _introduced(self, link: Link) -> None:
         """Find out on a new connection whether its server can keep locks."""

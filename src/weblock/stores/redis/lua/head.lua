@@ -16,7 +16,7 @@
 -- counts. A lease's end stands in its value; the keys themselves expire a day later, as garbage.
 --
 -- A ticket is what several servers agree by, of whom a majority grants: the microsecond at which the
--- owner came, by its own clock. It orders the queue, and fences start above it. 0 is none.
+-- owner came, by the clocks of a majority. It orders the queue, and fences start above it. 0 is none.
 
 local LOCK, QUEUE, EPOCH = KEYS[1], KEYS[2], KEYS[3]
 local RUN, LONGEST, PEERS = ARGV[1], tonumber(ARGV[2]), ARGV[3]
@@ -26,7 +26,7 @@ local DAY, DAY_AND_MINUTE = 86400000, '86460000' -- Milliseconds.
 local RING = '%s %.0f %.0f' -- What is published: the owner, its fence, and when its lease ends.
 local ALL = '*' -- The owner that is written of leases that are not one exclusive lease.
 local BEGINNING = '\1' -- What stands before each of these in "grants".
-local AHEAD = SECOND -- By how much a client's clock is believed that is ahead of ours.
+local AHEAD = SECOND -- By how much a ticket is believed that is ahead of our clock.
 
 -- Once, for the clock may move while a script runs.
 local clock = redis.call('TIME')
