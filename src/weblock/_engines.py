@@ -77,7 +77,7 @@ class _InUse:
 
 
 class User:
-    """One of those who use an engine: it stays open until they leave."""
+    """A ``Locks`` that uses an engine, which stays open until all its users have left."""
 
     def __init__(self, in_use: _InUse) -> None:
         self._in_use = in_use
@@ -92,7 +92,7 @@ class User:
         return self._in_use.store_for(runtime)
 
     def leave(self) -> None:
-        """Close the engine if nobody else uses it. Whoever is interrupted here may call it again.
+        """Close the engine if nobody else uses it. A caller that is interrupted here may call it again.
 
         Its URL is forgotten first: a caller that asks for it while debts are paid gets a new one.
         """
