@@ -247,7 +247,9 @@ async def behind_a_task(probe, url, ask, **options) -> None:
         lease = elsewhere.submit(probe.acquire, "key", ttl=60).result(PATIENCE)
         async with AsyncLocks.from_url(url) as locks:
             first = asyncio.ensure_future(locks.acquire("key", wait=PATIENCE, **options))
-            await asyncio.to_thread(eventually, lambda: waiters(probe, "key") == 1)
+            keeper, key = locks._locker.keeper, locks._name("key")
+            # Not only the engine knows it: its answer may be on its way.
+            await asyncio.to_thread(eventually, lambda: keeper.waiting_for(key))
             ask(first, lease.release)
             if lease.held:
                 lease.release()
