@@ -28,6 +28,11 @@ class _Registry:
         self.by_url: dict[str, Engine] = {}
         self.in_use: dict[Engine, _InUse] = {}
 
+    def forget(self, engine: Engine) -> None:
+        for url, each in tuple(self.by_url.items()):
+            if each is engine:
+                self.by_url.pop(url, None)
+
     def after_fork(self) -> None:
         self.guard = threading.RLock()
         for each in self.in_use.values():
@@ -159,9 +164,7 @@ def _open(url: str | Sequence[str]) -> Engine:
 def forget(engine: Engine) -> None:
     """Make the next caller that asks for the engine's URL get a new one."""
     with _registry.guard:
-        by_url = _registry.by_url
-        for url in [url for url, each in tuple(by_url.items()) if each is engine]:
-            by_url.pop(url, None)
+        _registry.forget(engine)
 
 
 def registering() -> AbstractContextManager[object]:
