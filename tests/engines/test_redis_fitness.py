@@ -12,7 +12,7 @@ import trustme
 from tests.servers import Server, a_redis, binaries
 from tests.servers.rights import USER, grant_least_rights
 from tests.servers.tls import TlsFront
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 from weblock import AsyncLocks, EngineUnavailable, Locks
 
 
@@ -160,7 +160,7 @@ async def test_tls_trusts_only_its_own_ca_and_name(server: Server, tmp_path: Pat
     ours, theirs = trustme.CA(), trustme.CA()
     for ca, name in ((ours, "ours.pem"), (theirs, "theirs.pem")):
         ca.cert_pem.write_to_path(tmp_path / name)
-    options = f"?recovery=off&ssl_ca_certs={tmp_path}"
+    options = f"?recovery=off&timeout={PATIENCE:g}&ssl_ca_certs={tmp_path}"
     with TlsFront(server, ours, "localhost") as front:
         good = f"rediss://localhost:{front.port}/0{options}/ours.pem"
         with Locks.from_url(good) as locks, locks.hold("a"):
