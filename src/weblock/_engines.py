@@ -71,7 +71,7 @@ class _InUse:
     def forget(self) -> None:
         """Make the next caller that wants the engine, or its URL, open it anew."""
         self.over = True
-        forget(self.engine)
+        _registry.forget(self.engine)
         if _registry.in_use.get(self.engine) is self:
             del _registry.in_use[self.engine]
 
@@ -159,12 +159,6 @@ def _open(url: str | Sequence[str]) -> Engine:
         if serves and isinstance(url, str) and serves(url):
             return each
     return urls.open_engine(url)
-
-
-def forget(engine: Engine) -> None:
-    """Make the next caller that asks for the engine's URL get a new one."""
-    with _registry.guard:
-        _registry.forget(engine)
 
 
 def registering() -> AbstractContextManager[object]:

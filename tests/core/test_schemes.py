@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from weblock._engines import engine_for, forget
+from weblock._engines import use_url
 from weblock.stores.redis.settings import SCHEMES
 from weblock.stores.url import ENGINES
 
@@ -45,7 +45,6 @@ def test_every_scheme_opens_its_engine() -> None:
     assert {scheme for scheme, module in ENGINES.items() if module == "redis"} == set(SCHEMES)
     rest = {"unix": "/run/x.sock", "redis+sentinel": "h/name", "rediss+sentinel": "h/name"}
     for scheme in ENGINES.keys() - {"file"}:
-        engine = engine_for(f"{scheme}://{rest.get(scheme, 'h')}")
-        assert type(engine).__module__.startswith(f"weblock.stores.{ENGINES[scheme]}")
-        forget(engine)
-        engine.close()
+        user = use_url(f"{scheme}://{rest.get(scheme, 'h')}")
+        assert type(user.engine).__module__.startswith(f"weblock.stores.{ENGINES[scheme]}")
+        user.leave()

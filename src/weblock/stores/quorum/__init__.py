@@ -2,8 +2,8 @@
 
 https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/ has the algorithm. Here
 waiters queue on every server by tickets, which are times of the servers' clocks, so that all servers
-hand over to the same one; fences are the same on a majority; a server that lost its data waits before it votes again; and only one caller
-at a time tries a server that is down.
+hand over to the same one; fences are the same on a majority; a server that lost its data waits before
+it votes again; and only one caller at a time tries a server that is down.
 """
 
 from __future__ import annotations
