@@ -205,11 +205,14 @@ class ClusterNodes:
         poll.wait(lambda: False, PATIENCE)
 
     def _begin_on(self, master: Address, run: str, buckets: Sequence[int]) -> None:
-        """Begin the epochs of one master. If that fails, its first caller begins them."""
+        """Begin the epochs of one master. The first caller begins those that could not be begun."""
         longest = micros(self._settings.recovery)
         with opened(self._connect(master)) as connection:
             for bucket in buckets:
                 call = Call(BEGIN, bucket, (self._layout.epoch(bucket),))
                 connection.send_packed_command([call.whole(run, longest, self.peers)])
-                connection.read_response()
+                try:
+                    connection.read_response()
+                except exceptions.ResponseError:
+                    continue  # Its slot is half-moved, say, which the other buckets need not wait for.
                 self._begun.add((bucket, run))
