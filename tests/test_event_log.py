@@ -6,6 +6,7 @@ import json
 import logging
 import time
 import uuid
+from collections.abc import Iterator
 from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
@@ -75,12 +76,18 @@ def records(caplog: pytest.LogCaptureFixture, engine: str) -> list[logging.LogRe
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time that the log goes by, which the test sets."""
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """The time that the log goes by, which the test sets.
+
+    The log counts until the last second of this time has ended. In real time that may be far off: on a
+    machine that has just started, the thread that counts would sleep through the tests that follow.
+    """
     clock = [1000.0]
     stands = SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda _seconds: time.sleep(0.001))
     monkeypatch.setattr(event_log, "time", stands)
-    return clock
+    yield clock
+    clock[0] += 2 * event_log.WINDOW
+    eventually(lambda: not event_log._floods._swollen)
 
 
 LEVELS = {
