@@ -168,13 +168,28 @@ def test_async_code_has_it_too() -> None:
         update(6, balance=2)
 
 
+def test_a_lease_of_several_keys_has_several_fences(url: str) -> None:
+    """Which of them the rows are to have is for the caller to say: one of another key proves nothing."""
+    rows = accounts()
+    with locks["default"].hold("account:2", "account:1") as lease:
+        with pytest.raises(ConfigurationError) as caught:
+            rows.fenced_update(lease, balance=1)
+        assert str(caught.value) == (
+            "this lease has a fence for each of its keys, 'account:1' and 'account:2': pass that of the"
+            " key that the rows are written under, such as lease.fences['account:1']"
+        )
+        assert rows.fenced_update(lease.fences["account:2"], balance=2) == 1
+    assert list(rows.values_list("balance", "fence")) == [(2, lease.fences["account:2"])]
+
+
 def test_a_section_without_a_lease_is_refused() -> None:
     """Where the engine was down and the section runs all the same, there is no fence to compare."""
     lease = Locks.from_url("redis://127.0.0.1:1", on_unavailable="open").acquire(
         "account:1", wait=0
     )
-    with pytest.raises(ConfigurationError, match="has no fence"):
-        Account.objects.fenced_update(lease, balance=1)
+    for fence in (lease, lease.fences["account:1"]):
+        with pytest.raises(ConfigurationError, match="there is no fence"):
+            Account.objects.fenced_update(fence, balance=1)
 
 
 def plain(rows: FencedQuerySet) -> FencedQuerySet:

@@ -48,15 +48,17 @@ class FenceField(models.BigIntegerField):
 class FencedQuerySet(models.QuerySet):
     """Rows of a model that has a ``fence``."""
 
-    def fenced_update(self, fence: BaseLease | int, **values: Any) -> int:
+    def fenced_update(self, fence: BaseLease | int | None, **values: Any) -> int:
         """Update the rows, unless a newer holder has written one, and return how many there were.
 
-        ``fence`` is a lease, or the fence of one: of several keys, ``lease.fences[key]``. Without
-        values it only puts the fence into the rows, which is how a transaction that will insert
-        something is fenced: by a row that stands for the whole, before it looks.
+        ``fence`` is the lease of one key, or a fence: of a lease of several keys, ``lease.fences[key]``.
+        Without values it only puts the fence into the rows, which is how a transaction that will
+        insert something is fenced: by a row that stands for the whole, before it looks.
 
         One ``UPDATE`` decides, so nobody comes in between. If any of the rows has a larger fence,
         raises ``StaleFence`` and updates none: a transaction around it can only be rolled back.
+
+        Raises ``ConfigurationError`` if the lease is of several keys, or has no fence.
         """
         number = _number(fence)
         self._refuse_other_tables(values)
@@ -71,7 +73,7 @@ class FencedQuerySet(models.QuerySet):
                 raise StaleFence(key, fence=number, newest=newest)
         return int(written)
 
-    async def afenced_update(self, fence: BaseLease | int, **values: Any) -> int:
+    async def afenced_update(self, fence: BaseLease | int | None, **values: Any) -> int:
         """Do what ``fenced_update`` does, in async code."""
         return await sync_to_async(self.fenced_update)(fence, **values)
 
@@ -104,14 +106,24 @@ class FencedQuerySet(models.QuerySet):
                 )
 
 
-def _number(fence: BaseLease | int) -> int:
-    number = fence.fence if isinstance(fence, BaseLease) else fence
+def _number(fence: BaseLease | int | None) -> int:
+    number = _fence_of(fence) if isinstance(fence, BaseLease) else fence
     if number is None:
         raise ConfigurationError(
-            f"{fence!r} has no fence, because it runs without a lease (on_unavailable): a write that"
+            "there is no fence, because the section runs without a lease (on_unavailable): a write that"
             " is to be refused when it is stale needs one"
         )
     return number
+
+
+def _fence_of(lease: BaseLease) -> int | None:
+    if len(lease.keys) == 1:
+        return lease.fence
+    # Fences of different keys cannot be compared: that of another key than the row's says nothing.
+    raise ConfigurationError(
+        f"this lease has a fence for each of its keys, {' and '.join(map(repr, lease.keys))}: pass"
+        f" that of the key that the rows are written under, such as lease.fences[{lease.key!r}]"
+    )
 
 
 class FencedModel(models.Model):
