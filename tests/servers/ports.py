@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from itertools import cycle
 
 FIRST, END = 10_000, 20_000
 """Below the ports of outgoing connections, also with the 10,000 that a node of a cluster adds to have another."""
+
+BLOCK = 400
+"""Ports that a process takes at once: more than most of a run need, and enough for three runs."""
 
 
 def free_port() -> int:
@@ -21,12 +23,35 @@ def free_port() -> int:
 
 
 def _own_ports() -> Iterator[int]:
-    """The ports of this process of a run, without an end; two runs at once begin at different ones."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    own = range(FIRST + worker, END, workers)
-    start = os.getpid() % len(own)
-    return cycle([*own[start:], *own[:start]])
+    """The ports that are this process's alone, without an end: given again only when all have been given.
+
+    A server needs a moment to begin to listen. Until then its port looks free to other processes of this
+    run, and of another run on the same machine.
+    """
+    blocks = [range(first, first + BLOCK) for first in range(FIRST, END, BLOCK)]
+    start = os.getpid() % len(blocks)
+    claims, own = [], []
+    for block in (*blocks[start:], *blocks[:start]):
+        if claim := _claim(block):
+            claims.append(claim)
+            own.append(block)
+            yield from block
+    while True:
+        for block in own or blocks:
+            yield from block
+
+
+def _claim(block: range) -> socket.socket | None:
+    """What claims these ports until this process ends; ``None`` if another has them."""
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(
+            f"\0weblock-tests-{block.start}"
+        )  # A name without a file, which ends with its socket.
+    except OSError:
+        claim.close()
+        return None
+    return claim
 
 
 def _is_free(port: int) -> bool:

@@ -161,6 +161,14 @@ def test_a_port_that_is_taken(own: Server, monkeypatch: pytest.MonkeyPatch) -> N
         assert other.port != own.port
 
 
+def test_no_port_is_given_by_two_processes() -> None:
+    """Another run of the tests on this machine never gets a port of ours, even if nobody listens on it yet."""
+    ours = {str(free_port()) for _ in range(10)}
+    program = "from tests.servers.ports import *; print(*(free_port() for _ in range(FIRST, END)))"
+    theirs = subprocess.check_output([sys.executable, "-c", program], cwd=TOP, text=True)
+    assert ours.isdisjoint(theirs.split())
+
+
 def test_a_server_that_cannot_start_says_why() -> None:
     """What a server says as it ends is told."""
     with pytest.raises(AssertionError, match="maxmemory"):
