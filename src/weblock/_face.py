@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, Generic, Literal, TypeVar, Unpack
@@ -660,9 +661,35 @@ L = TypeVar("L", bound=BaseLease)
 class Inside(Generic[L]):
     """A ``hold`` of either face, which any number of callers may share: the leases that are inside."""
 
-    __slots__ = ("_leases",)
+    __slots__ = ("_entered", "_keys", "_leases", "_locks", "_options")
 
-    _leases: list[L]
+    _locks: Face
+    _block: str
+    """How its block begins."""
+
+    def __init__(self, locks: Face, keys: tuple[str, ...], options: HoldOptions) -> None:
+        self._leases: list[L] = []
+        self._locks = locks
+        self._keys = keys
+        self._options = options
+        self._entered = False
+
+    def __repr__(self) -> str:
+        return f"<hold {self._named()} of {self._locks!r}>"
+
+    def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
+        """Warn of a section that runs without its lock: ``hold`` alone acquires nothing."""
+        if not getattr(self, "_entered", True):  # An interrupt may have come before it was made.
+            hold = f"hold({self._named()})"
+            warn(
+                f"{hold} was never entered, so it locked nothing: write '{self._block} locks.{hold}:'",
+                RuntimeWarning,
+                stacklevel=2,
+                source=self,
+            )
+
+    def _named(self) -> str:
+        return ", ".join(map(repr, self._keys))
 
     def _enter(self, lease: L) -> L:
         self._leases.append(lease)

@@ -558,19 +558,13 @@ AsyncLocks._lease = AsyncLease  # noqa: SLF001 - either class names the other
 class AsyncHold(Inside[AsyncLease]):
     """An ``async with`` block that holds keys."""
 
-    __slots__ = ("_keys", "_locks", "_options")
+    __slots__ = ()
 
-    def __init__(self, locks: AsyncLocks, keys: tuple[str, ...], options: HoldOptions) -> None:
-        self._leases: list[AsyncLease] = []
-        self._locks = locks
-        self._keys = keys
-        self._options = options
-
-    def __repr__(self) -> str:
-        keys = ", ".join(map(repr, self._keys))
-        return f"<hold {keys} of {self._locks!r}>"
+    _locks: AsyncLocks
+    _block = "async with"
 
     async def __aenter__(self) -> AsyncLease:
+        self._entered = True
         acquired = await self._locks._acquire(self._keys, self._options)  # noqa: SLF001 - of one module
         return self._enter(AsyncLease(*acquired))
 

@@ -579,19 +579,13 @@ class Term(Lease):
 class Hold(Inside[Lease]):
     """A ``with`` block that holds keys."""
 
-    __slots__ = ("_keys", "_locks", "_options")
+    __slots__ = ()
 
-    def __init__(self, locks: Locks, keys: tuple[str, ...], options: HoldOptions) -> None:
-        self._leases: list[Lease] = []
-        self._locks = locks
-        self._keys = keys
-        self._options = options
-
-    def __repr__(self) -> str:
-        keys = ", ".join(map(repr, self._keys))
-        return f"<hold {keys} of {self._locks!r}>"
+    _locks: Locks
+    _block = "with"
 
     def __enter__(self) -> Lease:
+        self._entered = True
         acquired = drive(self._locks._acquire(self._keys, self._options))  # noqa: SLF001 - of one module
         return self._enter(Lease(*acquired))
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.renewals import end, renewed
 from tests.support.waiting import PATIENCE, eventually, now
-from weblock import LeaseLost
+from weblock import LeaseLost, Locks
 
 TTL = 1.0
 
@@ -225,3 +225,17 @@ def test_a_loss_that_the_block_overlooked(locks, face, one) -> None:
             ttl=0.2,
             renew=False,
         )
+
+
+def test_a_hold_without_its_block_is_told(locks, one) -> None:
+    """A forgotten ``with`` leaves a section unlocked: a warning names the line and the remedy."""
+    with pytest.warns(RuntimeWarning) as told:
+        locks.hold("key", "other")
+    (warning,) = told
+    block = "with" if isinstance(locks, Locks) else "async with"
+    assert str(warning.message) == (
+        "hold('key', 'other') was never entered, so it locked nothing:"
+        f" write '{block} locks.hold('key', 'other'):'"
+    )
+    assert warning.filename == __file__
+    one.do(one.do(locks.acquire, "key", wait=0).release)

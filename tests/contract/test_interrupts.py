@@ -54,7 +54,7 @@ def _in_thread(work, *args) -> bool:
 @pytest.mark.timeout(10 * PATIENCE)
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # What was interrupted was not released,
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # nor even begun.
-@pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*was never (awaited|entered):RuntimeWarning")
 def test_an_interrupt_at_any_line_leaves_nothing(url) -> None:
     """The key is free again at once, other threads go on, and closing returns."""
     seed = random.randrange(2**32)

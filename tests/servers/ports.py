@@ -30,10 +30,9 @@ def _own_ports() -> Iterator[int]:
     """
     blocks = [range(first, first + BLOCK) for first in range(FIRST, END, BLOCK)]
     start = os.getpid() % len(blocks)
-    claims, own = [], []
+    own = []
     for block in (*blocks[start:], *blocks[:start]):
-        if claim := _claim(block):
-            claims.append(claim)
+        if _claimed(block):
             own.append(block)
             yield from block
     while True:
@@ -41,17 +40,16 @@ def _own_ports() -> Iterator[int]:
             yield from block
 
 
-def _claim(block: range) -> socket.socket | None:
-    """What claims these ports until this process ends; ``None`` if another has them."""
+def _claimed(block: range) -> bool:
+    """Whether no other process has these ports: then this one has them until it ends."""
     claim = socket.socket(socket.AF_UNIX)
     try:
-        claim.bind(
-            f"\0weblock-tests-{block.start}"
-        )  # A name without a file, which ends with its socket.
+        claim.bind(f"\0weblock-tests-{block.start}")  # No file's name: it ends with its socket.
     except OSError:
         claim.close()
-        return None
-    return claim
+        return False
+    claim.detach()
+    return True
 
 
 def _is_free(port: int) -> bool:
