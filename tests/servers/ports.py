@@ -12,6 +12,9 @@ FIRST, END = 10_000, 20_000
 BLOCK = 400
 """Ports that a process takes at once: more than most of a run need, and enough for three runs."""
 
+CLAIMS = 30_000
+"""The first of the ports whose only use is that a process that is bound to one has a block."""
+
 
 def free_port() -> int:
     """A port of loopback that nobody listens on, and that this process has given to nobody before.
@@ -42,9 +45,9 @@ def _own_ports() -> Iterator[int]:
 
 def _claimed(block: range) -> bool:
     """Whether no other process has these ports: then this one has them until it ends."""
-    claim = socket.socket(socket.AF_UNIX)
+    claim = socket.socket()
     try:
-        claim.bind(f"\0weblock-tests-{block.start}")  # No file's name: it ends with its socket.
+        claim.bind(("127.0.0.1", CLAIMS + block.start // BLOCK))
     except OSError:
         claim.close()
         return False
