@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
@@ -298,7 +299,7 @@ def test_files_cannot_keep_a_key_locked(weblock: Program) -> None:
 
 def test_a_command_that_would_wait_for_itself_is_refused(weblock: Program) -> None:
     """A command inside ``weblock run`` may hold another key, but not one that is held around it."""
-    again = f"{sys.executable} -m weblock run"
+    again = f"{quote(sys.executable)} -m weblock run"
     done = weblock.run("run", "k", "--", "sh", "-c", f"{again} b -- {again} k -- echo ran")
     assert (done.returncode, done.stdout) == (2, "")
     assert "lock 'k' is already held" in done.stderr

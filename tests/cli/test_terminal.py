@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
@@ -59,7 +60,7 @@ def test_ctrl_z_stops_the_job_and_fg_goes_on(url: str) -> None:
     script = "trap 'echo continued' CONT; echo ready; while :; do read x && echo got $x; done"
     env = {"WEBLOCK_URL": url, "PS1": "$ ", "SCRIPT": script}
     shell = Terminal(SHELL, "--norc", "--noprofile", "-i", env=env)
-    shell.type(f'{sys.executable} -m weblock run k -- sh -c "$SCRIPT"\n')
+    shell.type(f'{quote(sys.executable)} -m weblock run k -- sh -c "$SCRIPT"\n')
     shell.until("ready")
     shell.type("one\n")
     shell.until("got one")

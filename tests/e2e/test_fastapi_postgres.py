@@ -94,9 +94,9 @@ def shop():
 def served(log: Path, environment: dict[str, str]) -> Iterator[tuple[str, Popen]]:
     """The URL of the application, and the process of its own that it runs in."""
     url = f"http://127.0.0.1:{free_port()}"
-    command = f"{sys.executable} -m uvicorn tests.e2e.postgres_app:app --app-dir {TOP}"
-    command += f" --port {url.rpartition(':')[2]} --log-level warning"
-    process = spawn(command.split(), log=log, env=environment)
+    command = [sys.executable, "-m", "uvicorn", "tests.e2e.postgres_app:app"]
+    command += ["--app-dir", str(TOP), f"--port={url.rpartition(':')[2]}", "--log-level=warning"]
+    process = spawn(command, log=log, env=environment)
     try:
         eventually(lambda: answers(url) or process.poll() is not None, within=PATIENCE)
         assert process.poll() is None, log.read_text()
