@@ -35,7 +35,7 @@ class _Registry:
 
     def after_fork(self) -> None:
         self.guard = threading.RLock()
-        for each in self.in_use.values():
+        for each in tuple(self.in_use.values()):  # What it lets go of may have locks open.
             each.thread.after_fork()
 
 
