@@ -35,7 +35,7 @@ class _Registry:
 
     def after_fork(self) -> None:
         self.guard = threading.RLock()
-        for each in self.in_use.values():
+        for each in tuple(self.in_use.values()):  # What it lets go of may have locks open.
             each.thread.after_fork()
 
 
@@ -53,8 +53,6 @@ class _InUse:
         self.engine = engine
         self.thread = KeeperThread(engine)
         self.users: set[User] = set()
-        self.over = False
-        """Whether its last user has left."""
         self._stores: dict[type[Runtime], Store] = {}
 
     def store_for(self, runtime: Runtime) -> Store:
@@ -69,11 +67,13 @@ class _InUse:
         return known or self._stores.setdefault(world, self.engine.connect(runtime))
 
     def forget(self) -> None:
-        """Make the next caller that wants the engine, or its URL, open it anew."""
-        self.over = True
-        _registry.forget(self.engine)
+        """Make the next caller that wants the engine, or its URL, open it anew.
+
+        An interrupt may end this at any line: what is left here then is used again.
+        """
         if _registry.in_use.get(self.engine) is self:
-            del _registry.in_use[self.engine]
+            _registry.forget(self.engine)
+            _registry.in_use.pop(self.engine, None)
 
     def close(self) -> None:
         self.thread.close()
@@ -123,7 +123,8 @@ def use(engine: Engine) -> User:
                 in_use = _registry.in_use.setdefault(engine, _InUse(engine))
             user = User(in_use)
             in_use.users.add(user)
-            if not in_use.over:  # Else the collector has had its last user leave, in this thread.
+            # Else the collector has had its last user leave, in this thread.
+            if _registry.in_use.get(engine) is in_use:
                 return user
 
 

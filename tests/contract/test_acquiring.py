@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -223,6 +224,17 @@ class TestBlockingCodeBehindATask:
         asyncio.run(behind_a_task(probe, url, ask, **options))
 
     @pytest.mark.of_core
+    @pytest.mark.parametrize("limit", [2, 3])
+    def test_it_does_not_wait_for_as_many_as_may_hold_together(self, probe, url, limit) -> None:
+        """The tasks take all there is to have, and none of them could release it."""
+
+        def ask(_first: object, _release: object) -> None:
+            with pytest.raises(AlreadyHeld, match="another task of the event loop in"):
+                probe.acquire("key", wait=None, limit=limit)
+
+        asyncio.run(behind_a_task(probe, url, ask, tasks=2, limit=2))
+
+    @pytest.mark.of_core
     def test_threads_wait_as_ever(self, probe, url) -> None:
         """A thread stops no loop: it waits behind the task."""
         fences = []
@@ -241,19 +253,19 @@ class TestBlockingCodeBehindATask:
         assert len(fences) == 1
 
 
-async def behind_a_task(probe, url, ask, **options) -> None:
-    """Calls ``ask`` on the loop while one of its tasks waits for a key that a thread elsewhere holds."""
+async def behind_a_task(probe, url, ask, *, tasks=1, **options) -> None:
+    """Calls ``ask`` on the loop while tasks of it wait for a key that a thread elsewhere holds."""
     with ThreadPoolExecutor(1) as elsewhere:
         lease = elsewhere.submit(probe.acquire, "key", ttl=60).result(PATIENCE)
         async with AsyncLocks.from_url(url) as locks:
-            first = asyncio.ensure_future(locks.acquire("key", wait=PATIENCE, **options))
-            keeper, key = locks._locker.keeper, locks._name("key")
-            # Not only the engine knows it: its answer may be on its way.
-            await asyncio.to_thread(eventually, lambda: keeper.waiting_for(key))
-            ask(first, lease.release)
+            acquire = partial(locks.acquire, "key", wait=PATIENCE, **options)
+            waiting = [asyncio.ensure_future(acquire()) for _ in range(tasks)]
+            await asyncio.to_thread(eventually, lambda: waiters(probe, "key") == tasks)
+            ask(waiting[0], lease.release)
             if lease.held:
                 lease.release()
-            await (await first).release()
+            for each in waiting:
+                await (await each).release()
 
 
 @pytest.mark.of_core

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from weblock._core.holding import Holding, Terms
+from weblock._core.holding import Hands, Holding, Terms
 from weblock._core.keeping import LINGER, NAP, PORTION, Debt, Keeper
 from weblock._core.ports import Pulse, Reply
 from weblock._core.table import Gone, Held, Waiting
@@ -190,6 +190,29 @@ def test_a_keeper_that_has_nothing_to_keep_falls_asleep() -> None:
     assert naps._wakes_at is None
     naps.hold()
     assert naps.runtime.rung == 1
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_keeper_whose_start_was_interrupted_is_started_again(begun: bool) -> None:
+    """A signal handler may raise before it runs, or just after: the next lease starts it, or wakes it."""
+    naps, starts = Naps(), 0
+
+    def spawn() -> bool:
+        nonlocal starts
+        starts += 1
+        if starts == 1:
+            if begun:
+                naps._step()
+            raise KeyboardInterrupt
+        return True
+
+    naps.keeper._spawn = spawn
+    hands = Hands[Holding]()
+    with pytest.raises(KeyboardInterrupt):
+        naps.keeper.stake(hands, "shop:k", "owner", 10.0)
+    naps.until(2 * LINGER)  # It has fallen asleep by then.
+    naps.hold()
+    assert (starts, naps.runtime.rung) == (2, int(begun))
 
 
 class Slow:

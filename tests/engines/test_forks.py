@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +14,36 @@ from weblock import Locks, LockTimeout
 
 from .keys import keys_in, record_of
 from .processes import Child
+
+COLLECTED = """
+import gc, os, sys
+# Others that heed forks come first, and the collector may run in any of them.
+os.register_at_fork(after_in_child=lambda: gc.isenabled() and gc.collect())
+from weblock import Locks
+
+def section(cycle, leases):
+    with Locks.from_url(sys.argv[1]) as locks, locks.hold("k", ttl=3600) as lease:
+        leases.append(lease)
+        yield cycle
+
+def forgotten():
+    cycle, leases = [], []
+    cycle.append(section(cycle, leases))
+    next(cycle[0])
+    return leases.pop()
+
+gc.disable()
+lease = forgotten()
+gc.enable()
+pid = os.fork()
+if pid == 0:
+    os._exit(0)
+gc.disable()
+os.waitpid(pid, 0)
+print(lease.held, flush=True)
+sys.stdin.read()
+"""
+"""Leaves locks to the collector, which may not have come to them when the process forks."""
 
 FORK = """
 if os.fork() == 0:
@@ -110,6 +142,16 @@ def test_a_fork_while_a_record_file_is_opened_inherits_none(child: Callable[...,
     int(os.read(heard, 100))
     """)
     assert inherited == 0
+
+
+def test_what_a_child_collects_first_is_not_ended_for_its_parent(locks: Locks) -> None:
+    """A generator that has locks open may be collected in the child before that knows whose they are."""
+    code = [sys.executable, "-c", COLLECTED, locks.engine]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(code, text=True, **pipes) as parent:  # type: ignore[call-overload]
+        assert parent.stdout.readline() == "True\n"
+        with pytest.raises(LockTimeout):
+            locks.acquire("k", wait=0)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])

@@ -179,9 +179,13 @@ def test_locks_that_are_collected_while_others_on_their_engine_open(tmp_path: Pa
 def test_closing_that_is_interrupted_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At any line before the engine itself closes: a second call closes it, and the next locks are new."""
+    """At any line before the engine itself closes: others can lock, and a second call closes it."""
     url = f"file://{tmp_path / 'locks'}"
     lines = 0
+
+    def use() -> None:
+        with Locks.from_url(url) as others:
+            others.acquire("key", wait=PATIENCE / 2).release()
 
     def closed(at: int | None) -> None:
         locks = Locks.from_url(url)
@@ -196,7 +200,11 @@ def test_closing_that_is_interrupted_can_be_repeated(
             close()
 
         monkeypatch.setattr(engine, "close", end)
-        interrupter.run(locks.close)
+        if interrupter.run(locks.close):
+            user = threading.Thread(target=use, daemon=True)
+            user.start()
+            user.join(PATIENCE)
+            assert not user.is_alive(), f"it was interrupted in {interrupter.where}"
         locks.close()
         assert ended
         assert engine not in {*_registry.by_url.values(), *_registry.in_use}

@@ -363,11 +363,14 @@ class Locker:
                 raise AlreadyHeld(unqualified(key))
         if not runtime.holds_up(runtime.control()):
             return  # Nor does it hold up anything else: most callers need not look.
-        for other in keeper.waiting_for(key):
-            # Two that may hold the key together do not need each other's turn.
-            alone = limit == 1 or other.terms.limit == 1
-            if alone and other.owner != owner and runtime.holds_up(other.control):
-                raise AlreadyHeld(unqualified(key), waits=True)
+        limits = [
+            each.terms.limit
+            for each in keeper.waiting_for(key)
+            if each.owner != owner and runtime.holds_up(each.control)
+        ]
+        # Those that may hold the key together with the caller do not need each other's turn.
+        if limits and len(limits) >= min(limit, *limits):
+            raise AlreadyHeld(unqualified(key), waits=True)
 
 
 class Acquisition:

@@ -269,9 +269,14 @@ class Keeper:
     def _attend(self, due: float) -> None:
         self._attended = True
         if not self._running:
-            self._running = True
-            self._running = self._spawn()
-        elif due < self._wakes_at:
+            started = False
+            try:
+                self._running = True
+                started = self._spawn()
+            finally:  # An interrupt may come before it runs: then the next caller tries again.
+                self._running = started
+        # It looks at everything once it has begun, also if it was thought not to run.
+        if self._store is not None and due < self._wakes_at:
             self._wakes_at = due
             self._bell.ring(Ask())
 

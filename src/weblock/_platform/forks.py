@@ -5,7 +5,9 @@ Windows does not fork, so there is nothing to do there.
 
 from __future__ import annotations
 
+import gc
 import os
+import threading
 import weakref
 from contextlib import ExitStack
 from typing import Final, Protocol
@@ -46,12 +48,37 @@ def forbid_forks_within(mutex: Mutex) -> None:
         )
 
 
+class _Collector(threading.local):
+    """The collector of garbage, which rests in a child until all has been let go of there.
+
+    It may end a generator that has locks open. Before that, it would close what is the parent's.
+    """
+
+    _rests = False
+
+    def pause(self) -> None:
+        self._rests = gc.isenabled()
+        gc.disable()
+
+    def go_on(self) -> None:
+        if self._rests:
+            gc.enable()
+
+
+_collector: Final = _Collector()
+
+
 def _after_fork() -> None:
     # One that fails does not keep the others from their turn.
     with ExitStack() as calls:
+        calls.callback(_collector.go_on)
         for forking in reversed(list(_heeding.values())):
             calls.callback(forking.after_fork)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(
+        before=_collector.pause,
+        after_in_parent=_collector.go_on,
+        after_in_child=_after_fork,
+    )
