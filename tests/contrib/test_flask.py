@@ -697,6 +697,8 @@ class TestInstallation:
                     install(given)
             with pytest.raises(TypeError, match=r"write WebLock\(app, "):
                 WebLock(given, Flask(__name__))
+        with pytest.raises(TypeError, match=r"no option 'url': .*\(app, \"redis://"):
+            WebLock(Flask(__name__), url="redis://host")
 
     def test_a_guard_that_cannot_work(self, web, url):
         """It is refused where it is written, or at the request if there is no session to guard."""
