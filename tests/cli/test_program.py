@@ -40,6 +40,15 @@ def test_without_its_packages_it_says_what_to_install(missing: str, tmp_path: Pa
     assert done.stderr.endswith("pip install 'weblock[cli]'\n")
 
 
+@pytest.mark.parametrize("port", ["0", "65536"])
+def test_a_port_that_there_is_not_is_refused(port: str) -> None:
+    """The status page says so before it prints a URL that nothing will serve."""
+    done = Program("memory://").run("status", "--port", port)
+    assert done.returncode == 2
+    assert f"{port} is not in the range 1<=x<=65535" in done.stderr
+    assert "http://" not in done.stderr
+
+
 def test_an_ascii_terminal_can_show_any_key(tmp_path: Path) -> None:
     """Where standard output knows only ASCII, other characters are escaped; nothing fails."""
     url = f"file://{tmp_path}?allow_container=true"
