@@ -223,7 +223,7 @@ class Face:
         else:
             names = [own.prefix + key for key in in_order(keys)]
         if "{" in "".join(names):
-            _warn_of_templates(keys)
+            warn_of_templates(keys)
         if terms.limit > 1:
             _warn_of_limits(own.namespace, keys, terms.limit)
         locker = self._locker
@@ -493,7 +493,7 @@ def _warn_of_limits(namespace: str, keys: Sequence[str], limit: int) -> None:
             )
 
 
-def _warn_of_templates(keys: Sequence[str]) -> None:
+def warn_of_templates(keys: Sequence[str]) -> None:
     """Logs a key that looks like a template, once: an ``f`` was forgotten, and all share one lock."""
     for key in keys:
         if isinstance(key, CheckedKey) or key in _warned_of or len(_warned_of) >= _MOST_WARNINGS:

@@ -416,6 +416,17 @@ def refuse_generator(work: object) -> None:
         )
 
 
+def refuse_what_cannot_be_called(callback: object) -> None:
+    """Raise ``TypeError`` for a callback that would do nothing on the day when the lease is lost."""
+    if not callable(callback):
+        raise TypeError(f"{callback!r:.80} cannot be called: give a function without arguments")
+    if inspect.iscoroutinefunction(callback):
+        raise TypeError(
+            f"{callback!r:.80} is async, and its coroutine would never run: give a function, which may"
+            " start a task with asyncio.create_task in an event loop"
+        )
+
+
 def refuse_coroutine(work: object) -> None:
     """Raise ``TypeError`` for a coroutine where a function is expected, and close the coroutine."""
     if inspect.iscoroutine(work):

@@ -19,6 +19,7 @@ from ._options import (
     kept_for,
     refuse_coroutine,
     refuse_generator,
+    refuse_what_cannot_be_called,
     seconds,
     skips_where_busy,
     without_waiting,
@@ -535,6 +536,7 @@ class AsyncLease(BaseLease):
 
     def on_lost(self, callback: Callable[[], None]) -> None:
         """Call a function once, in the running event loop, when the lease is lost."""
+        refuse_what_cannot_be_called(callback)
         self._when("on_lost", functools.partial(_call_in, asyncio.get_running_loop(), callback))
 
     def on_ask_release(self, callback: Callable[[], None]) -> None:
@@ -542,6 +544,7 @@ class AsyncLease(BaseLease):
 
         At once if one has asked before: see ``AsyncLocks.ask_release``.
         """
+        refuse_what_cannot_be_called(callback)
         self._when(
             "on_ask_release", functools.partial(_call_in, asyncio.get_running_loop(), callback)
         )

@@ -19,6 +19,7 @@ from ._options import (
     kept_for,
     refuse_coroutine,
     refuse_generator,
+    refuse_what_cannot_be_called,
     seconds,
     skips_where_busy,
     without_waiting,
@@ -541,6 +542,7 @@ class Lease(BaseLease):
 
         One thread calls all such functions, one after the other.
         """
+        refuse_what_cannot_be_called(callback)
         self._when("on_lost", partial(callbacks.call, callback))
 
     def on_ask_release(self, callback: Callable[[], None]) -> None:
@@ -548,6 +550,7 @@ class Lease(BaseLease):
 
         At once if one has asked before: see ``Locks.ask_release``.
         """
+        refuse_what_cannot_be_called(callback)
         self._when("on_ask_release", partial(callbacks.call, callback))
 
 

@@ -26,7 +26,7 @@ def test_both_names_are_the_same_program() -> None:
 
 @pytest.mark.parametrize("missing", ["click", "rich"])
 def test_without_its_packages_it_says_what_to_install(missing: str, tmp_path: Path) -> None:
-    """Without the extra ``cli``, one line says how to install it, and no traceback."""
+    """Without the extra ``cli``, one line says how to install it; it does not end as an answer would."""
     (tmp_path / f"{missing}.py").write_text(f"raise ModuleNotFoundError('no', name='{missing}')")
     done = subprocess.run(
         [sys.executable, "-m", "weblock", "list"],
@@ -35,9 +35,18 @@ def test_without_its_packages_it_says_what_to_install(missing: str, tmp_path: Pa
         text=True,
         check=False,
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.startswith("weblock: the command line needs ")
     assert done.stderr.endswith("pip install 'weblock[cli]'\n")
+
+
+@pytest.mark.parametrize("port", ["0", "65536"])
+def test_a_port_that_there_is_not_is_refused(port: str) -> None:
+    """The status page says so before it prints a URL that nothing will serve."""
+    done = Program("memory://").run("status", "--port", port)
+    assert done.returncode == 2
+    assert f"{port} is not in the range 1<=x<=65535" in done.stderr
+    assert "http://" not in done.stderr
 
 
 def test_an_ascii_terminal_can_show_any_key(tmp_path: Path) -> None:

@@ -62,6 +62,8 @@ async def depends_lock(lease: Annotated[AsyncLease, Depends(lock)]) -> None:
         ),
         (lambda: install("redis://:secret@host"), "given 'redis://host': call it once, with the"),
         (lambda: install(FastAPI, "memory://"), "given <class .*once, with the application"),
+        (lambda: install(FastAPI(), url="redis://h"), r"no option 'url': .*\(app, \"redis://"),
+        (lambda: LockMiddleware(nothing, url="redis://h"), r"no option 'url': .*\(app, \"redis://"),
         (lambda: install(FastAPI(), Client()), r"test_first_day\.Client .*from_client\(client\)"),
         (
             lambda: LockMiddleware(nothing, Client()),
@@ -78,6 +80,8 @@ async def depends_lock(lease: Annotated[AsyncLease, Depends(lock)]) -> None:
         "router",
         "URL",
         "class",
+        "url=",
+        "url= in middleware",
         "client",
         "client for rules",
     ],

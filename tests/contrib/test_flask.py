@@ -670,6 +670,23 @@ class TestInstallation:
         with pytest.raises(ConfigurationError, match=message):
             WebLock(app)
 
+    @pytest.mark.parametrize("name", ["WEBLOCK_URL", "WEBLOCK_NAMESPACE"])
+    def test_settings_that_come_after_the_extension(self, url, name):
+        """They would not count, and so no request is served: it might be locked on this machine alone."""
+        app = Flask(__name__)
+        app.testing = True
+        app.config["WEBLOCK_URL"] = url
+        web = WebLock(app)
+        app.add_url_rule("/", view_func=web.lock("x")(lambda: "done"))
+        app.config[name] = "redis://host"
+        with pytest.raises(ConfigurationError, match=rf"^{name} changed .* before WebLock\(app\)"):
+            app.test_client().get("/")
+        app.config.pop(name)
+        app.config["WEBLOCK_URL"] = url
+        assert app.test_client().get("/").text == "done"
+        with app.app_context():
+            web.locks.close()
+
     def test_something_else_in_the_place_of_the_application(self, web, locks):
         """The error names what was given, without a password, and what to write."""
         for given, named in (("redis://:secret@host", "'redis://host'"), (locks, "<Locks memory:")):
@@ -680,6 +697,8 @@ class TestInstallation:
                     install(given)
             with pytest.raises(TypeError, match=r"write WebLock\(app, "):
                 WebLock(given, Flask(__name__))
+        with pytest.raises(TypeError, match=r"no option 'url': .*\(app, \"redis://"):
+            WebLock(Flask(__name__), url="redis://host")
 
     def test_a_guard_that_cannot_work(self, web, url):
         """It is refused where it is written, or at the request if there is no session to guard."""

@@ -46,3 +46,25 @@ def test_a_loss_is_told_at_the_end_of_the_block() -> None:
         with pytest.raises(ValueError, match="mine"):
             fail()
         assert "was lost" in failure.__notes__[0]
+
+
+async def never() -> None:
+    """A callback that nobody would await."""
+
+
+@pytest.mark.parametrize("what", ["on_lost", "on_ask_release"])
+@pytest.mark.parametrize(("callback", "remedy"), [(never, "is async"), (7, "give a function")])
+async def test_a_callback_that_would_do_nothing_is_refused(
+    what: str, callback: object, remedy: str
+) -> None:
+    """It is refused where it is given, on either face: on the day of a loss nobody reads its error."""
+    url = f"memory://{uuid.uuid4().hex}"
+    with (
+        Locks.from_url(url) as locks,
+        locks.hold("a") as lease,
+        pytest.raises(TypeError, match=remedy),
+    ):
+        getattr(lease, what)(callback)
+    async with AsyncLocks.from_url(url) as async_locks, async_locks.hold("a") as async_lease:
+        with pytest.raises(TypeError, match=remedy):
+            getattr(async_lease, what)(callback)

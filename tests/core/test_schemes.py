@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
+
+from weblock import ConfigurationError, Locks
 from weblock._engines import use_url
 from weblock.stores.redis.settings import SCHEMES
 from weblock.stores.url import ENGINES
@@ -48,3 +52,20 @@ def test_every_scheme_opens_its_engine() -> None:
         user = use_url(f"{scheme}://{rest.get(scheme, 'h')}")
         assert type(user.engine).__module__.startswith(f"weblock.stores.{ENGINES[scheme]}")
         user.leave()
+
+
+@pytest.mark.parametrize("around", ["{}\n", "{} ", " {}", "{}\r\n"])
+def test_a_url_with_white_space_around_it_is_refused(around: str, tmp_path: Path) -> None:
+    """A URL from a file has a line end: ``file://`` would lock in a directory that nobody else has."""
+    with pytest.raises(
+        ConfigurationError, match=r"^the file:// URL has white space.*url\.strip\(\)"
+    ):
+        Locks.from_url(around.format(f"file://{tmp_path}/locks"))
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_url_with_white_space_around_it_shows_no_password() -> None:
+    """What is said of it has no part of it but the scheme, and of a quorum each URL is looked at."""
+    with pytest.raises(ConfigurationError, match=r"^the redis:// URL has white space") as refused:
+        Locks.from_url(["redis://a", "redis://:sec?ret@b\n", "redis://c"])
+    assert "sec" not in str(refused.value)

@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from weblock import AsyncLocks, Key, Locks, _face
+from weblock.contrib.request_values import keys_made_by
 
 numbers = itertools.count()
 
@@ -68,3 +69,11 @@ def test_decorators_fill_in_their_templates(url, caplog):
     with Locks.from_url(url) as locks:
         locks.serialized("item:{item_id}")(lambda item_id: None)(7)
     assert not caplog.records
+
+
+def test_a_key_function_that_fills_in_nothing_is_warned_of(caplog):
+    """``lambda request: "cart:{user.id}"`` names one lock for all, in every adapter: as ``hold`` does."""
+    for _ in range(3):
+        keys_made_by(print, ["cart:7", "cart:{user.id}", Key("cart:{name}", name="{name}")])
+    (record,) = caplog.records
+    assert "Write f'cart:{user.id}'" in record.getMessage()

@@ -6,6 +6,7 @@ import sys
 
 from .._requirements import require
 from ..errors import ConfigurationError
+from .codes import Code
 
 
 def main() -> None:
@@ -13,7 +14,9 @@ def main() -> None:
     try:
         require("the command line", "cli")
     except ConfigurationError as error:
-        sys.exit(f"weblock: {error}")
+        # Not 1, which is an answer: of ``show``, that the key is free.
+        print(f"weblock: {error}", file=sys.stderr)  # noqa: T201 - what would write it is missing
+        sys.exit(Code.USAGE)
     from .app import app
 
     app(prog_name="weblock")

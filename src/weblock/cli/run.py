@@ -108,6 +108,7 @@ def run_command(
     With --at-least, a machine whose clock is late finds KEY busy, and does not run the command again.
     """
     _check(ttl, kill_after)
+    _check_name(fence_env)
     label = label or f"{socket.gethostname()}:{os.getpid()} {Path(arguments[0]).name}"
     hold: HoldOptions = {"ttl": ttl, "max_hold": max_hold, "label": label}
     hold["wait"] = 0 if skip_if_busy and wait is None else wait
@@ -147,6 +148,14 @@ def _check(ttl: float, kill_after: float) -> None:
             f"--kill-after {kill_after:g} must be from 0 to half of the ttl, which is {ttl:g} s:"
             " a lease is renewed after a third of its ttl, and may be ending from --kill-after on."
             " Raise --ttl"
+        )
+
+
+def _check_name(fence_env: str) -> None:
+    if not fence_env or "=" in fence_env:
+        raise ConfigurationError(
+            f"--fence-env {fence_env!r:.80} must be the name of an environment variable, such as"
+            " WEBLOCK_FENCE"
         )
 
 

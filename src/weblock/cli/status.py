@@ -21,7 +21,7 @@ COOKIE: Final = "weblock_status"
 
 @command("status")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
-@click.option("--port", default=8765, show_default=True)
+@click.option("--port", type=click.IntRange(1, 65535), default=8765, show_default=True)
 @click.option("--allow-release", is_flag=True, help="Let those who see the page take leases away.")
 @click.option("--insecure", is_flag=True, help="Show it to everybody who can reach it.")
 @pass_session

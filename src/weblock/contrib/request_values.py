@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
+from .._face import warn_of_templates
 from ..errors import ConfigurationError, InvalidKey
 from ..keys import CheckedKey, KeyTemplate, Source, check_key
 
@@ -97,10 +98,12 @@ def keys_made_by(function: Callable[..., object], made: object) -> list[CheckedK
     ``InvalidKey`` for a string that cannot be locked.
     """
     given = [made] if isinstance(made, str) or not isinstance(made, Iterable) else list(made)
-    keys = [check_key(key) for key in given if isinstance(key, str)]
+    texts = [key for key in given if isinstance(key, str)]
+    keys = [check_key(key) for key in texts]
     if not given or len(keys) < len(given):
         raise ConfigurationError(
             f"key function {getattr(function, '__qualname__', function)!s} gave {made!r:.80}: a key"
             " is a string; several are a list of strings"
         )
+    warn_of_templates([key for key in texts if "{" in key])
     return keys

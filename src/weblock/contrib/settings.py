@@ -47,8 +47,18 @@ def configured(
     return locks, cast("LocksOptions", {**options, **of_config})
 
 
+def refuse_url(options: LocksOptions) -> None:
+    """Raise ``TypeError`` for ``url=``, which ``from_url`` has and no adapter."""
+    if "url" in options:
+        raise TypeError(
+            "there is no option 'url': the engine's URL comes second, without a name, as in"
+            ' (app, "redis://...")'
+        )
+
+
 def opened(locks: Wanted, options: LocksOptions) -> Locks:
     """Return the locks of an application, which are made here if only their engine is named."""
+    refuse_url(options)
     if isinstance(locks, Locks):
         if options:
             raise TypeError(

@@ -71,7 +71,21 @@ def engine_of(client: object, **options: object) -> Engine:
 
 
 def refuse_what_is_no_url(url: object) -> None:
-    """Raise ``ConfigurationError`` for a ready engine, client or path, with the remedy."""
+    """Raise ``ConfigurationError`` for a ready engine, client or path, with the remedy.
+
+    And for a URL with white space around it: that of ``file://`` would name another directory, where
+    nobody who has the same URL without it is excluded.
+    """
+    for each in url if isinstance(url, list | tuple) else (url,):
+        if (
+            isinstance(each, str)
+            and each != each.strip()
+            and (found := _SCHEME.match(each.strip()))
+        ):
+            raise ConfigurationError(
+                f"the {found.group()} URL has white space around it, as one that was read from a file"
+                " has a line end: give url.strip()"
+            )
     if isinstance(url, str | bytes | list | tuple):
         return
     if isinstance(url, os.PathLike):

@@ -90,6 +90,16 @@ def test_settings_that_cannot_work(setting: Any, message: str, project: Any) -> 
     assert message in found()["weblock.E001"]
 
 
+def test_settings_by_another_name(project: Any) -> None:
+    """``WEBLOCK_URL`` alone is nobody's setting, and the locks would stay on this machine unnoticed."""
+    project.WEBLOCK_URL = "redis://localhost"
+    assert found() == {}  # WEBLOCK may be made of it.
+    del project.WEBLOCK
+    message = found()["weblock.W010"]
+    assert "WEBLOCK_URL has no effect: locks are on file://" in message
+    assert 'WEBLOCK = {"default"' in message
+
+
 @pytest.mark.parametrize("url", ["memory://", "noop://"])
 def test_engines_for_one_process(url: str, project: Any) -> None:
     """An engine that keeps no two workers apart is a warning, unless DEBUG is on."""

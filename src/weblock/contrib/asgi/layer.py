@@ -22,6 +22,7 @@ from ...errors import LeaseLost
 from ...sync import Locks
 from ..problems import problem_of
 from ..request import ClientGone, going_on, to_its_end
+from ..settings import refuse_url
 from .answers import answer_of, close_with
 from .inbox import Inbox
 from .outbox import Outbox
@@ -223,6 +224,7 @@ def opened(
     locks: AsyncLocks | str | Sequence[str] | None, options: LocksOptions
 ) -> tuple[AsyncLocks, bool]:
     """Return the locks of an application, and whether they were made here, so that it owns them."""
+    refuse_url(options)
     if isinstance(locks, AsyncLocks):
         if options:
             raise TypeError(f"give {', '.join(options)} to the AsyncLocks instead")

@@ -24,6 +24,7 @@ from .middleware import LockMiddleware
 from .registry import locks
 from .rules import Rules
 from .settings import AliasSettings, aliases, of_alias
+from .view_lock import DEFAULT
 
 MIDDLEWARE: Final = "weblock.contrib.django.middleware.LockMiddleware"
 
@@ -37,7 +38,7 @@ def check_settings(**_kwargs: object) -> list[CheckMessage]:
     """Check that ``WEBLOCK`` is valid, and locks more than one process in production."""
     try:
         found = [message for alias in aliases() for message in _of_alias(alias)]
-        return [*found, *_mixed_guards()]
+        return [*_other_names(), *found, *_mixed_guards()]
     except ConfigurationError as error:
         return [Error(str(error), id="weblock.E001")]
 
@@ -200,6 +201,19 @@ def _mixed_guards() -> Iterator[CheckMessage]:
                 f"{text} GUARD: their fences would meet in one row.",
                 hint="Give one of them a NAMESPACE.",
                 id="weblock.E007",
+            )
+
+
+def _other_names() -> Iterator[CheckMessage]:
+    """Find settings that look like ours where ``WEBLOCK`` itself is missing, so that none counts."""
+    if hasattr(settings, "WEBLOCK"):
+        return  # They may be what it is made of.
+    for name in dir(settings):
+        if name.startswith("WEBLOCK"):
+            yield Caution(
+                f"The setting {name} has no effect: locks are on {locks[DEFAULT].engine}.",
+                hint='Write WEBLOCK = {"default": {"URL": "redis://...", ...}}.',
+                id="weblock.W010",
             )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar, Unpack
@@ -20,7 +20,7 @@ from ..wsgi import RequestLayer, Rewrite
 from .answers import answer_errors
 from .commands import commands
 from .database import Database
-from .settings import Settings
+from .settings import Settings, settings_in
 from .views import GIVEN, Lock, decorated, refuse_unlocked
 
 NAME: Final = "weblock"
@@ -83,7 +83,7 @@ class WebLock:
         settings = self._settings.with_config(app.config)
         locks = opened(settings.locks, settings.options)
         database = Database(app, settings.guard)
-        installed = app.extensions[NAME] = _Installed(app, locks, database)
+        installed = app.extensions[NAME] = _Installed(app, locks, database, settings_in(app.config))
         app.before_request(partial(self._begin, installed))
         answer = answer_errors(app, settings.rewrite)
         layered: Any = app  # Flask documents the assignment, which no type checker takes.
@@ -137,6 +137,7 @@ class WebLock:
             return
         with installed.beginning:  # Sessions must not be in use while listeners are added to them.
             if not installed.has_begun:
+                _refuse_late_settings(installed)
                 refuse_unlocked(installed.app, self._views)
                 installed.database.watch()
                 installed.has_begun = True
@@ -149,8 +150,25 @@ class _Installed:
     app: Flask
     locks: Locks
     database: Database
+    settings: Mapping[str, Any]
+    """Our settings in its ``config`` when the extension was installed, which are those that count."""
     has_begun: bool = False
     beginning: threading.Lock = field(default_factory=threading.Lock)
+
+
+def _refuse_late_settings(installed: _Installed) -> None:
+    """Raise ``ConfigurationError`` for settings that came after the extension, which has not read them.
+
+    Such a ``WEBLOCK_URL`` would leave each machine with locks of its own.
+    """
+    now = settings_in(installed.app.config)
+    late = [name for name in now if name not in installed.settings]
+    late += [name for name, read in installed.settings.items() if now.get(name) != read]
+    if late:
+        raise ConfigurationError(
+            f"{', '.join(late)} changed in app.config after weblock was installed, and has no effect:"
+            " set it before WebLock(app) or locks.init_app(app)"
+        )
 
 
 def _installed() -> _Installed:

@@ -27,6 +27,11 @@ class GuardSettings:
         return (guard or self.kind) == DATABASE_GUARD
 
 
+def settings_in(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return our settings in an application's ``config``, as the user writes them."""
+    return {name: value for name, value in config.items() if name.startswith(PREFIX)}
+
+
 @dataclass(frozen=True)
 class Settings:
     """The settings of an application, from the code and from its ``config``, which overrides them."""
@@ -39,9 +44,7 @@ class Settings:
     def with_config(self, config: Mapping[str, Any]) -> Settings:
         """Return the settings of an application. Raises ``ConfigurationError``."""
         given = {
-            name.removeprefix(PREFIX).lower(): value
-            for name, value in config.items()
-            if name.startswith(PREFIX)
+            name.removeprefix(PREFIX).lower(): value for name, value in settings_in(config).items()
         }
         locks, options = configured(
             self.locks,
