@@ -537,6 +537,9 @@ class AsyncLease(BaseLease):
     def on_lost(self, callback: Callable[[], None]) -> None:
         """Call a function once, in the running event loop, when the lease is lost."""
         refuse_what_cannot_be_called(callback)
+        self._call_when_lost(callback)
+
+    def _call_when_lost(self, callback: Callable[[], None]) -> None:
         self._when("on_lost", functools.partial(_call_in, asyncio.get_running_loop(), callback))
 
     def on_ask_release(self, callback: Callable[[], None]) -> None:

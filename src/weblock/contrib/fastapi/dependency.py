@@ -150,7 +150,8 @@ class LockDependency(MakesKeys):
         if self.on_lost == "cancel":
             task, endpoint = asyncio.current_task(request.loop), scope.get("endpoint")
             # As on a loop, which we are on: the lease would look whether it is used in a thread.
-            AsyncLease.on_lost(lease, functools.partial(interrupt, request, task, endpoint))
+            callback = functools.partial(interrupt, request, task, endpoint)
+            AsyncLease._call_when_lost(lease, callback)  # noqa: SLF001 - which need not be looked at
         return lease
 
 
