@@ -59,7 +59,11 @@ def test_ones_own_key_is_not_asked_for(locks, one) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"count": 0}, {"count": 2.5}, {"count": 2, "pause": 0}, {"count": 2, "pause": 9}]
+    "options",
+    [
+        *({"count": count} for count in (0, 2.5, "3")),
+        *({"count": 2, "pause": pause} for pause in (0, 9, "1")),
+    ],
 )
 def test_odd_attempts_are_refused(options) -> None:
     """What cannot be meant is refused where it is said."""

@@ -661,6 +661,7 @@ class TestInstallation:
             ({"WEBLOCK_GUARD": "me"}, "'lease' or 'database'"),
             ({"WEBLOCK_GUARD_WAIT": 3}, "without WEBLOCK_GUARD"),
             ({"WEBLOCK_REWRITE": 3}, "give a function"),
+            ({"WEBLOCK": {"URL": "redis://host"}}, "WEBLOCK in app.config is no setting"),
         ],
     )
     def test_settings_that_cannot_work(self, url, config, message):

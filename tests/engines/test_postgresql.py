@@ -258,9 +258,10 @@ class TestTheTable:
         server.execute(run.output)
         with Locks.from_url(f"{server.url()}?table=printed") as locks, locks.hold("key"):
             pass
-        refused = CliRunner().invoke(app, ["ddl", "--url", "memory://"])
-        assert refused.exit_code == 2
-        assert "has a table" in refused.output
+        for given, said in ((["--url", "memory://"], "is memory://"), ([], "is not given")):
+            refused = CliRunner().invoke(app, ["ddl", *given], env={"WEBLOCK_URL": None})
+            assert refused.exit_code == 2
+            assert f"has a table, and --url {said}" in " ".join(refused.output.split())
 
     def test_rights_that_are_missing_are_told(self, locks) -> None:
         """A user who may not write the table is told what to grant."""

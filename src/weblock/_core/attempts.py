@@ -31,8 +31,11 @@ class Attempts:
 
     def __post_init__(self) -> None:
         if type(self.count) is not int or self.count < 1:
-            raise ConfigurationError(f"Attempts(count={self.count!r:.80}) must be 1 or more")
-        if not 0 < self.pause <= self.longest:
+            raise ConfigurationError(
+                f"Attempts(count={self.count!r:.80}) must be an integer of 1 or more"
+            )
+        numbers = all(type(each) in (int, float) for each in (self.pause, self.longest))
+        if not numbers or not 0 < self.pause <= self.longest:
             raise ConfigurationError(
                 f"Attempts(pause={self.pause!r:.80}, longest={self.longest!r:.80}): seconds, of"
                 " which the first are more than 0 and not more than the second"

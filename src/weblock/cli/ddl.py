@@ -18,7 +18,7 @@ def ddl_command(session: Session) -> None:
     engine = engine_for(urls[0]) if len(urls) == 1 else None
     ddl = getattr(engine, "ddl", None)
     if ddl is None:
-        given = engine.name if engine else f"{len(urls)} URLs"
+        given = engine.name if engine else f"{len(urls)} URLs" if urls else "not given"
         raise ConfigurationError(
             f"only an engine in a database has a table, and --url is {given}: write"
             " weblock ddl --url postgresql://host/database"

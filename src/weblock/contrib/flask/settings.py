@@ -12,7 +12,8 @@ from ..guarding import DATABASE_GUARD, GUARDS, LEASE_GUARD, LOCK_WAIT, GuardKind
 from ..settings import Wanted, configured
 from ..wsgi import Rewrite
 
-PREFIX: Final = "WEBLOCK_"
+NAME: Final = "WEBLOCK"
+PREFIX: Final = f"{NAME}_"
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,11 @@ class Settings:
 
     def with_config(self, config: Mapping[str, Any]) -> Settings:
         """Return the settings of an application. Raises ``ConfigurationError``."""
+        if NAME in config:  # As in Django's settings; it would be ignored.
+            raise ConfigurationError(
+                f"{NAME} in app.config is no setting: each has a name of its own, such as"
+                ' WEBLOCK_URL = "redis://..."'
+            )
         given = {
             name.removeprefix(PREFIX).lower(): value for name, value in settings_in(config).items()
         }
