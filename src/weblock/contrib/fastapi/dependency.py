@@ -151,7 +151,7 @@ class LockDependency(MakesKeys):
             task, endpoint = asyncio.current_task(request.loop), scope.get("endpoint")
             # As on a loop, which we are on: the lease would look whether it is used in a thread.
             callback = functools.partial(interrupt, request, task, endpoint)
-            AsyncLease._call_when_lost(lease, callback)  # noqa: SLF001 - which need not be looked at
+            AsyncLease._call_when_lost(lease, callback)  # noqa: SLF001 - ours need no check
         return lease
 
 
