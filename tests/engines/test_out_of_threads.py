@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 
@@ -256,3 +258,28 @@ def test_a_session_of_zookeeper_ends_in_the_callers_thread(
     session.close()
     assert set(threading.enumerate()) <= before
     no_threads()
+
+
+LAST = """
+import sys, threading
+from weblock._platform.threads import BackgroundThread
+
+thread = BackgroundThread("waits", threading.Event().wait)
+thread.start()
+
+class Last:
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self, join=thread.join, say=print, ends=sys.is_finalizing):
+        join()
+        say(ends())
+
+last = Last()
+"""
+"""Has the collector close something when all daemon threads have stopped, as a generator's locks."""
+
+
+def test_nothing_waits_for_a_thread_while_the_interpreter_ends() -> None:
+    """What is collected last does not keep the process from ending: its threads will never end."""
+    assert subprocess.check_output([sys.executable, "-c", LAST], text=True) == "True\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -85,7 +86,13 @@ class BackgroundThread:
         return self._thread is threading.current_thread()
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until it has ended; not in the thread itself, where a callback may call this."""
+        """Wait until it has ended; not in the thread itself, where a callback may call this.
+
+        Nor while the interpreter ends: daemon threads have stopped for good by then, and what is
+        collected last, such as a generator that holds locks, would wait in vain.
+        """
+        if sys.is_finalizing():
+            return
         thread = self._thread
         if thread and thread.ident and thread is not threading.current_thread():
             thread.join(timeout)
