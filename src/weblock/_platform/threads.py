@@ -88,8 +88,8 @@ class BackgroundThread:
     def join(self, timeout: float | None = None) -> None:
         """Wait until it has ended; not in the thread itself, where a callback may call this.
 
-        Nor while the interpreter ends: daemon threads have stopped for good by then, and what is
-        collected last, such as a generator that holds locks, would wait in vain.
+        Nor while the interpreter ends: daemon threads have stopped for good by then. What is
+        collected last, such as a generator that holds locks, would keep the process from ending.
         """
         if sys.is_finalizing():
             return
