@@ -104,3 +104,37 @@ def test_the_interpreters_are_the_same_everywhere() -> None:
 def test_the_version_is_one_that_installers_understand() -> None:
     """``weblock.__version__``, from which the package gets its own, has three numbers."""
     assert re.fullmatch(r"\d+\.\d+\.\d+", weblock.__version__)
+
+
+_STRANGERS_PACKAGE = re.compile(
+    r"(?<![\w/])weblock\[\w|\b(?:install|add)\b[^`\n]*[ '\"]weblock(?:['\"`\n]| [a-z\"]|$)"
+)
+"""``weblock`` where an installer would take it for a distribution."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        path
+        for glob in ("*.md", "*.toml", "docs/**/*.md", "src/**/*.py", ".github/**/*.yml")
+        for path in TOP.glob(glob)
+    ],
+    ids=lambda path: str(path.relative_to(TOP)),
+)
+def test_no_text_recommends_the_package_of_a_stranger(path: Path) -> None:
+    """Pages, messages and workflows install ``pyweblock``, because ``weblock`` is another project."""
+    assert not _STRANGERS_PACKAGE.findall(path.read_text())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pip install weblock",
+        'pip install "weblock[redis]"',
+        "uv add 'weblock[cli]'",
+        "pip install -U weblock uvicorn",
+    ],
+)
+def test_the_package_of_a_stranger_is_recognized(text: str) -> None:
+    """The test above can fail."""
+    assert _STRANGERS_PACKAGE.search(text)

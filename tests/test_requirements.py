@@ -94,7 +94,7 @@ def test_a_driver_out_of_range_is_refused_with_both_releases(
     message = str(caught.value)
     assert message.startswith(f"{WANTED[package]} needs {package}>=")
     assert f"{package} {release} is installed" in message
-    assert "pip install 'weblock[" in message
+    assert "pip install 'pyweblock[" in message
 
 
 def test_a_quorum_and_a_client_are_refused_too(installed: dict[str, str]) -> None:
@@ -104,11 +104,11 @@ def test_a_quorum_and_a_client_are_refused_too(installed: dict[str, str]) -> Non
     installed["redis"] = "4.6.0"
     urls = [f"redis://localhost:{port}" for port in (1, 2, 3)]
     with pytest.raises(
-        ConfigurationError, match=r"a quorum of .* redis>=5\.0\.1,<9, and redis 4\.6\.0"
+        ConfigurationError, match=r"a quorum of .* redis>=5\.0\.1,<9, but redis 4\.6\.0"
     ):
         Locks.from_url(urls)
     with pytest.raises(
-        ConfigurationError, match=r"redis>=5\.0\.1,<9, and redis 4\.6\.0 is installed"
+        ConfigurationError, match=r"redis>=5\.0\.1,<9, but redis 4\.6\.0 is installed"
     ):
         Locks.from_client(redis.Redis())
 
@@ -137,7 +137,9 @@ def test_a_missing_driver_is_named_with_the_remedy(
     """Without its driver an engine says what to install."""
     monkeypatch.setitem(sys.modules, package, None)
     url = WANTED.get(package, WANTED["redis"])
-    with pytest.raises(ConfigurationError, match=rf"{package}>=.* is not installed: pip install"):
+    with pytest.raises(
+        ConfigurationError, match=rf"{package}>=.* is not installed\. Run: pip install"
+    ):
         Locks.from_url(url)
 
 

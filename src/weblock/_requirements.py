@@ -31,15 +31,15 @@ def require(wanted: str, extra: str) -> None:
         found = _installed(package)
         if found and not _within(found, wanted_range):
             raise ConfigurationError(
-                f"{wanted} needs {package}{wanted_range}, and {package} {found} is installed:"
-                f" pip install 'weblock[{extra}]' installs a release that fits"
+                f"{wanted} needs {package}{wanted_range}, but {package} {found} is installed."
+                f" Run: pip install 'pyweblock[{extra}]'"
             )
         try:
             importlib.import_module(_MODULES.get(package, package))
         except ImportError as error:
             raise ConfigurationError(
-                f"{wanted} needs {package}{wanted_range}, and {error.name or package} is not"
-                f" installed: pip install 'weblock[{extra}]'"
+                f"{wanted} needs {package}{wanted_range}, but {error.name or package} is not"
+                f" installed. Run: pip install 'pyweblock[{extra}]'"
             ) from error
 
 
@@ -47,8 +47,8 @@ def require(wanted: str, extra: str) -> None:
 def ranges(extra: str) -> dict[str, str]:
     """Return the packages of an extra, each with its range, such as ``{"redis": ">=5.0.1,<9"}``."""
     try:
-        lines = metadata.requires("weblock") or []
-    except metadata.PackageNotFoundError:  # A copy of the source, which nobody has installed.
+        lines = metadata.requires("pyweblock") or []
+    except metadata.PackageNotFoundError:  # A copy of the source that was not installed.
         lines = []
     matches = map(_REQUIREMENT.match, lines)
     return {

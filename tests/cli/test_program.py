@@ -37,7 +37,7 @@ def test_without_its_packages_it_says_what_to_install(missing: str, tmp_path: Pa
     )
     assert done.returncode == 2
     assert done.stderr.startswith("weblock: the command line needs ")
-    assert done.stderr.endswith("pip install 'weblock[cli]'\n")
+    assert done.stderr.endswith("pip install 'pyweblock[cli]'\n")
 
 
 @pytest.mark.parametrize("port", ["0", "65536"])

@@ -54,6 +54,7 @@ def check_description(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = BytesParser(policy=EmailPolicy(utf8=True)).parsebytes(archive.read(name))
+    assert metadata["Name"] == "pyweblock", "``weblock`` is a distribution of another project"
     description = str(metadata.get_payload())
     links = re.findall(r"\]\(([^)]+)\)", description)
     assert links, "the description has no links"

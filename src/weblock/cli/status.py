@@ -10,7 +10,6 @@ from urllib.parse import parse_qs
 
 import click
 
-from .. import ConfigurationError
 from ..contrib.asgi.protocol import App, Receive, Scope, Send
 from ..contrib.status import StatusPage
 from .app import Session, command, pass_session
@@ -33,12 +32,8 @@ def status_command(
     Keys, holders and queues are those of the engine. Waits, losses and outages are shown by the
     page of an application, because its process is the one in which they happen.
     """
-    try:
-        import uvicorn
-    except ImportError as error:
-        raise ConfigurationError(
-            "weblock status needs uvicorn, which is not installed: pip install 'weblock[cli]'"
-        ) from error
+    import uvicorn
+
     page = StatusPage(session.locks(), insecure=True, allow_release=allow_release)
     token = "" if insecure else secrets.token_urlsafe(24)
     where = f"[{host}]" if ":" in host else host
