@@ -107,7 +107,7 @@ def test_the_version_is_one_that_installers_understand() -> None:
 
 
 _STRANGERS_PACKAGE = re.compile(
-    r"(?<![\w/])weblock\[\w|\b(?:install|add)\b[^`\n]*[ '\"]weblock(?:['\"`\n]| [a-z\"]|$)"
+    r"(?<![\w/])weblock(?:\[\w|[<>=~!]=)|\b(?:install|add)\b[^`\n]*[ '\"]weblock(?:['\"`\n]| [a-z\"]|$)"
 )
 """``weblock`` where an installer would take it for a distribution."""
 
@@ -133,6 +133,7 @@ def test_no_text_recommends_the_package_of_a_stranger(path: Path) -> None:
         'pip install "weblock[redis]"',
         "uv add 'weblock[cli]'",
         "pip install -U weblock uvicorn",
+        "weblock>=0.1",
     ],
 )
 def test_the_package_of_a_stranger_is_recognized(text: str) -> None:
