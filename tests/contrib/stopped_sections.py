@@ -135,7 +135,8 @@ class Stopping:
     def __init__(self, database: Database) -> None:
         self.left = -1
         event.listen(database, "before_cursor_execute", self.step)
-        event.listen(database, "commit", self.step)
+        commit = database.dialect.do_commit
+        database.dialect.do_commit = lambda raw: (self.step(), commit(raw))  # type: ignore[method-assign]
 
     def step(self, *_what: Any) -> None:
         """Counts the steps of a section."""

@@ -98,7 +98,7 @@ def row_of(locks: Locks, column: str) -> Any:
 
 def before_its_commit(session: Session, work: Callable[[], object]) -> None:
     """Do something after the check and before the COMMIT."""
-    event.listen(session, "before_commit", lambda _session: work())
+    event.listen(session.connection(), "commit", lambda _connection: work())
 
 
 @LEVELS

@@ -36,6 +36,7 @@ READS = [
     "SELECT COALESCE(SUM(a), 0), django_date_trunc('day', b) FROM c FOR UPDATE OF c NOWAIT",
     "-- a comment\n/* and another */ SELECT 1",
     "SELECT 1;",
+    "SELECT a FROM b WHERE c = %(c_1)s::INTEGER AND (d = %(d_1)s)",
 ]
 WRITES = [
     "INSERT INTO a VALUES (1)",
@@ -48,6 +49,7 @@ WRITES = [
     'SELECT "pay"(7)',
     "SELECT shop.pay(7)",
     "SELECT shop.count(7)",
+    "SELECT 5 %pay(7)",
     "SELECT * INTO a FROM b",
     "SELECT 1; DELETE FROM a",
     "CALL pay(7)",
@@ -62,9 +64,6 @@ WRITES = [
     "",
 ]
 CONTROLS = ["BEGIN", "SAVEPOINT x", "RELEASE SAVEPOINT x", "SET LOCAL a = 1", "PRAGMA a=1"]
-COMMITS = ["commit", "END;", "PREPARE TRANSACTION 'x'"]
-
-
 COMMITS = ["commit", "END;", "PREPARE TRANSACTION 'x'"]
 
 

@@ -323,6 +323,48 @@ class TestTheDatabaseAsReferee:
             session.rollback()
         assert items(fenced) == 1
 
+    @pytest.mark.parametrize("of", ["session", "engine", "connection"])
+    def test_what_a_listener_writes_at_commit_is_checked(self, fenced, followed, follow, of):
+        """A listener that writes in a transaction that had only read is refused, whenever it was added."""
+        with Session(fenced) as session:
+            guard(session, followed, fence=True)
+            session.scalar(select(func.count(Item.id)))
+            follow()
+            if of == "session":
+                event.listen(
+                    session, "before_commit", lambda session: session.execute(insert(Item))
+                )
+            else:
+                target = fenced if of == "engine" else session.connection()
+                event.listen(target, "commit", lambda connection: connection.execute(insert(Item)))
+            with pytest.raises(StaleFence):
+                session.commit()
+        assert items(fenced) == 1
+
+    def test_a_refused_commit_leaves_nothing_in_the_pool(self, fenced, followed, follow):
+        """The next user of the connection commits nothing of what was refused, even without a rollback()."""
+        with Session(fenced) as session:
+            guard(session, followed, fence=True)
+            session.scalar(select(func.count(Item.id)))
+            follow()
+            session.add(Item())
+            with pytest.raises(StaleFence):
+                session.commit()
+        with fenced.begin() as connection:
+            assert connection.scalar(select(func.count(Item.id))) == 1
+        assert items(fenced) == 1
+
+    def test_a_connection_that_commits_by_itself_is_checked(self, fenced, followed, follow):
+        """session.connection().commit() is refused like session.commit()."""
+        with Session(fenced) as session:
+            guard(session, followed, fence=True)
+            session.scalar(select(func.count(Item.id)))
+            follow()
+            session.execute(insert(Item))
+            with pytest.raises(StaleFence):
+                session.connection().commit()
+        assert items(fenced) == 1
+
     def test_a_statement_that_the_database_refuses_says_why(self, fenced, followed, follow):
         """A serialization error of a stale section is told as what it is, and the pool is left whole."""
         change = update(Item).values(id=Item.id + 100)
@@ -454,7 +496,7 @@ class TestTheDatabaseAsReferee:
             guard(session, followed, fence=True)
             assert tables_asked(fenced, lambda: write(session)) == [True, False, True]
             assert tables_asked(fenced, lambda: write(session)) == [False, True]
-            read = select(func.count(Item.id))
+            read = select(func.count(Item.id)).where(Item.id < 7)
             assert tables_asked(fenced, lambda: (session.scalar(read), session.commit())) == [False]
 
     def test_what_cannot_be_guarded_is_refused(self, fenced, followed):
@@ -485,7 +527,7 @@ class TestTheDatabaseAsReferee:
         """While it has the row, the next one waits for as long as it was told, and says so."""
         with Session(fenced) as stopped:
             guard(stopped, followed, fence=True)
-            event.listen(stopped, "before_commit", lambda _session: next_one())
+            event.listen(stopped.connection(), "commit", lambda _connection: next_one())
 
             def next_one() -> None:
                 assert blocking.force_release("x")

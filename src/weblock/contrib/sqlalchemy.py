@@ -93,8 +93,9 @@ def guard(
 ) -> None:
     """Make every commit of ``session`` raise ``LeaseLost`` once the lease is lost.
 
-    The session's changes are first sent to the database, and then the lease is checked: nothing
-    comes between the check and the commit itself. The same is true of each ``begin_nested`` block.
+    The check is the last step before COMMIT: the session's changes have been sent by then, and all
+    of its ``before_commit`` listeners have run. The lease is also checked before each
+    ``begin_nested`` block ends.
 
     With ``fence=True`` the database has the last word, so that even a process that is stopped
     between that check and the COMMIT does not commit after another holder has followed. Before the
@@ -117,20 +118,10 @@ def guard(
     """
     target: Any = getattr(session, "sync_session", session)
     _refuse_others(target, lease)
-    fenced = _Fenced(target, lease, wait) if fence else None
-
-    def check(session: Session) -> None:
-        try:
-            session.flush()
-        except DBAPIError as error:
-            if fenced:
-                fenced.explain(error)
-            raise
-        lease.check()
-        if fenced:
-            fenced.check(session)
-
-    event.listen(target, "before_commit", check)
+    if fence:
+        _Fenced(target, lease, wait)
+    else:
+        _Guarded(target, lease)
 
 
 def _refuse_others(session: object, lease: object) -> None:
@@ -278,7 +269,45 @@ _lease_tables: Final[
 """The tables of leases that are in the database of a pool, or ``None`` if they are elsewhere."""
 
 
-class _Fenced:
+class _Guarded:
+    """A session that commits nothing once its lease is lost."""
+
+    def __init__(self, session: Session, lease: BaseLease) -> None:
+        self._lease = lease
+        self._wrote: dict[Connection, bool] = {}
+        """The connections that the session has now, and whether each has written unchecked."""
+        event.listen(session, "before_commit", lambda _session: lease.check())
+        event.listen(session, "after_begin", self.begun)
+        event.listen(session, "after_transaction_end", self.ended)
+
+    def begun(self, _session: Session, _transaction: object, connection: Connection) -> None:
+        """Watch a connection that the session has just taken."""
+        if connection not in self._wrote:  # Otherwise a savepoint begins.
+            self._wrote[connection] = False
+            event.listen(connection, "commit", self.committing)
+            event.listen(connection, "prepare_twophase", self.preparing)
+
+    def ended(self, _session: Session, transaction: SessionTransaction) -> None:
+        """Forget the connections that the session has returned."""
+        if transaction.parent is None:
+            self._wrote.clear()
+
+    def committing(self, connection: Connection) -> None:
+        """Check just before COMMIT, after everything that the session and its listeners do."""
+        try:
+            self.preparing(connection)
+        except BaseException:
+            # After an error here, SQLAlchemy returns the connection to its pool as it is.
+            connection.connection.rollback()
+            raise
+
+    def preparing(self, connection: Connection, *_xid: object) -> None:
+        """Check just before the first phase of a two-phase COMMIT, or before COMMIT itself."""
+        if connection in self._wrote:
+            self._lease.check()
+
+
+class _Fenced(_Guarded):
     """A session whose database refuses a holder whose key has passed to another."""
 
     def __init__(self, session: Session, lease: BaseLease, wait: float) -> None:
@@ -287,16 +316,15 @@ class _Fenced:
                 "guard(..., fence=True) was given a session with an open transaction, which may have"
                 " read outdated rows: guard it before its first use, or roll it back first"
             )
-        self._lease = lease
         self._marks = marks_of(lease)
+        super().__init__(session, lease)
         self._lease_table = lease_table_of(lease)
         self._wait = wait
+        self._ending: set[Connection] = set()
+        """The connections whose COMMIT has begun."""
         self._get_bind: Callable[..., Engine | Connection] = session.get_bind
-        self._wrote: dict[Connection, bool] = {}
         session.get_bind = self.get_bind  # type: ignore[method-assign]
-        event.listen(session, "after_begin", self.begun)
         event.listen(session, "do_orm_execute", self.execute)
-        event.listen(session, "after_transaction_end", self.ended)
 
     def get_bind(self, *args: Any, **options: Any) -> Engine | Connection:
         """Return the database of the next statement; it knows of the lease from now on.
@@ -321,36 +349,43 @@ class _Fenced:
                     told.popitem(last=False)
         return bind
 
-    def begun(self, _session: Session, _transaction: object, connection: Connection) -> None:
+    def begun(self, session: Session, transaction: object, connection: Connection) -> None:
         """Watch a connection that the session has just taken."""
-        if connection in self._wrote:
-            return  # A savepoint begins.
         if _commits_by_itself(connection):
             raise ConfigurationError(
                 "guard(..., fence=True) was given a session whose statements commit by themselves"
                 ' (isolation_level="AUTOCOMMIT"), before they could be checked'
             )
-        self._wrote[connection] = False
+        super().begun(session, transaction, connection)
         event.listen(connection, "before_cursor_execute", self.seen)
 
     def seen(self, connection: Connection, _cursor: object, statement: str, *_more: object) -> None:
         """Record a statement that may write."""
-        if kind_of(statement) is Kind.WRITES and connection in self._wrote:
+        if self._wrote.get(connection) is False and kind_of(statement) is Kind.WRITES:
             self._wrote[connection] = True
+            if connection in self._ending:  # A listener of COMMIT itself writes.
+                self._check_all()
 
-    def check(self, session: Session) -> None:
-        """Check with each database that was written to, just before the COMMIT."""
-        if session.in_nested_transaction():
-            return  # A savepoint: what it keeps is checked at the end.
+    def preparing(self, connection: Connection, *_xid: object) -> None:
+        """Check the lease, and ask each database that was written to."""
+        super().preparing(connection)
+        if connection in self._wrote:
+            self._ending.add(connection)
+            self._check_all()
+
+    def ended(self, session: Session, transaction: SessionTransaction) -> None:
+        """Forget the connections that the session has returned."""
+        super().ended(session, transaction)
+        if transaction.parent is None:
+            self._ending.clear()
+
+    def _check_all(self) -> None:
+        """Check with each database that was written to; it then keeps others out until its COMMIT."""
         for connection, wrote in self._wrote.items():
             if wrote:
                 for mark in self._marks:
                     self._check(connection, mark)
-
-    def ended(self, _session: Session, transaction: SessionTransaction) -> None:
-        """Forget the connections that the session has returned."""
-        if transaction.parent is None:
-            self._wrote.clear()
+                self._wrote[connection] = False
 
     def _raise(self, engine: Engine, mark: Mark) -> None:
         with engine.connect() as connection:

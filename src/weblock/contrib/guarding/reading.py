@@ -26,7 +26,7 @@ _COMMITS: Final = re.compile("COMMIT|END|PREPARE")
 _STATEMENT: Final = re.compile(r"\s+STATEMENT\b", re.IGNORECASE)
 """``SET STATEMENT ... FOR UPDATE ...``, as MariaDB has it."""
 
-_CALL: Final = re.compile(r"([^\s(),=<>!+*/|-]+)\s*\(")
+_CALL: Final = re.compile(r"([^\s(),=<>!+*/|%:-]+)\s*\(")
 _INTO: Final = re.compile(r"\bINTO\b", re.IGNORECASE)
 _BEFORE_PARENTHESES: Final = """
 all and any array as between by case cast distinct else except exists filter from group having
