@@ -153,33 +153,48 @@ class InvalidKey(ConfigurationError):
 
 
 class AlreadyHeld(WeblockError, RuntimeError):
-    """This task, thread or request already holds the key, and would wait for itself.
+    """The caller would wait for itself, because its own task, thread or request holds the key.
 
-    So would blocking code on an event loop, where another task of the loop holds the key or is in front
-    of it in the queue, and a task of a loop whose thread holds the key outside of the loop.
+    The same error is raised if blocking code on an event loop would wait for another task of that loop,
+    and if a task would wait for a key that its thread holds outside the loop.
 
     Attributes:
         key: The key.
         upgrade: Whether it is held with others, and was to be held with fewer or alone.
-        waits: Whether a task of the event loop that this call would block waits for it in front.
+        waits: Whether a task of the event loop that this call would block is ahead in the queue.
+        inherited: Whether the request that this task or thread belongs to holds it.
     """
 
-    def __init__(self, key: str, *, upgrade: bool = False, waits: bool = False) -> None:
-        held = (
-            f"lock {key!r} is already held by this very task or thread, by the request that it"
-            " serves, or by another task of the event loop that this call would block"
-        )
-        super().__init__(
-            f"{held}, together with others, and cannot be turned into a lock with a smaller limit: two"
-            " callers that tried would wait for each other forever. Release it and acquire it anew,"
-            " or acquire it with the smaller limit from the beginning"
-            if upgrade
-            else f"lock {key!r} has another task of the event loop in its queue, and this call would block"
-            " that loop: to wait behind that task would be to wait forever. Use AsyncLocks in tasks, or"
-            " move the blocking code to a thread (asyncio.to_thread)"
-            if waits
-            else f"{held}: to acquire it again would wait forever. Pass the lease down instead; tasks that may wait for each other need AsyncLocks"
-        )
+    def __init__(
+        self, key: str, *, upgrade: bool = False, waits: bool = False, inherited: bool = False
+    ) -> None:
+        held = f"Lock {key!r} is already held by this task, thread or request"
+        if upgrade:
+            reason = (
+                f"{held}, together with other holders, and cannot change to a smaller limit: two callers"
+                " that tried would wait for each other forever. Release it and acquire it again, or"
+                " acquire it with the smaller limit at first."
+            )
+        elif waits:
+            reason = (
+                f"Lock {key!r} has another task of this event loop ahead in its queue, and this blocking"
+                " call would stop that task. Use AsyncLocks, or call this in a thread: await"
+                " asyncio.to_thread(...)."
+            )
+        elif inherited:
+            reason = (
+                f"Lock {key!r} is already held by the request that this code belongs to. Acquiring it"
+                " again would wait forever. Use the existing lease, or request_locks().acquire(...). A"
+                " task that outlives the request needs its own context: asyncio.create_task(work(),"
+                " context=contextvars.Context())."
+            )
+        else:
+            reason = (
+                f"{held}, or by another task of the event loop that this call would block. Acquiring it"
+                " again would wait forever. Use the existing lease. In tasks, use AsyncLocks."
+            )
+        super().__init__(reason)
         self.key = key
         self.upgrade = upgrade
         self.waits = waits
+        self.inherited = inherited

@@ -105,10 +105,11 @@ def test_all_are_weblock_errors() -> None:
         (LeaseLost("k", fence=7, reason="taken"), "no longer knows it"),
         (LeaseLost("k", fence=7, reason="forked"), "parent of this process"),
         (EngineUnavailable("redis://h", "no route"), "redis://h is unavailable: no route"),
-        (AlreadyHeld("k"), "'k' is already held by this very task or thread"),
+        (AlreadyHeld("k"), "'k' is already held by this task, thread or request"),
+        (AlreadyHeld("k", inherited=True), r"context=contextvars\.Context\(\)"),
         (
             AlreadyHeld("k", waits=True),
-            "'k' has another task of the event loop in its queue.*to_thread",
+            "'k' has another task of this event loop ahead in its queue.*to_thread",
         ),
     ],
 )

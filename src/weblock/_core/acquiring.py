@@ -341,7 +341,8 @@ class Locker:
         for key in keys:
             mine = keeper.holdings.get(key)
             if mine and self._is_own(mine):
-                raise AlreadyHeld(unqualified(key))
+                inherited = mine.control is not self.runtime.control()
+                raise AlreadyHeld(unqualified(key), inherited=inherited)
             if keeper.together:
                 for each in keeper.together_on(key):
                     if self._is_own(each):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import sys
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from ...aio import AsyncLease, AsyncLocks
 from ...errors import ConfigurationError
 from ...keys import CheckedKey, in_order
 from ...sync import Lease
-from ..request import ClientGone, RequestLeases
+from ..request import ClientGone, RequestLeases, current_book
 from .inbox import Inbox
 from .outbox import Outbox, Policy, never
 from .protocol import Scope
@@ -138,21 +139,45 @@ class AsyncRequestLocks(RequestLeases[AsyncLease]):
         """Whether a part of the response has been sent, and more follows."""
         return self._outbox is not None and self._outbox.streams
 
-    async def acquire(self, *keys: str, **options: Unpack[HoldOptions]) -> RequestLease:
-        """Return the lease of the keys; those that this request holds are not acquired again.
+    def acquire(self, *keys: str, **options: Unpack[HoldOptions]) -> Any:
+        """Return the lease of the keys, a ``RequestLease`` that is released when the request ends.
 
-        Waits as ``AsyncLocks.acquire`` does, and raises what it raises; gives up when the client
-        has gone. Two requests that acquire the same keys one by one, in different orders, wait for
-        one another until one of them times out: acquire keys that belong together in one call.
-        Raises ``ConfigurationError`` when the request has ended, for nobody would release, and for
-        what is no string.
+        Write ``await request_locks().acquire("cart:7")`` in async code, and
+        ``request_locks().acquire("cart:7")`` in a thread, such as that of a ``def`` endpoint. Keys that
+        this request holds are not acquired again. Acquire keys that belong together in one call: two
+        requests that acquire the same keys in different orders wait for each other until one times out.
+
+        Raises the errors of ``AsyncLocks.acquire``, and ``ConfigurationError`` if a key is not a string
+        or the request has ended. If the client disconnects, the wait ends.
         """
         if not keys or not all(isinstance(key, str) for key in keys):
             raise ConfigurationError(
-                f"acquire{keys!r:.80} names no key: give one string or several, as in"
-                ' acquire("cart:7", "stock:3")'
+                f"acquire{keys!r:.80} has no key, or one that is not a string. Pass one string or"
+                ' several, such as acquire("cart:7", "stock:3").'
             )
-        return await self.hold(in_order(keys), options)
+        ordered = in_order(keys)
+        if _on_a_loop():
+            return self.hold(ordered, options)
+        work = self._hold_for_a_thread(ordered, options)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+
+    async def _hold_for_a_thread(
+        self, keys: Sequence[CheckedKey], options: HoldOptions
+    ) -> RequestLease:
+        """Acquire keys for a thread that waits. Another thread may take its place in anyio's pool.
+
+        Otherwise, forty waiting requests would occupy all threads of the pool, and the holder's
+        endpoint would find none to run in.
+        """
+        anyio = sys.modules.get("anyio")  # It is loaded if the thread is one of its pool.
+        if anyio is None:
+            return await self.hold(keys, options)
+        limiter = anyio.to_thread.current_default_thread_limiter()
+        limiter.total_tokens += 1
+        try:
+            return await self.hold(keys, options)
+        finally:
+            limiter.total_tokens -= 1
 
     def hold_back(self, background: Callable[[], object] = never) -> None:
         """Make the response wait, here and farther out, until the work is done, if none was sent yet.
@@ -299,22 +324,24 @@ def _rest_of(
             return lease
 
 
-def request_locks(scope: Scope) -> AsyncRequestLocks:
-    """Return the locks of the request whose scope this is.
+def request_locks(scope: Scope | None = None) -> AsyncRequestLocks:
+    """Return the locks of a request: the one with this scope, or else the one that the caller serves.
 
-    They acquire by the application's own locks if it has some, as ``install`` gives them; else by
-    those of the rule.
+    Without a scope, the request is found in the context (``contextvars``), which the tasks and threads
+    of a request inherit. So a service function can lock without knowing the request, and the lease
+    lasts until the request's work has been committed. If the application has its own locks, as
+    ``install`` gives them, they are used; else those of the ``LockMiddleware``.
 
-    Raises ``ConfigurationError`` where there is no request layer around the application, or no
-    rule of a ``LockMiddleware`` matches.
+    Raises ``ConfigurationError`` outside a request, if weblock is not installed in the application, or
+    if no rule of its ``LockMiddleware`` matches the request.
     """
-    found = scope.get(SCOPE_KEY)
+    found = current_book() if scope is None else scope.get(SCOPE_KEY)
     if not isinstance(found, AsyncRequestLocks):
         raise ConfigurationError(
-            "this application has no lock layer: call"
-            ' weblock.contrib.fastapi.install(app, "redis://...") where the app is made, once;'
-            " or, under LockMiddleware, have a rule for this request"
+            "weblock serves no request here. Call weblock.contrib.fastapi.install(app) once, where you"
+            " create the application; if you use LockMiddleware instead, add a rule that matches this"
+            " request. Outside a request, use locks.hold(...)."
         )
-    if found.of_rules or found.over:  # Asked first, for it seldom is: each request comes here.
+    if found.of_rules or found.over:  # Checked here, because each request comes by, and few need more.
         return found.of_application()
     return found

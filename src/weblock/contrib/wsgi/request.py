@@ -11,7 +11,7 @@ from ..._runtime.blocking import drive
 from ...errors import ConfigurationError
 from ...keys import CheckedKey, in_order
 from ...sync import Lease, Locks
-from ..request import RequestLeases
+from ..request import RequestLeases, current_book
 from .clients import watch
 from .target import path_of
 
@@ -44,21 +44,24 @@ class RequestLocks(RequestLeases[Lease]):
         return drive(self.take(self.locks, keys, options))
 
 
-def request_locks(environ: WSGIEnvironment) -> RequestLocks:
-    """Return the locks of the request whose ``environ`` this is.
+def request_locks(environ: WSGIEnvironment | None = None) -> RequestLocks:
+    """Return the locks of a request: the one with this environ, or else the one that the caller serves.
 
-    They acquire by the application's own locks if it has some, as Flask's ``WebLock`` gives them; else
-    by those of the rule.
+    Without an environ, the request is found in the context (``contextvars``). So a service function can
+    lock without knowing the request, and the lease lasts until the request's work is done. If the
+    application has its own locks, as Flask's ``WebLock`` gives them, they are used; else those of the
+    ``LockMiddleware``.
 
-    Raises ``ConfigurationError`` where there is no request layer around the application, or no
-    rule of a ``LockMiddleware`` matches.
+    Raises ``ConfigurationError`` outside a request, if weblock is not installed in the application, or
+    if no rule of its ``LockMiddleware`` matches the request.
     """
-    found = environ.get(ENVIRON_KEY)
+    found = current_book() if environ is None else environ.get(ENVIRON_KEY)
     if not isinstance(found, RequestLocks):
         raise ConfigurationError(
-            "this request has no lock layer: have a rule of a LockMiddleware for it, or, in Flask,"
-            ' call weblock.contrib.flask.WebLock(app, "redis://...") where the app is made'
+            "weblock serves no request here. In Flask, call weblock.contrib.flask.WebLock(app) where you"
+            " create the application; with a LockMiddleware, add a rule that matches this request."
+            " Outside a request, use locks.hold(...)."
         )
-    if found.of_rules or found.over:  # Asked first, for it seldom is: each request comes here.
+    if found.of_rules or found.over:  # Checked here, because each request comes by, and few need more.
         return found.of_application()
     return found
