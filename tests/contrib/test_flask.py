@@ -440,6 +440,27 @@ class TestFlaskSQLAlchemy:
         with project.app_context():
             assert shop.count() == 3
 
+    @pytest.mark.parametrize("guard", ["lease", "database"])
+    def test_a_service_that_has_read_keeps_the_bound(self, project, shop, web, guard):
+        """A key that a service function acquires after a read is held until the teardown has committed."""
+        web.init_app(project)
+
+        def read_and_add():
+            shop.count()
+            assert web.acquire("items", guard=guard).held
+            return shop.add()
+
+        self.serve(project, read_and_add)
+        assert self.answers(project, 6) == [201] * 3 + [422] * 3
+        with project.app_context():
+            assert shop.count() == 3
+
+    @pytest.mark.parametrize("keys", [(), ("items",)])
+    def test_acquire_needs_a_request_and_a_key(self, app, web, keys):
+        """Outside a request, or without a key, the error names the alternative."""
+        with app.app_context(), pytest.raises(ConfigurationError, match=r"locks\.hold\("):
+            web.acquire(*keys)
+
     def test_the_naive_decorator_breaks_it(self, project, shop, locks):
         """The one that everybody writes first releases before the teardown commits."""
 

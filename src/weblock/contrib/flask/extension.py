@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar, Unpack
 
-from flask import Flask, current_app
+from flask import Flask, current_app, has_request_context
 
 from ..._options import HoldOptions, LocksOptions
 from ...errors import ConfigurationError
-from ...sync import Locks
+from ...keys import in_order
+from ...sync import Lease, Locks
 from ..guarding import GuardKind
 from ..request_values import KeyFunction
 from ..settings import opened, refuse_other_application
@@ -21,7 +22,7 @@ from .answers import answer_errors
 from .commands import commands
 from .database import Database
 from .settings import Settings, settings_in
-from .views import GIVEN, Lock, decorated, refuse_unlocked
+from .views import GIVEN, Lock, acquire_one, decorated, refuse_unlocked
 
 NAME: Final = "weblock"
 """Under which Flask keeps the extension."""
@@ -130,6 +131,37 @@ class WebLock:
 
         setattr(decorate, GIVEN, keys)
         return decorate
+
+    def acquire(
+        self, *keys: str, guard: GuardKind | None = None, **options: Unpack[HoldOptions]
+    ) -> Lease:
+        """Acquire keys for the running request, and hold them until its work is done.
+
+        For service functions that learn their key late. Rows that ``db.session`` has read are read
+        again afterwards, and the request waits without a database connection. A key that the request
+        holds is not acquired again.
+
+        Args:
+            *keys: The keys themselves, such as ``f"wallet:{wallet.id}"``.
+            guard: See ``lock``.
+            **options: Override those of the application: see ``HoldOptions``.
+
+        Returns:
+            The lease. ``release`` ends it before the request ends.
+
+        Raises:
+            ConfigurationError: No request is running, a key or an option is invalid, or ``db.session``
+                has uncommitted writes.
+            LockTimeout: The keys were not free within ``wait`` seconds.
+            EngineUnavailable: The engine did not answer.
+        """
+        if not (keys and has_request_context()):
+            raise ConfigurationError(
+                f"acquire{keys!r:.80} needs at least one key and a running request. Outside a request,"
+                " use locks.locks.hold(...)."
+            )
+        wanted = Lock.of([lambda: keys], options, guard)
+        return acquire_one(wanted, in_order(keys), _installed().database)
 
     def _begin(self, installed: _Installed) -> None:
         """Do, before the first request, what cannot be done yet when the extension is installed."""

@@ -150,15 +150,12 @@ def _acquire(together: Sequence[Lock], values: Mapping[str, object], database: D
     Requests that lock the same keys by several decorators would otherwise wait for one another.
     """
     environ = request.environ
-    held = request_locks(environ)
-    guarded = [lock for lock in together if database.is_wanted(lock.guard)]
     if len(together) == 1:
         (lock,) = together
-        lease = _hold(held, lock, lock.keys_of(values), database)
-        if guarded:
-            database.guard(lease)
-        environ[LEASE_KEY] = lease
+        environ[LEASE_KEY] = acquire_one(lock, lock.keys_of(values), database)
         return
+    held = request_locks(environ)
+    guarded = [lock for lock in together if database.is_wanted(lock.guard)]
     keys = {lock: lock.keys_of(values) for lock in together}
     # Of two locks of one key, the one that lets fewer in; else the outermost.
     by_limit = sorted(together, key=lambda lock: limit_of(held.locks, _options_of(lock)))
@@ -169,6 +166,15 @@ def _acquire(together: Sequence[Lock], values: Mapping[str, object], database: D
         database.guard(held.lease_of(held.locks, keys[lock]))
     environ[LEASE_KEY] = held.hold(keys[together[0]], _options_of(together[0]))
     held.check()  # Some may have been lost while we waited for others.
+
+
+def acquire_one(lock: Lock, keys: tuple[CheckedKey, ...], database: Database) -> Lease:
+    """Acquire what the request does not hold yet of one lock, and return its lease."""
+    guarded = database.is_wanted(lock.guard)
+    lease = _hold(request_locks(request.environ), lock, keys, database)
+    if guarded:
+        database.guard(lease)
+    return lease
 
 
 def _hold(
