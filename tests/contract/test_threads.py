@@ -13,6 +13,7 @@ import pytest
 from tests.support.renewals import renewed
 from tests.support.waiting import PATIENCE, eventually
 from weblock import EngineUnavailable
+from weblock._platform import threads
 
 TTL = 60.0
 """Seconds, longer than any machine lets a thread wait."""
@@ -50,6 +51,22 @@ def test_threads_that_are_killed_are_started_again(locks, one, other, waiting, c
     # What the killed threads had open ends here, and not in a later test, which would be blamed for it.
     caplog.clear()
     gc.collect()
+
+
+def test_a_thread_that_goes_on_failing_does_not_flood_the_log(monkeypatch, caplog) -> None:
+    """The first failure of a background thread is logged, and of those that follow ever fewer."""
+    monkeypatch.setattr(threads, "AGAIN_AFTER", 0.0)
+    failures = iter(range(100))
+
+    def work() -> None:
+        if next(failures, None) is not None:
+            raise TypeError("raw")
+
+    thread = threads.BackgroundThread("failing", work)
+    assert thread.start()
+    thread.join(PATIENCE)
+    told = [record for record in caplog.records if "'raw'" in repr(record.exc_info)]
+    assert [record.args for record in told] == [("failing", 2**power) for power in range(7)]
 
 
 @pytest.mark.promise("locks")

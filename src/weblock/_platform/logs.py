@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
+from typing import Any, Final
+
+CALM: Final = 60.0
+"""Seconds without a failure after which the next failure counts as the first."""
 
 
 class _Harmless(logging.LoggerAdapter[logging.Logger]):
@@ -60,3 +63,22 @@ class Seldom:
             return False
         self._next = now + self._pause
         return True
+
+
+class Repeats:
+    """Counts what fails again and again, so that the log is not flooded.
+
+    ``count`` returns how often it has failed in a row if that is to be logged, else 0: the first,
+    second, fourth, eighth time and so on are. After a minute without a failure it counts anew.
+    """
+
+    __slots__ = ("_last", "_times")
+
+    def __init__(self) -> None:
+        self._times = 0
+        self._last = float("-inf")
+
+    def count(self) -> int:
+        before, self._last = self._last, time.monotonic()
+        self._times = self._times + 1 if self._last - before < CALM else 1
+        return 0 if self._times & (self._times - 1) else self._times

@@ -19,7 +19,7 @@ from .greenlets import (
     queue_class,
     real_thread_here,
 )
-from .logs import logger
+from .logs import Repeats, logger
 
 AGAIN_AFTER: Final = 0.1
 """Seconds after which a thread that failed goes on."""
@@ -32,8 +32,8 @@ class BackgroundThread:
     """A daemon thread that does ``work`` while that is wanted.
 
     ``work`` returns when it has nothing more to do. If it ends in any other way, by ``SystemExit``
-    too, the failure is logged and it is called again: what depends on a thread that ended in
-    silence fails much later, and elsewhere. A forked child inherits no thread, and calls
+    too, the failure is logged (ever more rarely if it goes on, see ``Repeats``) and it is called
+    again: what depends on a thread that ended in silence fails much later, and elsewhere. A forked child inherits no thread, and calls
     ``after_fork``.
 
     Where greenlets replace threads, a ``real`` one is a thread of the operating system nevertheless.
@@ -51,6 +51,7 @@ class BackgroundThread:
         self._work = work
         self._wanted = wanted
         self._real = real
+        self._failures = Repeats()
         self._thread: Thread | None = None
         self._turn: threading.Lock = original("threading", "Lock")()
 
@@ -76,7 +77,10 @@ class BackgroundThread:
         try:
             thread.start()
         except RuntimeError:
-            logger.exception("the thread %s could not be started", self._name)
+            if times := self._failures.count():
+                logger.exception(
+                    "the thread %s could not be started (failure %d in a row)", self._name, times
+                )
             return False
         return True
 
@@ -131,9 +135,13 @@ class BackgroundThread:
             except BaseException:
                 if (here := real_thread_here()) and here.ending:
                     return None
-                logger.critical(
-                    "the thread %s failed, and is being restarted", self._name, exc_info=True
-                )
+                if times := self._failures.count():
+                    logger.critical(
+                        "the thread %s failed, and is being restarted (failure %d in a row)",
+                        self._name,
+                        times,
+                        exc_info=True,
+                    )
                 time.sleep(AGAIN_AFTER)
 
 

@@ -14,7 +14,7 @@ import redis
 from redis import exceptions
 
 from ..._platform.greenlets import do_before_this_thread_ends, new_thread
-from ..._platform.logs import logger
+from ..._platform.logs import Repeats, logger
 from ..._platform.loops import running
 from .servers import Unfit
 from .settings import Address
@@ -107,6 +107,7 @@ class Lookup:
         self._every = every
         self._stale = stale
         self._known = False
+        self._failures = Repeats()
         self.forget()
 
     def forget(self) -> None:
@@ -199,14 +200,34 @@ class Lookup:
         try:
             self._alone(self._tried)
         except Exception:
-            logger.exception("weblock could not find out where its servers are, and goes on")
+            if times := self._failures.count():
+                logger.exception(
+                    "weblock could not find out where its servers are, and goes on (failure %d in a"
+                    " row)",
+                    times,
+                )
+
+
+@contextmanager
+def connecting() -> Iterator[None]:
+    """Raise redis-py's ``ConnectionError`` for any failure to connect.
+
+    A credential provider raises errors of its own, and ``ssl`` a ``TypeError`` for some settings.
+    """
+    try:
+        yield
+    except (exceptions.RedisError, OSError):
+        raise
+    except Exception as error:
+        raise exceptions.ConnectionError(f"{type(error).__name__}: {error}") from error
 
 
 @contextmanager
 def opened(connection: redis.Connection) -> Iterator[redis.Connection]:
     """Yield a connection for a question or two."""
     try:
-        connection.connect()
+        with connecting():
+            connection.connect()
         yield connection
     finally:
         connection.disconnect()

@@ -10,7 +10,7 @@ from typing import Any, Final
 from redis import exceptions
 
 from ..._core.ports import Ask, Switchboard
-from ..._platform.logs import logger
+from ..._platform.logs import Repeats, logger
 from ..._platform.threads import BackgroundThread
 from .blocking import BlockingLink
 from .calls import packed
@@ -80,7 +80,7 @@ class Receiver:
             link.discard()
 
     def _run(self) -> None:
-        pause = 0.05
+        pause, failures = 0.05, Repeats()
         while not self._ended.is_set():
             try:
                 self._subscribe()
@@ -92,8 +92,11 @@ class Receiver:
             except (exceptions.RedisError, OSError) as error:
                 logger.debug("the weblock receiver lost its connection: %s", error)
             except Exception:
-                if not self._ended.is_set():  # Else it was closed under our hands.
-                    logger.exception("the weblock receiver failed, and goes on")
+                # If it has ended, it was closed while it was in use.
+                if not self._ended.is_set() and (times := failures.count()):
+                    logger.exception(
+                        "the weblock receiver failed, and goes on (failure %d in a row)", times
+                    )
             finally:
                 if self._link:
                     self._link.discard()
