@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import inspect
 import socket
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import redis
 import redis.asyncio
+import redis.sentinel
 from kazoo.client import KazooClient
 
 from weblock._runtime import internals as of_asyncio
@@ -114,6 +116,14 @@ async def test_an_asyncio_connection_hands_over_its_stream(listener: socket.sock
         writer.write(b"x")
         assert await asyncio.to_thread(server.recv, 1) == b"x"
         writer.close()
+
+
+def test_a_sentinel_has_the_address_that_it_forces() -> None:
+    """``forced_master_of`` finds it, in the releases of redis-py that can force one."""
+    for sentinel in (redis.sentinel.Sentinel, redis.asyncio.Sentinel):
+        assert of_redis.forced_master_of(sentinel([("h", 1)])) is None
+        if "force_master_ip" in inspect.signature(sentinel).parameters:
+            assert of_redis.forced_master_of(sentinel([("h", 1)], force_master_ip="i")) == "i"
 
 
 def test_the_connection_of_a_kazoo_client_can_be_ended(listener: socket.socket) -> None:

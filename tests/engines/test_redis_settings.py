@@ -92,6 +92,11 @@ def test_options_go_before_the_url() -> None:
         (f"redis+sentinel://joe:{CANARY}@h:1", "which master"),
         (f"redis+cluster://joe:{CANARY}@h:1/2", "no databases"),
         (f"unix://joe:{CANARY}@run/redis.sock", "unix:///absolute/path"),
+        (f"redis://joe:{CANARY}@h?ssl_ca_certs=/ca.pem", "write rediss://"),
+        (f"unix://joe:{CANARY}@/run/redis.sock?ssl_cert_reqs=none", "unix:// does not use TLS"),
+        (f"redis+sentinel://joe:{CANARY}@h/m?ssl_check_hostname=true", "rediss+sentinel://"),
+        (f"rediss://joe:{CANARY}@h?ssl_cert_reqs=perhaps", "cannot connect to rediss://h:6379 "),
+        (f"redis://joe:{CANARY}@h?credential_provider=x", "give a client that has it"),
     ],
 )
 def test_a_wrong_url_is_told_without_its_secrets(url: str, told: str) -> None:
@@ -114,28 +119,15 @@ def test_no_secret_shows(caplog: pytest.LogCaptureFixture) -> None:
     assert not [each for each in shown if CANARY[:3] in each]
 
 
-@pytest.mark.parametrize("kind", [redis.Redis, redis.asyncio.Redis], ids=["sync", "asyncio"])
-def test_a_ready_client_is_taken_over(kind: type[redis.Redis]) -> None:
-    """The address, user and TLS settings of a client are those of the engine."""
-    client = kind.from_url("rediss://joe:pw@h:7/3?ssl_ca_certs=/ca.pem")
-    settings = adopted(client, prefix="shop")
-    assert settings.name == "rediss://h:7/3"
-    assert (settings.connection["username"], settings.connection["password"]) == ("joe", "pw")
-    assert settings.connection["ssl_ca_certs"] == "/ca.pem"
-    assert settings.prefix == "shop"
-
-
-def test_a_client_on_a_socket_is_taken_over() -> None:
-    """A client that talks to a Unix socket says so."""
-    assert adopted(redis.Redis(unix_socket_path="/run/r.sock")).name == "unix:///run/r.sock"
-
-
 def test_a_client_of_sentinels_is_taken_over() -> None:
-    """A client whose master Sentinels name has the engine ask the same ones."""
-    sentinel = Sentinel([("a", 1), ("b", 2)], sentinel_kwargs={"password": "s"})
-    settings = adopted(sentinel.master_for("shop", password="m"))
-    assert settings.name == "redis+sentinel://a:1,b:2/shop"
-    assert (settings.sentinel, settings.connection["password"]) == ({"password": "s"}, "m")
+    """TLS and users of Sentinels and of their master are told apart."""
+    of_sentinel = {"password": "s", "ssl": True, "ssl_cert_reqs": None}
+    sentinel = Sentinel([("a", 1), ("b", 2)], sentinel_kwargs=of_sentinel)
+    settings = adopted(sentinel.master_for("shop", password="m", db=2), prefix="own")
+    assert settings.name == "redis+sentinel://a:1,b:2/shop/2"
+    assert settings.connection == {"password": "m"}
+    assert (settings.sentinel_tls, settings.tls, settings.prefix) == (True, False, "own")
+    assert (settings.sentinel["password"], settings.sentinel["ssl_cert_reqs"]) == ("s", None)
 
 
 def test_what_is_no_client_is_refused() -> None:

@@ -13,12 +13,18 @@ from .single import Server
 
 
 class TlsFront:
-    """Ends TLS on a port of its own, and passes on what it hears. ``host`` is on its certificate."""
+    """Ends TLS on a port of its own, and passes on what it hears.
 
-    def __init__(self, server: Server, ca: trustme.CA, host: str) -> None:
+    ``hosts`` are on its certificate. With ``asks``, it refuses a client without one of the CA's.
+    """
+
+    def __init__(self, server: Server, ca: trustme.CA, *hosts: str, asks: bool = False) -> None:
         self._server = server
         self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        ca.issue_cert(host).configure_cert(self._context)
+        ca.issue_cert(*hosts).configure_cert(self._context)
+        if asks:
+            ca.configure_trust(self._context)
+            self._context.verify_mode = ssl.CERT_REQUIRED
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._ended = asyncio.Event()

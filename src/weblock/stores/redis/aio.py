@@ -22,7 +22,7 @@ from redis import exceptions
 from ..._core.ports import Ask, Switchboard
 from ..._platform.logs import logger
 from ..._platform.loops import BeforeLoopEnds, ByLoop, made_for_all
-from .asking import in_background
+from .asking import connecting, in_background
 from .calls import packed
 from .internals import take_writer
 from .rings import ring_waiter
@@ -78,7 +78,12 @@ class AsyncioLink(asyncio.Protocol):
 
     async def open(self, connection: redis.asyncio.Connection) -> None:
         """Let redis-py connect and authenticate, and take the connection over."""
-        await connection.connect()
+        try:
+            with connecting():
+                await connection.connect()
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
         self._writer = take_writer(connection)  # It would close its transport if it were collected.
         self._transport = cast("asyncio.Transport", self._writer.transport)
         self._transport.set_protocol(self)

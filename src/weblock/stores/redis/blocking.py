@@ -17,7 +17,7 @@ from ..._core.ports import Readable
 from ..._platform.greenlets import do_before_this_thread_ends, new_thread, real_thread_here
 from ..._platform.polling import READABLE, new_poll, time_out_in_kernel
 from ..._platform.turns import Empty, Turn, Turns, taken_out
-from .asking import Connect
+from .asking import Connect, connecting
 from .internals import socket_of
 from .servers import Server, Unfit, explained
 from .settings import Address
@@ -183,7 +183,12 @@ def connected(
     timeout: float | None = None,
 ) -> BlockingLink:
     """Let redis-py connect and authenticate, and take the connection over."""
-    connection.connect()
+    try:
+        with connecting():
+            connection.connect()
+    except BaseException:
+        connection.disconnect()
+        raise
     return BlockingLink(address, connection, takes_turns=takes_turns, timeout=timeout)
 
 

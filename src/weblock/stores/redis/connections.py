@@ -19,6 +19,7 @@ from redis.retry import Retry
 
 from ..._core.ports import Switchboard
 from ..._platform.greenlets import do_at_home, real_thread_here
+from ...errors import ConfigurationError
 from .aio import AsyncioLinks, LoopLinks
 from .asking import LONGEST_PAUSE
 from .blocking import BlockingLink, BlockingLinks, connected
@@ -50,6 +51,8 @@ class Connections:
         self._admit = admit
         self._switchboard = switchboard
         self._layout = Layout(settings.prefix, settings.buckets)
+        self._try_out(self._blocking)
+        self._try_out(self._sentinel)
         self._nodes = self._nodes_of(settings, self._move)
         # Where replicas must have a lease, who is rung asks for it and waits for them.
         self._trusted = not settings.min_replicas
@@ -72,6 +75,7 @@ class Connections:
         """
         links: Links
         if suspends:
+            self._try_out(self._asyncio)
             links = AsyncioLinks(self._loop_links)
         else:
             settings = self._settings
@@ -166,6 +170,19 @@ class Connections:
             trusted=self._trusted,
         )
 
+    def _try_out(self, connect: Callable[[Address], object]) -> None:
+        """Raise ``ConfigurationError`` for settings of which redis-py makes no connection.
+
+        Its releases differ in what they take, and so do its blocking and asyncio connections.
+        """
+        try:
+            connect(self._settings.addresses[0])  # Which opens nothing yet.
+        except (TypeError, ValueError, exceptions.RedisError) as error:
+            raise ConfigurationError(
+                f"redis-py {redis.__version__} cannot connect to {self._settings.name} with these"
+                f" settings: {error}"
+            ) from error
+
     def _blocking(self, address: Address) -> redis.Connection:
         connection, _ = _CLASSES[not address.port, self._settings.tls]
         made: redis.Connection = connection(
@@ -189,7 +206,7 @@ class Connections:
         return made
 
     def _sentinel(self, address: Address) -> redis.Connection:
-        connection, _ = _CLASSES[False, self._settings.tls]
+        connection, _ = _CLASSES[not address.port, self._settings.sentinel_tls]
         made: redis.Connection = connection(
             **self._arguments(connection, address),
             **self._settings.sentinel,

@@ -26,3 +26,8 @@ def take_writer(connection: redis.asyncio.Connection) -> asyncio.StreamWriter:
     connection._parser.on_disconnect()  # noqa: SLF001
     assert writer is not None
     return writer
+
+
+def forced_master_of(sentinel: object) -> str | None:
+    """Return the address at which a ``Sentinel`` finds its master, whatever the Sentinels say."""
+    return getattr(sentinel, "_force_master_ip", None)  # redis-py 5.1 and later.

@@ -8,13 +8,12 @@ import socket
 import ssl
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 from ...errors import ConfigurationError
-from ..options import Reader, flag, options_in, seconds
-from ..options import checked as checked_by
+from ..options import Reader, checked, flag, options_in, seconds
 
 DEFAULT_PORT: Final = 6379
 SENTINEL_PORT: Final = 26379
@@ -82,6 +81,8 @@ class Settings:
     """Further arguments of redis-py's connections: password, TLS, client name."""
     sentinel: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Arguments of redis-py's connections to the Sentinels."""
+    sentinel_tls: bool = False
+    """Whether the Sentinels are reached over TLS: a client may differ here from its master."""
 
     @property
     def name(self) -> str:
@@ -100,9 +101,6 @@ class Settings:
     def tls(self) -> bool:
         return _SCHEMES[self.scheme][1]
 
-    def with_sentinel(self, service: str, sentinel: Mapping[str, Any]) -> Settings:
-        return replace(self, service=service, sentinel=sentinel)
-
 
 def parse(url: str, options: Mapping[str, Any] | None = None) -> Settings:
     """Parse a URL. ``options`` override what it says.
@@ -114,7 +112,10 @@ def parse(url: str, options: Mapping[str, Any] | None = None) -> Settings:
     deployment, tls = _SCHEMES[scheme]
     userinfo, _, rest = rest.rpartition("@")
     rest, _, query = rest.partition("?")
-    given = {**options_in(query, _OPTIONS, engine="Redis"), **checked(options or {})}
+    given = {
+        **options_in(query, _OPTIONS, engine="Redis"),
+        **checked(options or {}, _OPTIONS, engine="Redis"),
+    }
     connection = {name: given.pop(name) for name in tuple(given) if name in OF_CONNECTION}
     sentinel = {
         _OF_SENTINEL[name]: given.pop(name) for name in tuple(given) if name in _OF_SENTINEL
@@ -132,8 +133,15 @@ def parse(url: str, options: Mapping[str, Any] | None = None) -> Settings:
         checks = connection.get("ssl_cert_reqs", "required") not in ("none", None, ssl.CERT_NONE)
         connection.setdefault("ssl_check_hostname", checks)
         sentinel = {name: connection[name] for name in connection if "ssl_" in name} | sentinel
+    elif of_tls := [name for name in connection if name.startswith("ssl_")]:
+        raise ConfigurationError(
+            f"{of_tls[0]}= is an option of TLS, and {scheme}:// does not use TLS: write rediss://,"
+            " rediss+sentinel:// or rediss+cluster://, or leave the option out"
+        )
     place = _place(scheme, deployment, rest)
-    settings = Settings(**{**place, **given, "connection": connection, "sentinel": sentinel})
+    settings = Settings(
+        **{**place, **given, "connection": connection, "sentinel": sentinel, "sentinel_tls": tls}
+    )
     if settings.db and deployment is Deployment.CLUSTER:
         raise ConfigurationError(f"a cluster has no databases, and the URL names db={settings.db}")
     return settings
@@ -192,12 +200,16 @@ def _address(scheme: str, text: str, port: int) -> Address:
     return Address(unquote(host), int(number))
 
 
-def checked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options with values of the right type. Raises ``ConfigurationError``."""
-    return checked_by(given, _OPTIONS, engine="Redis")
-
-
 def _text(_name: str, value: Any) -> Any:
+    return value
+
+
+def _provider(name: str, value: Any) -> Any:
+    if not hasattr(value, "get_credentials"):
+        raise ConfigurationError(
+            f"{name}= must be a redis.CredentialProvider: a URL cannot have one, so give a client"
+            " that has it to from_client"
+        )
     return value
 
 
@@ -251,10 +263,7 @@ OF_CONNECTION: Final = {
 
 _OF_SENTINEL: Final = {"sentinel_username": "username", "sentinel_password": "password"}
 
-_OPTIONS: Final[dict[str, Reader]] = {
-    **dict.fromkeys(OF_CONNECTION | set(_OF_SENTINEL), _text),
-    "ssl_check_hostname": flag,
-    "db": _whole,
+OF_LOCKING: Final[dict[str, Reader]] = {
     "prefix": _prefix,
     "recovery": _recovery,
     "min_replicas": _whole,
@@ -262,4 +271,13 @@ _OPTIONS: Final[dict[str, Reader]] = {
     "connect_timeout": seconds,
     "max_connections": _connections,
     "allow_eviction": flag,
+}
+"""The options that do not say where the servers are, nor as whom they are reached."""
+
+_OPTIONS: Final[dict[str, Reader]] = {
+    **dict.fromkeys(OF_CONNECTION | set(_OF_SENTINEL), _text),
+    "credential_provider": _provider,
+    "ssl_check_hostname": flag,
+    "db": _whole,
+    **OF_LOCKING,
 }
