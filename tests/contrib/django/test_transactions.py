@@ -28,7 +28,7 @@ from rest_framework.views import APIView
 
 from tests.support.waiting import PATIENCE
 from weblock import LeaseLost
-from weblock.contrib.django import lock, locks
+from weblock.contrib.django import lock, locks, request_locks
 
 from .naive import naive_lock, naive_lock_until_commit
 from .project.shop.models import Item
@@ -114,6 +114,32 @@ def test_requests_in_a_transaction_never_overlap(
     serve(items=shop.slowly(lock("create_item")(shop.create)))
     assert shop.overrun() == [201] * BOUND + [422] * (CROWD - BOUND)
     assert shop.items.count() == BOUND
+
+
+def test_requests_whose_service_locks_never_overlap(database: Any, serve: Any) -> None:
+    """A key that a service function acquires for its request is held until the view's work is done."""
+    database()
+    shop = Shop()
+
+    def view(request: HttpRequest) -> HttpResponse:
+        assert request_locks().acquire("create_item").held
+        return shop.create(request)
+
+    serve(items=shop.slowly(view))
+    assert shop.overrun() == [201] * BOUND + [422] * (CROWD - BOUND)
+    assert shop.items.count() == BOUND
+
+
+def test_a_service_that_locks_inside_a_transaction_is_rejected(database: Any, serve: Any) -> None:
+    """A lock that would come after the transaction's snapshot is an error that names the remedy."""
+    database(ATOMIC_REQUESTS=True)
+
+    def view(request: HttpRequest) -> HttpResponse:
+        request_locks().acquire("create_item")
+        return HttpResponse()
+
+    serve(items=view)
+    assert "inside a transaction on the database" in str(fetch("/items").exc_info[1])
 
 
 @isolated

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from typing import Any
 
@@ -21,8 +22,8 @@ from rest_framework.routers import SimpleRouter
 from rest_framework.views import APIView
 from rest_framework.viewsets import ModelViewSet, ViewSet
 
-from weblock import AsyncLease, Lease
-from weblock.contrib.django import async_locks, lock, locks
+from weblock import AsyncLease, ConfigurationError, Lease
+from weblock.contrib.django import async_locks, lock, locks, request_locks
 from weblock.contrib.django.view_lock import locks_of
 
 from .naive import naive_lock
@@ -396,3 +397,40 @@ async def test_a_busy_lock_is_a_conflict_in_asgi(name: str, project: None) -> No
     with locks["default"].hold(HELD):
         response = await AsyncClient().post(PATHS[name])
     assert (response.status_code, response.json()["code"]) == (409, "lock_timeout")
+
+
+class TestServiceFunctions:
+    """``request_locks``, in views of each kind and under either server interface."""
+
+    @staticmethod
+    def blocking(request: HttpRequest) -> HttpResponse:
+        """A view whose service function is blocking."""
+        lease = request_locks().acquire("wallet:7")
+        free = locks["default"].try_acquire("wallet:7")
+        return JsonResponse([isinstance(lease, Lease) and lease.held, free is None], safe=False)
+
+    @staticmethod
+    async def awaiting(request: HttpRequest) -> HttpResponse:
+        """A view whose service function is async."""
+        lease = await request_locks().aacquire("wallet:7")
+        free = await async_locks["default"].try_acquire("wallet:7")
+        return JsonResponse(
+            [isinstance(lease, AsyncLease) and lease.held, free is None], safe=False
+        )
+
+    @pytest.mark.parametrize("view", ["blocking", "awaiting"])
+    async def test_a_service_holds_its_key_until_the_request_ends(
+        self, view: str, serve: Any
+    ) -> None:
+        """A service function gets a lease of its API, and the key is free after the request."""
+        serve(items=getattr(self, view))
+        in_thread = await asyncio.to_thread(fetch, "/items")
+        for response in (in_thread, await AsyncClient().post("/items")):
+            assert response.json() == [True, True]
+            async with async_locks["default"].hold("wallet:7", wait=0):
+                pass
+
+    def test_outside_a_request_the_error_names_the_alternative(self) -> None:
+        """Code that serves no request is told to use ``hold``."""
+        with pytest.raises(ConfigurationError, match=r"use locks\['default'\]\.hold"):
+            request_locks().acquire("wallet:7")

@@ -15,5 +15,6 @@ require("weblock.contrib.django", "django")
 
 from .decorator import async_lease_of, lease_of, lock  # noqa: E402 - only what fits can be imported
 from .registry import async_locks, locks  # noqa: E402
+from .request import request_locks  # noqa: E402
 
-__all__ = ["async_lease_of", "async_locks", "lease_of", "lock", "locks"]
+__all__ = ["async_lease_of", "async_locks", "lease_of", "lock", "locks", "request_locks"]

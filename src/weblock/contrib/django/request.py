@@ -9,22 +9,25 @@ from contextvars import ContextVar, copy_context
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, Unpack
 from weakref import ref
 
-from asgiref.sync import sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
 from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
 from ..._face import BaseLease, Face
+from ..._options import HoldOptions
 from ..._platform.logs import logger
 from ..._runtime.blocking import drive
 from ..._runtime.clock import part_of
-from ...errors import AlreadyHeld, LeaseLost, WeblockError
+from ...aio import AsyncLease
+from ...errors import AlreadyHeld, ConfigurationError, LeaseLost, WeblockError
 from ...keys import CheckedKey, in_order
-from ...sync import Locks
+from ...sync import Lease, Locks
 from ..asgi.request import SCOPE_KEY, AsyncRequestLocks
+from ..guarding import GuardKind
 from ..request import BeforeWaiting, RequestLeases, going_on, limit_of, to_its_end
 from ..wsgi.request import ENVIRON_KEY
 from .answers import answer
@@ -33,7 +36,7 @@ from .guard import Guard, guarded_databases
 from .internals import close_together
 from .registry import async_locks, locks
 from .settings import GuardSettings, of_alias
-from .view_lock import ViewLock
+from .view_lock import DEFAULT, ViewLock
 
 
 class ViewLeases(RequestLeases[BaseLease]):
@@ -334,3 +337,63 @@ def locks_of_request(request: HttpRequest) -> ThreadLeases | TaskLeases | None:
 
 async def _give_back() -> None:
     give_back_connections()
+
+
+class RequestLocks:
+    """Acquires for the running request. The leases are released when its work is done."""
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+
+    def acquire(
+        self, *keys: str, guard: GuardKind | None = None, **options: Unpack[HoldOptions]
+    ) -> Lease:
+        """Return the lease of the keys in blocking code. See ``request_locks``.
+
+        Args:
+            *keys: The keys themselves, such as ``f"wallet:{wallet.pk}"``.
+            guard: As of ``lock``.
+            **options: Override those of the alias: see ``HoldOptions``.
+
+        Raises:
+            ConfigurationError: No request with ``LockMiddleware`` is running, a transaction is open, or
+                a key or an option is invalid.
+            LockTimeout: The keys were not free within ``wait`` seconds.
+            EngineUnavailable: The engine did not answer.
+        """
+        held, lock = self._of(keys, options, guard)
+        acquire = async_to_sync(held.acquire) if isinstance(held, TaskLeases) else held.acquire
+        acquire((lock,), {})
+        return held.lease_of(locks[self._alias], in_order(keys))  # type: ignore[return-value]
+
+    async def aacquire(
+        self, *keys: str, guard: GuardKind | None = None, **options: Unpack[HoldOptions]
+    ) -> AsyncLease:
+        """Return the lease of the keys in async code. See ``acquire``."""
+        held, lock = self._of(keys, options, guard)
+        acquire = held.acquire if isinstance(held, TaskLeases) else sync_to_async(held.acquire)
+        await acquire((lock,), {})
+        return held.lease_of(async_locks[self._alias], in_order(keys))  # type: ignore[return-value]
+
+    def _of(
+        self, keys: tuple[str, ...], options: HoldOptions, guard: GuardKind | None
+    ) -> tuple[ThreadLeases | TaskLeases, ViewLock]:
+        held = _current.get()
+        if held is None or held.over or not keys:
+            raise ConfigurationError(
+                f"acquire{keys!r:.80} needs at least one key and a running request. Put"
+                " weblock.contrib.django.middleware.LockMiddleware last into MIDDLEWARE. Outside a"
+                f" request, use locks[{self._alias!r}].hold(...)."
+            )
+        return held, ViewLock.of([lambda _request: keys], self._alias, None, options, guard)
+
+
+def request_locks(alias: str = DEFAULT) -> RequestLocks:
+    """Return what acquires keys for the running request, which service functions need not know.
+
+    ``request_locks().acquire("wallet:7")``, or ``await request_locks().aacquire("wallet:7")`` in async
+    code. The lease lasts until the view's work has been committed. A key that the request holds is not
+    acquired again, and the request waits without a database connection. Acquire outside a
+    transaction: a lock inside ``atomic()``, or with ``ATOMIC_REQUESTS``, comes too late.
+    """
+    return RequestLocks(alias)
