@@ -62,6 +62,8 @@ class RequestLeases(Generic[L]):
     """Called now and then while the request waits in a thread; what it raises ends the wait."""
     beside_others = False
     """Whether several may run at once within the same: none of them holds what another has acquired."""
+    database: dict[Any, None] | None = None
+    """Weak references to the database sessions that were used for the request: see ``sessions``."""
     of_rules = False
     """Whether a middleware keeps it for its rules, rather than the application for its own locks."""
 

@@ -24,12 +24,12 @@ from sqlalchemy import (  # noqa: E402 - only what fits can be imported
     Pool,
     String,
     Table,
-    TextClause,
     event,
     text,
 )
 from sqlalchemy.engine import AdaptedConnection  # noqa: E402
 from sqlalchemy.exc import DBAPIError  # noqa: E402
+from sqlalchemy.util.concurrency import in_greenlet  # noqa: E402
 
 from .._core.ports import LeaseTable  # noqa: E402
 from .._face import BaseLease  # noqa: E402
@@ -66,15 +66,14 @@ from .guarding import (  # noqa: E402
     sweep_is_due,
     trouble_of,
 )
+from .sessions import end_reading, has_begun, watch  # noqa: E402
 from .settings import shown  # noqa: E402
+
+watch()
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
     from sqlalchemy.orm import ORMExecuteState, Session, SessionTransaction, scoped_session
-
-
-_WROTE: Final = "weblock_wrote"
-"""Where a session notes that its transaction has written."""
 
 
 class Checked(Protocol):
@@ -176,26 +175,11 @@ class Sessions:
         self._create = sessions.registry.createfunc
         sessions.registry.createfunc = self._created
         event.listen(sessions, "before_commit", self._before_commit)
-        event.listen(sessions, "after_flush", self._after_flush)
-        event.listen(sessions, "do_orm_execute", self._execute)
-        event.listen(sessions, "after_transaction_end", self._ended)
 
     def end_reading(self) -> None:
-        """End the transaction of the current session, which has only read, and return its connection.
-
-        So what is read later is current. Raises ``ConfigurationError`` if it has written.
-        """
-        if not self._sessions.registry.has():
-            return
-        session = self._sessions()
-        changed = any(map(session.is_modified, session.dirty))
-        if session.info.get(_WROTE) or session.new or session.deleted or changed:
-            raise ConfigurationError(
-                "a lock is acquired inside a transaction that has written already, and what it has"
-                " written was decided without the lock: commit first, or write while the lock is held"
-            )
-        while session.in_transaction():
-            session.rollback()
+        """End what the current session has read: see ``sessions.end_reading``."""
+        if self._sessions.registry.has():
+            end_reading(self._sessions())
 
     def guard(self, lease: BaseLease, *, wait: float) -> None:
         """Guard the current session, if there is one, until it is removed: see ``guard(..., fence=True)``."""
@@ -215,19 +199,6 @@ class Sessions:
         if held := self._held():
             session.flush()
             held.check()
-
-    def _after_flush(self, session: Session, _context: object) -> None:
-        session.info[_WROTE] = True
-
-    def _execute(self, state: ORMExecuteState) -> None:
-        statement = state.statement
-        only_reads = isinstance(statement, TextClause) and kind_of(statement.text) is Kind.READS
-        if not (state.is_select or only_reads):
-            state.session.info[_WROTE] = True
-
-    def _ended(self, session: Session, transaction: SessionTransaction) -> None:
-        if transaction.parent is None:
-            session.info.pop(_WROTE, None)
 
 
 def fence_table(metadata: MetaData) -> Table:
@@ -311,7 +282,7 @@ class _Fenced(_Guarded):
     """A session whose database refuses a holder whose key has passed to another."""
 
     def __init__(self, session: Session, lease: BaseLease, wait: float) -> None:
-        if session.in_transaction():
+        if has_begun(session):
             raise ConfigurationError(
                 "guard(..., fence=True) was given a session with an open transaction, which may have"
                 " read outdated rows: guard it before its first use, or roll it back first"
@@ -333,6 +304,10 @@ class _Fenced(_Guarded):
         connection while it has one.
         """
         bind = self._get_bind(*args, **options)
+        if getattr(bind.dialect, "is_async", False) and not in_greenlet():
+            return (
+                bind  # The application asks, for the name of the dialect say: nothing can be sent.
+            )
         if isinstance(bind, Connection):
             raise ConfigurationError(
                 "guard(..., fence=True) needs a session that is bound to an engine, not to a"

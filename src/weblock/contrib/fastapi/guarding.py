@@ -25,15 +25,19 @@ def guarded(
         TypeError: What is given is no dependency for a session, or no ``lock(...)``.
         ConfigurationError: A lock has ``limit=`` or ``shared=``: the guard needs exclusive leases.
     """
+    from ..sessions import end_reading_of, read_all_again
     from ..sqlalchemy import guard
 
     _refuse_others(get_session, locks)
     for lock in locks:
         refuse_guard(DATABASE_GUARD, dict(lock.options))
 
-    def dependency(*, session: Any, **leases: Any) -> Any:
+    async def dependency(*, session: Any, **leases: Any) -> Any:
+        # The fence is written first: what authentication has read with this session is read after it.
+        ended = await end_reading_of(session)
         for lease in leases.values():
             guard(session, lease, fence=True, wait=wait)
+        await read_all_again(ended)
         return session
 
     # FastAPI solves dependencies in this order: nothing is read before the locks are held.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -11,6 +12,7 @@ from flask import Flask, has_app_context, has_request_context, request
 from ...errors import ConfigurationError
 from ...sync import Lease
 from ..guarding import GuardKind
+from ..request import current_book
 from ..wsgi.request import ENVIRON_KEY, RequestLocks
 from .settings import GuardSettings
 
@@ -34,6 +36,10 @@ class Database:
         self._app = app
         self._guard = guard
         self._sessions: Sessions | None = None
+        if "sqlalchemy.orm" in sys.modules:
+            from ..sessions import watch
+
+            watch()
 
     def watch(self) -> None:
         """Check the sessions from now on, if the application has any."""
@@ -44,11 +50,16 @@ class Database:
             self._sessions = Sessions.of(extension.session, _held, _guard_new)
 
     def end_reading(self) -> None:
-        """End what the session has read, so that it reads anew under the lock and waits without a connection.
+        """End what the sessions of the request have read: see ``sessions``.
 
         Raises ``ConfigurationError`` if the request has written before it locks.
         """
-        if self._sessions:
+        if "sqlalchemy.orm" in sys.modules:
+            from ..sessions import end_reading, sessions_of
+
+            for session in sessions_of(current_book()):
+                end_reading(session)
+        if self._sessions:  # Its session may be older than the request, as in a test's own context.
             self._sessions.end_reading()
 
     def is_wanted(self, guard: GuardKind | None) -> bool:

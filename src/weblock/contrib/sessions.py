@@ -1,0 +1,307 @@
+"""The SQLAlchemy sessions of a request: rows that were read before the lock are read again.
+
+A request often reads before it locks: authentication loads the user, and the key is made of that user.
+Two things are wrong with such a session when the request waits for its lock. It occupies a pooled
+connection, which the holder may need. And its rows are outdated when the lock is acquired: SQLAlchemy
+returns the object that it knows, even for a new SELECT. So an adapter does this for each session that
+the request has used:
+
+1. Before the request waits, the transaction of the session is rolled back. That returns its connection.
+2. All objects of the session are expired, so that they are read again at their next use.
+3. The objects of an ``AsyncSession`` cannot be read at their next use. They are read again as soon as the
+   request has the lock.
+
+A rollback must lose nothing. A transaction in which anything but plain SELECTs was sent is therefore
+refused, and so is one that its owner has to end: that of a ``begin()`` block, of ``begin_nested()``, or
+of a connection that the session was given.
+
+``watch`` makes SQLAlchemy report transactions and statements. A session belongs to the request whose
+context it is first used in (``current_book``), whichever dependency has made it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import re
+import sys
+import weakref
+from collections.abc import Iterable
+from typing import Any, Final
+
+from .._requirements import require
+
+require("weblock.contrib.sessions", "sqlalchemy")
+
+from sqlalchemy import (  # noqa: E402 - only what fits can be imported
+    Column,
+    Connection,
+    Engine,
+    Integer,
+    MetaData,
+    Table,
+    event,
+    inspect,
+    select,
+    update,
+)
+from sqlalchemy.exc import InvalidRequestError  # noqa: E402
+from sqlalchemy.orm import Session, SessionTransaction, SessionTransactionOrigin  # noqa: E402
+
+from .._platform.logs import logger  # noqa: E402
+from ..errors import ConfigurationError  # noqa: E402
+from .guarding import Kind, kind_of  # noqa: E402
+from .request import RequestLeases, current_book  # noqa: E402
+
+_KEEPS: Final = re.compile(
+    r"\bFOR\s+((NO\s+)?KEY\s+)?(UPDATE|SHARE)\b|\bLOCK\s+IN\s+SHARE\s+MODE\b", re.IGNORECASE
+)
+"""A SELECT that locks rows until the transaction ends."""
+
+_SETS: Final = re.compile(r"[\s(]*(RE)?SET\b", re.IGNORECASE)
+"""A setting that PostgreSQL undoes if the transaction is rolled back."""
+
+_PARAMETER: Final = re.compile(r"%\(\w+\)s")
+"""A parameter as psycopg spells it, which looks like a call of a function."""
+
+
+class _Transaction:
+    """What a session has done in its current transaction."""
+
+    __slots__ = ("connections", "statement")
+
+    def __init__(self) -> None:
+        self.connections: list[weakref.ref[Connection]] = []
+        self.statement: str | None = None
+        """The first statement whose effect a rollback would undo."""
+
+
+_open: Final[weakref.WeakKeyDictionary[Session, _Transaction]] = weakref.WeakKeyDictionary()
+_on: Final[weakref.WeakKeyDictionary[Connection, _Transaction]] = weakref.WeakKeyDictionary()
+
+
+@functools.cache
+def watch() -> None:
+    """Let SQLAlchemy report the transactions of all sessions from now on."""
+    event.listen(Session, "after_transaction_create", _created)
+    event.listen(Session, "after_begin", _began)
+    event.listen(Session, "after_transaction_end", _ended)
+    event.listen(Engine, "begin", _register)
+    event.listen(Engine, "before_cursor_execute", _sent)
+
+
+def has_begun(session: Session) -> bool:
+    """Return whether a session may have sent anything in its current transaction."""
+    transaction = _open.get(session)
+    if transaction is None:  # It may be older than ``watch``.
+        return session.in_transaction()
+    return bool(transaction.connections)
+
+
+def end_reading(session: Session) -> list[tuple[object, list[str]]]:
+    """End the transaction of a session that has only read, and expire its objects.
+
+    Return the objects with the names of the attributes that they had. Raise ``ConfigurationError`` if
+    a rollback would lose anything.
+    """
+    _warn_of_replicas(session)
+    loaded = [(each, [*_loaded(each)]) for each in session]
+    changed = any(map(session.is_modified, session.dirty))
+    if session.new or session.deleted or changed:
+        raise _refusal("has written already, by changes to objects")
+    if has_begun(session):
+        _roll_back(session)
+    session.expire_all()
+    return loaded
+
+
+def read_again(session: Session, loaded: Iterable[tuple[Any, list[str]]]) -> None:
+    """Read what ``end_reading`` has expired; a row that is gone stays expired."""
+    for each, names in loaded:
+        missing = [name for name in names if name not in inspect(each).dict]
+        columns = [name for name in missing if name in inspect(each).mapper.column_attrs]
+        for wanted in (missing, columns):  # A relationship may forbid to be loaded by itself.
+            if not wanted or each not in session:
+                break
+            try:
+                session.refresh(each, wanted)
+                break
+            except InvalidRequestError:
+                continue
+
+
+async def end_all_reading(book: RequestLeases[Any]) -> list[tuple[Any, Any]]:
+    """End what a request has read so far: see ``end_reading``. Return what is to be read again."""
+    ended: list[tuple[Any, Any]] = []
+    for session in sessions_of(book):
+        ended += await end_reading_of(session)
+    return ended
+
+
+async def end_reading_of(session: Any) -> list[tuple[Any, Any]]:
+    """End what one session has read; for an ``AsyncSession``, return it with what is to be read again."""
+    target = getattr(session, "sync_session", session)
+    if owner := _async_session(target):
+        return [(owner, await owner.run_sync(end_reading))]
+    # Not in the pool of the endpoints, whose threads may all be waiting for this connection.
+    await asyncio.to_thread(end_reading, target)
+    return []
+
+
+async def read_all_again(ended: Iterable[tuple[Any, Any]]) -> None:
+    """Read what ``end_all_reading`` has returned, now that the request has its lock."""
+    for owner, loaded in ended:
+        await owner.run_sync(read_again, loaded)
+
+
+def sessions_of(book: RequestLeases[Any] | None) -> list[Session]:
+    """Return the sessions that a request has used, also around its innermost application.
+
+    Warn of connections without a session, which nothing can read again.
+    """
+    found: list[Session] = []
+    while book is not None:
+        for known in list(book.database or ()):
+            used = known()
+            if isinstance(used, Session):
+                found.append(used)
+            elif used is not None and used not in _on and used.in_transaction():
+                _warn_of_connection()
+        book = book.within
+    return found
+
+
+def _created(session: Session, transaction: SessionTransaction) -> None:
+    if transaction.parent is None:
+        _open[session] = _Transaction()
+        _register(session)
+
+
+def _register(used: Session | Connection) -> None:
+    """Record that the running request has used a session, or a connection by itself."""
+    if (book := current_book()) is not None:
+        if book.database is None:
+            book.database = {}
+        book.database.setdefault(weakref.ref(used, book.database.pop))
+
+
+def _began(session: Session, _transaction: object, connection: Connection) -> None:
+    transaction = _open.get(session)
+    if transaction is not None and _on.get(connection) is not transaction:  # Not a savepoint.
+        transaction.connections.append(weakref.ref(connection))
+        _on[connection] = transaction
+        if (book := current_book()) is not None and book.holds_any:
+            _warn_of_replicas(session)
+
+
+def _ended(session: Session, transaction: SessionTransaction) -> None:
+    if transaction.parent is None and (ended := _open.pop(session, None)):
+        for known in ended.connections:
+            if (connection := known()) is not None:
+                _on.pop(connection, None)
+
+
+def _sent(connection: Connection, _cursor: object, statement: str, *_more: object) -> None:
+    transaction = _on.get(connection)
+    if transaction is not None and transaction.statement is None and _has_effect(statement):
+        transaction.statement = statement
+
+
+@functools.lru_cache(maxsize=1024)
+def _has_effect(statement: str) -> bool:
+    match kind_of(_PARAMETER.sub("?", statement)):
+        case Kind.READS:
+            return bool(_KEEPS.search(statement))
+        case Kind.CONTROLS:  # Savepoints are looked at when the transaction is to be ended.
+            return bool(_SETS.match(statement))
+        case _:
+            return True
+
+
+def _loaded(each: object) -> set[str]:
+    state: Any = inspect(each)
+    loaded: set[str] = state.dict.keys() & {
+        *state.mapper.column_attrs.keys(),
+        *state.mapper.relationships.keys(),
+    }
+    return loaded
+
+
+def _roll_back(session: Session) -> None:
+    transaction = _open.get(session)
+    current = session.get_transaction()
+    if session.in_nested_transaction():
+        raise _refusal("is inside begin_nested()")
+    if transaction and transaction.statement:
+        raise _refusal(
+            f"has written already, or has changed its settings, by {transaction.statement!r:.200}"
+        )
+    if isinstance(session.bind, Connection):
+        raise _refusal(_GIVEN, _BIND)
+    if current and current.origin is SessionTransactionOrigin.BEGIN:
+        raise _refusal(
+            "was opened by begin()",
+            "write the session dependency as `with Session() as session: yield session;"
+            " session.commit()`, or use the session only while the lock is held",
+        )
+    connections = [*transaction.connections] if transaction else []
+    session.rollback()
+    if any((left := known()) is not None and not left.closed for known in connections):
+        raise _refusal(_GIVEN, _BIND)
+
+
+_GIVEN: Final = "is that of a connection which the session was given"
+_BIND: Final = (
+    "bind the session to the engine. A test that binds it to a connection can replace the lock:"
+    " app.dependency_overrides[lock(...)] = lambda: None"
+)
+
+
+def _refusal(
+    state: str,
+    remedy: str = "commit before the lock is acquired, or begin while the lock is held",
+) -> ConfigurationError:
+    return ConfigurationError(
+        f"a lock is acquired inside a transaction that {state}. A transaction that has only read is"
+        f" ended before the request waits, but this one cannot be: {remedy}"
+    )
+
+
+def _async_session(session: Session) -> Any:
+    """Return the ``AsyncSession`` that a session belongs to, or ``None``."""
+    asyncio_part = sys.modules.get("sqlalchemy.ext.asyncio")
+    return asyncio_part and asyncio_part.async_session(session)
+
+
+@functools.cache
+def _warn_of_connection() -> None:
+    logger.warning(
+        "a request waits for a lock while a database connection of its own has an open transaction:"
+        " what it has read is outdated inside the lock, and no other request can use the connection."
+        " Acquire the lock before the connection, or end its transaction"
+    )
+
+
+_probe: Final = Table("weblock_probe", MetaData(), Column("id", Integer))
+_looked_at: Final[weakref.WeakSet[type[Session]]] = weakref.WeakSet()
+
+
+def _warn_of_replicas(session: Session) -> None:
+    """Warn once of sessions that read from another database than the one that they write to."""
+    kind = type(session)
+    if kind.get_bind is Session.get_bind or kind in _looked_at:
+        return
+    _looked_at.add(kind)
+    try:
+        reads, writes = (
+            kind.get_bind(session, clause=clause) for clause in (select(_probe), update(_probe))
+        )
+    except Exception:  # noqa: BLE001 - it is the application's, and may need a mapper
+        return
+    if reads.engine.pool is not writes.engine.pool:
+        logger.warning(
+            "%s.get_bind sends SELECTs to %r and UPDATEs to %r. A replica may lag behind: inside a lock"
+            " it returns outdated rows, and updates are lost. Use a session for locked requests that"
+            " reads from the database that it writes to",
+            *(kind.__qualname__, reads.engine.url, writes.engine.url),
+        )
