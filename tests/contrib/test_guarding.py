@@ -61,10 +61,45 @@ WRITES = [
     "SET LOCAL a = 1; DELETE FROM a",
     "SET STATEMENT a = 1 FOR DELETE FROM b",
     "REPLACE INTO a VALUES (1)",
+    "SET @a = pay(7)",
+    "SAVEPOINT x",
+    "PRAGMA user_version = 7",
+    "PREPARE a AS DELETE FROM b",
+    "INSERT INTO a VALUES ('it''s; COMMIT'); SELECT 1",
     "",
 ]
-CONTROLS = ["BEGIN", "SAVEPOINT x", "RELEASE SAVEPOINT x", "SET LOCAL a = 1", "PRAGMA a=1"]
-COMMITS = ["commit", "END;", "PREPARE TRANSACTION 'x'"]
+CONTROLS = ["BEGIN", "RELEASE SAVEPOINT x", "SET LOCAL a = 1", "PRAGMA a=1", "PRAGMA a(1)"]
+COMMITS = [
+    "commit",
+    "END;",
+    "PREPARE TRANSACTION 'x'",
+    "DELETE FROM a; COMMIT",
+    "-- a comment\n/* and another */ COMMIT",
+    r"SELECT '\'; COMMIT; SELECT ''",
+]
+MYSQL = [
+    ("SELECT 1", Kind.READS),
+    ("INSERT INTO a VALUES ('it\\'s; COMMIT')", Kind.WRITES),
+    ("CREATE OR REPLACE TEMPORARY TABLE a (b int)", Kind.WRITES),
+    ("SET STATEMENT a = 1 FOR DELETE FROM b", Kind.WRITES),
+    ("SET a = 1", Kind.CONTROLS),
+    ("XA END 'x'", Kind.CONTROLS),
+    *(
+        (sql, Kind.COMMITS)
+        for sql in (
+            "COMMIT",
+            "BEGIN",
+            "CREATE TABLE a (b int)",
+            "TRUNCATE a",
+            "LOCK TABLES a WRITE",
+            "SET @@autocommit = 1",
+            "SET STATEMENT a = 1 FOR TRUNCATE b",
+            "CALL pay(7)",
+            "EXECUTE IMMEDIATE 'TRUNCATE a'",
+            "/*!50000 TRUNCATE a */",
+        )
+    ),
+]
 
 
 @pytest.mark.parametrize(
@@ -79,6 +114,12 @@ COMMITS = ["commit", "END;", "PREPARE TRANSACTION 'x'"]
 def test_what_may_write_counts_as_writing(sql, kind):
     """Only statements that certainly write nothing are let pass unchecked."""
     assert kind_of(sql) is kind
+
+
+@pytest.mark.parametrize(("sql", "kind"), MYSQL)
+def test_what_commits_on_mysql(sql, kind):
+    """MySQL and MariaDB commit before most statements that are not about rows."""
+    assert kind_of(sql, mysql=True) is kind
 
 
 def test_a_row_is_named_by_a_digest():

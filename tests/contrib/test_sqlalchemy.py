@@ -9,7 +9,18 @@ from typing import Annotated
 import httpx
 import pytest
 from fastapi import Depends, FastAPI
-from sqlalchemy import Engine, MetaData, create_engine, event, func, insert, select, text, update
+from sqlalchemy import (
+    Engine,
+    MetaData,
+    create_engine,
+    event,
+    func,
+    insert,
+    inspect,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -228,15 +239,17 @@ def follow(blocking, fenced):
     def follow():
         assert blocking.force_release("x")
         with ThreadPoolExecutor(1) as pool:
-            pool.submit(add).result()
-
-    def add():
-        with blocking.hold("x") as lease, Session(fenced) as session:
-            guard(session, lease, fence=True)
-            session.add(Item())
-            session.commit()
+            pool.submit(add, blocking, fenced).result()
 
     return follow
+
+
+def add(locks, engine):
+    """Add an item under the lock, and commit."""
+    with locks.hold("x") as lease, Session(engine) as session:
+        guard(session, lease, fence=True)
+        session.add(Item())
+        session.commit()
 
 
 @pytest.fixture
@@ -340,6 +353,17 @@ class TestTheDatabaseAsReferee:
             with pytest.raises(StaleFence):
                 session.commit()
         assert items(fenced) == 1
+
+    def test_sql_that_commits_is_refused(self, fenced, followed):
+        """A COMMIT as SQL says what to do instead."""
+        with Session(fenced) as session:
+            guard(session, followed, fence=True)
+            session.add(Item())
+            session.flush()
+            for sql in ("COMMIT", "SELECT 1; COMMIT"):
+                with pytest.raises(ConfigurationError, match="ends the transaction by itself"):
+                    session.execute(text(sql))
+        assert items(fenced) == 0
 
     def test_a_refused_commit_leaves_nothing_in_the_pool(self, fenced, followed, follow):
         """The next user of the connection commits nothing of what was refused, even without a rollback()."""
@@ -582,3 +606,46 @@ class TestTheDatabaseAsReferee:
             answer = await client.post("/items?slow=1")
         assert (answer.status_code, answer.json()["code"]) == (503, "lease_lost")
         assert items(fenced) == 2
+
+
+def in_a_savepoint(session):
+    """Write an item in a block of its own."""
+    with session.begin_nested():
+        session.add(Item())
+
+
+def by_sql(sql):
+    """Return what executes a statement."""
+    return lambda session: session.execute(text(sql))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        in_a_savepoint,
+        by_sql("WITH one AS (SELECT 7 AS id) INSERT INTO item (id) SELECT id FROM one"),
+        by_sql("CREATE TABLE stale (id int)"),
+        by_sql("PRAGMA user_version = 7"),
+    ],
+    ids=["savepoint", "CTE", "DDL", "PRAGMA"],
+)
+def test_what_python_lets_sqlite_commit_at_once_is_checked(tmp_path, blocking, followed, write):
+    """After a SELECT there is no transaction yet: the guard begins one before anything is written."""
+    engine = create_engine(f"sqlite:///{tmp_path}/db")
+    metadata = MetaData()
+    fence_table(metadata)
+    Item.__table__.to_metadata(metadata)
+    metadata.create_all(engine)
+    with Session(engine) as session:
+        guard(session, followed, fence=True)
+        session.scalar(select(func.count(Item.id)))
+        assert blocking.force_release("x")
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(add, blocking, engine).result()
+        with pytest.raises(StaleFence):
+            (write(session), session.commit())
+    assert items(engine) == 1
+    with engine.connect() as connection:
+        assert connection.scalar(text("PRAGMA user_version")) == 0
+        assert "stale" not in inspect(connection).get_table_names()
+    engine.dispose()

@@ -60,6 +60,7 @@ from .guarding import (  # noqa: E402
     lease_table_of,
     marks_of,
     raising,
+    refuse_commit,
     remedy_for,
     run,
     still_ours,
@@ -335,11 +336,18 @@ class _Fenced(_Guarded):
         event.listen(connection, "before_cursor_execute", self.seen)
 
     def seen(self, connection: Connection, _cursor: object, statement: str, *_more: object) -> None:
-        """Record a statement that may write."""
-        if self._wrote.get(connection) is False and kind_of(statement) is Kind.WRITES:
-            self._wrote[connection] = True
-            if connection in self._ending:  # A listener of COMMIT itself writes.
-                self._check_all()
+        """Record a statement that may write; refuse one that commits by itself."""
+        if connection not in self._wrote:
+            return
+        kind = kind_of(statement, mysql=connection.dialect.name in ("mysql", "mariadb"))
+        if kind is Kind.COMMITS and connection not in self._ending:
+            raise refuse_commit(statement)
+        if kind is Kind.WRITES:
+            _begin_in_sqlite(connection)
+            if not self._wrote[connection]:
+                self._wrote[connection] = True
+                if connection in self._ending:  # A listener of COMMIT itself writes.
+                    self._check_all()
 
     def preparing(self, connection: Connection, *_xid: object) -> None:
         """Check the lease, and ask each database that was written to."""
@@ -462,6 +470,17 @@ def _commits_by_itself(connection: Connection) -> bool:
     if connection.dialect.name == "sqlite" and getattr(driver, "isolation_level", "") is None:
         return not getattr(driver, "in_transaction", False)  # Unless BEGIN was sent.
     return level == "AUTOCOMMIT" or getattr(driver, "autocommit", False) is True
+
+
+def _begin_in_sqlite(connection: Connection) -> None:
+    """Send the BEGIN that Python's ``sqlite3`` leaves out, except before some statements.
+
+    Without it, SQLite commits after each CTE, DDL and PRAGMA, and when a savepoint is released.
+    """
+    if connection.dialect.name == "sqlite":
+        driver: Any = connection.connection.driver_connection
+        if not driver.in_transaction:
+            connection.exec_driver_sql(f"BEGIN {driver.isolation_level or ''}")
 
 
 @cache

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -79,8 +80,8 @@ def story(atomic: str) -> str:
     return f"{response.status_code} {outcomes} stale {items - different}"
 
 
-def script() -> str:
-    """What becomes of a script, which SQLite commits by itself, inside a transaction and outside."""
+def refused(commits: Callable[[Any], object]) -> str:
+    """Return what becomes of a transaction with a step that commits by itself."""
     from django.http import HttpRequest, HttpResponse
 
     from weblock import ConfigurationError
@@ -89,7 +90,7 @@ def script() -> str:
     def run(_request: HttpRequest) -> HttpResponse:
         with connection.cursor() as cursor:
             cursor.execute("INSERT INTO item (id) VALUES (1000)")
-            cursor.executescript("INSERT INTO item (id) VALUES (1001)")
+            commits(cursor)
         return HttpResponse(status=201)
 
     try:
@@ -106,5 +107,14 @@ if __name__ == "__main__":
     configure(*sys.argv[1:])
     for each in ("atomic", "autocommit"):
         sys.stdout.write(f"{each}: {story(each)}\n")
-    if vendor == "sqlite3":
-        sys.stdout.write(f"script: {script()}\n")
+    steps: list[Callable[[Any], object]] = [
+        lambda cursor: cursor.executescript("INSERT INTO item (id) VALUES (1001)")
+    ]
+    if vendor == "mysql":
+        steps = [
+            lambda cursor: cursor.execute("CREATE TABLE other (id INTEGER)"),
+            lambda cursor: cursor.execute("SET autocommit = 1"),
+            lambda cursor: cursor.callproc("procedure"),
+        ]
+    for step in steps:
+        sys.stdout.write(f"{refused(step)}\n")

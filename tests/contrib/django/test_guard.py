@@ -221,23 +221,7 @@ def by_callproc(story: Story) -> Callable[..., HttpResponse]:
     return view
 
 
-def by_commit(story: Story) -> Callable[..., HttpResponse]:
-    """One that sends COMMIT by itself, along with what it writes."""
-
-    def view(request: HttpRequest) -> HttpResponse:
-        using = connections[story.items.db]
-        with transaction.atomic(using=using.alias), using.cursor() as cursor:
-            full = story.items.count() >= 1
-            story.sleep()
-            if not full:
-                cursor.execute("INSERT INTO shop_item (name) VALUES (''); COMMIT")
-        return HttpResponse(status=422 if full else 201)
-
-    return view
-
-
 WAYS = [
-    by_commit,
     in_own_transaction,
     in_savepoints,
     in_autocommit,
@@ -408,6 +392,23 @@ def test_copy_outside_of_a_transaction_is_refused(serve: Any, guard: Any) -> Non
     assert "put it inside transaction.atomic()" in str(fetch("/items").exc_info[1])
 
 
+@pytest.mark.parametrize("sql", ["COMMIT", "INSERT INTO shop_item (name) VALUES (''); COMMIT"])
+def test_sql_that_commits_is_refused(sql: str, serve: Any, guard: Any) -> None:
+    """A COMMIT as SQL says what to do instead, and commits nothing."""
+
+    @lock("create_item")
+    def view(request: HttpRequest) -> HttpResponse:
+        with transaction.atomic(), connection.cursor() as cursor:
+            Item.objects.create()
+            cursor.execute(sql)
+        return HttpResponse()
+
+    serve(items=view)
+    guard()
+    assert "ends the transaction by itself" in str(fetch("/items").exc_info[1])
+    assert Item.objects.count() == 0
+
+
 def test_a_holder_stopped_before_its_commit_is_waited_for(serve: Any, guard: Any) -> None:
     """While it has the row, the next one waits for GUARD_WAIT, and is told; then the first commits."""
     followers: list[Any] = []
@@ -563,4 +564,8 @@ def test_mariadb_refuses_too() -> None:
 
     with MariaDB() as server:
         found = outcomes("mysql", str(server.port))
-    assert found == ["atomic: 503 [201] stale 0", "autocommit: 503 [201] stale 0"]
+    assert found[:2] == ["atomic: 503 [201] stale 0", "autocommit: 503 [201] stale 0"]
+    for each in found[2:]:
+        assert "ends the transaction by itself" in each
+        assert each.endswith("items 0")
+    assert len(found) == 5

@@ -7,7 +7,6 @@ written before the work begins, and asks the database itself.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,7 +22,7 @@ from django.http import HttpRequest
 from ..._platform.logs import logger
 from ...errors import ConfigurationError, LeaseLost
 from ...events import Acquired, Event
-from ..guarding import Kind, kind_of
+from ..guarding import Kind, kind_of, refuse_commit
 from ..request import ENDED_HERE
 from .guard import Guard
 from .internals import is_of_test_case
@@ -45,11 +44,6 @@ checked_at_commit: Final[ContextVar[Checked | None]] = ContextVar("weblock_check
 _CHECKED: Final = "weblock_checked"
 _WATCH: Final = "weblock_watch"
 """Attributes of a connection that is watched."""
-
-_COMMITS: Final = re.compile(
-    r"(?:^|[;\n]|\*/)\s*(?:COMMIT|END|PREPARE\s+TRANSACTION)\b", re.IGNORECASE
-)
-"""SQL that may commit. If it matches more, the only cost is an unnecessary check."""
 
 
 def open_transaction() -> str | None:
@@ -198,10 +192,8 @@ class _CommitCheck:
         if self._begins_to_watch():  # It is a cursor from before.
             execute = partial(self.execute, execute)
             return _watch(self._connection).execute(execute, sql, params, many, context)
-        if checked_at_commit.get():
-            text = sql if isinstance(sql, str) else sql.as_string(self._connection.connection)
-            if _COMMITS.search(text):
-                self._check()
+        if checked_at_commit.get() and _kind(self._connection, sql) is Kind.COMMITS:
+            self._check()
         self._is_open = True
         return execute(sql, params, many, context)
 
@@ -284,17 +276,22 @@ class _GuardWatch:
 
     def execute(self, execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:  # noqa: FBT001
         """Run a statement of one of Django's cursors."""
-        kind = kind_of(sql) if isinstance(sql, str) else Kind.WRITES
-        with self.about_to(kind):
+        with self.about_to(sql):
             return execute(sql, params, many, context)
 
     @contextmanager
-    def about_to(self, kind: Kind) -> Iterator[None]:
-        """Run a statement; one that would commit by itself gets a transaction that is checked."""
-        if self._busy or kind in (Kind.CONTROLS, Kind.COMMITS):  # Those are checked as COMMITs are.
+    def about_to(self, sql: Any) -> Iterator[None]:
+        """Run a statement, in a checked transaction of its own if it would have none.
+
+        Raises ``ConfigurationError`` for a statement that commits by itself.
+        """
+        connection = self._connection
+        kind = _kind(connection, sql)
+        if kind is Kind.COMMITS and self.guard:
+            raise refuse_commit(str(sql))
+        if self._busy or kind in (Kind.CONTROLS, Kind.COMMITS):
             yield
             return
-        connection = self._connection
         in_transaction = connection.in_atomic_block or not connection.get_autocommit()
         self._wrote = self._wrote or kind is Kind.WRITES
         guard = self.guard
@@ -362,6 +359,12 @@ class _GuardWatch:
         return cursor
 
 
+def _kind(connection: Any, sql: Any) -> Kind:
+    """Return what a statement does, which may be one that psycopg has composed."""
+    text = sql if isinstance(sql, str) else sql.as_string(connection.connection)
+    return kind_of(text, mysql=connection.vendor == "mysql")
+
+
 def _watch(connection: Any) -> _GuardWatch:
     """Return the watch of a connection, which is created once and stays."""
     found: _GuardWatch | None = getattr(connection, _WATCH, None)
@@ -377,9 +380,9 @@ class _WatchedCursor:
     db: Any
     cursor: Any
 
-    def callproc(self, *args: Any, **kwargs: Any) -> Any:
-        with self._watch.about_to(Kind.WRITES):
-            return super().callproc(*args, **kwargs)  # type: ignore[misc] # CursorWrapper has it
+    def callproc(self, procname: str, *args: Any, **kwargs: Any) -> Any:
+        with self._watch.about_to(f"CALL {procname}"):
+            return super().callproc(procname, *args, **kwargs)  # type: ignore[misc] # CursorWrapper has it
 
     @property
     def executescript(self) -> Any:

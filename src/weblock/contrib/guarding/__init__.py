@@ -31,7 +31,7 @@ from .protocol import (
     run,
     still_ours,
 )
-from .reading import Kind, kind_of
+from .reading import Kind, kind_of, refuse_commit
 from .sql import (
     LENGTHS,
     LOCK_WAIT,
@@ -73,6 +73,7 @@ __all__ = [
     "lease_table_of",
     "marks_of",
     "raising",
+    "refuse_commit",
     "refuse_guard",
     "remedy_for",
     "run",

@@ -1,4 +1,4 @@
-"""Which statements certainly write nothing. All others are taken for writing."""
+"""What a statement does, by its text. What does not certainly read is taken for writing."""
 
 from __future__ import annotations
 
@@ -7,24 +7,53 @@ import re
 from enum import Enum
 from typing import Final
 
+from ...errors import ConfigurationError
+
 
 class Kind(Enum):
     """What a statement does to the data, as far as its text tells."""
 
     READS = "reads"
     WRITES = "writes"
-    """It writes, or may write: an unknown function may do anything."""
+    """It writes, or may write: an unknown function may do anything. A savepoint counts as well, for
+    without a BEGIN before it, SQLite commits when it is released."""
     CONTROLS = "controls"
-    """It begins or undoes a transaction, is about a savepoint, or changes a setting of the session."""
+    """It begins or undoes a transaction, or changes a setting of the session."""
     COMMITS = "commits"
     """It ends a transaction by itself, so that nothing can check it."""
 
 
-_FIRST: Final = re.compile(r"[\s(]*(?:(?:--[^\n]*\n|/\*(?s:.*?)\*/)[\s(]*)*([A-Za-z]+)")
-_CONTROLS: Final = re.compile("BEGIN|START|ROLLBACK|SAVEPOINT|RELEASE|SET|RESET|PRAGMA|SHOW|USE")
-_COMMITS: Final = re.compile("COMMIT|END|PREPARE")
-_STATEMENT: Final = re.compile(r"\s+STATEMENT\b", re.IGNORECASE)
+_SKIPPED: Final = re.compile(
+    r"""(?<!\w)[eE]'(?:[^'\\]|\\.)*' | '[^']*' | "[^"]*" | `[^`]*` | \$(\w*)\$.*?\$\1\$
+    | --[^\n]* | /\*.*?\*/""",
+    re.DOTALL | re.VERBOSE,
+)
+_SKIPPED_BY_MYSQL: Final = re.compile(
+    r"""'(?:[^'\\]|\\.)*' | "(?:[^"\\]|\\.)*" | `[^`]*` | --(?=\s)[^\n]* | \#[^\n]*
+    | /\*(?!M?!).*?\*/""",
+    re.DOTALL | re.VERBOSE,
+)
+"""Names in quotes, strings and comments; MySQL and MariaDB execute what is in ``/*! ... */``."""
+
+_FIRST: Final = re.compile(r"[\s(]*([A-Za-z]+)")
+_CONTROLS: Final = re.compile("BEGIN|START|ROLLBACK|RELEASE|SET|RESET|PRAGMA|SHOW|USE")
+_COMMITS: Final = re.compile(r"[\s(]*(?:COMMIT|END|PREPARE\s+TRANSACTION)\b", re.IGNORECASE)
+_STORED: Final = re.compile(r"user_version|application_id|schema_version", re.IGNORECASE)
+"""What a PRAGMA of SQLite writes into the database."""
+
+_STATEMENT: Final = re.compile(r"\A[\s(]*SET\s+STATEMENT\b.*?\bFOR\b", re.IGNORECASE | re.DOTALL)
 """``SET STATEMENT ... FOR UPDATE ...``, as MariaDB has it."""
+
+_COMMITS_IN_MYSQL: Final = re.compile(
+    r"""(?![\s(]*(?:
+        SELECT|INSERT|UPDATE|DELETE|REPLACE|WITH|VALUES|TABLE|DO|LOAD|HANDLER|EXPLAIN|DESCRIBE|DESC
+        |ROLLBACK|SAVEPOINT|RELEASE|SHOW|USE|XA
+        |SET(?!.*(?:AUTOCOMMIT|PASSWORD))
+        |CREATE\s+(?:OR\s+REPLACE\s+)?TEMPORARY|DROP\s+TEMPORARY
+    )\b)""",
+    re.IGNORECASE | re.VERBOSE | re.DOTALL,
+)
+"""MySQL and MariaDB commit before most statements that are not about rows; a procedure may commit, too."""
 
 _CALL: Final = re.compile(r"([^\s(),=<>!+*/|%:-]+)\s*\(")
 _INTO: Final = re.compile(r"\bINTO\b", re.IGNORECASE)
@@ -45,29 +74,54 @@ varchar char clock_timestamp utc_timestamp curdate year month day hour minute se
 _PURE: Final = frozenset((_BEFORE_PARENTHESES + _FUNCTIONS).split())
 
 
+def refuse_commit(sql: str) -> ConfigurationError:
+    """Return the error for a statement that commits by itself in a guarded section."""
+    return ConfigurationError(
+        f"under a guard, {sql!r:.100} is refused, because it ends the transaction by itself, before"
+        " the guard could check it: commit through the session, the connection or atomic(), and run"
+        " statements that commit by themselves (on MySQL and MariaDB these are also DDL, TRUNCATE,"
+        " CALL, LOCK TABLES and SET autocommit) outside of the guarded section"
+    )
+
+
 @functools.lru_cache(maxsize=1024)
-def kind_of(sql: str) -> Kind:
-    """Return what a statement does; in doubt, that it writes, which costs one check."""
-    first = _FIRST.match(sql)
-    word = first[1].upper() if first else ""
-    rest = sql[first.end() :] if first else ";"
-    if ";" in rest.rstrip("; \n"):
-        return Kind.WRITES  # Several statements.
-    if _COMMITS.fullmatch(word):
+def kind_of(sql: str, *, mysql: bool = False) -> Kind:
+    """Return what a statement does; in doubt, that it writes, which costs one check.
+
+    MySQL and MariaDB commit before many statements, such as those that define tables.
+    """
+    plain = (_SKIPPED_BY_MYSQL if mysql else _SKIPPED).sub(_in_place_of, sql)
+    kinds = {_kind_of_one(part, mysql=mysql) for part in plain.split(";") if part.strip()}
+    if Kind.COMMITS in kinds:
         return Kind.COMMITS
-    if _CONTROLS.fullmatch(word) and not _STATEMENT.match(rest):
-        return Kind.CONTROLS
+    return kinds.pop() if len(kinds) == 1 else Kind.WRITES
+
+
+def _in_place_of(skipped: re.Match[str]) -> str:
+    """Return what stands for a name or string in quotes, or for a comment."""
+    first = skipped[0][0]
+    return " " if first in "-/#" else f"{first}{first}"
+
+
+def _kind_of_one(sql: str, *, mysql: bool) -> Kind:
+    sql = _STATEMENT.sub("", sql, count=1)
+    first = _FIRST.match(sql)
+    word, rest = (first[1].upper(), sql[first.end() :]) if first else ("", "")
+    if (_COMMITS_IN_MYSQL if mysql else _COMMITS).match(sql):
+        return Kind.COMMITS
     if word == "SELECT" and _only_reads(rest):
         return Kind.READS
-    return Kind.WRITES
+    is_control = _CONTROLS.fullmatch(word) or (mysql and word == "XA")
+    writes = (word == "SET" and not _only_reads(rest)) or (
+        word == "PRAGMA" and _STORED.search(rest)
+    )
+    return Kind.CONTROLS if is_control and not writes else Kind.WRITES
 
 
-def _only_reads(select: str) -> bool:
-    if "/*" in select or "--" in select or _INTO.search(select):  # A comment hides what is called.
+def _only_reads(text: str) -> bool:
+    if _INTO.search(text):
         return False
-    return all(_is_pure(found[1]) for found in _CALL.finditer(select))
-
-
-def _is_pure(name: str) -> bool:
-    lowered = name.lower()
-    return lowered in _PURE or lowered.startswith("django_")
+    return all(
+        found[1].lower() in _PURE or found[1].lower().startswith("django_")
+        for found in _CALL.finditer(text)
+    )
