@@ -8,7 +8,7 @@ import select
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -228,6 +228,27 @@ def test_with_a_majority_down_it_is_said(servers: list[Server]) -> None:
         eventually(lambda: not lease.held)
         with pytest.raises(LeaseLost):
             lease.check()
+
+
+@pytest.mark.parametrize("down", [0, 1])
+def test_one_of_many_takers_gets_the_lease(servers: list[Server], down: int) -> None:
+    """Callers that take over one lease at once do not split the votes, however they list the servers."""
+    with ExitStack() as stack, ThreadPoolExecutor(8) as threads:
+        lists = [urls(servers), urls(servers)[::-1]] * 4
+        takers = [stack.enter_context(Locks.from_url(each)) for each in lists]
+        for server in servers[:down]:
+            server.kill()
+        for each in range(20):
+            token = takers[0].acquire(f"key {each}", ttl=60).hand_over()
+            together = threading.Barrier(len(takers))
+
+            def take_over(locks: Locks, token: str = token, start: Any = together.wait) -> Any:
+                start()
+                with suppress(LeaseLost):
+                    return locks.take_over(token)
+
+            (taken,) = filter(None, threads.map(take_over, takers))
+            taken.release()
 
 
 def test_a_server_that_lost_a_lease_is_given_it_back(

@@ -120,6 +120,8 @@ class QuorumEngine:
         self._settings = settings
         self.name = f"quorum of {', '.join(each.name for each in settings)}"
         self.switchboard = Switchboard()
+        self.order = sorted(range(len(settings)), key=lambda number: settings[number].name)
+        """The servers in the same order in all programs, in whichever order their URLs are listed."""
         self.candidates: dict[str, Candidate] = {}
         self.health = [Health() for _ in settings]
         self.clocks = Clocks([each.name for each in settings])

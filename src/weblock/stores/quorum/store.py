@@ -104,18 +104,39 @@ class QuorumStore:
         return tally.released() or Reply(Gone(), tally.sent)
 
     async def transfer(self, key: str, owner: str, claim: Claim, *, fence: int) -> Reply:
-        """Replace the owner on a majority; of two claims for one lease, only one succeeds."""
+        """Replace the owner on a majority. Of several claims for one lease, only one succeeds.
+
+        All claims ask the servers in the same order, one server at a time, until one of them accepts.
+        A claim that finds another claim on the way stops there. So the votes are not split: the claim
+        that was first at the first server gets the others, too.
+        """
         if giver := self._engine.candidates.get(owner):
             giver.over = True
         candidate = self._engine.candidate(claim, self._runtime.now())
-        candidate.asked, candidate.fence = self._servers(), fence
+        candidate.fence = fence
 
         def question(store: RedisStore) -> Coroutine[Any, Any, Reply]:
+            candidate.asked.add(self._stores.index(store))
             mine = claim._replace(process=store.process)
             return candidate.asks(store.transfer(key, owner, mine, fence=fence))
 
-        tally = await self._tally(self._servers(), question, enough=lambda tally: tally.granted)
-        return self._known(tally.heartbeat(fence), tally)
+        sent, count = self._runtime.now(), len(self._stores)
+        replies: dict[int, Any] = {}
+        for server in self._engine.order:
+            replies |= await self._ask([server], question)
+            tally = Tally(count, sent, replies)
+            if tally.holding:
+                break
+            if server in tally.forgetful and await self._has(server, key, fence):
+                return Reply(Gone(), sent)
+
+        def together(rest: dict[int, Any]) -> Tally:
+            return Tally(count, sent, replies | rest)
+
+        rest = await self._ask(
+            self._servers() - replies.keys(), question, enough=lambda rest: together(rest).granted
+        )
+        return self._known(together(rest).heartbeat(fence), together(rest))
 
     async def force_release(self, key: str) -> Reply:
         tally = await self._tally(self._servers(), lambda store: store.force_release(key))
@@ -158,6 +179,12 @@ class QuorumStore:
         replies = await self._ask(self._servers(), lambda store: store.marked(key))
         self._check(sum(isinstance(each, bool) for each in replies.values()), replies)
         return True in replies.values()
+
+    async def _has(self, server: int, key: str, fence: int) -> bool:
+        """Return whether a server has a lease with this fence."""
+        (look,) = (await self._ask([server], lambda store: store.look(key))).values()
+        grant = look.state.grant if isinstance(look, Look) else None
+        return grant is not None and grant.fence == fence
 
     async def _looks(self, key: str) -> Iterable[Look | EngineUnavailable]:
         replies = await self._ask(self._servers(), lambda store: store.look(key))
