@@ -15,7 +15,7 @@ from ._core.holding import Hands, Holding, Status, Terms, Unprotected
 from ._core.moving import hand_over, take_over
 from ._core.ports import SCOPES, Engine, Runtime
 from ._core.table import SHARED, Asked, Released
-from ._core.tokens import leases_in, token_of
+from ._core.tokens import leases_in
 from ._engines import User, registering, use, use_url
 from ._options import (
     SHORTEST_TTL,
@@ -612,7 +612,7 @@ class BaseLease:
             raise LeaseLost(self.key, fence=0, reason="unprotected")
         since = locker.runtime.now()
         try:
-            return token_of(await hand_over(locker, leased, way))
+            return await hand_over(locker, leased, way)
         except EngineUnavailable as failure:
             name, label = leased[0].key, leased[0].label
             locker.health.refused(failure, "hand_over", name, label, since=since)

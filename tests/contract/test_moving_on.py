@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from concurrent.futures import wait
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.support.events import Heard
 from tests.support.renewals import renewed
+from tests.support.tokens import facts_of, sealed
 from tests.support.waiting import PATIENCE, eventually, now
 from weblock import AsyncLocks, ConfigurationError, LeaseLost, Locks
 from weblock.events import HandedOver, Lost, Released, TakenOver
@@ -97,6 +99,24 @@ class TestOneLease:
             other.do(locks.take_over, token)
         assert waiting("key") is None
 
+    def test_a_token_with_a_wrong_fact_changes_nothing(self, locks, one, other) -> None:
+        """A forged token gets ``LeaseLost``, whichever fact is wrong, and the true token still works."""
+        lease = one.do(locks.acquire, "a", "b", ttl=LONG)
+        token = one.do(lease.hand_over)
+        secret, a, b = facts_of(token)
+        for wrong in (
+            [secret[::-1], a, b],
+            [secret, b, a],
+            [secret, a],
+            *([secret, [a[0], a[1] + by, 1], b] for by in (1, -1)),
+            [secret, a, [b[0], b[1], 2]],
+        ):
+            with pytest.raises(LeaseLost):
+                other.do(locks.take_over, sealed(json.dumps(wrong, separators=(",", ":"))))
+        taken = other.do(locks.take_over, token)
+        assert taken.fences == lease.fences
+        other.do(taken.release)
+
     def test_a_lease_may_move_on_several_times(self, locks, one, other) -> None:
         """Each holder gives it to the next; an earlier token is of no use."""
         lease = one.do(locks.acquire, "key", ttl=LONG)
@@ -163,16 +183,26 @@ class TestSeveralKeys:
 
     def test_all_or_none(self, locks, one, other, waiting) -> None:
         """If one of the keys is lost, none is taken over or handed over, and the others are free."""
-        token = one.do(one.do(locks.acquire, "a", "b", ttl=LONG).hand_over)
-        assert other.do(locks.force_release, "b")
-        with pytest.raises(LeaseLost):
-            other.do(locks.take_over, token)
-        eventually(lambda: waiting("a") is None)
+        for lost in "abc":
+            token = one.do(one.do(locks.acquire, "a", "b", "c", ttl=LONG).hand_over)
+            assert other.do(locks.force_release, lost)
+            with pytest.raises(LeaseLost):
+                other.do(locks.take_over, token)
+            eventually(lambda: [waiting(key) for key in "abc"] == [None] * 3)
         lease = one.do(locks.acquire, "a", "b", ttl=LONG)
         assert other.do(locks.force_release, "b")
         with pytest.raises(LeaseLost):
             one.do(lease.hand_over)
         eventually(lambda: waiting("a") is None)
+
+    def test_a_second_taker_disturbs_nothing(self, locks, one, other) -> None:
+        """A caller that comes too late with the token releases none of the keys of the first taker."""
+        token = one.do(one.do(locks.acquire, "a", "b", ttl=LONG).hand_over)
+        taken = one.do(locks.take_over, token, ttl=LONG)
+        with pytest.raises(LeaseLost):
+            other.do(locks.take_over, token)
+        one.do(taken.extend, 1)
+        one.do(taken.release)
 
 
 @pytest.mark.promise("locks", "processes")
@@ -244,10 +274,16 @@ class TestWhatCannotWork:
         token = one.do(one.do(locks.acquire, "key").hand_over)
         for odd, said in (
             (token[:-9], "damaged"),
-            (token[:20] + "?" + token[21:], "damaged"),
+            *((token[:at] + "?" + token[at + 1 :], "damaged") for at in range(9, len(token))),
             (token[9:], "not a token"),
             (b"bytes", "a bytes that is not a token"),
-            ("weblock1.W10", "damaged"),
+            (sealed("[" * 100_000), "damaged"),
+            (sealed("[]"), "damaged"),
+            (sealed('["secret",["default:key",Infinity,1]]'), "damaged"),
+            (sealed('["secret",["default:key",1,0]]'), "damaged"),
+            (sealed('["secret",["default:key",1]]'), "damaged"),
+            (sealed('["secret",["default:",1,1]]'), "the key is empty"),
+            (sealed('["secret",["default:a",1,1],["default:\\u0000",1,1]]'), "control character"),
         ):
             with pytest.raises(ConfigurationError, match=said) as refused:
                 one.do(locks.take_over, odd)

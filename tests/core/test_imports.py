@@ -13,7 +13,8 @@ CORE = Path(__file__).parent
 TOP = CORE.parents[1]
 
 WAITING = TOP / "tests/support/waiting.py"
-"""The one helper of other tests that the core's may use: it needs nothing but weblock, too."""
+TOKENS = TOP / "tests/support/tokens.py"
+"""The two helpers of other tests that tests of the core can use: they need nothing but weblock."""
 
 OTHERS = {"pytest", "hypothesis", "lupa", "hiredis", "redis", "kazoo"}
 """The tools, and what the simulated servers are made of: Lua, the protocol, and the drivers' errors and states."""
@@ -31,7 +32,9 @@ def imported(file: Path) -> Iterator[str]:
                 yield ".".join([*base, *filter(None, [module])])
 
 
-@pytest.mark.parametrize("file", [WAITING, *sorted(CORE.rglob("*.py"))], ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file", [WAITING, TOKENS, *sorted(CORE.rglob("*.py"))], ids=lambda file: file.stem
+)
 def test_the_core_is_tested_with_nothing_but_the_simulator(file: Path) -> None:
     """No test of the core needs a server, a framework, or what tests of these use."""
     foreign = {
@@ -39,6 +42,6 @@ def test_the_core_is_tested_with_nothing_but_the_simulator(file: Path) -> None:
         for name in imported(file)
         if name.split(".")[0] not in OTHERS | sys.stdlib_module_names | {"weblock"}
         and not f"{name}.".startswith("tests.core.")
-        and name != "tests.support.waiting"
+        and name not in {"tests.support.tokens", "tests.support.waiting"}
     }
     assert not foreign, f"{file.relative_to(TOP)} imports {', '.join(sorted(foreign))}"

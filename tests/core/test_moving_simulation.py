@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from weblock._core import moving, table
+from weblock._core import moving, table, tokens
 
 from .simulation.moving import run_seed
 from .simulation.mutants import Mutant
@@ -24,6 +24,22 @@ MUTANTS = (
         "grant = _grant_of(state, owner)",
         "grant = state.grant",
         ("M1", "M3"),
+    ),
+    Mutant(
+        "a token is bound to its secret, and not to its fence",
+        tokens,
+        "_owner",
+        "{text}",
+        "{json.loads(urlsafe_b64decode(text + '==='))[0]}",
+        ("M7",),
+    ),
+    Mutant(
+        "the owner of a lease is not bound to the other leases of its token",
+        tokens,
+        "_owner",
+        "{number} {text}",
+        "{(facts := json.loads(urlsafe_b64decode(text + '===')))[0]} {facts[number + 1]}",
+        ("M5",),
     ),
     Mutant(
         "a lease gets another fence on its way",
@@ -57,7 +73,13 @@ def test_no_schedule_violates_a_property() -> None:
     counts: Counter[str] = Counter()
     for seed in range(SCHEDULES):
         counts.update(run_seed(seed))
-    for what in ("handed over", "taken over", "refused: LeaseLost", "lost or in doubt"):
+    for what in (
+        "handed over",
+        "taken over",
+        "refused: LeaseLost",
+        "lost or in doubt",
+        "forgery rejected",
+    ):
         assert counts[what], f"the schedules never met: {what}"
 
 

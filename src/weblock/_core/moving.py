@@ -1,9 +1,15 @@
-"""How a lease moves on to another process, which continues it with the same fence.
+"""Move a lease to another process, which continues it with the same fence.
 
-Its owner is replaced twice. The giver puts a new secret in its place, the token: from then on the
-lease belongs to no process, nobody renews it, and it lasts for as long as the giver has said. The
-taker puts an owner of its own in place of the token. The engine replaces an owner only if that is
-still the owner, so of several callers with one token, one gets the lease.
+1. The giver replaces the owner of the lease by the owner of a token (``tokens``). From then on the
+   lease belongs to no process: nobody renews it, and it lasts for the time that the giver chose.
+2. The taker replaces the owner of the token by an owner of its own, and renews the lease.
+
+An engine replaces an owner only if it is the stored one, in one atomic step. So of several callers with
+one token, one gets the lease, and a token with a wrong fence changes nothing.
+
+All takers of a token with several keys take them in the same order. Only the taker that has got the
+first key asks for the others, so it may release them if it fails. If nobody can get the first key any
+more, because its lease has ended, the first taker that finds this out releases the others.
 """
 
 from __future__ import annotations
@@ -12,7 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from ..errors import LeaseLost
+from ..errors import EngineUnavailable, LeaseLost
 from ..events import HandedOver, TakenOver
 from ..keys import unqualified
 from .acquiring import Locker
@@ -20,31 +26,28 @@ from .holding import Anchor, Hands, Holding, Status, Terms
 from .keeping import LATEST
 from .ports import Reply
 from .table import Claim, Held
-from .tokens import OnItsWay
+from .tokens import Facts, OnItsWay, leases_in, token_of
 
 
-async def hand_over(
-    locker: Locker, holdings: Sequence[Holding], ttl: float | None
-) -> list[OnItsWay]:
-    """End the leases for their holder, while they last for ``ttl`` seconds, for a caller that has the token.
+async def hand_over(locker: Locker, holdings: Sequence[Holding], ttl: float | None) -> str:
+    """End the leases for their holder, and return the token with which another caller continues them.
 
-    Raises ``LeaseLost`` or ``EngineUnavailable``. Then they are all given back, for nobody knows by
-    whose name the engine has them.
+    The leases last for ``ttl`` seconds. Raises ``LeaseLost`` or ``EngineUnavailable``. Then all of them
+    are released, because it is unknown which owner the engine has stored.
     """
     for holding in holdings:
         holding.check(locker.runtime.now())
     for holding in holdings:  # Before the engine is asked: another may have the lease at once.
         locker.keeper.drop_holding(holding)
         holding.status, holding.reason = Status.RELEASED, "handed_over"
-    given: list[OnItsWay] = []
+    facts = [Facts(each.key, each.fence, each.terms.limit) for each in holdings]
+    token = token_of(locker.runtime.new_owner(), facts)
+    given = leases_in(token)
     try:
-        for holding in holdings:
-            length = holding.terms.ttl if ttl is None else ttl
-            secret, limit = locker.runtime.new_owner(), holding.terms.limit
-            given.append(OnItsWay(holding.key, secret, holding.fence, limit))
-            await _give(locker, holding, given[-1].owner, length)
+        for holding, lease in zip(holdings, given, strict=True):
+            await _give(locker, holding, lease.owner, holding.terms.ttl if ttl is None else ttl)
     except BaseException:
-        for lease, holding in zip(given, holdings, strict=False):
+        for holding, lease in zip(holdings, given, strict=True):
             _owe(locker, lease.key, lease.owner, holding.terms.ttl)
         locker.abandon(holdings)
         raise
@@ -54,7 +57,7 @@ async def hand_over(
             length = holding.terms.ttl if ttl is None else ttl
             told = HandedOver(**holding.about(), held_for=holding.held_for(), ttl=length)
             locker.observers.tell(told)
-    return given
+    return token
 
 
 async def _give(locker: Locker, holding: Holding, secret: str, ttl: float) -> None:
@@ -73,14 +76,33 @@ async def take_over(locker: Locker, leases: Sequence[OnItsWay], terms: Terms) ->
             got.append(await _take(locker, lease, terms, got))
         for holding in got:  # The first may have been lost while the last was asked for.
             holding.check(locker.runtime.now())
-    except Exception:
+    except Exception as error:
+        if got or (isinstance(error, LeaseLost) and await _has_ended(locker, leases[0])):
+            _release_rest(locker, leases[len(got) :], terms)
         with suppress(LeaseLost):  # Why not all were taken over says more.
             await locker.release(got)
         raise
     except BaseException:
+        if got:
+            _release_rest(locker, leases[len(got) :], terms)
         locker.abandon(got)
         raise
     return got
+
+
+async def _has_ended(locker: Locker, lease: OnItsWay) -> bool:
+    """Return whether the engine says that a lease has ended, so that no taker has it or can get it."""
+    try:
+        look = await locker.store.look(lease.key)
+    except EngineUnavailable:
+        return False
+    return all(grant.fence != lease.fence for grant in look.state.grants)
+
+
+def _release_rest(locker: Locker, leases: Sequence[OnItsWay], terms: Terms) -> None:
+    """Release leases of a token, which no caller can take over any more, in the background."""
+    for lease in leases:
+        _owe(locker, lease.key, lease.owner, terms.ttl)
 
 
 async def _take(locker: Locker, lease: OnItsWay, terms: Terms, hands: Hands[Holding]) -> Holding:

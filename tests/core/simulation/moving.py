@@ -6,15 +6,17 @@ processes that are stopped or killed. After every event, at most one process may
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 from typing import Any, Final
 
+from tests.support.tokens import facts_of, sealed
 from weblock._core import moving
 from weblock._core.holding import Holding, Status, Terms
-from weblock._core.tokens import OnItsWay, leases_in, token_of
+from weblock._core.tokens import OnItsWay, leases_in
 from weblock.errors import WeblockError
 
 from .client import Client
@@ -168,7 +170,7 @@ class MovingSchedule:
                 await client.runtime.sleep(random.random() * 3 * self.swarm.ttl)
             if hops and random.random() < 0.8:
                 way = random.choice([0.5, 2.0, 10.0]) * self.swarm.ttl
-                token = token_of(await moving.hand_over(locker, hands, way))
+                token = await moving.hand_over(locker, hands, way)
                 self.counts["handed over"] += 1
                 self._send(token, way, hops - 1)
             else:
@@ -185,6 +187,8 @@ class MovingSchedule:
         deliveries = 2 if self.calm else random.choice([0, 1, 2, 2, 3])
         most = 0.3 * self.swarm.ttl if self.calm else 1.5 * way
         late = random.random() * most
+        if random.random() < 0.5:  # Before any other: nobody has taken the lease over yet.
+            self._later(random.random() * late, self._forgery, token)
         for _ in range(deliveries):
             together = random.random() < 0.5
             delay = (
@@ -204,6 +208,18 @@ class MovingSchedule:
         if self.calm and deliveries == self.counts[token] + 1 and not self._takers[token]:
             self.world.fail("M5 live", "nobody got a lease, although nothing was in the way")
         self.counts[token] += 1
+
+    async def _forgery(self, client: Client, token: str) -> None:
+        """Try a token in which one fact is wrong. Neither the lease nor the true token may change."""
+        secret, (key, fence, limit), *others = facts_of(token)
+        wrong = self._random.choice([(key, fence + 1, limit), (key, fence, limit + 1)])
+        forged = sealed(json.dumps([secret, wrong, *others]))
+        try:
+            await moving.take_over(client.locker, leases_in(forged), self._terms_of_one())
+        except WeblockError:
+            self.counts["forgery rejected"] += 1
+        else:
+            self.world.fail("M7 forgery", f"{forged} was taken over")
 
     # What must hold.
 
