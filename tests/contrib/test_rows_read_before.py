@@ -28,7 +28,7 @@ from sqlalchemy.orm import (
 from tests.servers import Postgres
 from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import ConfigurationError, Locks
-from weblock.contrib.fastapi import guarded, install, lock
+from weblock.contrib.fastapi import guarded, install, lock, request_locks
 from weblock.contrib.flask import WebLock
 from weblock.contrib.sqlalchemy import fence_table, guard
 
@@ -141,6 +141,18 @@ class Blocking:
 
         return read
 
+    def service(self, read):
+        """A view that learns late what to lock."""
+
+        def view(
+            session: Annotated[Session, Depends(self.get_session)],
+            account: Annotated[Account, Depends(read)],
+        ) -> None:
+            request_locks().acquire(f"user:{account.id}", wait=PATIENCE)
+            buy(session, account)
+
+        return view
+
     async def close(self):
         self.engine.dispose()
 
@@ -179,6 +191,18 @@ class Asyncio:
             return account
 
         return read
+
+    def service(self, read):
+        """A view that learns late what to lock."""
+
+        async def view(
+            session: Annotated[AsyncSession, Depends(self.get_session)],
+            account: Annotated[Account, Depends(read)],
+        ) -> None:
+            await request_locks().acquire(f"user:{account.id}", wait=PATIENCE)
+            buy(session, account)
+
+        return view
 
     async def close(self):
         await self.engine.dispose()
@@ -230,7 +254,12 @@ def shop_of(url, parts, way):
 
     app = FastAPI()
     install(app, url)
-    views = {"row first": session_first, "guarded": session_first, "row last": lock_first}
+    views = {
+        "row first": session_first,
+        "guarded": session_first,
+        "row last": lock_first,
+        "service": parts.service(read),
+    }
     app.post("/")(lock_between if is_read_again else views.get(way, lock_first))
     return app
 
@@ -246,6 +275,7 @@ def shop_of(url, parts, way):
         "row first",
         "row last",
         "guarded",
+        "service",
     ],
 )
 async def test_fastapi_loses_no_update(  # noqa: PLR0917 - fixtures
@@ -264,7 +294,7 @@ async def test_fastapi_loses_no_update(  # noqa: PLR0917 - fixtures
     assert bought(database) == (1, 0)
 
 
-@pytest.mark.parametrize("way", ["key of user", "guarded"])
+@pytest.mark.parametrize("way", ["key of user", "guarded", "service"])
 async def test_nobody_starves(database, url, parts, way):
     """40 requests of one user are served with a pool of five connections."""
     with Session(database) as session:

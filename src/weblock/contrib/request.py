@@ -62,8 +62,6 @@ class RequestLeases(Generic[L]):
     """Called now and then while the request waits in a thread; what it raises ends the wait."""
     beside_others = False
     """Whether several may run at once within the same: none of them holds what another has acquired."""
-    database: dict[Any, None] | None = None
-    """Weak references to the database sessions that were used for the request: see ``sessions``."""
     of_rules = False
     """Whether a middleware keeps it for its rules, rather than the application for its own locks."""
 
@@ -77,6 +75,8 @@ class RequestLeases(Generic[L]):
         self._by_key: Final[dict[tuple[object, str], L]] = (
             around.copy() if self.beside_others else around
         )
+        self.database: dict[Any, None] | None = within.database if within else None
+        """Weak references to the sessions that this, and what is around it, has used: see ``sessions``."""
         self._method = method
         self._path = path
         self.flow: Final = Flow()
@@ -247,6 +247,19 @@ def current_book() -> RequestLeases[Any] | None:
             return book
         flow = flow.within
     return None
+
+
+def watch_sessions() -> None:
+    """Notice which SQLAlchemy sessions a request uses, if the application has imported SQLAlchemy."""
+    if "sqlalchemy.orm" in sys.modules:
+        try:
+            from .sessions import watch
+        except ConfigurationError as error:
+            logger.warning(
+                "rows that are read before a lock are not read again inside it: %s", error
+            )
+        else:
+            watch()
 
 
 def limit_of(locks: Face, options: HoldOptions) -> int:

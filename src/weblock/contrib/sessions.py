@@ -82,7 +82,7 @@ _on: Final[weakref.WeakKeyDictionary[Connection, _Transaction]] = weakref.WeakKe
 
 @functools.cache
 def watch() -> None:
-    """Let SQLAlchemy report the transactions of all sessions from now on."""
+    """Let SQLAlchemy report the transactions of all sessions from now on, in the whole process."""
     event.listen(Session, "after_transaction_create", _created)
     event.listen(Session, "after_begin", _began)
     event.listen(Session, "after_transaction_end", _ended)
@@ -154,20 +154,18 @@ async def read_all_again(ended: Iterable[tuple[Any, Any]]) -> None:
         await owner.run_sync(read_again, loaded)
 
 
-def sessions_of(book: RequestLeases[Any] | None) -> list[Session]:
-    """Return the sessions that a request has used, also around its innermost application.
+def sessions_of(book: RequestLeases[Any]) -> list[Session]:
+    """Return the sessions that a request has used.
 
     Warn of connections without a session, which nothing can read again.
     """
     found: list[Session] = []
-    while book is not None:
-        for known in list(book.database or ()):
-            used = known()
-            if isinstance(used, Session):
-                found.append(used)
-            elif used is not None and used not in _on and used.in_transaction():
-                _warn_of_connection()
-        book = book.within
+    for known in list(book.database or ()):
+        used = known()
+        if isinstance(used, Session):
+            found.append(used)
+        elif used is not None and used not in _on and used.in_transaction():
+            _warn_of_connection()
     return found
 
 
@@ -182,6 +180,10 @@ def _register(used: Session | Connection) -> None:
     if (book := current_book()) is not None:
         if book.database is None:
             book.database = {}
+            around = book.within
+            while around is not None and around.database is None:
+                around.database = book.database
+                around = around.within
         book.database.setdefault(weakref.ref(used, book.database.pop))
 
 

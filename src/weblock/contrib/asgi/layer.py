@@ -21,7 +21,7 @@ from ...aio import AsyncLocks
 from ...errors import LeaseLost
 from ...sync import Locks
 from ..problems import problem_of
-from ..request import ClientGone, going_on, to_its_end
+from ..request import ClientGone, going_on, to_its_end, watch_sessions
 from ..settings import refuse_url
 from .answers import answer_of, close_with
 from .inbox import Inbox
@@ -65,6 +65,7 @@ class RequestLayer:
         self.answer = answer
         self._owns_locks = owns_locks
         self._before_start = before_start
+        watch_sessions()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request or websocket; pass anything else on."""

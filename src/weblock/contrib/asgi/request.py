@@ -195,12 +195,19 @@ class AsyncRequestLocks(RequestLeases[AsyncLease]):
         outbox = self._outbox
         if outbox and outbox.policy is None and not self.over:
             outbox.policy = Policy(self._seconds, never, self.leases)
+        ended: Sequence[Any] = ()
+        if self.database and self.missing(self.locks, keys):
+            from ..sessions import end_all_reading, read_all_again
+
+            ended = await end_all_reading(self)
         try:
             lease = await (self._outermost or self)._in_turn(self, keys, options)  # noqa: SLF001
         finally:
             if outbox and self.waited is not None:
                 outbox.timing = b"lock;dur=%.1f" % (1000 * self.waited)
         self._inbox.withholds = True
+        if ended:
+            await read_all_again(ended)
         if isinstance(lease, RequestLease):
             return lease
         return self._lease(self.locks, lease._locker, lease._holdings)  # noqa: SLF001 - of several

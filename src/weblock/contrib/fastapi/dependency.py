@@ -7,9 +7,8 @@ method from their text.
 import asyncio
 import functools
 import inspect
-import sys
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Annotated, Any, Final, Literal, NamedTuple, NoReturn, Unpack, get_args
@@ -147,11 +146,7 @@ class LockDependency(MakesKeys):
             else:
                 keys += keys_made_by(key, next(of_functions))
         options: HoldOptions = dict(self.options)  # type: ignore[assignment] # lock() was given them
-        wanted = in_order(keys)
-        if innermost.database or innermost.within:
-            lease = await _hold_and_read_again(request, innermost, wanted, options)
-        else:
-            lease = await request.hold(wanted, options)
+        lease = await request.hold(in_order(keys), options)
         if self.on_lost == "cancel":
             task, endpoint = asyncio.current_task(request.loop), scope.get("endpoint")
             # As on a loop, which we are on: the lease would look whether it is used in a thread.
@@ -203,23 +198,6 @@ def lock(
 
 def _name_of(function: object) -> str:
     return str(getattr(function, "__qualname__", function))
-
-
-async def _hold_and_read_again(
-    request: AsyncRequestLocks,
-    innermost: AsyncRequestLocks,
-    keys: Sequence[CheckedKey],
-    options: HoldOptions,
-) -> RequestLease:
-    """Acquire keys for a request that has used a database: what it has read before is read again."""
-    if request.missing(request.locks, keys) and "sqlalchemy.orm" in sys.modules:
-        from ..sessions import end_all_reading, read_all_again
-
-        ended = await end_all_reading(innermost)
-        lease = await request.hold(keys, options)
-        await read_all_again(ended)
-        return lease
-    return await request.hold(keys, options)
 
 
 # What a key is made of: the values that the endpoint will see.

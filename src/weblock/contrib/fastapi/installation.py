@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import MutableMapping, Sequence
 from typing import Any, Final, Unpack
 
@@ -87,10 +86,6 @@ def install(
 
 
 def _before_start(app: FastAPI, answers: _Answers) -> None:
-    if "sqlalchemy.orm" in sys.modules:
-        from ..sessions import watch
-
-        watch()
     check_keys(app.routes)
     document_mounted(app.routes, answers.problem_of)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -12,7 +11,7 @@ from flask import Flask, has_app_context, has_request_context, request
 from ...errors import ConfigurationError
 from ...sync import Lease
 from ..guarding import GuardKind
-from ..request import current_book
+from ..request import watch_sessions
 from ..wsgi.request import ENVIRON_KEY, RequestLocks
 from .settings import GuardSettings
 
@@ -36,13 +35,10 @@ class Database:
         self._app = app
         self._guard = guard
         self._sessions: Sessions | None = None
-        if "sqlalchemy.orm" in sys.modules:
-            from ..sessions import watch
-
-            watch()
 
     def watch(self) -> None:
         """Check the sessions from now on, if the application has any."""
+        watch_sessions()  # SQLAlchemy may have been imported after the extension was made.
         extension: Any = self._app.extensions.get(FLASK_SQLALCHEMY)
         if self._sessions is None and hasattr(extension, "session"):
             from ..sqlalchemy import Sessions
@@ -50,16 +46,11 @@ class Database:
             self._sessions = Sessions.of(extension.session, _held, _guard_new)
 
     def end_reading(self) -> None:
-        """End what the sessions of the request have read: see ``sessions``.
+        """End what ``db.session`` has read: it may be older than the request, as in a test's own context.
 
-        Raises ``ConfigurationError`` if the request has written before it locks.
+        Raises ``ConfigurationError`` if it has written already.
         """
-        if "sqlalchemy.orm" in sys.modules:
-            from ..sessions import end_reading, sessions_of
-
-            for session in sessions_of(current_book()):
-                end_reading(session)
-        if self._sessions:  # Its session may be older than the request, as in a test's own context.
+        if self._sessions:
             self._sessions.end_reading()
 
     def is_wanted(self, guard: GuardKind | None) -> bool:

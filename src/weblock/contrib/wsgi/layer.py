@@ -17,7 +17,7 @@ from ..._runtime.blocking import drive
 from ..._runtime.clock import part_of
 from ...errors import LeaseLost
 from ...sync import Locks
-from ..request import going_on
+from ..request import going_on, watch_sessions
 from .outbox import Outbox
 from .problems import answer_of
 from .request import ENVIRON_KEY, RequestLocks
@@ -52,6 +52,7 @@ class RequestLayer:
         self._locks = locks
         self._of_rules = of_rules
         self._answer = answer
+        watch_sessions()
 
     @property
     def app(self) -> WSGIApplication:

@@ -41,6 +41,11 @@ class RequestLocks(RequestLeases[Lease]):
 
     def hold(self, keys: Sequence[CheckedKey], options: HoldOptions) -> Lease:
         """Acquire keys that ``in_order`` returned; for adapters. See ``acquire``."""
+        if self.database and self.missing(self.locks, keys):
+            from ..sessions import end_reading, sessions_of
+
+            for session in sessions_of(self):
+                end_reading(session)
         return drive(self.take(self.locks, keys, options))
 
 
