@@ -122,12 +122,37 @@ def _module(name: str) -> ModuleType:
     return importlib.import_module(f"{__package__}.{name}")
 
 
+def parts_of(url: str) -> tuple[str, str, str]:
+    """Return the user and password of a URL, its place, and its options.
+
+    Raises ``ConfigurationError`` for an ``@`` after a ``?``. It may belong to an option, or end a
+    password that contains the ``?``: by the wrong guess, a part of the URL would become the server
+    to which the password is sent.
+    """
+    scheme, _, rest = url.partition("://")
+    rest, _, query = rest.partition("?")
+    if "@" in query:
+        raise ConfigurationError(
+            f"the {scheme}:// URL has an '@' after a '?': write %40 for an '@' in an option, and %3F"
+            " for a '?' in a password"
+        )
+    userinfo, _, place = rest.rpartition("@")
+    return userinfo, place, query
+
+
 def without_secrets(url: str) -> str:
-    """Return a URL without what precedes an ``@``, which may be a password."""
+    """Return a URL without its user, its password and its options, which may be secret, too."""
     scheme, mark, rest = url.partition("://")
-    return f"{scheme}{mark}{rest.rpartition('@')[2]}"
+    return f"{scheme}{mark}{_place_in(rest)}"
 
 
 def shown(url: object) -> str:
     """Return a value that should have been a URL, for a message."""
-    return repr(str(url).rpartition("@")[2][:80])
+    text = str(url)
+    return repr(_place_in(text)[:80]) + ("" if "://" in text or text == _place_in(text) else "...")
+
+
+def _place_in(text: str) -> str:
+    """Return the part of a text that is no secret, be it a URL, or libpq's ``password=...``."""
+    text, _, query = text.partition("?")
+    return "" if "@" in query else re.split(r"[\s,;=]", text.rpartition("@")[2])[0]

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from ...errors import ConfigurationError
 from ..options import Reader, flag, options_in, seconds
-from ..url import shown
+from ..url import parts_of, shown
 
 DEFAULT_PORT: Final = 11211
 
@@ -37,8 +37,8 @@ class Settings(NamedTuple):
 
 def parse(url: str) -> Settings:
     """Parse a URL. Raises ``ConfigurationError``, whose message shows no password."""
-    where, _, query = url.partition("://")[2].partition("?")
-    if "@" in where:
+    user, where, query = parts_of(url)
+    if user:
         raise ConfigurationError(
             "a memcached:// URL names a user or a password, and no such login is supported: have the"
             " server listen on a private network only"

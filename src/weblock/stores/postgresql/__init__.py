@@ -31,7 +31,7 @@ def open_engine(url: str) -> PostgreSQLEngine:
 
     It connects when it is first used. Raises ``ConfigurationError``.
     """
-    require(without_secrets(url.partition("?")[0]), "postgresql")
+    require(without_secrets(url), "postgresql")
     from .settings import parse
 
     return PostgreSQLEngine(parse(url))

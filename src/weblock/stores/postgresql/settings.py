@@ -6,14 +6,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import quote, urlencode
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from ...errors import ConfigurationError
-from ..options import Reader, flag, seconds, unknown
-from ..options import checked as checked_by
+from ..options import Reader, checked, flag, options_in, seconds
+from ..url import parts_of
 
 DEFAULT_PORT: Final = 5432
 
@@ -47,19 +47,12 @@ class Settings:
 
 def parse(url: str) -> Settings:
     """Read a URL. Raises ``ConfigurationError``, whose message shows no password."""
-    place, _, query = url.partition("?")
-    ours: dict[str, str] = {}
-    theirs: list[tuple[str, str]] = []
-    for name, text in parse_qsl(query, keep_blank_values=True):
-        if name in ours:
-            raise ConfigurationError(f"the URL names the PostgreSQL option {name!r:.40} twice")
-        if name in _OPTIONS:
-            ours[name] = text
-        elif name in _OF_LIBPQ:
-            theirs.append((name, text))
-        else:
-            raise ConfigurationError(unknown("PostgreSQL option", name, {*_OPTIONS, *_OF_LIBPQ}))
-    return settings_of(_libpq(f"{place}?{urlencode(theirs)}"), ours)
+    *_, query = parts_of(url)
+    # For libpq, a plus sign is one, and no blank.
+    theirs = options_in(query.replace("+", "%2B"), _IN_URL, engine="PostgreSQL")
+    ours = {name: theirs.pop(name) for name in tuple(theirs) if name in _OPTIONS}
+    place = url.partition("?")[0]
+    return settings_of(_libpq(f"{place}?{urlencode(theirs, quote_via=quote)}"), ours)
 
 
 def settings_of(libpq: Mapping[str, Any], options: Mapping[str, Any]) -> Settings:
@@ -67,7 +60,7 @@ def settings_of(libpq: Mapping[str, Any], options: Mapping[str, Any]) -> Setting
 
     Raises ``ConfigurationError`` for an option that does not exist, or has an impossible value.
     """
-    given = checked_by(options, _OPTIONS, engine="PostgreSQL")
+    given = checked(options, _OPTIONS, engine="PostgreSQL")
     several = {"target_session_attrs": "read-write"} if "," in str(libpq.get("host", "")) else {}
     settings = Settings(_name(libpq), {}, **given)
     fixed = {"client_encoding": "utf8", "connect_timeout": settings.connect_timeout}
@@ -115,6 +108,10 @@ def _table(name: str, value: Any) -> str:
             " them: lower-case letters, digits and _"
         )
     return str(value)
+
+
+def _text(_name: str, value: str) -> str:
+    return value
 
 
 def _whole(name: str, value: Any) -> int:
@@ -175,3 +172,6 @@ _OF_LIBPQ: Final = frozenset(
     ]
 )
 """Parameters that are libpq's, and are passed on to it."""
+
+_IN_URL: Final = dict.fromkeys({*_OPTIONS, *_OF_LIBPQ}, _text)
+"""What a URL may have; ``settings_of`` looks at the values."""

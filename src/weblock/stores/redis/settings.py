@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 from ...errors import ConfigurationError
 from ..options import Reader, checked, flag, options_in, seconds
+from ..url import parts_of
 
 DEFAULT_PORT: Final = 6379
 SENTINEL_PORT: Final = 26379
@@ -107,11 +108,9 @@ def parse(url: str, options: Mapping[str, Any] | None = None) -> Settings:
 
     Raises ``ConfigurationError``, whose message shows nothing that stands before an ``@``.
     """
-    scheme, _, rest = url.partition("://")
-    scheme = scheme.lower()
+    userinfo, rest, query = parts_of(url)
+    scheme = url.partition("://")[0].lower()
     deployment, tls = _SCHEMES[scheme]
-    userinfo, _, rest = rest.rpartition("@")
-    rest, _, query = rest.partition("?")
     given = {
         **options_in(query, _OPTIONS, engine="Redis"),
         **checked(options or {}, _OPTIONS, engine="Redis"),
@@ -260,6 +259,18 @@ OF_CONNECTION: Final = {
     "ssl_cert_reqs",
     "ssl_check_hostname",
 }
+
+OF_REDIS_PY: Final = {
+    # How a client reads replies.
+    *("decode_responses", "encoder_class", "encoding", "encoding_errors", "legacy_responses"),
+    *("parser_class", "protocol", "socket_read_size"),
+    # How it waits and retries.
+    *("health_check_interval", "retry", "retry_on_error", "retry_on_timeout", "socket_keepalive"),
+    *("socket_connect_timeout", "socket_keepalive_options", "socket_timeout"),
+    # How it names itself.
+    *("driver_info", "lib_name", "lib_version"),
+}
+"""Settings of redis-py's connections that are the client's own business."""
 
 _OF_SENTINEL: Final = {"sentinel_username": "username", "sentinel_password": "password"}
 

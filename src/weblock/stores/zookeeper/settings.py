@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 from ...errors import ConfigurationError
 from ..options import Reader, options_in, seconds
+from ..url import parts_of
 
 DEFAULT_PORT: Final = 2181
 DEFAULT_ROOT: Final = "/weblock"
@@ -36,9 +37,7 @@ class Settings:
 
 def parse(url: str) -> Settings:
     """Parse a URL. Raises ``ConfigurationError``, whose message shows no password."""
-    rest = url.partition("://")[2]
-    rest, _, query = rest.partition("?")
-    userinfo, _, place = rest.rpartition("@")
+    userinfo, place, query = parts_of(url)
     hosts, slash, path = place.partition("/")
     return Settings(
         hosts=tuple(_host(each) for each in hosts.split(",")),
@@ -51,8 +50,9 @@ def parse(url: str) -> Settings:
 def _host(text: str) -> str:
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]*)(?::(\d{1,5}))?", text)
     if not match or not 0 < int(match[2] or DEFAULT_PORT) < 65536:
+        harmless = re.sub(r":(?!\d+$).*", "", text)  # What is no port may be a password.
         raise ConfigurationError(
-            f"the zookeeper:// URL names no server with {text!r:.80}: write"
+            f"the zookeeper:// URL names no server with {harmless!r:.80}: write"
             " zookeeper://host:port,host:port/chroot; a '/' or '@' inside of a password must be"
             " percent-encoded"
         )
