@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -100,6 +101,19 @@ def test_wrong_settings_are_refused(setting: object, message: str) -> None:
             "redis+sentinel://:p@one:26379,two:26380/shop/2",
         ),
         (
+            "rediss://cache?ssl_ca_certs=/its.pem",
+            {"ssl_cert_reqs": None, "ssl_ca_certs": "/other.pem", "SERIALIZER": "s"},
+            "rediss://cache?ssl_ca_certs=/its.pem&ssl_cert_reqs=none",
+        ),
+        (
+            "rediss://cache",
+            {
+                "CONNECTION_POOL_CLASS": "redis.BlockingConnectionPool",
+                "CONNECTION_POOL_KWARGS": {"max_connections": 9, "ssl_ca_certs": "/ca.pem"},
+            },
+            "rediss://cache?ssl_ca_certs=%2Fca.pem",
+        ),
+        (
             "rediss://shop",
             {"SENTINELS": [("one", 26379)], "SENTINEL_KWARGS": {"password": "s@"}},
             "rediss+sentinel://one:26379/shop?sentinel_password=s%40",
@@ -114,6 +128,27 @@ def test_the_server_of_a_cache_serves_locks_too(
     with override_settings(CACHES=caches, WEBLOCK={"default": {"CACHE": "default"}}):
         assert of_alias("default").url == url
         assert locks["default"].engine.partition("@")[2] == ""  # It is one that there is, too.
+
+
+@pytest.mark.parametrize(
+    ("options", "lost"),
+    [
+        ({"CONNECTION_POOL_KWARGS": {"credential_provider": object()}}, "credential_provider"),
+        ({"CONNECTION_POOL_KWARGS": {"connection_class": object}}, "connection_class"),
+        ({"POOL_CLASS": "shop.pools.Tunnel"}, "pool_class"),
+        ({"CONNECTION_POOL_CLASS": ModuleType}, "connection_pool_class"),
+        ({"SENTINELS": [("h", 1)], "SENTINEL_KWARGS": {"ssl": True}}, "ssl of sentinel_kwargs"),
+        ({"something": "new"}, "something"),
+    ],
+)
+def test_an_option_of_a_cache_that_would_be_lost_is_refused(options: object, lost: str) -> None:
+    """What says how the cache connects, and a URL cannot say, is named at the start."""
+    caches = {"default": {"BACKEND": "b", "LOCATION": "redis://h", "OPTIONS": options}}
+    with (
+        override_settings(CACHES=caches, WEBLOCK={"default": {"CACHE": "default"}}),
+        pytest.raises(ConfigurationError, match=f"cannot apply {lost} of its OPTIONS"),
+    ):
+        of_alias("default")
 
 
 def test_a_cache_and_locks_use_one_server() -> None:

@@ -50,5 +50,6 @@ def url_of_database(url: str, databases: Mapping[str, Mapping[str, Any]]) -> str
     user = quote(str(database.get("USER") or ""), safe="")
     if password := database.get("PASSWORD"):
         user += f":{quote(str(password), safe='')}"
-    query = urlencode({name: value for name, value in given.items() if value})
+    set_here = {name: value for name, value in given.items() if value not in (None, "")}
+    query = urlencode(set_here, quote_via=quote)
     return f"postgresql://{user}{'@' if user else ''}/?{'&'.join(filter(None, (query, options)))}"

@@ -18,6 +18,7 @@ from django.utils.module_loading import import_string
 
 from ..._options import LocksOptions, seconds
 from ...errors import ConfigurationError
+from ...stores.redis.settings import OF_CONNECTION, OF_REDIS_PY
 from ..guarding import DATABASE_GUARD, GUARDS, LEASE_GUARD, LOCK_WAIT, GuardKind
 from .databases import SCHEME, alias_of, url_of_database
 from .rules import Rules
@@ -36,6 +37,23 @@ OTHERS: Final = (
     "GUARD_DATABASES",
     "GUARD_WAIT",
 )
+
+
+_IN_QUERY: Final = OF_CONNECTION - {"username", "password", "credential_provider"}
+"""Options of a cache that go into the query of the engine's URL."""
+
+_CLASSES: Final = frozenset({"pool_class", "connection_pool_class", "connection_factory"})
+"""Options of a cache that name a class; one of the project's own may connect in any way."""
+
+_IN_CACHE: Final = (
+    _IN_QUERY
+    | _CLASSES
+    | OF_REDIS_PY
+    | {"username", "password", "db", "sentinels", "sentinel_kwargs"}
+    | {"client_class", "close_connection", "compressor", "ignore_exceptions", "serializer"}
+    | {"log_ignored_exceptions", "max_connections", "pickle_version", "queue_class", "timeout"}
+)
+"""Options of Django's Redis cache and of django-redis that weblock uses, or need not know."""
 
 
 @dataclass(frozen=True)
@@ -216,11 +234,39 @@ def _url_of_cache(name: object) -> str:
             f"names the cache {name!r:.80}, which has no redis://, rediss:// or unix:// in LOCATION"
         )
     options = {key.lower(): value for key, value in cache.get("OPTIONS", {}).items()}
+    options |= options.pop("connection_pool_kwargs", None) or {}
+    if strange := _not_understood(options):
+        raise ConfigurationError(
+            f"names the cache {name!r:.80}, and weblock cannot apply {strange[0]:.80} of its OPTIONS"
+            " to its own connections: give a URL instead of CACHE"
+        )
     url = _with_database(_with_password(urlsplit(first), options), options)
     if "sentinels" in options:
         url = _through_sentinels(url, options)
+    passed = {each: options[each] for each in sorted(_IN_QUERY) if each in options}
+    for each, value in passed.items():
+        if f"{each}=" not in url.query:  # Which redis-py prefers.
+            query = urlencode({each: "none" if value is None else value})
+            url = url._replace(query="&".join(filter(None, (url.query, query))))
     # Not geturl(), which writes unix:/run/redis.sock.
     return f"{url.scheme}://{url.netloc}{url.path}{url.query and '?' + url.query}"
+
+
+def _not_understood(options: Mapping[str, Any]) -> list[str]:
+    """Return the options of a cache that weblock would lose, a certificate of the server's, say."""
+    strange = [each for each in options if each not in _IN_CACHE]
+    strange += [
+        f"{each} of sentinel_kwargs"
+        for each in options.get("sentinel_kwargs") or {}
+        if each not in OF_REDIS_PY | {"username", "password"}
+    ]
+    factory = getattr(django_settings, "DJANGO_REDIS_CONNECTION_FACTORY", "django_redis.")
+    classes = {"connection_factory": factory, **options}
+    for each in _CLASSES & {*classes}:
+        path = classes[each] if isinstance(classes[each], str) else classes[each].__module__
+        if path.partition(".")[0] not in ("redis", "django_redis"):
+            strange.append(each)
+    return strange
 
 
 def _with_password(url: SplitResult, options: Mapping[str, Any]) -> SplitResult:
@@ -250,7 +296,7 @@ def _through_sentinels(url: SplitResult, options: Mapping[str, Any]) -> SplitRes
         f"{url.scheme}+sentinel",
         f"{user}{at}{sentinels}",
         f"/{service}{url.path}",
-        urlencode(passed),
+        "&".join(filter(None, (url.query, urlencode(passed)))),
         "",
     )
 

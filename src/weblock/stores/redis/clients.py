@@ -30,7 +30,15 @@ from redis.sentinel import (
 from ...errors import ConfigurationError
 from ..options import checked
 from .internals import forced_master_of
-from .settings import DEFAULT_PORT, OF_CONNECTION, OF_LOCKING, Address, Deployment, Settings
+from .settings import (
+    DEFAULT_PORT,
+    OF_CONNECTION,
+    OF_LOCKING,
+    OF_REDIS_PY,
+    Address,
+    Deployment,
+    Settings,
+)
 
 _POOLS: Final = (
     redis.ConnectionPool,
@@ -67,15 +75,7 @@ _TAKEN: Final = OF_CONNECTION | {
     "ssl_min_version",
 }
 
-_OF_THE_CLIENT: Final = {
-    # How it reads replies.
-    *("decode_responses", "encoder_class", "encoding", "encoding_errors", "legacy_responses"),
-    *("parser_class", "protocol", "socket_read_size"),
-    # How it waits and retries.
-    *("health_check_interval", "retry", "retry_on_error", "retry_on_timeout", "socket_keepalive"),
-    *("socket_connect_timeout", "socket_keepalive_options", "socket_timeout"),
-    # How it names itself.
-    *("driver_info", "lib_name", "lib_version"),
+_OF_THE_CLIENT: Final = OF_REDIS_PY | {
     # What redis-py's pools tell their connections.
     *("connection_pool", "event_dispatcher", "himport_registry", "maint_notifications_config"),
     *("maint_notifications_pool_handler", "oss_cluster_maint_notifications_handler"),
