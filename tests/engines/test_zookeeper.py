@@ -702,8 +702,9 @@ def _marks_of(store: ZooKeeperStore) -> str:
 
 
 class TestAccess:
-    def test_nodes_are_for_their_user_only(self, client) -> None:
-        """With a user in the URL, others can neither read nor take what it locks."""
+    def test_nodes_are_for_their_user_only(self, caplog) -> None:
+        """With a user in the URL, others can neither read nor take what it locks, nor see the password."""
+        caplog.set_level(1)
         url = fresh_zookeeper()
         ours = url.replace("://", "://joe:s%40cret@")
         with Locks.from_url(ours) as locks, Locks.from_url(url) as others:
@@ -712,6 +713,8 @@ class TestAccess:
             with pytest.raises(EngineUnavailable, match="may not write below its root"):
                 others.acquire("key", wait=0)
             lease.release()
+        assert "Auth(auth_type=0, scheme='digest', auth='...')" in caplog.text
+        assert "s@cret" not in caplog.text
 
     @pytest.mark.parametrize(
         ("url", "names"),

@@ -27,6 +27,15 @@ _RETRY: Final = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
 """How kazoo looks for a server: without end."""
 
 
+class Unshown(str):
+    """A text whose ``repr`` shows nothing: kazoo logs its requests, the login among them."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'...'"
+
+
 class Session:
     """Reconnects by itself when it has lost its connection, and starts anew when it has expired."""
 
@@ -99,7 +108,7 @@ class Session:
         close_sockets(self.client)
 
     def _new_client(self, settings: Settings) -> KazooClient:
-        credentials = settings.credentials
+        credentials = Unshown(settings.credentials)
         return KazooClient(
             ",".join(settings.hosts),
             timeout=settings.session_timeout,
