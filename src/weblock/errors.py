@@ -152,6 +152,13 @@ class InvalidKey(ConfigurationError):
     """
 
 
+class StrangePath(InvalidKey):
+    """Routers may read the path of a request in more than one way, and rules would differ.
+
+    The adapters answer 400 before anything runs.
+    """
+
+
 class AlreadyHeld(WeblockError, RuntimeError):
     """The caller would wait for itself, because its own task, thread or request holds the key.
 

@@ -8,6 +8,7 @@ from litestar import Litestar, Request, route
 
 from weblock import InvalidKey
 from weblock.contrib.rules import Rule, RuleSet
+from weblock.errors import StrangePath
 
 from .wire import Exchange
 
@@ -107,9 +108,9 @@ async def test_no_spelling_passes_by_a_rule(app, reached, seed):
         if not reached:
             continue
         ((number, parameters),) = reached
-        found = rules.find("POST", path, root_path=root_path)
-        assert found is not None, (path, root_path)
         try:
+            found = rules.find("POST", path, root_path=root_path)
+            assert found is not None, (path, root_path)
             keys = found.keys(query="", headers=lambda name: [])
         except InvalidKey:
             continue  # The request is refused.
@@ -119,7 +120,7 @@ async def test_no_spelling_passes_by_a_rule(app, reached, seed):
             common = shared.setdefault(f"{number} {name}={value!r}", own)
             common &= own
             assert common, (path, root_path, name, value)
-    assert len(shared) > 50  # Else the spellings have led nowhere.
+    assert len(shared) > 25  # Else the spellings have led nowhere.
 
 
 @pytest.mark.parametrize(
@@ -135,10 +136,13 @@ async def test_no_spelling_passes_by_a_rule(app, reached, seed):
         ("/apiitems/7", "/api"),
     ],
 )
-def test_a_rule_reads_what_litestar_reads(path, root_path):
-    """The spellings that have passed by a rule once: a target without a slash, a root path inside."""
+def test_a_rule_knows_what_litestar_reads(path, root_path):
+    """Spellings that passed by a rule once, such as a target without a slash, are locked or refused."""
     rules = RuleSet([Rule("/items/{item_id:int}", key="item:{item_id}")])
-    found = rules.find("POST", path, root_path=root_path)
+    try:
+        found = rules.find("POST", path, root_path=root_path)
+    except StrangePath:
+        return
     assert found
     assert found.keys(query="", headers=lambda name: []) == ["item:7"]
 

@@ -106,7 +106,7 @@ class TestARule:
             return plain(environ, start_response)
 
         layer = LockMiddleware(app, locks, [Rule("/items/{id:int}", key="item:{id}")])
-        paths = ["/items/7", "/items/007", "/items//7", "/items/7/"] * 3
+        paths = ["/items/7", "/items/007", "/items/7/"] * 4
         with ThreadPoolExecutor(6) as threads:
             statuses = [
                 each.status
@@ -193,6 +193,15 @@ class TestARule:
         refused = served(lambda *given: ran.append(given), locks, rules, path=path, query=query)
         assert refused.status == 400
         assert refused.problem["code"] == "invalid_key"
+        assert not ran
+
+    @pytest.mark.parametrize("path", ["/items/7.0", "/items/+7", "/items//7", "/items/\x00"])
+    def test_a_path_that_can_be_read_in_two_ways_is_refused(self, locks, path):
+        """400 before the application runs."""
+        ran = []
+        rules = [Rule("/items/{id:int}", key="item:{id}")]
+        refused = served(lambda *given: ran.append(given), locks, rules, path=path)
+        assert (refused.status, refused.problem["code"]) == (400, "strange_path")
         assert not ran
 
     def test_several_keys_of_all_parts_of_a_request(self, locks):

@@ -19,6 +19,7 @@ from ..errors import (
     InvalidKey,
     LeaseLost,
     LockTimeout,
+    StrangePath,
     WeblockError,
 )
 
@@ -137,15 +138,29 @@ def _problem_of(error: BaseException | None) -> Problem | None:
                 "It is not certain what was done. Check before you try again.",
             )
         case InvalidKey():
-            return Problem(
-                HTTPStatus.BAD_REQUEST.value,
-                "invalid_key",
-                "The request names something that cannot be locked",
-                "The part of the URL, the header or the body that names it is missing, empty, repeated,"
-                " too long, or has characters that are not allowed.",
-            )
+            code, title, detail = _STRANGE if isinstance(error, StrangePath) else _INVALID
+            return Problem(HTTPStatus.BAD_REQUEST.value, code, title, detail)
         case _:
             return None
+
+
+_INVALID: Final = (
+    "invalid_key",
+    "The request names something that cannot be locked",
+    (
+        "The part of the URL, the header or the body that names it is missing, empty, repeated,"
+        " too long, or has characters that are not allowed."
+    ),
+)
+
+_STRANGE: Final = (
+    "strange_path",
+    "The path can be read in more than one way",
+    (
+        "Send it in its usual form: with single slashes, without dot segments and control characters,"
+        " as UTF-8, and with plain numbers."
+    ),
+)
 
 
 def _retry_after(seconds: float | None) -> str:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Unpack
 
 from ..._options import Duration, LocksOptions
 from ...aio import AsyncLocks
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, StrangePath
 from ...keys import in_order
 from ..problems import Rewrite, checked
 from ..rules import Match, Rule, RuleSet
@@ -27,7 +27,8 @@ class LockMiddleware:
     untouched.
 
     A request that does not get its lock in time is answered with 409, one whose key cannot be made
-    with 400, and one whose engine is down or whose lease was lost with 503, as problem details.
+    or whose path routers may read in different ways, with 400, and one whose engine is down or whose
+    lease was lost with 503, as problem details.
 
     Args:
         app: The application.
@@ -102,11 +103,18 @@ class LockMiddleware:
             inside = functools.partial(self._inside, found)
             await self._layer.serve(inside, scope, receive, send)
 
-    def _find(self, method: str, scope: Scope) -> Match | None:
+    def _find(self, method: str, scope: Scope) -> Match | StrangePath | None:
         root_path = self._root_path or scope.get("root_path", "")
-        return self._rules.find(method, scope["path"], root_path=root_path)
+        try:
+            return self._rules.find(method, scope["path"], root_path=root_path)
+        except StrangePath as error:
+            return error
 
-    async def _inside(self, found: Match, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _inside(
+        self, found: Match | StrangePath, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        if isinstance(found, StrangePath):
+            raise found  # The layer answers it.
         keys = found.keys(
             query=scope.get("query_string", b"").decode("latin-1"),
             headers=functools.partial(_header, scope),

@@ -61,18 +61,18 @@ class _ThreadLayer(_Layer):
         self, request: HttpRequest, view: View, _args: Any, values: Mapping[str, object]
     ) -> HttpResponse | None:
         """Acquire what the view locks."""
-        wanted = _wanted(view, request)
-        if not wanted:
-            return None
-        if isinstance(request, ASGIRequest):
-            # A thread each, if not one for all, where the holder's view would have to run, too.
-            raise ConfigurationError(
-                "weblock's LockMiddleware stands before middleware that is not async, so that under"
-                " ASGI requests would wait in threads, and maybe in the one that the holder needs:"
-                " put it last into MIDDLEWARE"
-            )
         held = _held(request)
         try:
+            wanted = _wanted(view, request)
+            if not wanted:
+                return None
+            if isinstance(request, ASGIRequest):
+                # A thread each, if not one for all, where the holder's view would have to run, too.
+                raise ConfigurationError(
+                    "weblock's LockMiddleware stands before middleware that is not async, so that under"
+                    " ASGI requests would wait in threads, and maybe in the one that the holder needs:"
+                    " put it last into MIDDLEWARE"
+                )
             held.acquire(wanted, values)
         except WeblockError as error:
             if response := answer_for(held.lock_behind(error), request, error):
@@ -98,11 +98,11 @@ class _TaskLayer(_Layer):
         self, request: HttpRequest, view: View, _args: Any, values: Mapping[str, object]
     ) -> HttpResponse | None:
         """Acquire what the view needs."""
-        wanted = _wanted(view, request)
-        if not wanted:
-            return None
         held = _held(request)
         try:
+            wanted = _wanted(view, request)
+            if not wanted:
+                return None
             await held.acquire(wanted, values)
         except WeblockError as error:
             if response := await aanswer_for(held.lock_behind(error), request, error):

@@ -19,11 +19,11 @@ from ...keys import KeyTemplate
 from ..guarding import GuardKind, refuse_guard
 from ..rules import Explanation, Match, RuleSet, Verdict, methods_of
 from ..rules.explaining import (
-    BESIDES,
     EXEMPT,
     LATER,
     MATCHES,
     OTHER_METHOD,
+    STRANGE,
     path_and_query,
     verdicts,
 )
@@ -60,7 +60,7 @@ class Rules:
         self._guards = dict(zip(rules, guards.values(), strict=True))
 
     def find(self, request: HttpRequest) -> ViewLock | None:
-        """Return what a request locks, given its view; ``None`` if nothing."""
+        """Return what a request locks, given its view; ``None`` if nothing. Raises ``StrangePath``."""
         resolved = request.resolver_match
         assert resolved
         method = (request.method or "GET").upper()
@@ -89,7 +89,7 @@ class Rules:
             decided = decided or verdict in (MATCHES, EXEMPT)
             yield Verdict(rule.label, rule.about, verdict)
         for each in verdicts(self.by_path, method, request.path_info):
-            later = decided and each.verdict in (MATCHES, EXEMPT, BESIDES)
+            later = decided and each.verdict in (MATCHES, EXEMPT, STRANGE)
             yield replace(each, verdict=LATER) if later else each
 
 
@@ -245,8 +245,8 @@ def explain(every: Sequence[Rules], method: str, target: str) -> Explanation:
     marks = locks_of(found.func, method)
     verdicts = [each for rules in every for each in rules.verdicts(request)]
     verdicts += [Verdict("@lock", repr(each), f"marks {found.view_name}") for each in marks]
-    ruled = [lock for rules in every if (lock := rules.find(request))]
     try:
+        ruled = [lock for rules in every if (lock := rules.find(request))]
         keys = [key for lock in (*ruled, *marks) for key in _keys(lock, request, found.kwargs)]
     except WeblockError as error:
         return Explanation(request.method, path, tuple(verdicts), problem=str(error))

@@ -9,11 +9,11 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from ...errors import ConfigurationError, InvalidKey
-from .ruleset import RuleSet, decided, readings
+from .ruleset import RuleSet, decided, tidied
 
 MATCHES: Final = "matches"
 EXEMPT: Final = "matches: exempt, so nothing is locked"
-BESIDES: Final = "may be meant, for routers that read the path otherwise: held besides"
+STRANGE: Final = "matches the path as other routers may read it"
 LATER: Final = "would match, but a rule before it does"
 OTHER_METHOD: Final = "another method"
 OTHER_PATH: Final = "another path"
@@ -34,8 +34,8 @@ class Verdict:
 class Explanation:
     """What a request locks, and what each rule has to do with it.
 
-    ``keys`` are held while it is served. ``problem`` says why it is refused with 400 instead, where a
-    key cannot be filled in. As ``str``, it is a text of several lines.
+    ``keys`` are held while it is served. ``problem`` says why it is refused with 400 instead: a key
+    cannot be filled in, or the path can be read in two ways. As ``str``, it is a text of several lines.
     """
 
     method: str
@@ -77,10 +77,10 @@ def explain(
     is ``WEBSOCKET`` for a websocket. Raises ``ConfigurationError`` for a target that is no path.
     """
     path, query = path_and_query(target)
-    found = rules.find(method, path, root_path=root_path)
     values = {name.lower(): [value] for name, value in headers.items()}
     keys, problem = [], ""
     try:
+        found = rules.find(method, path, root_path=root_path)
         keys = found.keys(query=query, headers=lambda name: values.get(name, [])) if found else []
     except InvalidKey as error:
         problem = str(error)
@@ -100,17 +100,16 @@ def path_and_query(target: str) -> tuple[str, str]:
 
 def verdicts(rules: RuleSet, method: str, path: str, root_path: str = "") -> Iterator[Verdict]:
     """Return whether each rule matches a request; ``path`` is decoded."""
-    ways, _ = readings(path, root_path)
     about = [rule for rule in rules if rule.takes(method)]
-    match, besides = decided(about, path, root_path)
+    written, *others = decided(about, path, root_path)
     for name, rule in rules.named:
         if rule not in about:
             verdict = OTHER_METHOD
-        elif match and rule is match.rule:
+        elif written and rule is written.rule:
             verdict = EXEMPT if rule.exempt else MATCHES
-        elif rule in [each.rule for each in besides]:
-            verdict = BESIDES
+        elif any(other and rule is other.rule for other in others):
+            verdict = STRANGE
         else:
-            matches = any(rule.path.match(way) is not None for way in ways)
+            matches = rule.path.match_tidied(tidied(path)) is not None
             verdict = LATER if matches else OTHER_PATH
         yield Verdict(name, repr(rule), verdict)

@@ -1,7 +1,9 @@
 """Paths in Starlette's syntax, and compiled regular expressions: what they match, and how fast.
 
-A template matches what Starlette's router matches, a newline at the end included, and takes time
-in proportion to the length of the path, whatever the path is.
+A path matches in two ways. ``match`` is Starlette's: the path as it is written. ``match_tidied`` is that of
+every router that is known: the path has been tidied (``ruleset.tidied``), and a typed placeholder takes
+every spelling of a value of its type. Either way takes time in proportion to the length of the path,
+whatever the path is.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -22,7 +25,7 @@ _PLACEHOLDER: Final = re.compile(r"\{([a-zA-Z_][a-zA-Z0-9_]*)(?::([a-zA-Z_][a-zA
 _OTHER_SYNTAX: Final = re.compile(r"[*\\]|<[^/]*>|/:[A-Za-z_]|\(\?")
 """What stands for placeholders elsewhere: globs, regular expressions, Django and Express."""
 
-_NO_ASCII_DIGIT: Final = re.compile(r"[^\D0-9]")
+_FOREIGN_DIGIT: Final = re.compile(r"[^\D0-9]")
 
 _SAMPLES: Final = 4096
 """Paths that are tried, at most, to see whether one template matches all that another does."""
@@ -47,28 +50,29 @@ class Path(Protocol):
     def names(self) -> frozenset[str]:
         """The names of its parameters."""
 
+    @property
+    def end(self) -> str:
+        """Return its final slash, if it has one."""
+
+    @property
+    def bare(self) -> str:
+        """Return its text without the final slash."""
+
+    @property
+    def is_alike(self) -> bool:
+        """Return whether all routers read a tidy path alike for it: nothing is typed, and no slash ends it."""
+
     def match(self, path: str) -> Mapping[str, str | None] | None:
         """Return the parameters as they are spelled in ``path``; ``None`` if it does not match."""
 
-    @property
-    def is_lenient(self) -> bool:
-        """Whether ``match_doubtful`` may match a path in ASCII."""
-
-    def match_doubtful(self, path: str) -> Mapping[str, str | None] | None:
-        r"""The parameters in a ``path`` that does not match, but that another router may take for one.
-
-        Django's ``\d`` are digits of every script, and Litestar reads what ``int()`` reads.
-        """
+    def match_tidied(self, path: str) -> Mapping[str, str | None] | None:
+        """Return the parameters in a tidied path that some router may take for one of these."""
 
     def convert(self, name: str, value: str) -> object:
         """Return the value that the endpoint sees. Raises ``InvalidKey`` if it sees none."""
 
     def is_spelled(self, name: str) -> bool:
         """Return whether a parameter is text that may spell one value in many ways."""
-
-    @property
-    def below_mounts(self) -> Iterable[Path]:
-        """Return the paths that a router mounted along the way may see."""
 
     def covers(self, other: Path) -> bool:
         """Return whether it certainly matches all paths that ``other`` matches."""
@@ -85,8 +89,9 @@ class PathTemplate:
     text: str
     converters: Mapping[str, Converter]
     regex: re.Pattern[str]
-    lenient: re.Pattern[str] | None
-    below_mounts: tuple[PathTemplate, ...]
+    wide: re.Pattern[str]
+    """Matches tidied paths: it takes any text for a typed placeholder."""
+    is_alike: bool
     literals: tuple[str | None, ...]
     """The segments; ``None`` for one with a placeholder. Empty if one placeholder may have slashes."""
 
@@ -98,7 +103,7 @@ class PathTemplate:
         if "//" in text:
             raise ConfigurationError(
                 f"path {text!r} has an empty segment, and routers differ in how many slashes they read"
-                " as one: write it with single slashes, which match several, too"
+                " as one: write it with single slashes"
             )
         if found := _OTHER_SYNTAX.search(text):
             raise ConfigurationError(
@@ -106,57 +111,61 @@ class PathTemplate:
                 " placeholder is {name}, {name:int} or, for what may have slashes, {name:path}. Give a"
                 " regular expression, or a path that really has this character, as re.compile(...)"
             )
-        starts = [each.start() for each in re.finditer("/", text)]
-        # Read here, once: a request must not pay for it, whatever its path is.
-        return cls._parsed(text, tuple(cls._parsed(text[start:], ()) for start in starts[1:]))
-
-    @classmethod
-    def _parsed(cls, text: str, below_mounts: tuple[PathTemplate, ...]) -> PathTemplate:
-        segments = [_Segment.parse(text, segment) for segment in text.split("/")]
-        placeholders = [each for segment in segments for each in segment.placeholders]
+        segments = text.split("/")
+        parsed = [_placeholder(text, segment) for segment in segments]
+        placeholders = [each for each in parsed if each]
         _check(text, placeholders)
-        strict, lenient = (
-            "/".join(patterns)
-            for patterns in zip(*((each.pattern, each.lenient) for each in segments), strict=True)
-        )
+        strict = "/".join(_pattern(each, is_wide=False) for each in segments)
+        wide = "/".join(_pattern(each, is_wide=True) for each in segments)
+        has_slashes = any(converter is CONVERTERS["path"] for _, converter in placeholders)
         return cls(
             text,
             dict(placeholders),
-            re.compile(f"^{strict}$"),
-            None if lenient == strict else re.compile(f"^{lenient}$"),
-            below_mounts,
-            _literals(text, segments),
+            re.compile(strict),
+            re.compile(wide),
+            wide == strict and segments[-1] != "",
+            ()
+            if has_slashes
+            else tuple(
+                None if found else each for each, found in zip(segments, parsed, strict=True)
+            ),
         )
 
     @property
     def names(self) -> frozenset[str]:
         return frozenset(self.converters)
 
+    @property
+    def end(self) -> str:
+        return "/" if self.text.endswith("/") and self.text != "/" else ""
+
+    @property
+    def bare(self) -> str:
+        return self.text.removesuffix("/")
+
     def match(self, path: str) -> Mapping[str, str | None] | None:
         if len(path) > LONG and not self._has_literals_of(path):
             return None
-        found = self.regex.match(path)  # Neither fullmatch nor \Z: as Starlette has it.
+        found = self.regex.fullmatch(path)
         return None if found is None else found.groupdict()
 
-    @property
-    def is_lenient(self) -> bool:
-        return self.lenient is not None
-
-    def match_doubtful(self, path: str) -> Mapping[str, str | None] | None:
-        if self.lenient is None or (len(path) > LONG and not self._has_literals_of(path)):
+    def match_tidied(self, path: str) -> Mapping[str, str | None] | None:
+        if len(path) > LONG and not self._has_literals_of(path):
             return None
-        found = self.lenient.match(path)
+        found = self.wide.fullmatch(path)
         if found is None:
             return None
+        parameters = found.groupdict()
         try:
-            for name, value in found.groupdict().items():
-                self.converters[name].convert(value)
+            for name, value in parameters.items():
+                if read := self.converters[name].read:
+                    read(value)
         except ValueError:
             return None
-        return found.groupdict()
+        return parameters
 
     def _has_literals_of(self, path: str) -> bool:
-        """Return whether a path has as many segments as this, and each that is not a placeholder."""
+        """Return whether a path has as many segments as this, and each that is no placeholder."""
         if not self.literals:
             return True
         segments = _segments(path)
@@ -213,29 +222,34 @@ class PathRegex:
     def names(self) -> frozenset[str]:
         return frozenset(self.regex.groupindex)
 
+    @property
+    def end(self) -> str:
+        return "/" if self.regex.pattern.endswith(("/", "/$")) else ""
+
+    @property
+    def bare(self) -> str:
+        return self.regex.pattern.removesuffix("$").removesuffix("/")
+
+    is_alike = False
+
     def match(self, path: str) -> Mapping[str, str | None] | None:
         found = self.regex.fullmatch(path)
-        if found is None and path.endswith("\n"):
-            # Routers that end their patterns with "$", as Starlette and Django do, do not see it.
-            found = self.regex.fullmatch(path[:-1])
         return None if found is None else found.groupdict()
 
-    is_lenient = False
-
-    def match_doubtful(self, path: str) -> Mapping[str, str | None] | None:
-        if path.isascii():
-            return None
-        return self.match(_NO_ASCII_DIGIT.sub(lambda digit: str(int(digit[0])), path))
+    def match_tidied(self, path: str) -> Mapping[str, str | None] | None:
+        # ``[0-9]`` in the rule may be ``\d`` in the router, or an endpoint's integer.
+        digits = _FOREIGN_DIGIT.sub(lambda digit: str(int(digit[0])), path)
+        values = "/".join(map(_in_plain_form, digits.split("/")))
+        for form in dict.fromkeys((digits, values)):
+            if found := self.regex.fullmatch(form):
+                return found.groupdict()
+        return None
 
     def convert(self, name: str, value: str) -> object:  # noqa: ARG002
         return value
 
     def is_spelled(self, name: str) -> bool:
         return name in self.names
-
-    @property
-    def below_mounts(self) -> Iterable[Path]:
-        return ()
 
     def covers(self, other: Path) -> bool:
         if isinstance(other, PathTemplate) and not other.names:
@@ -261,63 +275,51 @@ def path_of(path: str | re.Pattern[str]) -> Path:
 
 @functools.lru_cache(maxsize=16)
 def _segments(path: str) -> tuple[str, ...]:
-    """Return the segments of a path, which every template asks for; a newline ends the last, as ``$`` does."""
-    return tuple(path.removesuffix("\n").split("/"))
+    """Return the segments of a path, which every template asks for."""
+    return tuple(path.split("/"))
 
 
-def _literals(text: str, segments: list[_Segment]) -> tuple[str | None, ...]:
-    placeholders = [each for segment in segments for each in segment.placeholders]
-    if any(converter is CONVERTERS["path"] for _, converter in placeholders):
-        return ()
-    texts = text.split("/")
-    return tuple(
-        None if segment.placeholders else each
-        for each, segment in zip(texts, segments, strict=True)
-    )
+def _in_plain_form(segment: str) -> str:
+    """Return an integer or a UUID as it is usually spelled, and any other segment as it is."""
+    for kind in ("int", "uuid"):
+        if read := CONVERTERS[kind].read:
+            with suppress(ValueError):
+                return str(read(segment))
+    return segment
 
 
-@dataclass(frozen=True, slots=True)
-class _Segment:
-    placeholders: list[tuple[str, Converter]]
-    pattern: str
-    lenient: str
-
-    @classmethod
-    def parse(cls, path: str, text: str) -> _Segment:
-        literals, names, kinds = (_PLACEHOLDER.split(text)[start::3] for start in range(3))
-        for literal in literals:
-            if "{" in literal or "}" in literal:
-                raise ConfigurationError(
-                    f"path {path!r} has {text!r}: a placeholder is {{name}} or {{name:int}}"
-                )
-        converters = [_converter(path, kind or "str") for kind in kinds]
-        _check_speed(path, text, literals, converters)
-        places = list(zip(names, converters, strict=True))
-        strict = [converter.pattern for converter in converters]
-        if len(converters) > 1:
-            lenient = [each.beside or each.pattern for each in converters]
-        else:
-            lenient = [each.lenient or each.pattern for each in converters]
-        patterns = (_pattern(names, literals, values) for values in (strict, lenient))
-        return cls(places, *patterns)
-
-
-def _pattern(names: list[str], literals: list[str], values: list[str]) -> str:
-    pieces = [re.escape(literals[0])]
-    for name, value, literal in zip(names, values, literals[1:], strict=True):
-        pieces.append(f"(?P<{name}>{value}){re.escape(literal)}")
-    pattern = "".join(pieces)
-    # It ends where the segment does, and nothing after it can make it split otherwise.
-    return pattern if len(names) < 2 else f"(?>{pattern}(?=/|$))"
-
-
-def _converter(path: str, kind: str) -> Converter:
+def _placeholder(path: str, segment: str) -> tuple[str, Converter] | None:
+    """Return the name and the converter of a segment's placeholder; ``None`` if it has none."""
+    literals, names, kinds = (_PLACEHOLDER.split(segment)[start::3] for start in range(3))
+    for literal in literals:
+        if "{" in literal or "}" in literal:
+            raise ConfigurationError(
+                f"path {path!r} has {segment!r}: a placeholder is {{name}} or {{name:int}}"
+            )
+    if not names:
+        return None
+    if len(names) > 1:
+        raise ConfigurationError(
+            f"path {path!r} has {segment!r}: a segment has one placeholder, because routers differ in"
+            " where they split it. Give a compiled regular expression"
+        )
+    kind = kinds[0] or "str"
     if kind not in CONVERTERS:
         raise ConfigurationError(
             f"path {path!r} has the converter {kind!r}; there is {', '.join(CONVERTERS)}."
             " For one of your own, give a compiled regular expression as the path"
         )
-    return CONVERTERS[kind]
+    return names[0], CONVERTERS[kind]
+
+
+def _pattern(segment: str, *, is_wide: bool) -> str:
+    before, *placeholder = _PLACEHOLDER.split(segment)
+    if not placeholder:
+        return re.escape(before)
+    name, kind, after = placeholder
+    converter = CONVERTERS[kind or "str"]
+    value = "[^/]+" if is_wide and converter.read else converter.pattern
+    return f"{re.escape(before)}(?P<{name}>{value}){re.escape(after)}"
 
 
 def _check(path: str, placeholders: list[tuple[str, Converter]]) -> None:
@@ -329,27 +331,3 @@ def _check(path: str, placeholders: list[tuple[str, Converter]]) -> None:
             f"path {path!r} has two placeholders of kind 'path', which takes long to match; have"
             " one, or give a compiled regular expression"
         )
-
-
-def _check_speed(path: str, text: str, literals: list[str], converters: list[Converter]) -> None:
-    """Refuses a segment that could be split at many places, where each were tried in turn.
-
-    Placeholders are told apart by the character between them. Only the last may come after one
-    that can have that character itself: it takes what is left, so the first split that is tried
-    is right, or what it takes ends before the next, so that no character is looked at twice.
-    """
-    separators = literals[1:-1]
-    for number, separator in enumerate(separators):
-        before, after = converters[number : number + 2]
-        told_apart = separator and not before.may_have(separator[0])
-        is_last = number == len(separators) - 1 and not literals[-1]
-        takes_the_rest = after is CONVERTERS["str"]
-        stops = separator and not after.may_have(separator[0])
-        is_path = CONVERTERS["path"] in (before, after)
-        if is_path or not (told_apart or (is_last and separator and (takes_the_rest or stops))):
-            raise ConfigurationError(
-                f"path {path!r} has {text!r}, which takes long to match: between two placeholders"
-                " stands a character that the first cannot have, as in"
-                " '{year:int}-{month:int}', unless they are the last of their segment, as in"
-                " '{name}.{ext}'. Or give a compiled regular expression"
-            )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Unpack
 
-from ..._options import HoldOptions, Options, strictest
+from ..._options import HoldOptions, Options
 from ...errors import ConfigurationError
 from ...keys import KeyTemplate
 from ..request_values import Headers, request_values
@@ -115,37 +115,37 @@ class Rule:
 class Match:
     """A request that a rule is about, with the path's parameters as they stand there.
 
-    ``others`` are rules that it may be meant for, too: their keys are held besides. Each request makes
-    one, and to make a frozen one would take three times as long.
+    ``tidied`` are the parameters in the path as other routers may read it, where those are others: an
+    endpoint may be given either, so the keys of both are held. Each request makes a match, and to make a
+    frozen one would take three times as long.
     """
 
     rule: Rule
     parameters: Mapping[str, str | None]
-    others: tuple[Match, ...] = ()
+    tidied: Mapping[str, str | None] | None = None
 
     @property
     def options(self) -> HoldOptions:
-        """How the request holds the keys: as its rule says, but as strictly as any of these rules."""
-        if not self.others:
-            return self.rule.options
-        return strictest([self.rule.options, *(other.options for other in self.others)])
+        """How the request holds the keys."""
+        return self.rule.options
 
     def keys(self, *, query: str, headers: Headers) -> list[str]:
         """Return what the request locks. Raises ``InvalidKey`` if a value is missing."""
-        path = self._path()
-        found: list[str] = [
-            template.fill(request_values(template, path=path, query=query, headers=headers))
-            for template in self.rule.keys
-        ]
-        for other in self.others:
-            found += other.keys(query=query, headers=headers)
+        found: list[str] = []
+        for parameters in (
+            (self.parameters,) if self.tidied is None else (self.parameters, self.tidied)
+        ):
+            path = self._path(parameters)
+            for template in self.rule.keys:
+                values = request_values(template, path=path, query=query, headers=headers)
+                found.append(template.fill(values))
         return found
 
-    def _path(self) -> Mapping[str, object]:
+    def _path(self, parameters: Mapping[str, str | None]) -> Mapping[str, object]:
         """Return the values of the parameters that the keys are made of."""
         found, convert = {}, self.rule.path.convert
         for name in self.rule.parameters:
-            value = self.parameters.get(name)
+            value = parameters.get(name)
             if value is not None:
                 found[name] = convert(name, value)
         return found

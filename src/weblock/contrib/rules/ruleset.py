@@ -1,20 +1,38 @@
-"""The rules of an application, in their order."""
+"""The rules of an application, in their order.
+
+Routers differ in how they read a path: some read several slashes as one, ignore a final slash, or take
+more spellings of a number. A rule cannot know which router is behind it. So a path is matched twice:
+
+1. as it is written, below ``root_path``, as Starlette reads it;
+2. tidied: with single slashes, and with every spelling of a typed value; once with its final slash, and
+   once as a router reads it that ignores final slashes.
+
+Where all find the same rule, the request holds its keys. Where they find different rules, or one of them
+finds none, the request is refused with 400 (``StrangePath``) before anything runs. So it is if the path has
+what no client sends by itself and routers treat differently: control characters, bytes that are not UTF-8,
+and dot segments. Two rules that differ only in their final slash are not taken for different: the path as
+it is written decides.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final
 
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, StrangePath
 from .mapping import named_rules
 from .rule import METHODS, Match, Rule
 
+_PLAIN: Final = re.compile(r"(?:/(?!\.{1,2}(?:/|\Z))[ -.0-~]+)+").fullmatch
+"""Matches a path in ASCII that is tidy already, and has no final slash."""
+
 _SLASHES: Final = re.compile("/{2,}")
 
-_PLAIN: Final = re.compile("(?:/[ -.0-~]+)+").fullmatch
-"""Matches a path in ASCII without an empty segment, whose slashes and digits all routers read alike."""
+_REFUSED: Final = re.compile(
+    "[\x00-\x1f\x7f-\x9f\ufffd\ud800-\udfff]" + r"|(?<![^/])\.{1,2}(?![^/])"
+).search
+"""Finds control characters, what stands for bytes that are not UTF-8, and dot segments."""
 
 
 class RuleSet:
@@ -37,10 +55,8 @@ class RuleSet:
         self._by_method = {method: self._for(method) for method in METHODS}
         self._for_other_methods = self._for("")
 
-    def _for(self, method: str) -> tuple[tuple[Rule, ...], bool]:
-        """Return the rules for a method, and whether routers read a plain path alike for all of them."""
-        rules = tuple(rule for rule in self._rules if rule.takes(method))
-        return rules, not any(rule.path.is_lenient for rule in rules)
+    def _for(self, method: str) -> tuple[Rule, ...]:
+        return tuple(rule for rule in self._rules if rule.takes(method))
 
     def __repr__(self) -> str:
         return f"RuleSet({list(self._rules)!r})"
@@ -52,132 +68,107 @@ class RuleSet:
         return len(self._rules)
 
     def find(self, method: str, path: str, *, root_path: str = "") -> Match | None:
-        """What a request locks; ``None`` if nothing.
+        """Return what a request locks; ``None`` if nothing.
 
         ``path`` and ``root_path`` are as ASGI has them, decoded; ``method`` is ``WEBSOCKET`` for
-        a websocket.
+        a websocket. Raises ``StrangePath`` for a path that routers may read in different ways.
         """
-        rules, alike = self._by_method.get(method.upper(), self._for_other_methods)
+        rules = self._by_method.get(method.upper(), self._for_other_methods)
         if not rules:
             return None
-        # Most paths are plain, and ``decided`` takes nearly three times as long for them.
+        # Most paths are plain, and ``decided`` takes twice as long for them.
         if not root_path and _PLAIN(path):
-            found = _undoubted(rules, path)
-            if found is None and alike:
-                found = _undoubted(rules, f"{path}/")
-            if found or alike:
-                return None if found is None or found.rule.exempt else found
-        certain, doubtful = decided(rules, path, root_path)
-        if certain and not certain.rule.exempt:
-            return replace(certain, others=doubtful) if doubtful else certain
-        return replace(doubtful[0], others=doubtful[1:]) if doubtful else None
-
-
-def decided(
-    rules: Sequence[Rule], path: str, root_path: str
-) -> tuple[Match | None, tuple[Match, ...]]:
-    """Return the rule that matches a path, and others that match it as another router reads it."""
-    ways, normal = readings(path, root_path)
-    certain = _certain(rules, ways[:1])
-    is_as_written = certain is not None
-    if certain:
-        others = rules[: rules.index(certain.rule)]
-    else:  # Nothing says that a router asks for this one first.
-        certain = _certain(rules, ways[1:])
-        others = [rule for rule in rules if certain is None or rule is not certain.rule]
-    doubtful = [*_doubtful(others, (*normal, *ways))]
-    if path.endswith("\n"):
-        below = [each for each in _below_mounts(rules, path) if each != certain]
-        if certain is None and below:
-            certain, *below = below
-        doubtful += below
-    if certain:
-        doubtful += _read_otherwise(rules, certain, ways[0], normal if is_as_written else ways)
-    return certain, tuple(doubtful)
-
-
-def _undoubted(rules: Iterable[Rule], path: str) -> Match | None:
-    """Return the first rule that matches a plain path, unless it may be meant for one before that."""
-    for rule in rules:
-        if (parameters := rule.path.match(path)) is not None:
-            return Match(rule, parameters)
-        if rule.path.is_lenient:
+            for form in (path, f"{path}/"):
+                for rule in rules:
+                    if (parameters := rule.path.match(form)) is not None:
+                        return None if rule.exempt else Match(rule, parameters)
+                    if rule.path.is_alike:
+                        continue
+                    if rule.path.match_tidied(path + rule.path.end) is not None:
+                        return agreed(decided(rules, path, ""), path)
             return None
-    return None
+        if found := _REFUSED(path):
+            raise StrangePath(
+                f"the path {path!r:.100} has {found[0]!r}, and routers differ in what they make of it"
+            )
+        return agreed(decided(rules, path, root_path), path)
 
 
-def _certain(rules: Iterable[Rule], ways: Iterable[str]) -> Match | None:
-    """Return the first rule that matches the first reading that any rule matches."""
-    for way in ways:
+def decided(rules: Sequence[Rule], path: str, root_path: str) -> list[Match | None]:
+    """Return what matches a path in each reading; the first is the path as it is written.
+
+    A rule may name the whole path, with the root path, too.
+    """
+    routed = _routed(path, root_path)
+    ways = tuple(dict.fromkeys((routed, path)))
+    found = [_first(rules, [form for way in ways for form in (way, _other_form(way))])]
+    found += _of_tidied(rules, ways)
+    if root_path and root_path in path:
+        # Litestar removes the root path wherever it stands, with all that is before it.
+        found += filter(None, _of_tidied(rules, (path.split(root_path, maxsplit=1)[-1],)))
+    return found
+
+
+def _of_tidied(rules: Sequence[Rule], ways: Sequence[str]) -> list[Match | None]:
+    """Return the match of the tidied path, and its match for a router that ignores final slashes."""
+    tidy = [tidied(way) for way in ways]
+    with_end = [
+        each + "/" * (way[-1:] == "/" != each) for way, each in zip(ways, tidy, strict=True)
+    ]
+    return [
+        _first_tidied(rules, [form for each in with_end for form in (each, _other_form(each))]),
+        _first_tidied(
+            rules, [form for each in tidy for form in (each, f"{each}/")], ignores_slash=True
+        ),
+    ]
+
+
+def tidied(path: str) -> str:
+    """Return a path with single slashes and without a final slash."""
+    return "/" + (_SLASHES.sub("/", path) if "//" in path else path).strip("/")
+
+
+def _first(rules: Sequence[Rule], forms: Iterable[str]) -> Match | None:
+    """Return the first rule that matches the first of the forms that any rule matches."""
+    for form in forms:
         for rule in rules:
-            if (parameters := rule.path.match(way)) is not None:
+            if (parameters := rule.path.match(form)) is not None:
                 return Match(rule, parameters)
     return None
 
 
-def _doubtful(rules: Iterable[Rule], ways: Iterable[str]) -> Iterator[Match]:
-    """Return the rules that may also match, if the router behind reads the path otherwise."""
-    for rule in rules:
-        for way in () if rule.exempt else ways:
-            if (parameters := rule.path.match_doubtful(way)) is not None:
-                yield Match(rule, parameters)
-                break
+def _first_tidied(
+    rules: Sequence[Rule], forms: Iterable[str], *, ignores_slash: bool = False
+) -> Match | None:
+    for form in forms:
+        for rule in rules:
+            spelling = form + rule.path.end if ignores_slash else form
+            if (parameters := rule.path.match_tidied(spelling)) is not None:
+                return Match(rule, parameters)
+    return None
 
 
-def _read_otherwise(
-    rules: Iterable[Rule], certain: Match, routed: str, ways: Iterable[str]
-) -> Iterator[Match]:
-    """Return what a router would lock that reads the path otherwise than Starlette's.
-
-    A slash at the end alone does not lead to another rule, for there may be rules for both; but the
-    same rule may make another key of it.
-    """
-    for way in ways:
-        if way != routed:
-            is_bare = routed and way.rstrip("/") == routed.rstrip("/")
-            found = _certain([certain.rule] if is_bare else rules, [way])
-            if found and found != certain and not found.rule.exempt:
-                yield found
+def _other_form(path: str) -> str:
+    """Return the path without its final slash, or with one."""
+    return path[:-1] if path[-1:] == "/" else f"{path}/"
 
 
-def _below_mounts(rules: Iterable[Rule], path: str) -> Iterator[Match]:
-    """Return the match for a path from which a mount of Starlette has not removed its own part.
-
-    That happens if the path ends with a newline: ``POST /shops/items%0A`` comes to the route
-    ``/{shop}/items`` that is mounted at ``/shops``, with "shops" for its shop.
-    """
-    for rule in rules:
-        for below in () if rule.exempt else rule.path.below_mounts:
-            if (parameters := below.match(path)) is not None:
-                yield Match(rule, parameters)
-                break
-
-
-class Readings(NamedTuple):
-    """The ways to read a path, of which the first is Starlette's."""
-
-    ways: tuple[str, ...]
-    normal: tuple[str, ...]
-    """The ways of lenient routers, which read several slashes as one and ignore the last."""
-
-
-def readings(path: str, root_path: str) -> Readings:
-    """Return how routers may read a path."""
-    if not root_path and path[:1] == "/" and path[-1] != "/" and "//" not in path:
-        return Readings((path, f"{path}/"), (path,))  # Most are read alike by all.
-    routed = _routed(path, root_path)
-    normal = [_single_slashes(routed)]
-    # Litestar takes the root path off wherever it stands, with all that is before it.
-    if root_path and (rest := path.split(root_path, maxsplit=1)[-1]) != routed:
-        normal.append(_single_slashes(rest))
-    ways = [routed, path]
-    for way in normal:
-        ways += way, "/" if way == "/" else f"{way}/"
-    return Readings(tuple(dict.fromkeys(ways)), tuple(normal))
-
-
-def _single_slashes(path: str) -> str:
-    return "/" + (_SLASHES.sub("/", path) if "//" in path else path).strip("/")
+def agreed(readings: Sequence[Match | None], path: str) -> Match | None:
+    """Return the match that counts; ``None`` if nothing is locked. Raises ``StrangePath``."""
+    if not any(each and not each.rule.exempt for each in readings):
+        return None
+    written, *others = readings
+    for other in others:
+        if written and other and written.rule.path.bare == other.rule.path.bare:
+            if other.rule is written.rule and other.parameters != written.parameters:
+                written.tidied = other.parameters
+            continue
+        one, two = (repr(each.rule) if each else "no rule" for each in (written, other))
+        raise StrangePath(
+            f"the path {path!r:.100} can be read in two ways: {one} is about it as it is written, and"
+            f" {two} is about it as another router may read it"
+        )
+    return None if written is None or written.rule.exempt else written
 
 
 def _routed(path: str, root_path: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from ..._options import LocksOptions
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, StrangePath
 from ...keys import in_order
 from ...sync import Locks
 from ..problems import Rewrite, checked
@@ -28,7 +28,8 @@ class LockMiddleware:
     that no rule matches reach ``app`` untouched.
 
     A request that does not get its lock in time is answered with 409, one whose key cannot be made
-    with 400, and one whose engine is down or whose lease was lost with 503, as problem details.
+    or whose path routers may read in different ways, with 400, and one whose engine is down or whose
+    lease was lost with 503, as problem details.
 
     Args:
         app: The application.
@@ -83,15 +84,21 @@ class LockMiddleware:
         self, environ: WSGIEnvironment, start_response: StartResponse, /
     ) -> Iterable[bytes]:
         """Serve one request."""
-        found = find(self._rules, environ, self._root_path)
+        found: Match | StrangePath | None
+        try:
+            found = find(self._rules, environ, self._root_path)
+        except StrangePath as error:
+            found = error
         if found is None:
             return self._app(environ, start_response)
         inside = functools.partial(self._inside, found)
         return self._layer.serve(inside, environ, start_response)
 
     def _inside(
-        self, found: Match, environ: WSGIEnvironment, start_response: StartResponse
+        self, found: Match | StrangePath, environ: WSGIEnvironment, start_response: StartResponse
     ) -> Iterable[bytes]:
+        if isinstance(found, StrangePath):
+            raise found  # The layer answers it.
         keys = found.keys(query=query_of(environ), headers=headers_of(environ))
         of_rules: RequestLocks = environ[ENVIRON_KEY]  # The layer has put it there.
         of_rules.hold(in_order(keys), found.options)
