@@ -6,7 +6,7 @@ import inspect
 import math
 import os
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack, cast
 
@@ -437,19 +437,6 @@ def refuse_coroutine(work: object) -> None:
 def kept_for(expiry: Duration | None) -> float | None:
     """Return for how many seconds a step stays done; ``None`` is forever."""
     return None if expiry is None else seconds("expiry", expiry, least=SHORTEST_EXPIRY)
-
-
-def strictest(kinds: Sequence[HoldOptions]) -> HoldOptions:
-    """Return the first of these options, with the limit of those that let the fewest hold a key.
-
-    Several rules or decorators may lock one key, each in its own way. An option that is left out may
-    stand for any default: beside others it counts as an exclusive lock.
-    """
-    limits = [SHARED if each.get("shared") else each.get("limit") for each in kinds]
-    if len(set(limits)) == 1:
-        return kinds[0]
-    rest = {name: value for name, value in kinds[0].items() if name != "shared"}
-    return cast("HoldOptions", {**rest, "limit": min(limit or 1 for limit in limits)})
 
 
 def in_turn(options: HoldOptions) -> HoldOptions:

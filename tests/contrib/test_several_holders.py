@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 from celery import Celery
@@ -11,15 +10,12 @@ from fastapi import Depends, FastAPI
 from flask import Flask
 
 from tests.support.http import client_of
-from weblock import AlreadyHeld, AsyncLocks, ConfigurationError, Locks
-from weblock._options import strictest
+from weblock import AlreadyHeld, AsyncLocks, Locks
 from weblock.contrib.celery import LockedTask, WebLock
 from weblock.contrib.celery import lease_of as lease_of_task
 from weblock.contrib.fastapi import install, lock
 from weblock.contrib.flask import WebLock as FlaskLock
 from weblock.contrib.flask import lease_of
-from weblock.contrib.guarding import marks_of
-from weblock.contrib.rules import Rule, RuleSet
 
 
 async def test_fastapi_shares_and_refuses_an_upgrade(locks: AsyncLocks) -> None:
@@ -110,33 +106,3 @@ def test_a_celery_task_shares_its_key(url: str) -> None:
             assert one_of_three() == 3
             reader.submit(lease.release).result()
     app.close()
-
-
-def test_a_request_for_several_rules_holds_its_keys_as_strictly_as_any() -> None:
-    """Where routers disagree about a path, the keys of both rules are held, by the smaller limit."""
-    rules = RuleSet(
-        [
-            Rule("/shops/{shop}", key="shop:{shop}", shared=True, wait=3),
-            Rule("/shops/{shop}/", key="slash:{shop}", limit=2),
-        ]
-    )
-    (found,) = [rules.find("GET", "/shops/7")]
-    assert found is not None
-    assert found.options == {"shared": True, "wait": 3}
-    mixed: list[Any] = [{"shared": True, "wait": 3}, {"limit": 2}]
-    assert strictest(mixed) == {"wait": 3, "limit": 2}
-    assert strictest([*mixed, {}]) == {"wait": 3, "limit": 1}
-    assert strictest([{"limit": 2, "ttl": 5}, {"limit": 2}]) == {"limit": 2, "ttl": 5}
-
-
-@pytest.mark.parametrize("options", [{"limit": 2}, {"shared": True}])
-def test_the_guard_refuses_what_is_not_exclusive(url: str, options: Any) -> None:
-    """Of several holders, the database would let only the last one commit."""
-    with Locks.from_url(url) as locks:
-        with (
-            locks.hold("x", **options) as lease,
-            pytest.raises(ConfigurationError, match="exclusive lease only, and 'x'"),
-        ):
-            marks_of(lease)
-        with locks.hold("x") as lease:
-            assert len(marks_of(lease)) == 1

@@ -10,12 +10,16 @@ from django.conf.urls.i18n import i18n_patterns
 from django.core.checks import run_checks
 from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse
+from django.test import Client
 from django.urls import include, path, re_path
 from django.views import View
+from rest_framework.decorators import action
+from rest_framework.response import Response
 from rest_framework.routers import DefaultRouter
 from rest_framework.viewsets import ViewSet
 
-from weblock.contrib.django import lock
+from weblock import ConfigurationError
+from weblock.contrib.django import lock, locks
 from weblock.contrib.django.checks import MIDDLEWARE
 
 from .requests import urls
@@ -287,7 +291,7 @@ def test_rules_whose_path_no_url_has(rule: str, meant: bool, project: Any) -> No
     """A rule by path that is about no URL of the project locks nothing: that is a warning."""
     project.ROOT_URLCONF = CATALOG
     project.WEBLOCK["default"]["RULES"] = [{"path": rule, "key": "k"}]
-    assert list(found()) == ([] if meant else ["weblock.W008"])
+    assert ("weblock.W008" not in found()) is meant
     assert meant or rule in found()["weblock.W008"]
 
 
@@ -317,3 +321,57 @@ def test_rules_beside_languages(
     assert list(found()) == ([warning] if warning else [])
     if warning == "weblock.W008":
         assert "'/{language}/items'" in found()[warning]
+
+
+class Customers(ViewSet):
+    """A viewset with an action that no decorator locks."""
+
+    @action(detail=True, methods=["post"])
+    def raw(self, request: Any, pk: str, format: str = "") -> Response:  # noqa: A002 - of the framework
+        """Say what is held."""
+        return Response([each.key for each in locks["default"].list()])
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("by_regex", [True, False])
+def test_a_path_rule_that_covers_one_url_of_a_view(project: Any, by_regex: bool) -> None:
+    """A format suffix of REST framework is an error of the check, and never runs unlocked."""
+    router = DefaultRouter(use_regex_path=by_regex)
+    router.register("customers", Customers, basename="customer")
+    project.ROOT_URLCONF = (path("api/", include(router.urls)),)
+    project.MIDDLEWARE = [MIDDLEWARE]
+    rule = {"path": "/api/customers/{pk:int}/raw/", "key": "customer:{pk}", "methods": ["POST"]}
+    project.WEBLOCK["default"]["RULES"] = [rule]
+    message = found()["weblock.E010"]
+    assert "['RULES'].0 locks customer-raw at '/api/customers/7/raw/'" in message
+    assert "'/api/customers/7/raw.json'" in message
+    assert Client().post("/api/customers/7/raw/").json() == ["customer:7"]
+    for target in ("/api/customers/7/raw.json", "/api/customers/7/raw.json/"):
+        with pytest.raises(ConfigurationError, match="another URL of that view"):
+            Client().post(target)
+
+    suffix = {**rule, "path": "/api/customers/{pk:int}/raw.{format}"}
+    project.WEBLOCK = {"default": {**project.WEBLOCK["default"], "RULES": [rule, suffix]}}
+    assert found() == {}
+    assert Client().post("/api/customers/7/raw.json/").json() == ["customer:7"]
+    by_view = {"view": "customer-raw", "key": "customer:{pk:int}"}
+    project.WEBLOCK = {"default": {**project.WEBLOCK["default"], "RULES": [by_view]}}
+    assert found() == {}
+    assert Client().post("/api/customers/7/raw.json").json() == ["customer:7"]
+
+
+def test_a_view_at_two_urls(project: Any) -> None:
+    """One function, or one class in the same way, is one view; other options make it another."""
+    patterns = [path("shops/<int:pk>", items), path("branches/<int:pk>", items)]
+    project.ROOT_URLCONF = tuple(patterns)
+    rules: list[Any] = [{"path": "/shops/{pk:int}", "key": "x"}]
+    project.WEBLOCK = {"default": {"RULES": rules}}
+    assert "'/branches/7'" in found()["weblock.E010"]
+    project.WEBLOCK = {"default": {"RULES": [*rules, {"path": "/branches/{pk}", "exempt": True}]}}
+    assert "weblock.E010" not in found()
+    project.WEBLOCK = {"default": {"RULES": rules}}
+    project.ROOT_URLCONF = (
+        path("shops/<int:pk>", Items.as_view(http_method_names=["get"])),
+        path("branches/<int:pk>", Items.as_view()),
+    )
+    assert "weblock.E010" not in found()

@@ -120,7 +120,7 @@ class LockMiddleware:
             headers=functools.partial(_header, scope),
         )
         of_rules: AsyncRequestLocks = scope[SCOPE_KEY]  # The layer has put it there.
-        await of_rules.hold(in_order(keys), found.options)
+        await of_rules.hold(in_order(keys), found.rule.options)
         await self._app(scope, receive, send)
 
 

@@ -18,11 +18,11 @@ from ..guarding import DATABASE_GUARD, TABLE, GuardKind
 from ..request import limit_of
 from ..rules import Rule
 from ..rules.overlap import SEGMENT
-from .discovery import LANGUAGE, RoutedView, marked_views, routed_views, undecorated
+from .discovery import LANGUAGE, RoutedView, gaps, marked_views, routed_views, undecorated
 from .guard import guarded_databases, has_the_leases
 from .middleware import LockMiddleware
 from .registry import locks
-from .rules import Rules
+from .rules import Rules, gap_text
 from .settings import AliasSettings, aliases, of_alias
 from .view_lock import DEFAULT
 
@@ -112,6 +112,12 @@ def check_rules(**_kwargs: object) -> list[CheckMessage]:
             found += _spellings(
                 f"{rule.label}, for {routed.dotted},", routed.spelled_in(rule.templates), IN_URL
             )
+    for rules in _readable_rules():
+        labels = {rule: label for label, rule in rules.by_path.named}
+        found += [
+            Error(f"{gap_text(labels[gap.rule], gap)}.", id="weblock.E010")
+            for gap in gaps(rules.by_path, rules.is_ruled)
+        ]
     by_path = [named for rules in _readable_rules() for named in rules.by_path.named]
     if everywhere:
         found += [

@@ -1,21 +1,34 @@
-"""The views that the project's URLs lead to, and what they lock: for the system checks."""
+"""The views that the project's URLs lead to, what they lock, and what rules by path miss of them."""
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from django.conf import settings as django_settings
 from django.db import connections
-from django.urls import ResolverMatch, URLPattern, URLResolver, get_resolver
+from django.urls import (
+    Resolver404,
+    ResolverMatch,
+    URLPattern,
+    URLResolver,
+    get_resolver,
+    get_urlconf,
+    resolve,
+)
 from django.urls.converters import IntConverter, SlugConverter, StringConverter, UUIDConverter
 from django.urls.resolvers import LocalePrefixPattern, RoutePattern
+from django.utils.regex_helper import normalize
 from django.views import View
 
 from ...keys import KeyTemplate
+from ..rules import Rule, RuleSet
 from ..rules.overlap import ANYTHING, SEGMENT, Shape, may_meet, shape_of_regex
+from ..rules.ruleset import decided
 from .view_lock import ViewLock, locks_of, undecorated_lock
 
 
@@ -35,6 +48,8 @@ class RoutedView:
     name: str | None = None
     route: str = ""
     """Its URL, as the project has written it."""
+    patterns: tuple[Any, ...] = ()
+    """The patterns of its URL, from the outside to the inside."""
     shape: Shape = ("/",)
     """The shape of its paths, with ``LANGUAGE`` where they begin with a language."""
 
@@ -91,7 +106,7 @@ def routed_views() -> list[RoutedView]:
     """Return all views that the project's URLs lead to."""
     if not getattr(django_settings, "ROOT_URLCONF", None):
         return []
-    return list(_below(get_resolver(), RoutedView()))
+    return list(_below(get_resolver(get_urlconf()), RoutedView()))
 
 
 def marked_views() -> Iterator[MarkedView]:
@@ -121,6 +136,7 @@ def _below(resolver: URLResolver, outer: RoutedView) -> Iterator[RoutedView]:
                 outer,
                 route=f"{outer.route}{each.pattern}",
                 shape=shape,
+                patterns=(*outer.patterns, each.pattern),
                 names=names | set(each.default_kwargs),
                 spelled=spelled - set(each.default_kwargs),
                 namespaces=(*outer.namespaces, each.namespace),
@@ -132,6 +148,7 @@ def _below(resolver: URLResolver, outer: RoutedView) -> Iterator[RoutedView]:
                 outer,
                 route=f"{outer.route}{each.pattern}",
                 shape=shape,
+                patterns=(*outer.patterns, each.pattern),
                 names=names | set(each.default_args),
                 spelled=spelled - set(each.default_args),
                 view=each.callback,
@@ -182,6 +199,88 @@ def _spelled(pattern: Any) -> set[str]:
         for name in pattern.regex.groupindex
         if name not in converters or type(converters[name]) is StringConverter
     }
+
+
+class Gap(NamedTuple):
+    """A URL of a view that rules by path do not cover, although they cover another URL of that view.
+
+    Routers of Django REST framework make such URLs: ``/items/7.json`` beside ``/items/7/``.
+    """
+
+    rule: Rule
+    covered: str
+    """A path of the view that the rule is about."""
+    path: str
+    """A path of the same view that no rule is about."""
+    match: ResolverMatch
+    """What the path is resolved to."""
+
+
+_VALUES: Final = ("7", "77777777-7777-7777-7777-777777777777", "a")
+
+_SUFFIXES: Final = ("json", ".json", "7", "a")
+"""Values for the parts of a URL that other URLs of the view do not have."""
+
+_METHODS: Final = ("POST", "PUT", "PATCH", "DELETE", "GET")
+
+
+def gaps(rules: RuleSet, is_ruled: Callable[[str, ResolverMatch], bool]) -> Iterator[Gap]:
+    """Return the URLs whose view is locked at another URL only.
+
+    ``is_ruled`` says whether another rule decides about a request of a method to a view.
+    """
+    by_view: defaultdict[object, list[RoutedView]] = defaultdict(list)
+    for routed in routed_views():
+        by_view[_identity(routed.view)].append(routed)
+    for view, group in by_view.items():
+        found: set[str] = set()
+        for value in _VALUES if len(group) > 1 else ():
+            reached: dict[str, tuple[str, ResolverMatch]] = {}
+            for path, match in _reached(view, group, value):
+                reached.setdefault(match.route, (path, match))
+            for method in _METHODS:
+                about = [rule for rule in rules if rule.takes(method)]
+                covering = {
+                    route: next(filter(None, decided(about, path, "")), None)
+                    for route, (path, _) in reached.items()
+                }
+                locked = [each for each in covering.items() if each[1] and not each[1].rule.exempt]
+                for route, (path, match) in reached.items():
+                    is_free = covering[route] is None and not is_ruled(method, match)
+                    if locked and is_free and route not in found:
+                        found.add(route)
+                        covered, rule = locked[0]
+                        assert rule
+                        yield Gap(rule.rule, reached[covered][0], path, match)
+
+
+def _identity(view: Any) -> object:
+    """Return what is equal for URLs that lead to one view, or to one class in the same way."""
+    cls = getattr(view, "view_class", None) or getattr(view, "cls", None)
+    if cls is None:
+        return view
+    actions = getattr(view, "actions", None) or {}
+    options = getattr(view, "view_initkwargs", None) or getattr(view, "initkwargs", {})
+    return cls, repr(sorted(actions.items())), repr(sorted(options.items()))
+
+
+def _reached(
+    view: object, group: Sequence[RoutedView], value: str
+) -> Iterator[tuple[str, ResolverMatch]]:
+    """Return a path for each URL of a view that has one with this value, and what it leads to."""
+    common = frozenset.intersection(*(routed.names for routed in group))
+    for routed, suffix in itertools.product(group, _SUFFIXES):
+        values = {each: value if each in common else suffix for each in routed.names}
+        normalized = [normalize(each.regex.pattern.removeprefix("^")) for each in routed.patterns]
+        for forms in itertools.product(*normalized):
+            numbered = {each: value for _, names in forms for each in names}
+            path = "/" + "".join(form for form, _ in forms) % {**numbered, **values}
+            try:
+                match = resolve(path)
+            except Resolver404:
+                continue
+            if _identity(match.func) == view:
+                yield path, match
 
 
 def _is_atomic(view: Any) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from django.http import HttpRequest
-from django.urls import Resolver404, ResolverMatch, resolve
+from django.urls import Resolver404, ResolverMatch, get_resolver, get_urlconf, resolve
 from django.utils import translation
 
 from ..._options import HoldOptions
@@ -27,6 +27,7 @@ from ..rules.explaining import (
     path_and_query,
     verdicts,
 )
+from .discovery import Gap, gaps
 from .view_lock import (
     DEFAULT,
     ViewLock,
@@ -56,19 +57,41 @@ class Rules:
         self._alias = alias
         self.by_view = tuple(_view_rule(f"{name}.{each}", e, alias) for each, e in by_view.items())
         self.by_path = RuleSet(by_path, name=name)
+        self._known_gaps: dict[object, Mapping[str, Gap]] = {}
         rules = (rule for _, rule in self.by_path.named)
         self._guards = dict(zip(rules, guards.values(), strict=True))
 
     def find(self, request: HttpRequest) -> ViewLock | None:
-        """Return what a request locks, given its view; ``None`` if nothing. Raises ``StrangePath``."""
+        """Return what a request locks, given its view; ``None`` if nothing.
+
+        Raises ``StrangePath``, and ``ConfigurationError`` for a URL that no rule by path is about, although
+        one is about another URL of the same view.
+        """
         resolved = request.resolver_match
         assert resolved
         method = (request.method or "GET").upper()
         for rule in self.by_view:
             if rule.takes(method, resolved):
                 return rule.lock
-        match = self.by_path.find(method, request.path_info)
-        return RuledLock.by(match, self._alias, self._guards[match.rule]) if match else None
+        if match := self.by_path.find(method, request.path_info):
+            return RuledLock.by(match, self._alias, self._guards[match.rule])
+        if len(self.by_path):
+            gap = self._gaps().get(resolved.route)
+            if gap and gap.rule.takes(method) and gap.match.func is resolved.func:
+                raise ConfigurationError(gap_text(repr(gap.rule), gap))
+        return None
+
+    def _gaps(self) -> Mapping[str, Gap]:
+        """Return the URLs that rules by path miss of a view that they lock at another URL, by their route."""
+        for_these = get_resolver(get_urlconf()), translation.get_language()
+        if for_these not in self._known_gaps:
+            found = {gap.match.route: gap for gap in gaps(self.by_path, self.is_ruled)}
+            self._known_gaps[for_these] = found
+        return self._known_gaps[for_these]
+
+    def is_ruled(self, method: str, resolved: ResolverMatch) -> bool:
+        """Return whether a rule by view or namespace decides about a request to a view."""
+        return any(rule.takes(method, resolved) for rule in self.by_view)
 
     def guards(self) -> Iterator[tuple[str, GuardKind | None, HoldOptions]]:
         """Return the label of each rule, its guard as it names it, and its other options."""
@@ -93,6 +116,15 @@ class Rules:
             yield replace(each, verdict=LATER) if later else each
 
 
+def gap_text(rule: str, gap: Gap) -> str:
+    """Return the message about a URL that rules by path have missed."""
+    return (
+        f"{rule} locks {gap.match.view_name or name_of(gap.match.func)} at {gap.covered!r}, but no rule is"
+        f" about {gap.path!r}, another URL of that view: {gap.match.route!r}. Name the view instead of"
+        " the path, {'view': 'shop:item', ...}, or add a rule for that URL, exempt if need be"
+    )
+
+
 @dataclass(frozen=True, repr=False)
 class RuledLock(ViewLock):
     """The lock of a rule by path: its keys are made of the path as the rule reads it."""
@@ -102,7 +134,7 @@ class RuledLock(ViewLock):
     @classmethod
     def by(cls, match: Match, alias: str, guard: GuardKind | None) -> RuledLock:
         """The lock of the rule that matches."""
-        options = tuple(sorted(match.options.items()))
+        options = tuple(sorted(match.rule.options.items()))
         return cls(match.rule.keys, (), alias, None, options, guard, match)
 
     def keys_of(self, request: HttpRequest, _values: Mapping[str, object]) -> list[str]:

@@ -124,11 +124,6 @@ class Match:
     parameters: Mapping[str, str | None]
     tidied: Mapping[str, str | None] | None = None
 
-    @property
-    def options(self) -> HoldOptions:
-        """How the request holds the keys."""
-        return self.rule.options
-
     def keys(self, *, query: str, headers: Headers) -> list[str]:
         """Return what the request locks. Raises ``InvalidKey`` if a value is missing."""
         found: list[str] = []

@@ -101,7 +101,7 @@ class LockMiddleware:
             raise found  # The layer answers it.
         keys = found.keys(query=query_of(environ), headers=headers_of(environ))
         of_rules: RequestLocks = environ[ENVIRON_KEY]  # The layer has put it there.
-        of_rules.hold(in_order(keys), found.options)
+        of_rules.hold(in_order(keys), found.rule.options)
         return self._app(environ, start_response)
 
 
