@@ -9,7 +9,7 @@ from typing import Final
 
 from ._core.keeping import Keeper
 from ._core.ports import Engine, Runtime, Store
-from ._platform.forks import heed_forks
+from ._platform.forks import enter_child, getpid, heed_forks, process
 from ._runtime.keeper import KeeperThread
 from .stores import url as urls
 
@@ -116,6 +116,8 @@ class User:
 
 def use(engine: Engine) -> User:
     """Return a new user of a ready engine."""
+    if getpid() != process.pid:
+        enter_child()
     with _registry.guard:
         while True:
             in_use = _registry.in_use.get(engine)
@@ -133,6 +135,8 @@ def use_url(url: str | Sequence[str]) -> User:
 
     Raises ``ConfigurationError`` for a URL that no engine accepts.
     """
+    if getpid() != process.pid:
+        enter_child()
     while True:
         with _registry.guard:
             user = use(engine_for(url))
@@ -146,6 +150,8 @@ def engine_for(url: str | Sequence[str]) -> Engine:
 
     Several URLs name a quorum. Raises ``ConfigurationError`` for a URL that no engine accepts.
     """
+    if getpid() != process.pid:
+        enter_child()
     urls.refuse_what_is_no_url(url)
     name = "\n".join(map(str, url)) if isinstance(url, list | tuple) else str(url)
     with _registry.guard:

@@ -27,6 +27,7 @@ from ._options import (
     in_turn,
     seconds,
 )
+from ._platform.forks import enter_child, getpid, process
 from ._platform.greenlets import renewed_by_greenlet
 from ._platform.logs import logger
 from ._runtime.clock import control
@@ -66,6 +67,8 @@ class Face:
         engine: Engine = None,  # type: ignore[assignment]  # Refused, with what to write instead.
         **given: Unpack[LocksOptions],
     ) -> None:
+        if getpid() != process.pid:
+            enter_child()
         self._refuse_what_is_no_engine(engine)
         options = Options(**given)
         runtime = self._runtime()
@@ -168,6 +171,8 @@ class Face:
     @property
     def label(self) -> str:
         """The label of a holder that others see, unless a call sets another one."""
+        if getpid() != process.pid:
+            enter_child()
         return self._options.label
 
     def __repr__(self) -> str:
@@ -212,10 +217,10 @@ class Face:
         self, keys: Sequence[str], options: HoldOptions, caller: Caller | None = None
     ) -> tuple[Locker, Sequence[Holding | Unprotected]]:
         """Return the leases and the locker that they belong to: another one, after a rest."""
+        if getpid() != process.pid or self._closed or self._rests:
+            self._ensure_open()
         own = self._options
         terms, wait = own.of_call(options) if options else own.own
-        if self._closed or self._rests:
-            self._ensure_open()
         if not keys:
             raise TypeError("name at least one key to lock")
         if len(keys) == 1:  # Most calls have one.
@@ -429,6 +434,8 @@ class Face:
         return taken
 
     def _ensure_open(self) -> None:
+        if getpid() != process.pid:
+            enter_child()
         if self._rests and not self._closed:
             with registering():
                 self._open_again()
@@ -451,12 +458,16 @@ class Face:
         An application may shut down and start again in one process, as test suites do. The locks
         that were made for it must work each time; only their user closes them for good.
         """
+        if getpid() != process.pid:
+            enter_child()
         with registering():
             self._rests = True
             locker, user = self._locker, self._user
         _end(locker, user)
 
     def _close(self) -> None:
+        if getpid() != process.pid:
+            enter_child()
         with registering():
             self._closed = True
             locker, user = self._locker, self._user
@@ -570,16 +581,22 @@ class BaseLease:
     @property
     def held(self) -> bool:
         """Whether the lease is still valid; ``False`` if the section runs without one."""
+        if getpid() != process.pid:
+            enter_child()
         now = self._locker.runtime.now()
         return all(holding.held(now) for holding in self._holdings)
 
     @property
     def asked_to_release(self) -> bool:
         """Whether another caller has asked for one of the keys: see ``ask_release`` of the locks."""
+        if getpid() != process.pid:
+            enter_child()
         return any(holding.asked_to_release for holding in self._holdings)
 
     def remaining(self) -> float:
         """Return the seconds until the lease ends unless it is renewed; 0 if it has ended."""
+        if getpid() != process.pid:
+            enter_child()
         now = self._locker.runtime.now()
         return min(holding.remaining(now) for holding in self._holdings)
 
@@ -588,6 +605,8 @@ class BaseLease:
 
         It passes if the section runs without a lease, because there is none to lose.
         """
+        if getpid() != process.pid:
+            enter_child()
         now = self._locker.runtime.now()
         for holding in self._holdings:
             # The rest takes longer, and has something to raise if there was a lease.
@@ -595,6 +614,8 @@ class BaseLease:
                 holding.check(now)
 
     async def _extend(self, by: float) -> None:
+        if getpid() != process.pid:
+            enter_child()
         locker = self._locker
         for holding in self._leased:
             since = locker.runtime.now()
@@ -606,6 +627,8 @@ class BaseLease:
                 raise
 
     async def _hand_over(self, ttl: Duration | None) -> str:
+        if getpid() != process.pid:
+            enter_child()
         way = None if ttl is None else seconds("ttl", ttl, least=SHORTEST_TTL)
         locker, leased = self._locker, self._leased
         if len(leased) < len(self._holdings):
@@ -623,6 +646,8 @@ class BaseLease:
 
         One that is lost stays lost.
         """
+        if getpid() != process.pid:
+            enter_child()
         for holding in self._leased:
             self._locker.leave(holding)
 
@@ -635,6 +660,8 @@ class BaseLease:
         self, happens: Literal["on_lost", "on_ask_release"], tell: Callable[[], object]
     ) -> None:
         """Call ``tell`` once, in the thread that notices it: it must not wait or raise."""
+        if getpid() != process.pid:
+            enter_child()
         if len(self._holdings) > 1:
             tell = _once(tell)
         for holding in self._holdings:

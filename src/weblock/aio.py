@@ -24,6 +24,7 @@ from ._options import (
     skips_where_busy,
     without_waiting,
 )
+from ._platform.forks import enter_child, getpid, process
 from ._platform.loops import beside_loop
 from ._runtime.aio import AsyncioRuntime
 from .caching import CacheOptions, Keeping, Turns, of_hold, value_of
@@ -515,6 +516,8 @@ class AsyncLease(BaseLease):
         Raises:
             LeaseLost: The lease had ended before.
         """
+        if getpid() != process.pid:
+            enter_child()
         await self._locker.release(self._holdings)
 
     async def __aenter__(self) -> Self:
@@ -527,6 +530,8 @@ class AsyncLease(BaseLease):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if getpid() != process.pid:
+            enter_child()
         try:
             await self._locker.release(self._holdings)
         except LeaseLost as loss:

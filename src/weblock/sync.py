@@ -24,6 +24,7 @@ from ._options import (
     skips_where_busy,
     without_waiting,
 )
+from ._platform.forks import enter_child, getpid, process
 from ._platform.threads import callbacks
 from ._runtime.blocking import BlockingRuntime, drive
 from .caching import CacheOptions, Keeping, Turns, of_hold, value_of
@@ -518,6 +519,8 @@ class Lease(BaseLease):
         Raises:
             LeaseLost: The lease had ended before.
         """
+        if getpid() != process.pid:
+            enter_child()
         drive(self._locker.release(self._holdings))
 
     def __enter__(self) -> Self:
@@ -530,6 +533,8 @@ class Lease(BaseLease):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if getpid() != process.pid:
+            enter_child()
         try:
             drive(self._locker.release(self._holdings))
         except LeaseLost as loss:

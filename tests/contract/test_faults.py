@@ -9,6 +9,9 @@ from tests.support.waiting import PATIENCE, eventually, now
 
 pytestmark = [pytest.mark.promise("locks", "processes"), pytest.mark.costly]
 
+announced_or_not = pytest.mark.parametrize("announced", [True, False], ids=["announced", "in-c"])
+"""Whether the process that forks calls Python's hooks, as a server that is written in C need not."""
+
 LONG = 3 * PATIENCE
 """A ttl that no test waits for: whoever had to would fail."""
 
@@ -145,11 +148,12 @@ def test_a_holder_stopped_for_a_moment(locks, one, puppet, waiting) -> None:
 
 
 @needs_fork
-def test_a_fork_in_the_middle(locks, one, puppet) -> None:
+@announced_or_not
+def test_a_fork_in_the_middle(locks, one, puppet, announced) -> None:
     """The child of a holder holds nothing, frees nothing, and locks by itself."""
     parent = puppet(ttl=LONG)
     parent.do("acquire", "key")
-    parent.do("fork")
+    parent.do("fork", announced=announced)
     for verb in ("check", "release"):
         found = parent.do("child", verb)
         assert (found["error"], found["reason"]) == ("LeaseLost", "forked")
@@ -165,12 +169,13 @@ def test_a_fork_in_the_middle(locks, one, puppet) -> None:
 
 
 @needs_fork
-def test_a_fork_after_the_engine_was_opened(locks, one, puppet) -> None:
+@announced_or_not
+def test_a_fork_after_the_engine_was_opened(locks, one, puppet, announced) -> None:
     """A child of a preloading server has its own lease renewed, and takes along what nobody renews."""
     parent = puppet(ttl=LONG)
     parent.do("acquire", "key")
     parent.do("release")
-    parent.do("fork")
+    parent.do("fork", announced=announced)
     assert parent.do("child", "acquire", "key")["fence"] > 0
     assert parent.do("child", "renewed") == {}
     assert one.do(locks.try_acquire, "key") is None
@@ -182,11 +187,12 @@ def test_a_fork_after_the_engine_was_opened(locks, one, puppet) -> None:
 
 
 @needs_fork
-def test_a_child_and_its_parent_wait_for_one_another(face, puppet) -> None:
+@announced_or_not
+def test_a_child_and_its_parent_wait_for_one_another(face, puppet, announced) -> None:
     """Parent and child are woken each by its own bell."""
     parent = puppet(ttl=LONG)
     parent.do("acquire", "key")
-    parent.do("fork")
+    parent.do("fork", announced=announced)
     for _ in range(5):
         parent.do("release")
         assert "error" not in parent.do("child", "acquire", "key")

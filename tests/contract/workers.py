@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.support.forks import fork_in_c
 from tests.support.renewals import renewed
 from tests.support.waiting import PATIENCE
 from weblock import AsyncLocks, Locks, WeblockError
@@ -123,11 +124,11 @@ class Strings:
         except WeblockError as error:
             return {"last": last, "error": type(error).__name__, "reason": error.reason}
 
-    def fork(self) -> dict[str, Any]:
-        """Forks a child, which waits to be told what to do."""
+    def fork(self, *, announced: bool = True) -> dict[str, Any]:
+        """Forks a child, which waits to be told what to do; Python's hooks run if it is announced."""
         orders, self.orders = os.pipe()
         self.outcomes, outcomes = os.pipe()
-        pid = os.fork()
+        pid = os.fork() if announced else fork_in_c()
         if pid == 0:
             try:
                 self._serve_as_child(orders, outcomes)

@@ -1,35 +1,64 @@
-"""Forks: what a child lets go of, and what no fork may interrupt.
+"""Forks: how a child finds out that it is one, and what it then replaces.
+
+A child process inherits copies of everything: connections whose replies belong to its parent, leases
+that its parent holds, threads that do not run here, and mutexes that another thread of the parent may
+have held. None of them is of any use to the child. Each object of that kind calls ``heed_forks``, and
+its ``after_fork`` replaces what belongs to the process.
+
+There are two ways to notice a fork, and both do the same:
+
+1. Python calls the hooks of ``os.register_at_fork`` in the child. This also serves children that
+   never lock anything: they must not keep the sockets of their parent open.
+2. A program that forks in C need not call these hooks; uWSGI does not, by default. So each method that
+   a caller enters compares the process id: ``if getpid() != process.pid: enter_child()``.
 
 Windows does not fork, so there is nothing to do there.
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
+import random
 import threading
 import weakref
 from contextlib import ExitStack
+from os import getpid
 from typing import Final, Protocol
+
+from .greenlets import original
+
+__all__ = ["ForkGuard", "enter_child", "getpid", "heed_forks", "process"]
 
 
 class Forking(Protocol):
     """An object that belongs to its process: connections, threads, leases, a mutex."""
 
     def after_fork(self) -> None:
-        """Called in the child, where no other thread runs. Ends nothing of the parent's."""
+        """Called in the child before it uses the object. Must end nothing of the parent's.
+
+        It must not acquire a mutex that the child has inherited, and must bear being called again.
+        """
 
 
-class Mutex(Protocol):
-    """A lock of ``threading``."""
+class _Process:
+    """The process that all objects here belong to."""
 
-    def acquire(self) -> object: ...
+    __slots__ = ("pid",)
 
-    def release(self) -> object: ...
+    def __init__(self) -> None:
+        self.pid = getpid()
 
+
+process: Final = _Process()
+"""Its id differs from ``getpid()`` in a child that has not replaced the objects of its parent."""
 
 # By identity, since some that heed forks compare by value and cannot be hashed.
 _heeding: Final[weakref.WeakValueDictionary[int, Forking]] = weakref.WeakValueDictionary()
+
+_entering: Final[dict[int, threading.RLock]] = {}
+"""By process id, because the mutex of another process may stay locked in its children."""
 
 
 def heed_forks(forking: Forking) -> None:
@@ -40,19 +69,52 @@ def heed_forks(forking: Forking) -> None:
     _heeding[id(forking)] = forking
 
 
-def forbid_forks_within(mutex: Mutex) -> None:
-    """Make each fork wait for ``mutex``, and hold it until the child exists."""
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(
-            before=mutex.acquire, after_in_parent=mutex.release, after_in_child=mutex.release
-        )
+def enter_child() -> None:
+    """Replace what this process has inherited from its parent, unless that has been done.
+
+    Other threads of the child wait for the end of it.
+    """
+    pid = getpid()
+    with _entering.setdefault(pid, original("threading", "RLock")()):
+        if pid != process.pid:
+            random.seed()  # Else all children would wait for the same random times.
+            _replace_inherited()
+
+
+def _replace_inherited() -> None:
+    # The collector of garbage may end a generator that has locks open. Before everything is replaced,
+    # it would close what is the parent's.
+    collects = gc.isenabled()
+    gc.disable()
+    with ExitStack() as calls:  # One that fails does not keep the others from their turn.
+        if collects:
+            calls.callback(gc.enable)
+        calls.callback(setattr, process, "pid", getpid())
+        for forking in reversed(list(_heeding.values())):
+            calls.callback(forking.after_fork)
+
+
+class ForkGuard:
+    """A ``with`` block that no announced fork interrupts: the fork waits until the block has ended."""
+
+    def __init__(self) -> None:
+        self.after_fork()
+        heed_forks(self)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(before=self.__enter__, after_in_parent=self.__exit__)
+
+    def after_fork(self) -> None:
+        self._mutex: threading.RLock = original("threading", "RLock")()
+
+    def __enter__(self) -> None:
+        self._mutex.acquire()
+
+    def __exit__(self, *_exc_info: object) -> None:
+        self._mutex.release()
 
 
 class _Collector(threading.local):
-    """The collector of garbage, which rests in a child until all has been let go of there.
-
-    It may end a generator that has locks open. Before that, it would close what is the parent's.
-    """
+    """The collector of garbage, which rests from a fork until the child has replaced everything."""
 
     _rests = False
 
@@ -61,24 +123,31 @@ class _Collector(threading.local):
         gc.disable()
 
     def go_on(self) -> None:
-        if self._rests:
+        rests, self._rests = self._rests, False
+        if rests:
             gc.enable()
 
 
 _collector: Final = _Collector()
 
 
-def _after_fork() -> None:
-    # One that fails does not keep the others from their turn.
-    with ExitStack() as calls:
-        calls.callback(_collector.go_on)
-        for forking in reversed(list(_heeding.values())):
-            calls.callback(forking.after_fork)
+def _after_announced_fork() -> None:
+    try:
+        _replace_inherited()
+    finally:
+        _collector.go_on()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_collector.pause,
         after_in_parent=_collector.go_on,
-        after_in_child=_after_fork,
+        after_in_child=_after_announced_fork,
     )
+
+
+@atexit.register
+def _leave_to_parent() -> None:
+    """Make the end of a child, in which drivers close their connections, leave those of its parent."""
+    if getpid() != process.pid:
+        enter_child()

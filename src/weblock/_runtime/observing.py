@@ -13,7 +13,7 @@ from logging import DEBUG
 from typing import Any, Final
 
 from .._core.observers import Listener, Observers
-from .._platform.forks import heed_forks
+from .._platform.forks import enter_child, getpid, heed_forks, process
 from .._platform.logs import Seldom, logger
 from .._platform.threads import CallQueue
 from ..errors import ConfigurationError
@@ -236,11 +236,15 @@ def observe(observer: Callable[[Event], object] | Observer) -> Callable[[], None
     It observes every ``Locks`` and ``AsyncLocks``, also those that are created later. Raises
     ``ConfigurationError`` as ``Observer`` does.
     """
+    if getpid() != process.pid:
+        enter_child()
     added = as_observer(observer)
     _everywhere.change(lambda before: (*before, added))
     _everywhere.settle()
 
     def stop() -> None:
+        if getpid() != process.pid:
+            enter_child()
         _everywhere.change(lambda before: tuple(each for each in before if each is not added))
 
     return stop

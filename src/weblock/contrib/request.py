@@ -24,6 +24,7 @@ from .._core.acquiring import Caller, Locker
 from .._core.holding import Holding, Unprotected
 from .._face import BaseLease, Face
 from .._options import HoldOptions
+from .._platform.forks import enter_child, getpid, process
 from .._platform.logs import logger
 from .._runtime.clock import Flow, part_of
 from .._runtime.internals import running_loop
@@ -173,6 +174,8 @@ class RequestLeases(Generic[L]):
 
     async def release(self) -> LeaseLost | None:
         """Release everything, the last first. Return the loss, if a lease was lost before."""
+        if getpid() != process.pid:
+            enter_child()
         self.over = True
         if self.within:  # What is around this holds these no more, before another can have them.
             self._forget()

@@ -12,7 +12,7 @@ from celery import Celery, Task
 from celery.app.annotations import resolve_all
 
 from ..._options import LocksOptions, Options
-from ..._platform.forks import heed_forks
+from ..._platform.forks import enter_child, getpid, heed_forks, process
 from ...errors import ConfigurationError
 from ...sync import Locks
 from ..settings import Wanted, configured, opened, refuse_other_application
@@ -80,6 +80,8 @@ class WebLock:
         Raises ``ConfigurationError`` for a setting that cannot work.
         """
         if self._opened is None:
+            if getpid() != process.pid:
+                enter_child()
             with self._opening:
                 if self._opened is None:
                     self._opened = opened(*self._configured())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from ..._face import Face
-from ..._platform.forks import heed_forks
+from ..._platform.forks import enter_child, getpid, heed_forks, process
 from ..._runtime.observing import Observer, as_observers
 from ...aio import AsyncLocks
 from ...errors import ConfigurationError
@@ -55,6 +55,8 @@ class LocksByAlias(Mapping[str, L], Generic[L]):
             made._close()  # noqa: SLF001 - of either face, from where no event loop may run
 
     def _make_once(self, given: settings.AliasSettings) -> L:
+        if getpid() != process.pid:
+            enter_child()
         with self._guard:
             if given.identity not in self._made:
                 self._made[given.identity] = self._make(given)

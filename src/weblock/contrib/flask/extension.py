@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar, Unpack
 
 from flask import Flask, current_app, has_request_context
 
 from ..._options import HoldOptions, LocksOptions
+from ..._platform.forks import enter_child, getpid, heed_forks, process
 from ...errors import ConfigurationError
 from ...keys import in_order
 from ...sync import Lease, Locks
@@ -167,6 +168,8 @@ class WebLock:
         """Do, before the first request, what cannot be done yet when the extension is installed."""
         if installed.has_begun:
             return
+        if getpid() != process.pid:
+            enter_child()
         with installed.beginning:  # Sessions must not be in use while listeners are added to them.
             if not installed.has_begun:
                 _refuse_late_settings(installed)
@@ -185,7 +188,13 @@ class _Installed:
     settings: Mapping[str, Any]
     """Our settings in its ``config`` when the extension was installed, which are those that count."""
     has_begun: bool = False
-    beginning: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.after_fork()
+        heed_forks(self)
+
+    def after_fork(self) -> None:
+        self.beginning = threading.Lock()
 
 
 def _refuse_late_settings(installed: _Installed) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
+from ..._platform.forks import heed_forks
 from ...events import (
     Acquired,
     Answered,
@@ -227,6 +228,11 @@ class _Present:
     """Callers that have begun and not ended; an end without a beginning is not counted."""
 
     def __init__(self) -> None:
+        self.after_fork()
+        heed_forks(self)
+
+    def after_fork(self) -> None:
+        """Start from zero in a forked child: its parent counts the callers that it has inherited."""
         self._guard = threading.Lock()
         self._counts: Counter[tuple[object, ...]] = Counter()
 

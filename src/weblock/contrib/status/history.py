@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from ... import events
+from ..._platform.forks import heed_forks
 from ..._platform.logs import and_others
 from ...events import Event, KeyEvent
 
@@ -43,6 +44,11 @@ class History:
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
+        self.after_fork()
+        heed_forks(self)
+
+    def after_fork(self) -> None:
+        """Start empty in a forked child."""
         self._guard = threading.Lock()
         self._incidents: deque[dict[str, Any]] = deque(maxlen=MOST)
         self._waits: deque[list[float]] = deque(maxlen=round(KEPT / SLICE))

@@ -19,8 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from ..._core.table import KeyState, Moment, Step
-from ..._platform.forks import forbid_forks_within
-from ..._platform.greenlets import original
+from ..._platform.forks import ForkGuard
 from ..._platform.turns import Empty, Turn, Turns
 from ...errors import ConfigurationError, EngineUnavailable
 from ..cells import Transition
@@ -41,10 +40,8 @@ _LARGEST_SLOT: Final = 16 * 1024 * 1024
 _HEADROOM: Final = 512
 """Bytes by which a state may grow while no caller joins its queue."""
 
-_no_fork: Final = original("threading", "RLock")()
-"""Held while a file is opened: a child that knew nothing of it would keep it locked."""
-
-forbid_forks_within(_no_fork)
+_no_fork: Final = ForkGuard()
+"""Entered while a file is opened: a child that knew nothing of the file would keep it locked."""
 
 _TURN_PATIENCE: Final = 0.1
 """Seconds to wait for another thread of this process to leave a file."""

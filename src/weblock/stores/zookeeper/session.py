@@ -7,6 +7,7 @@ sent before it, even if nobody waits for the answer to that any more.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import threading
 from typing import Any, Final
@@ -105,6 +106,8 @@ class Session:
 
     def abandon(self) -> None:
         """Drop it in a forked child: the session goes on in the parent."""
+        # It would wait for the threads of the parent at the end of this process.
+        atexit.unregister(self.client.handler.stop)
         close_sockets(self.client)
 
     def _new_client(self, settings: Settings) -> KazooClient:
