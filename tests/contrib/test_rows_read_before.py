@@ -307,6 +307,35 @@ async def test_nobody_starves(database, url, parts, way):
     assert bought(database) == (15, 0)
 
 
+@pytest.mark.parametrize("commits", [False, True], ids=["leaves it open", "commits inside"])
+async def test_a_release_before_the_commit_is_reported(database, url, parts, caplog, commits):
+    """``hold`` in a service function that ends before its session has committed logs the remedy."""
+    of = parts()
+    app = FastAPI()
+    locks = install(app, url)
+    key = f"{url}-{commits}"
+
+    @app.post("/async")
+    async def in_a_task(session: Annotated[Any, Depends(of.get_session)]) -> None:
+        async with locks.hold(key):
+            session.add(Purchase(account_id=7))
+            if commits:
+                await session.commit()
+
+    @app.post("/blocking")
+    def in_a_thread(session: Annotated[Any, Depends(of.get_session)]) -> None:
+        with Locks.from_url(url) as locks, locks.hold(key):
+            session.add(Purchase(account_id=7))
+            if commits:
+                session.commit()
+
+    async with client_of(app) as client:
+        path = "/blocking" if isinstance(of, Blocking) else "/async"
+        assert (await client.post(path)).status_code == 200
+    reported = [each for each in caplog.messages if "has uncommitted writes" in each]
+    assert len(reported) == (0 if commits else 1)
+
+
 async def test_a_session_that_begins_at_once_is_guarded(database, url, parts):
     """``with sessionmaker.begin() as session: yield session`` has sent nothing when it is guarded."""
     of = parts()

@@ -49,7 +49,9 @@ from sqlalchemy.exc import InvalidRequestError  # noqa: E402
 from sqlalchemy.orm import Session, SessionTransaction, SessionTransactionOrigin  # noqa: E402
 
 from .._platform.logs import logger  # noqa: E402
+from .._runtime.observing import Observer, observe  # noqa: E402
 from ..errors import ConfigurationError  # noqa: E402
+from ..events import Event, Released  # noqa: E402
 from .guarding import Kind, kind_of  # noqa: E402
 from .request import RequestLeases, current_book  # noqa: E402
 
@@ -88,6 +90,7 @@ def watch() -> None:
     event.listen(Session, "after_transaction_end", _ended)
     event.listen(Engine, "begin", _register)
     event.listen(Engine, "before_cursor_execute", _sent)
+    observe(Observer(_released, only=[Released], immediate=True))
 
 
 def has_begun(session: Session) -> bool:
@@ -218,6 +221,36 @@ def _has_effect(statement: str) -> bool:
             return bool(_SETS.match(statement))
         case _:
             return True
+
+
+def _released(released: Event) -> None:
+    """Warn if a lock of a request's code has been released before the COMMIT of the request's session."""
+    assert isinstance(released, Released)
+    book = current_book()  # None if the request itself releases: it has ended then.
+    for known in list((book and book.database) or ()):
+        session = known()
+        if isinstance(session, Session) and _has_written(session):
+            _warn_of_release(released.template or released.key)
+
+
+def _has_written(session: Session) -> bool:
+    transaction = _open.get(session)
+    return bool(
+        (transaction and transaction.statement)
+        or session.new
+        or session.deleted
+        or any(map(session.is_modified, session.dirty))
+    )
+
+
+@functools.lru_cache(maxsize=128)
+def _warn_of_release(key: str) -> None:
+    logger.warning(
+        "the lock of %.200r was released although a session of the request has uncommitted writes: until"
+        " its COMMIT, the next holder reads the old rows. Acquire the key with request_locks().acquire()"
+        " (in Flask: the acquire() of WebLock), or commit while the lock is held",
+        key,
+    )
 
 
 def _loaded(each: object) -> set[str]:
