@@ -81,6 +81,16 @@ class OneKey(RuleBasedStateMachine):
             assert waited, "a heartbeat revived a lease"
             assert step.answer.fence > fence, "a heartbeat revived a lease"
 
+    @rule(beats=st.dictionaries(owners, lengths, min_size=1))
+    def refresh_many(self, beats: dict[str, float]) -> None:
+        state, answers = self.state, []
+        for owner, ttl in beats.items():
+            step = table.refresh(state, self.moment, owner, ttl)
+            state = step.state
+            answers.append(type(step.answer))
+        at_once, told, _ = table.refresh_many(self.state, self.moment, list(beats.items()))
+        assert (at_once, [type(each) for each in told]) == (state, answers)
+
     @rule(owner=owners, void=st.sampled_from([0.0, 0.0, 3.0]))
     def release(self, owner: str, void: float) -> None:
         had = self.has_live_lease(owner, even_if_dead=True)

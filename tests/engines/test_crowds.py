@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.servers import fresh_memcached
+from tests.servers.postgres import fresh_postgresql
 from tests.support.handovers import FOR_EVER, in_no_hurry
 from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import LeaseLost, Locks
 from weblock._core import table
+from weblock._core.ports import Pulse, Reply
+from weblock._core.table import Claim, Held, KeyState, Moment, Step
+from weblock._runtime.blocking import BlockingRuntime, drive
 from weblock.stores import file as file_engine
-from weblock.stores.cells import CellStore
+from weblock.stores.cells import CellStore, Heartbeats
 from weblock.stores.file import FileEngine, busy
 from weblock.stores.file.busy import Busy
 from weblock.stores.file.processes import Processes
+from weblock.stores.memcached import open_engine as on_memcached
+from weblock.stores.postgresql import open_engine as on_postgresql
 
 from .processes import Child, Failed
 
@@ -229,3 +237,36 @@ def test_a_crowd_at_a_record_file_seldom_asks_the_kernel_who_is_inside(
     for tenth in range(1, 49):
         still.stuck(tenth / 10)
     assert 0 < len(asked) <= 2
+
+
+@pytest.mark.parametrize(
+    "opened",
+    [lambda: on_memcached(fresh_memcached()), lambda: on_postgresql(fresh_postgresql())],
+    ids=["memcached", "postgresql"],
+)
+def test_renewals_come_before_all_other_callers_of_their_process(
+    monkeypatch: pytest.MonkeyPatch, opened: Callable[[], Any]
+) -> None:
+    """A lease is renewed although callers change its key between each read and write of its heartbeats."""
+    engine = opened()
+    keeper, callers = (engine.connect(BlockingRuntime()) for _ in range(2))
+    really, arrived = Heartbeats.__call__, itertools.count()
+
+    def acquire(owner: str) -> Reply:
+        claim = Claim(owner, callers.process, 60.0, "", limit=1000)
+        return drive(callers.acquire("k", claim, room=9))
+
+    def beat(self: Heartbeats, state: KeyState, moment: Moment) -> Step:
+        """Another caller comes now. It gets the key before the heartbeats are written, unless it waits."""
+        rivals.append(pool.submit(acquire, f"rival {next(arrived)}"))
+        wait(rivals, timeout=1)
+        return really(self, state, moment)
+
+    acquire("holder")
+    rivals: list[Future[Reply]] = []
+    monkeypatch.setattr(Heartbeats, "__call__", beat)
+    with ThreadPoolExecutor() as pool:
+        (reply,) = drive(keeper.refresh([Pulse("k", "holder", 60.0, 1000)]))
+    engine.close()
+    assert isinstance(reply, Reply)
+    assert isinstance(reply.answer, Held)

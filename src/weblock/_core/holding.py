@@ -298,7 +298,10 @@ class Holding:
 
     # What the keeper asks of everything that it keeps.
 
-    slack = 0.05
+    @property
+    def slack(self) -> float:
+        # Leases whose renewals are close to each other share one request from then on.
+        return max(0.05, (self.deadline - self.due) / 20)
 
     def wake(self, locker: object) -> None:
         """A holder waits for nothing."""

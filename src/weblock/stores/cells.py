@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from .._core import table
-from .._core.ports import Grasp, Look, Pulse, Reply, Switchboard
+from .._core.ports import Grasp, Look, Pulse, Reply, Runtime, Switchboard
 from .._core.table import Answer, Claim, Gone, Grant, KeyState, Moment, Step, Waiting
 from ..errors import EngineUnavailable
 
@@ -64,12 +65,10 @@ class Heartbeats:
         self.answers: dict[str, Answer] = {}
 
     def __call__(self, state: KeyState, moment: Moment) -> Step:
-        woken: tuple[Grant, ...] = ()
-        for pulse in self.pulses:
-            state, answer, woken_now = table.refresh(state, moment, pulse.owner, pulse.ttl)
-            self.answers[pulse.owner] = answer
-            woken += woken_now
-        return Step(state, answer, woken)
+        beats = [(pulse.owner, pulse.ttl) for pulse in self.pulses]
+        state, answers, woken = table.refresh_many(state, moment, beats)
+        self.answers = {owner: answer for (owner, _), answer in zip(beats, answers, strict=True)}
+        return Step(state, answers[-1], woken)
 
 
 class Cells(Protocol):
@@ -97,6 +96,31 @@ class Cells(Protocol):
 
     async def marked(self, key: str) -> bool:
         """See ``Store.marked``."""
+
+
+class Renewing(set[str]):
+    """The keys of this process whose heartbeats have lost a race: all other callers let them pass.
+
+    Engines that write a key only if nobody has changed it since it was read have no fair order. The
+    keeper of a process with a thousand callers would lose to one of them each time, until its leases
+    have ended. A caller looks here before it reads a key, so each of those that have read it already
+    can win once more, and then the heartbeats do.
+    """
+
+    @contextmanager
+    def first(self, key: str) -> Iterator[None]:
+        """Surround the heartbeats of a key that come before all other changes of it."""
+        self.add(key)
+        try:
+            yield
+        finally:
+            self.discard(key)
+
+    def let_pass(self, key: str, runtime: Runtime, patience: float) -> Iterator[float]:
+        """Yield the seconds to sleep until the caller may read the key."""
+        give_up_at = runtime.now() + patience
+        while key in self and runtime.now() < give_up_at:
+            yield 0.002 * (1 + runtime.jitter())
 
 
 class Bells(Protocol):

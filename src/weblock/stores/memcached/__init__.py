@@ -12,7 +12,7 @@ from typing import Final
 from ..._core.ports import Ask, Runtime, Store, Switchboard
 from ..._platform.forks import heed_forks
 from ..._requirements import require
-from ..cells import CellStore
+from ..cells import CellStore, Renewing
 from ..findings import Finding
 from ..url import without_secrets
 from .cells import ItemCells, LookoutBells
@@ -52,6 +52,7 @@ class MemcachedEngine:
         self.name = settings.name
         self.switchboard = Switchboard()
         self.observer = Observer()
+        self.renewing = Renewing()
         self.connections = Connections(settings)
         self.threads = Threads(settings.name)
         self.lookout = Lookout(self)
@@ -78,5 +79,6 @@ class MemcachedEngine:
         self.connections.abandon()
         self.switchboard.clear()
         self.observer.begin_anew()
+        self.renewing.clear()
         self.threads.begin_anew()
         self.lookout.begin_anew()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ..._core.ports import Runtime
 from ..._core.table import KeyState, Moment, Step
 from ...errors import EngineRecovering, EngineUnavailable
-from ..cells import Done, Transition
+from ..cells import Done, Heartbeats, Transition
 from .connections import Client, Value
 from .format import Format, Reading
 from .server import add_unless_lost, heed_mark, items_on, leave_mark
@@ -24,6 +24,10 @@ REMEMBERED: Final = 600.0
 
 LONGEST_EXPIRY: Final = 30 * 86400
 """The longest expiry in seconds: memcached takes more for a date."""
+
+FIRST_BACKOFF: Final = 0.002
+LONGEST_BACKOFF: Final = 0.25
+"""Seconds before an item is read again, at most, after another caller has replaced it."""
 
 PORTION: Final = 500
 """How many items are fetched in one request."""
@@ -46,6 +50,7 @@ class Items:
         self._names = self._format.names
         self._connections = engine.connections
         self._observer = engine.observer
+        self._renewing = engine.renewing
         self._heeded = b""
         """The mark of the server that was heeded last."""
         self._runtime = runtime
@@ -58,8 +63,12 @@ class Items:
     def update(self, key: str, transition: Transition, patience: float) -> Done:
         """Replace an item; no other caller changes it in between."""
         give_up_at = self._runtime.now() + patience
+        renews, backoff = isinstance(transition, Heartbeats), FIRST_BACKOFF
         with self._connections.one() as client:
             while True:
+                if not renews:
+                    for pause in self._renewing.let_pass(key, self._runtime, patience):
+                        time.sleep(pause)
                 readings, standing = self._read(client, (key,))
                 if done := self._replace(client, readings[key], transition, standing):
                     return done
@@ -67,7 +76,9 @@ class Items:
                     raise EngineUnavailable(
                         self._settings.name, "too many callers change the same key at once"
                     )
-                time.sleep(0.002 * self._runtime.jitter())
+                time.sleep(backoff * self._runtime.jitter())
+                if not renews:  # The keepers of other processes come first, too.
+                    backoff = min(LONGEST_BACKOFF, 2 * backoff)
 
     def update_many(
         self, changes: Mapping[str, Transition], patience: float
@@ -79,7 +90,8 @@ class Items:
             outcomes |= self._update_portion(keys[start : start + PORTION], changes)
         for key in changes.keys() - outcomes.keys():
             try:
-                outcomes[key] = self.update(key, changes[key], patience)
+                with self._renewing.first(key):
+                    outcomes[key] = self.update(key, changes[key], patience)
             except EngineUnavailable as error:
                 outcomes[key] = error
         return outcomes

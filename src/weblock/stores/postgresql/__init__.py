@@ -13,6 +13,7 @@ from ..._core.ports import Ask, LeaseTable, Runtime, Store, Switchboard
 from ..._platform.forks import heed_forks
 from ..._requirements import require
 from ...errors import EngineUnavailable
+from ..cells import Renewing
 from ..findings import Finding
 from ..url import without_secrets
 
@@ -50,6 +51,7 @@ class PostgreSQLEngine:
         self.settings = settings
         self.name = settings.name
         self.switchboard = Switchboard()
+        self.renewing = Renewing()
         self.connections = Connections(settings, self.switchboard)
         self._tidy_at = 0.0
         self._lease_table: LeaseTable | None = None
@@ -98,4 +100,5 @@ class PostgreSQLEngine:
 
     def after_fork(self) -> None:
         self.switchboard.clear()
+        self.renewing.clear()
         self.connections.abandon()

@@ -37,6 +37,7 @@ class RowCells:
     def __init__(self, engine: PostgreSQLEngine, runtime: Runtime) -> None:
         self._engine = engine
         self._runtime = runtime
+        self._renewing = engine.renewing
         self._settings = engine.settings
         self._statements = engine.connections.statements
         self._links = engine.connections.links(suspends=runtime.suspends)
@@ -59,7 +60,8 @@ class RowCells:
             outcomes |= await self._update_portion(keys[start : start + PORTION], changes)
         for key in changes.keys() - outcomes.keys():
             try:
-                outcomes[key] = await self._update(key, changes[key], patience)
+                with self._renewing.first(key):
+                    outcomes[key] = await self._update(key, changes[key], patience)
             except EngineUnavailable as error:
                 outcomes[key] = error
         return outcomes
@@ -89,6 +91,8 @@ class RowCells:
 
     async def _update_now(self, key: str, transition: Transition, patience: float) -> Done:
         give_up_at = self._runtime.now() + patience
+        if key in self._renewing:
+            await self._let_pass(key, transition, patience)
         outcome = await self._at_once(key, transition)
         while True:
             if isinstance(outcome, Done):
@@ -100,7 +104,14 @@ class RowCells:
                     return done
             if self._runtime.now() >= give_up_at:
                 raise EngineUnavailable(self._settings.name, TOO_MANY)
+            await self._let_pass(key, transition, give_up_at - self._runtime.now())
             outcome = (await self._look([key])).get(key)
+
+    async def _let_pass(self, key: str, transition: Transition, patience: float) -> None:
+        """Wait until the heartbeats of the key have had their turn, unless these are some."""
+        if not isinstance(transition, Heartbeats):
+            for pause in self._renewing.let_pass(key, self._runtime, patience):
+                await self._runtime.sleep(pause)
 
     async def _at_once(self, key: str, transition: Transition) -> Done | Reading | None:
         """Do the most common cases in one statement; return what it has read if this is none of them."""
