@@ -354,6 +354,33 @@ async def test_a_silent_server_fails_all(server: Server) -> None:
     assert link.failure
 
 
+async def test_the_requests_of_others_do_not_count_as_silence(server: Server) -> None:
+    """The server has its time for each request, however many were sent before it."""
+    link = await _link(server, timeout=3.0)
+    slow = [packed("BLPOP", "nothing", "0.4")] * 10
+    assert await link.exchange([*slow, packed("ECHO", "last")]) == [*[None] * 10, b"last"]
+    link.discard()
+
+
+async def test_a_thousand_callers_at_once_leave_the_server_time_for_others(server: Server) -> None:
+    """Few requests are sent ahead of their replies, and those of cancelled callers are not sent at all."""
+    link = await _link(server, timeout=PATIENCE)
+    written = _written(link)
+    first = link.ask(packed("BLPOP", "list", "0"))
+    callers = [asyncio.ensure_future(link.ask(packed("ECHO", n))) for n in range(1000)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert 0 < sum(each.count(b"ECHO") for each in written) < 100
+    for caller in callers[100:]:
+        caller.cancel()
+    with server.client() as client:
+        client.rpush("list", "go on")
+    await first
+    assert await asyncio.gather(*callers[:100]) == [b"%d" % n for n in range(100)]
+    assert sum(each.count(b"ECHO") for each in written) == 100
+    link.discard()
+
+
 async def test_a_caller_that_is_alone_writes_at_once(server: Server) -> None:
     """Nothing is put off that would not share its write with another command."""
     link = await _link(server)

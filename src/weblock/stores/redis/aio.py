@@ -35,6 +35,18 @@ AsyncioConnect = Callable[[Address], redis.asyncio.Connection]
 BATCH: Final = 8
 """Commands that are sent before the turn of the loop is over, so that the server need not wait."""
 
+WINDOW: Final = 256
+"""Commands that the server has been sent and has not answered, at most. The rest waits here.
+
+A server sends no reply before it has executed all commands that it has read from the connection, up
+to 16 KiB. A thousand callers at once would therefore make it look silent, and the keeper, which has
+a connection of its own, would wait for all of them. So there are fewer while replies take longer than
+a share of the timeout (``PROMPT``), as with the window of TCP.
+"""
+
+PROMPT: Final = 1 / 8
+"""The share of the timeout in which a reply should come."""
+
 _INCOMPLETE: Final = object()
 
 _inherited: list[Any] = []
@@ -65,9 +77,12 @@ class AsyncioLink(asyncio.Protocol):
         self._feed = reader.feed
         self._next_reply = reader.gets
         self._heard_at = self._loop.time()
+        self._replied_at = self._heard_at
         self._pending: deque[tuple[asyncio.Future[Any], float]] = deque()
         """Replies that callers wait for, in the order of their commands, and until when."""
-        self._outgoing: list[bytes] = []
+        self._window = 2 * BATCH
+        self._outgoing: deque[tuple[bytes, asyncio.Future[Any]]] = deque()
+        """Commands that have not been sent, and the futures of their replies."""
         self._flushes = False
         """Whether the end of this turn sends what is put off."""
         self._crowded = False
@@ -98,14 +113,14 @@ class AsyncioLink(asyncio.Protocol):
             raise self.failure
         loop = self._loop
         reply: asyncio.Future[Any] = loop.create_future()
-        due = loop.time() + self._timeout
-        if self._pending or self._crowded:
-            self._put_off(command)
+        if self._pending or self._outgoing or self._crowded:
+            self._put_off(command, reply)
         elif self._transport:
             self._transport.write(command)
-        self._pending.append((reply, due))
-        if self._watch is None:
-            self._watch = loop.call_at(due, self._look)
+            due = loop.time() + self._timeout  # As ``_expect``, which each request would call.
+            self._pending.append((reply, due))
+            if self._watch is None:
+                self._watch = loop.call_at(due, self._look)
         return reply
 
     async def exchange(self, commands: Sequence[bytes]) -> list[Any]:
@@ -119,8 +134,14 @@ class AsyncioLink(asyncio.Protocol):
         """
         self._subscribing = self.ask(packed("SUBSCRIBE", channel) + packed("TIME"))
 
-    def _put_off(self, command: bytes) -> None:
-        self._outgoing.append(command)
+    def _expect(self, reply: asyncio.Future[Any]) -> None:
+        due = self._loop.time() + self._timeout
+        self._pending.append((reply, due))
+        if self._watch is None:
+            self._watch = self._loop.call_at(due, self._look)
+
+    def _put_off(self, command: bytes, reply: asyncio.Future[Any]) -> None:
+        self._outgoing.append((command, reply))
         if len(self._outgoing) >= BATCH:
             self._flush()
         elif not self._flushes:
@@ -138,7 +159,7 @@ class AsyncioLink(asyncio.Protocol):
             _inherited.append(self._transport)
 
     def data_received(self, data: bytes) -> None:
-        replies, pending = 0, self._pending
+        replies, pending, due = 0, self._pending, 0.0
         try:
             self._feed(data)
             while (reply := self._next_reply()) is not _INCOMPLETE:
@@ -146,7 +167,7 @@ class AsyncioLink(asyncio.Protocol):
                     self._on_push(reply)
                     continue
                 replies += 1
-                waiter, _ = pending[0]
+                waiter, due = pending[0]
                 if waiter is self._subscribing and isinstance(reply, Exception):
                     logger.warning(NOT_RUNG, explained(reply))
                     continue
@@ -157,6 +178,14 @@ class AsyncioLink(asyncio.Protocol):
             self._end(exceptions.InvalidResponse(f"the server does not talk as it should: {error}"))
         self._crowded = replies > 1
         self._heard_at = self._loop.time()
+        if replies:
+            self._replied_at = self._heard_at
+            if self._heard_at > due - (1 - PROMPT) * self._timeout:
+                self._window = self._window // 2 or 1
+            elif self._window < WINDOW:
+                self._window += replies
+            if self._outgoing:
+                self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(exceptions.ConnectionError(f"the connection was lost: {exc or 'closed'}"))
@@ -166,20 +195,28 @@ class AsyncioLink(asyncio.Protocol):
         self._flush()
 
     def _flush(self) -> None:
-        outgoing, self._outgoing = self._outgoing, []
-        if outgoing and self._transport and not self.failure:
-            self._transport.write(b"".join(outgoing))
+        commands: list[bytes] = []
+        while self._outgoing and len(self._pending) < self._window:
+            command, reply = self._outgoing.popleft()
+            if not reply.done():  # Else its caller was cancelled.
+                commands.append(command)
+                self._expect(reply)
+        if commands and self._transport and not self.failure:
+            self._transport.write(b"".join(commands))
 
     def _look(self) -> None:
         """Check the oldest request: one timer serves all that wait here.
 
-        While something comes, a reply that is late is nobody else's failure.
+        The server answers requests in their order, so it has ``timeout`` seconds for each from when it
+        has answered the one before. A thousand callers at once are no reason to count it as silent.
+        While anything arrives, one late reply does not fail the other requests.
         """
         self._watch = None
         if not self._pending:
             return
         now = self._loop.time()
         _, first_due = self._pending[0]
+        soonest = self._replied_at + self._timeout
         silent_at = max(first_due, self._heard_at + self._timeout)
         if now >= silent_at:
             self._end(self._no_answer())
@@ -187,8 +224,8 @@ class AsyncioLink(asyncio.Protocol):
         for waiter, due in self._pending:
             if waiter.done():
                 continue
-            if now < due:
-                silent_at = min(silent_at, due)
+            if now < max(due, soonest):
+                silent_at = min(silent_at, max(due, soonest))
                 break
             _fail(waiter, self._no_answer())
         self._watch = self._loop.call_at(silent_at, self._look)
@@ -204,8 +241,11 @@ class AsyncioLink(asyncio.Protocol):
             self._watch.cancel()
         if self._transport:
             self._transport.abort()
-        while self._pending:
-            waiter, _ = self._pending.popleft()
+        unanswered = [waiter for waiter, _ in self._pending]
+        unanswered += [waiter for _, waiter in self._outgoing]
+        self._pending.clear()
+        self._outgoing.clear()
+        for waiter in unanswered:
             if not waiter.done():
                 _fail(waiter, failure)
         self._on_end(self)
