@@ -62,13 +62,12 @@ WRITES = [
     "SET STATEMENT a = 1 FOR DELETE FROM b",
     "REPLACE INTO a VALUES (1)",
     "SET @a = pay(7)",
-    "SAVEPOINT x",
     "PRAGMA user_version = 7",
     "PREPARE a AS DELETE FROM b",
     "INSERT INTO a VALUES ('it''s; COMMIT'); SELECT 1",
     "",
 ]
-CONTROLS = ["BEGIN", "RELEASE SAVEPOINT x", "SET LOCAL a = 1", "PRAGMA a=1", "PRAGMA a(1)"]
+CONTROLS = ["BEGIN", "SAVEPOINT x", "RELEASE SAVEPOINT x", "SET LOCAL a = 1", "PRAGMA a=1", "PRAGMA a(1)"]
 COMMITS = [
     "commit",
     "END;",

@@ -63,9 +63,6 @@ _KEEPS: Final = re.compile(
 _SETS: Final = re.compile(r"[\s(]*(RE)?SET\b", re.IGNORECASE)
 """A setting that PostgreSQL undoes if the transaction is rolled back."""
 
-_PARAMETER: Final = re.compile(r"%\(\w+\)s")
-"""A parameter as psycopg spells it, which looks like a call of a function."""
-
 
 class _Transaction:
     """What a session has done in its current transaction."""
@@ -214,7 +211,7 @@ def _sent(connection: Connection, _cursor: object, statement: str, *_more: objec
 
 @functools.lru_cache(maxsize=1024)
 def _has_effect(statement: str) -> bool:
-    match kind_of(_PARAMETER.sub("?", statement)):
+    match kind_of(statement):
         case Kind.READS:
             return bool(_KEEPS.search(statement))
         case Kind.CONTROLS:  # Savepoints are looked at when the transaction is to be ended.

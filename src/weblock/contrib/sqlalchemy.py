@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
@@ -342,12 +343,12 @@ class _Fenced(_Guarded):
         kind = kind_of(statement, mysql=connection.dialect.name in ("mysql", "mariadb"))
         if kind is Kind.COMMITS and connection not in self._ending:
             raise refuse_commit(statement)
-        if kind is Kind.WRITES:
+        if kind is Kind.WRITES or _SAVEPOINT.match(statement):
             _begin_in_sqlite(connection)
-            if not self._wrote[connection]:
-                self._wrote[connection] = True
-                if connection in self._ending:  # A listener of COMMIT itself writes.
-                    self._check_all()
+        if kind is Kind.WRITES and not self._wrote[connection]:
+            self._wrote[connection] = True
+            if connection in self._ending:  # A listener of COMMIT itself writes.
+                self._check_all()
 
     def preparing(self, connection: Connection, *_xid: object) -> None:
         """Check the lease, and ask each database that was written to."""
@@ -470,6 +471,9 @@ def _commits_by_itself(connection: Connection) -> bool:
     if connection.dialect.name == "sqlite" and getattr(driver, "isolation_level", "") is None:
         return not getattr(driver, "in_transaction", False)  # Unless BEGIN was sent.
     return level == "AUTOCOMMIT" or getattr(driver, "autocommit", False) is True
+
+
+_SAVEPOINT: Final = re.compile(r"\s*SAVEPOINT\b", re.IGNORECASE)
 
 
 def _begin_in_sqlite(connection: Connection) -> None:

@@ -15,10 +15,9 @@ class Kind(Enum):
 
     READS = "reads"
     WRITES = "writes"
-    """It writes, or may write: an unknown function may do anything. A savepoint counts as well, for
-    without a BEGIN before it, SQLite commits when it is released."""
+    """It writes, or may write: an unknown function may do anything."""
     CONTROLS = "controls"
-    """It begins or undoes a transaction, or changes a setting of the session."""
+    """It begins or undoes a transaction, is about a savepoint, or changes a setting of the session."""
     COMMITS = "commits"
     """It ends a transaction by itself, so that nothing can check it."""
 
@@ -36,7 +35,7 @@ _SKIPPED_BY_MYSQL: Final = re.compile(
 """Names in quotes, strings and comments; MySQL and MariaDB execute what is in ``/*! ... */``."""
 
 _FIRST: Final = re.compile(r"[\s(]*([A-Za-z]+)")
-_CONTROLS: Final = re.compile("BEGIN|START|ROLLBACK|RELEASE|SET|RESET|PRAGMA|SHOW|USE")
+_CONTROLS: Final = re.compile("BEGIN|START|ROLLBACK|SAVEPOINT|RELEASE|SET|RESET|PRAGMA|SHOW|USE")
 _COMMITS: Final = re.compile(r"[\s(]*(?:COMMIT|END|PREPARE\s+TRANSACTION)\b", re.IGNORECASE)
 _STORED: Final = re.compile(r"user_version|application_id|schema_version", re.IGNORECASE)
 """What a PRAGMA of SQLite writes into the database."""
