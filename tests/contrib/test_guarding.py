@@ -67,7 +67,14 @@ WRITES = [
     "INSERT INTO a VALUES ('it''s; COMMIT'); SELECT 1",
     "",
 ]
-CONTROLS = ["BEGIN", "SAVEPOINT x", "RELEASE SAVEPOINT x", "SET LOCAL a = 1", "PRAGMA a=1", "PRAGMA a(1)"]
+CONTROLS = [
+    "BEGIN",
+    "SAVEPOINT x",
+    "RELEASE SAVEPOINT x",
+    "SET LOCAL a = 1",
+    "PRAGMA a=1",
+    "PRAGMA a(1)",
+]
 COMMITS = [
     "commit",
     "END;",

@@ -21,6 +21,7 @@ from sqlalchemy import (
     text,
     update,
 )
+from sqlalchemy.exc import OperationalError, PendingRollbackError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -389,22 +390,49 @@ class TestTheDatabaseAsReferee:
                 session.connection().commit()
         assert items(fenced) == 1
 
-    def test_a_statement_that_the_database_refuses_says_why(self, fenced, followed, follow):
+    @pytest.mark.parametrize("how", ["statement", "connection", "flush", "commit"])
+    def test_a_statement_that_the_database_refuses_says_why(self, fenced, followed, follow, how):
         """A serialization error of a stale section is told as what it is, and the pool is left whole."""
         change = update(Item).values(id=Item.id + 100)
         with Session(fenced) as session, session.begin():
             session.add(Item())
         with Session(fenced.execution_options(isolation_level="REPEATABLE READ")) as session:
             guard(session, followed, fence=True)
-            session.scalar(select(func.count(Item.id)))
+            item = session.scalars(select(Item)).one()
             follow()
             with fenced.begin() as connection:
                 connection.execute(change)
+            if how in ("flush", "commit"):
+                item.id = 1000
             with pytest.raises(StaleFence):
-                session.execute(change)
+                {
+                    "statement": lambda: session.execute(change),
+                    "connection": lambda: session.connection().execute(change),
+                    "flush": session.flush,
+                    "commit": session.commit,
+                }[how]()
             session.rollback()
         assert items(fenced) == 2
         assert fenced.pool.checkedout() == 0
+
+    def test_a_refused_statement_breaks_the_transaction(self, fenced, lease):
+        """After a conflict over other data, nothing is committed of a transaction of which a part is gone."""
+        change = update(Item).values(id=Item.id + 100)
+        with fenced.begin() as connection:
+            connection.execute(insert(Item).values(id=1))
+        with Session(fenced.execution_options(isolation_level="REPEATABLE READ")) as session:
+            guard(session, lease, fence=True)
+            session.execute(insert(Item).values(id=2))
+            with fenced.begin() as connection:
+                connection.execute(change)
+            with pytest.raises(OperationalError):
+                session.execute(change)
+            with pytest.raises(PendingRollbackError):
+                session.execute(insert(Item).values(id=3))
+            session.rollback()
+            session.execute(insert(Item).values(id=4))
+            session.commit()
+        assert items(fenced) == 2
 
     def test_two_phases_are_checked(self, server, fenced, followed, follow):
         """A two-phase commit is refused before its first phase."""

@@ -28,8 +28,8 @@ from sqlalchemy import (  # noqa: E402 - only what fits can be imported
     event,
     text,
 )
-from sqlalchemy.engine import AdaptedConnection  # noqa: E402
-from sqlalchemy.exc import DBAPIError  # noqa: E402
+from sqlalchemy.engine import AdaptedConnection, ExceptionContext  # noqa: E402
+from sqlalchemy.exc import DBAPIError, PendingRollbackError  # noqa: E402
 from sqlalchemy.util.concurrency import in_greenlet  # noqa: E402
 
 from .._core.ports import LeaseTable  # noqa: E402
@@ -75,7 +75,7 @@ watch()
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
-    from sqlalchemy.orm import ORMExecuteState, Session, SessionTransaction, scoped_session
+    from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
 
 class Checked(Protocol):
@@ -296,8 +296,10 @@ class _Fenced(_Guarded):
         self._ending: set[Connection] = set()
         """The connections whose COMMIT has begun."""
         self._get_bind: Callable[..., Engine | Connection] = session.get_bind
+        self._broken: set[Connection] = set()
+        """The connections whose transaction was rolled back after an error, to look who was the reason."""
         session.get_bind = self.get_bind  # type: ignore[method-assign]
-        event.listen(session, "do_orm_execute", self.execute)
+        _explain_errors()
 
     def get_bind(self, *args: Any, **options: Any) -> Engine | Connection:
         """Return the database of the next statement; it knows of the lease from now on.
@@ -335,11 +337,17 @@ class _Fenced(_Guarded):
             )
         super().begun(session, transaction, connection)
         event.listen(connection, "before_cursor_execute", self.seen)
+        _fenced_on.setdefault(connection, set()).add(self)
 
     def seen(self, connection: Connection, _cursor: object, statement: str, *_more: object) -> None:
         """Record a statement that may write; refuse one that commits by itself."""
         if connection not in self._wrote:
             return
+        if connection in self._broken:
+            raise PendingRollbackError(
+                "the database refused a statement of this transaction, which was rolled back: call"
+                " session.rollback() before the next one"
+            )
         kind = kind_of(statement, mysql=connection.dialect.name in ("mysql", "mariadb"))
         if kind is Kind.COMMITS and connection not in self._ending:
             raise refuse_commit(statement)
@@ -362,6 +370,7 @@ class _Fenced(_Guarded):
         super().ended(session, transaction)
         if transaction.parent is None:
             self._ending.clear()
+            self._broken.clear()
 
     def _check_all(self) -> None:
         """Check with each database that was written to; it then keeps others out until its COMMIT."""
@@ -425,31 +434,17 @@ class _Fenced(_Guarded):
             return False
         return True
 
-    def execute(self, state: ORMExecuteState) -> Any:
-        """Run a statement of the session, which the database may refuse because of another section."""
-        try:
-            return state.invoke_statement()
-        except DBAPIError as error:
-            self._explain_here(error)
-            raise
+    def explain(self, connection: Connection) -> None:
+        """Raise ``StaleFence`` if a statement conflicts with another section, and not with other data.
 
-    def explain(self, error: Exception) -> None:
-        """Raise ``StaleFence`` if a flush failed because another section has begun."""
-        if trouble_of(error) is Trouble.CONFLICT:
-            for connection in self._wrote:  # The session has given up its transaction on it.
-                with connection.engine.connect() as other:
-                    self._look(other)
-
-    def _explain_here(self, error: Exception) -> None:
-        """Explain the error where the transaction is broken, but still open: it is rolled back."""
-        if trouble_of(error) is Trouble.CONFLICT:
-            for connection in self._wrote:
-                connection.connection.rollback()  # Without taking a second connection.
-                self._look(connection)
-
-    def _look(self, connection: Connection) -> None:
+        A savepoint may be all that the application rolls back, so the error stays what it is in one.
+        """
+        if connection not in self._wrote or connection.in_nested_transaction():
+            return
+        connection.connection.rollback()  # Without taking a second connection.
         for mark in self._marks:
             run(still_ours(mark), self._asked(connection))
+        self._broken.add(connection)
 
     def _asked(self, connection: Connection) -> Callable[[Statement], Any]:
         return _asked(connection, self._dialect_at(connection.engine), self._wait)
@@ -458,11 +453,30 @@ class _Fenced(_Guarded):
         try:
             run(checking(mark), self._asked(connection))
         except Conflict as conflict:
-            self._explain_here(conflict.error)
             raise conflict.error from None
         except DBAPIError as error:
             if trouble_of(error) is not Trouble.READ_ONLY:
                 raise
+
+
+_fenced_on: Final[weakref.WeakKeyDictionary[Connection, set[_Fenced]]] = weakref.WeakKeyDictionary()
+"""The guards of the session that a connection is in use by."""
+
+
+@cache
+def _explain_errors() -> None:
+    """Have all errors of databases explained from now on: those of a flush and of a COMMIT, too."""
+    event.listen(Engine, "handle_error", _explain)
+
+
+def _explain(context: ExceptionContext) -> None:
+    connection = context.connection
+    guards = connection is not None and _fenced_on.get(connection)
+    if connection is None or not guards:
+        return
+    if trouble_of(context.original_exception) is Trouble.CONFLICT:
+        for fenced in guards:
+            fenced.explain(connection)
 
 
 def _commits_by_itself(connection: Connection) -> bool:
