@@ -269,6 +269,34 @@ async def test_async_views_are_checked(way: Any, serve: Any, guard: Any) -> None
     await sync_to_async(connections.close_all)()
 
 
+@pytest.mark.parametrize("middleware", [True, False], ids=["middleware", "decorator alone"])
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_serialization_error_of_a_stale_holder_is_503(  # noqa: PLR0917 - fixtures
+    kind: str, middleware: bool, database: Any, serve: Any, guard: Any, settings: Any
+) -> None:
+    """The database itself refuses it at REPEATABLE READ: it is answered like any lost lease."""
+    database(OPTIONS={"isolation_level": IsolationLevel.REPEATABLE_READ})
+    if not middleware:
+        settings.MIDDLEWARE = [each for each in settings.MIDDLEWARE if "weblock" not in each]
+    item = Item.objects.create()
+
+    def rename(request: HttpRequest) -> HttpResponse:
+        with transaction.atomic():
+            Item.objects.count()
+            story.sleep()
+            Item.objects.filter(pk=item.pk).update(name="renamed")
+        return HttpResponse(status=201)
+
+    async def arename(request: HttpRequest) -> HttpResponse:
+        return await sync_to_async(rename)(request)
+
+    story = Story()
+    serve(items=lock("create_item")(rename if kind == "sync" else arename))
+    guard()
+    response = fetch("/items")
+    assert (response.status_code, response.json()["code"]) == (503, "lease_lost")
+
+
 def test_a_holder_that_comes_too_late_does_not_begin(serve: Any, guard: Any) -> None:
     """One that sleeps before its first statement, while another takes over, is refused there."""
     ran: list[int] = []

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NoReturn, TypeVar, Unpack
 
-from asgiref.sync import iscoroutinefunction
+from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.http import HttpRequest
 
 from ..._options import HoldOptions
@@ -180,7 +180,12 @@ def _serve(together: Together, view: Callable[..., Any], args: Any, kwargs: Any)
 
     def acquire_and_work() -> Any:
         alone.acquire(together, values)
-        return work(alone)
+        try:
+            return work(alone)
+        except Exception as error:
+            if (reason := alone.reason_of(error)) is error:
+                raise
+            raise reason from error
 
     try:
         if not outer:
@@ -215,7 +220,12 @@ async def _serve_async(together: Together, view: Callable[..., Any], args: Any, 
 
     async def acquire_and_work() -> Any:
         await alone.acquire(together, values)
-        return await work(alone)
+        try:
+            return await work(alone)
+        except Exception as error:
+            if (reason := await sync_to_async(alone.reason_of)(error)) is error:
+                raise
+            raise reason from error
 
     try:
         if not outer:

@@ -17,7 +17,6 @@ from django.utils.decorators import sync_and_async_middleware
 from ...errors import ConfigurationError, WeblockError
 from . import settings
 from .answers import aanswer_for, answer_for
-from .commits import current_guard
 from .registry import LocksByAlias, async_locks, locks
 from .request import TaskLeases, ThreadLeases, locks_of_request
 from .view_lock import ViewLock, locks_of
@@ -43,9 +42,9 @@ class _Layer:
 
     def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
         """Respond to an error of a view: a lost lease, or a lock that the view acquired itself."""
-        if guard := current_guard():
-            error = guard.reason_of(error)
         held = locks_of_request(request)
+        if held:
+            error = held.reason_of(error)
         return answer_for(held.lock_behind(error) if held else None, request, error)
 
 

@@ -140,6 +140,10 @@ class ViewLeases(RequestLeases[BaseLease]):
             response.headers["Server-Timing"] = f"{others}, {own}" if others else own
         return response
 
+    def reason_of(self, error: Exception) -> Exception:
+        """Return why a view failed: ``StaleFence``, if the database refused it for being stale."""
+        return self.guard.reason_of(error) if self.guard else error
+
     async def release(self) -> LeaseLost | None:
         """Release everything. Return the loss, if a lease was lost before."""
         self.guard = None
