@@ -1,33 +1,35 @@
-"""Turns at a pool's connections come back when connecting fails, whatever remembers the failure."""
+"""Permits are given back after a failure or an interrupt, also while its exception is kept."""
 
 from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.waiting import PATIENCE
+from tests.servers import Server, fresh_quorum, fresh_url
+from tests.servers.postgres import fresh_postgresql
+from tests.support.interrupts import Interrupt, Interrupter
+from tests.support.renewals import renewed
+from tests.support.waiting import PATIENCE, eventually
 from weblock import EngineUnavailable, Locks
-from weblock._platform.turns import Empty, Turn, Turns
-from weblock._runtime.crowd import Crowd
 from weblock.stores.file import records
-from weblock.stores.redis.blocking import BlockingLinks
-from weblock.stores.redis.settings import Address
+
+LINES = 300
+"""At how many lines an exception is raised; all of them where they are fewer than twice as many."""
 
 REFUSED = "127.0.0.1:1"
 """Where no server listens."""
 
 
-class Frame:
-    """A traceback's frame, as far as the collector sees it: in a cycle, with a turn in it."""
-
-    def __init__(self, turn: Turn) -> None:
-        self.turn = turn
-        self.myself = self
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A server of the test's own."""
+    with Server() as server:
+        yield server
 
 
 @pytest.fixture
@@ -38,25 +40,50 @@ def no_collector() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_turns_that_are_all_garbage_come_back(count: int) -> None:
-    """A collection that finds all turns in cycles gives every one of them back."""
-    turns = Turns(count)
-    for _ in range(count):
-        Frame(turns.take(block=False))
-    gc.collect()
-    kept = [turns.take(block=False) for _ in range(count)]
-    assert len(kept) == count
-    with pytest.raises(Empty):
-        turns.take(block=False)
+@pytest.mark.usefixtures("no_collector")
+def test_a_server_that_was_killed_is_used_again(server: Server) -> None:
+    """After an outage every connection of the pool can be used again, also while its errors are kept."""
+    url = server.url(recovery="off", max_connections=2, timeout=0.5)
+    with Locks.from_url(url, wait=0) as locks:
+        lost = locks.acquire("lost", ttl=1)  # The keeper, which renews it, has a pool of its own.
+        renewed(locks, lost)
+        server.kill()
+        kept = failures_of(lambda: locks.acquire("a"), count=10)
+        eventually(lambda: lost.remaining() == 0)
+        server.start()
+        with locks.hold("a") as lease:
+            renewed(locks, lease)
+    assert len(kept) == 10
 
 
-def test_turns_whose_pool_is_garbage_go_with_it() -> None:
-    """Turns do not outlive what they are turns at."""
-    turns = Turns(1, lambda: pytest.fail("there is nothing to come back to"))
-    Frame(turns.take(block=False))
-    del turns
-    gc.collect()
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning")
+@pytest.mark.parametrize("engine", ["file", "redis", "quorum", "postgresql"])
+def test_exceptions_of_signal_handlers_use_none_up(engine: str, tmp_path: Path) -> None:
+    """Such an exception at any line costs no permit, also if the application keeps the exception."""
+    urls = {
+        "file": lambda: f"file://{tmp_path}",
+        "redis": lambda: fresh_url(max_connections=2),
+        "quorum": lambda: fresh_quorum(3, max_connections=2),
+        "postgresql": lambda: f"{fresh_postgresql()}&max_connections=2",
+    }
+    kept: list[Interrupt] = []
+
+    def section(key: str) -> None:
+        locks.acquire(key, wait=PATIENCE).release()
+
+    with Locks.from_url(urls[engine]()) as locks:
+        section("warm")
+        whole = Interrupter(None)
+        whole.run(lambda: section("key"))
+        numbers = range(1, whole.lines + 1, max(1, whole.lines // LINES))
+        for number in numbers:
+            Interrupter(number, kept=kept.append).run(partial(section, f"key {number}"))
+        for _ in range(3):
+            section("key")
+    assert len(kept) > len(numbers) / 2
 
 
 @pytest.mark.usefixtures("no_collector")
@@ -64,57 +91,25 @@ def test_turns_whose_pool_is_garbage_go_with_it() -> None:
     "url",
     [
         f"redis://{REFUSED}?max_connections=2&timeout=0.2",
+        [f"redis://127.0.0.1:{port}?max_connections=2&timeout=0.2" for port in (1, 2, 3)],
         f"postgresql://u@{REFUSED}/db?max_connections=2&timeout=0.2",
     ],
 )
-def test_refused_connections_use_none_up(url: str) -> None:
-    """However often the server has refused, a caller learns that it refuses.
-
-    The errors are kept, as an application's reports of them are, and their tracebacks with them.
-    """
-    kept = []
+def test_refused_connections_use_none_up(url: str | list[str]) -> None:
+    """However often the server has refused, a caller learns that it refuses."""
     with Locks.from_url(url, wait=0) as locks:
-        for _ in range(5):
-            with pytest.raises(EngineUnavailable) as caught:
-                locks.acquire("a")
-            kept.append(caught.value)
+        kept = failures_of(lambda: locks.acquire("a"), count=5)
     assert not [str(error) for error in kept if "in use" in str(error)]
 
 
-@pytest.mark.usefixtures("no_collector")
-@pytest.mark.parametrize("takes_turns", [False, True])
-def test_failures_to_connect_leave_the_room_as_it_was(takes_turns: bool) -> None:
-    """Neither the pool of one server nor that of a quorum's server loses room to failures."""
-    failures: list[OSError] = []
-    links = BlockingLinks(Refusing, None, room=1, patience=0.0, takes_turns=takes_turns)  # type: ignore[arg-type]
-
-    async def one() -> None:
-        try:
-            await links.take(Address("server", 1), None)  # type: ignore[arg-type]
-        except OSError as error:
-            failures.append(error)
-
-    for _ in range(3):
-        run(one())
-    assert [type(each) for each in failures] == [ConnectionRefusedError] * 3
-
-
-class Refusing:
-    """A connection that is always refused."""
-
-    socket_timeout = socket_connect_timeout = PATIENCE
-
-    def __init__(self, _address: Address) -> None:
-        pass
-
-    def connect(self) -> None:
-        """Fails."""
-        raise ConnectionRefusedError
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    """Runs a coroutine that may wait for a socket."""
-    Crowd([work]).run(lambda: False)
+def failures_of(work: Callable[[], object], *, count: int) -> list[EngineUnavailable]:
+    """The errors of several calls, kept as an application's reports keep them, with their tracebacks."""
+    kept: list[EngineUnavailable] = []
+    for _ in range(count):
+        with pytest.raises(EngineUnavailable) as caught:
+            work()
+        kept.append(caught.value)
+    return kept
 
 
 @pytest.mark.usefixtures("no_collector")

@@ -198,20 +198,24 @@ class TestTurns:
         with Locks.from_url(url) as locks, Locks.from_url(varied(url, timeout=21)) as others:
             lease = locks.acquire("k")
             links = locks._locker.store._cells._links  # type: ignore[attr-defined]
-            turn = links.turn("default:k")
-            drive(turn.__aenter__())
-            lease.release()
-            others.acquire("k", wait=0).release()
-            drive(turn.__aexit__(None, None, None))
+
+            async def work() -> None:
+                lease.release()
+                others.acquire("k", wait=0).release()
+
+            drive(links.in_turn("default:k", work))
 
     async def test_nor_does_a_task(self, url) -> None:
         """The same in an event loop."""
         locks, others = AsyncLocks.from_url(url), AsyncLocks.from_url(varied(url, timeout=21))
         lease = await locks.acquire("k")
         links = locks._locker.store._cells._links  # type: ignore[attr-defined]
-        async with links.turn("default:k"):
+
+        async def work() -> None:
             await asyncio.wait_for(lease.release(), PATIENCE)
             await (await others.acquire("k", wait=0)).release()
+
+        await links.in_turn("default:k", work)
         await locks.close()
         await others.close()
 
@@ -458,9 +462,12 @@ class TestSilence:
         async with AsyncLocks.from_url(url, wait=0) as locks:
             await (await locks.acquire("other")).release()
             links = locks._locker.store._cells._links  # type: ignore[attr-defined]
-            async with links.turn("default:key"):
+
+            async def work() -> None:
                 with pytest.raises(EngineUnavailable, match="too many callers change the same key"):
                     await locks.acquire("key")
+
+            await links.in_turn("default:key", work)
             await (await locks.acquire("key")).release()
 
 

@@ -265,7 +265,7 @@ def test_a_pool_that_is_too_small_is_told_so(server: Server) -> None:
         locks.acquire("a", wait=PATIENCE).release()
         links = locks._locker.store._wire.links  # type: ignore[attr-defined]
         links._patience = 0.01
-        turn = links._room.take()
+        links.free.get()
         try:
             links._answered_at = time.monotonic() + PATIENCE  # Just before the thread gives up.
             assert (
@@ -273,7 +273,7 @@ def test_a_pool_that_is_too_small_is_told_so(server: Server) -> None:
                 == "all 1 connections are in use: raise max_connections"
             )
         finally:
-            links._room.give_back(turn)
+            links.free.put(None)
         locks.acquire("b").release()
 
 

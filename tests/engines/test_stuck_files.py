@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -167,13 +168,13 @@ class Unlucky:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.tries, self.let = 0, lambda: False
-        really = RecordFile.try_lock
+        really = RecordFile.run
 
-        def try_lock(record: RecordFile) -> bool:
+        def run(record: RecordFile, work: Callable[[RecordFile], Any]) -> Any:
             self.tries += 1
-            return self.let() and really(record)
+            return really(record, work) if self.let() else None
 
-        monkeypatch.setattr(RecordFile, "try_lock", try_lock)
+        monkeypatch.setattr(RecordFile, "run", run)
 
 
 def test_a_file_where_others_go_in_and_out_is_waited_for_longer(

@@ -43,12 +43,37 @@ def _first_lines(file: str) -> frozenset[int]:
     return frozenset(block.body[0].lineno for block in blocks)
 
 
-class Interrupter:
-    """Runs something, and at the line that has the number ``at`` raises ``Interrupt``, or calls ``act``."""
+@functools.cache
+def _before_first_calls(file: str) -> frozenset[int]:
+    """The lines of the ``finally`` blocks of a file, each up to the line of its first call."""
+    lines: set[int] = set()
+    for node in ast.walk(ast.parse(Path(file).read_text())):
+        if isinstance(node, ast.Try) and node.finalbody:
+            calls = [
+                each.lineno
+                for statement in node.finalbody
+                for each in ast.walk(statement)
+                if isinstance(each, ast.Call)
+            ]
+            lines |= set(range(node.finalbody[0].lineno, min(calls, default=0) + 1))
+    return frozenset(lines)
 
-    def __init__(self, at: int | None, act: Callable[[], object] = _interrupt) -> None:
+
+class Interrupter:
+    """Runs something, and at the line that has the number ``at`` raises ``Interrupt``, or calls ``act``.
+
+    ``kept`` receives the exception, with all that its traceback refers to.
+    """
+
+    def __init__(
+        self,
+        at: int | None,
+        act: Callable[[], object] = _interrupt,
+        kept: Callable[[Interrupt], object] = bool,
+    ) -> None:
         self.at = at
         self.act = act
+        self._kept = kept
         self.lines = 0
         self.where = ""
         self._last: dict[FrameType, int] = {}
@@ -58,7 +83,8 @@ class Interrupter:
         sys.settrace(self._trace)
         try:
             work()
-        except Interrupt:
+        except Interrupt as raised:
+            self._kept(raised)
             return True
         finally:
             sys.settrace(None)
@@ -81,6 +107,9 @@ class Interrupter:
         # At the end of a block Python shows the line of its ``with`` again. There it lets no signal
         # handler in before the block's ``__exit__`` has been called.
         if line < last <= _withs(frame.f_code.co_filename).get(line, 0):
+            return
+        # It runs no handler between the end of a ``try`` block and the first call of its ``finally``.
+        if self.act is _interrupt and line in _before_first_calls(frame.f_code.co_filename):
             return
         # Nor does it run a handler or the collector between the ``__enter__`` and the first call inside.
         if self.act is not _interrupt and line in _first_lines(frame.f_code.co_filename):

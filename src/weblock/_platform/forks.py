@@ -95,22 +95,22 @@ def _replace_inherited() -> None:
 
 
 class ForkGuard:
-    """A ``with`` block that no announced fork interrupts: the fork waits until the block has ended."""
+    """``with guard.mutex:`` is a block that no announced fork interrupts: the fork waits for its end."""
 
     def __init__(self) -> None:
         self.after_fork()
         heed_forks(self)
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(before=self.__enter__, after_in_parent=self.__exit__)
+            os.register_at_fork(before=self._enter, after_in_parent=self._leave)
 
     def after_fork(self) -> None:
-        self._mutex: threading.RLock = original("threading", "RLock")()
+        self.mutex: threading.RLock = original("threading", "RLock")()
 
-    def __enter__(self) -> None:
-        self._mutex.acquire()
+    def _enter(self) -> None:
+        self.mutex.acquire()
 
-    def __exit__(self, *_exc_info: object) -> None:
-        self._mutex.release()
+    def _leave(self) -> None:
+        self.mutex.release()
 
 
 class _Collector(threading.local):

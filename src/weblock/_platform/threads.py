@@ -118,14 +118,16 @@ class BackgroundThread:
 
     def _take_turn(self, thread: Thread) -> bool:
         """Run the work to its end, unless another thread runs it."""
-        turn = self._turn
-        if not turn.acquire(blocking=False):
-            return False
+        turn, taken = self._turn, list[bool]()
         try:
+            taken += map(turn.acquire, (False,))  # See ``turns``: a greenlet may be interrupted.
+            if taken == [False]:
+                return False
             self._thread = thread
             self._until_done()
         finally:
-            turn.release()
+            if taken == [True]:
+                turn.release()
         return True
 
     def _until_done(self) -> None:

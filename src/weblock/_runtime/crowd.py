@@ -21,20 +21,34 @@ class Crowd:
     """Several coroutines, started in order; each continues when its socket is ready."""
 
     def __init__(self, works: Sequence[Coroutine[Any, Any, None]]) -> None:
+        self._works = works
+        self._begun = False
         self._parked: dict[int, _Parked] = {}
         self._poll = new_poll()
-        for work in works:
-            self._step(work, value=None)
 
     @property
     def over(self) -> bool:
         """Whether all have ended."""
-        return not self._parked
+        return self._begun and not self._parked
 
     def run(self, enough: Callable[[], bool], *, until: float = float("inf")) -> None:
-        """Run them until all are done, there is ``enough``, or the time is over."""
-        while self._parked and now() < until and not enough():
-            self._wait(min(until, *(parked.due for parked in self._parked.values())))
+        """Run them until all are done, there is ``enough``, or the time is over.
+
+        After an exception, which a signal handler may have raised, none of them continues. They are
+        closed, so that they give back what they have: a traceback that is kept would keep it, too.
+        """
+        try:
+            if not self._begun:
+                self._begun = True
+                for work in self._works:
+                    self._step(work, value=None)
+            while self._parked and now() < until and not enough():
+                self._wait(min(until, *(parked.due for parked in self._parked.values())))
+        except BaseException:
+            self._parked = {}
+            for work in self._works:
+                work.close()
+            raise
 
     def _wait(self, until: float) -> None:
         looked = now()

@@ -217,14 +217,19 @@ class _Everywhere:
 
     def _catch_up(self) -> None:
         # Looked at again after each turn: a thread that came meanwhile has left its change to us.
-        while self._changes and self._guard.acquire(blocking=False):
+        while self._changes:
+            taken: list[bool] = []
             try:
+                taken += map(self._guard.acquire, (False,))  # See ``turns``.
+                if taken == [False]:
+                    return
                 while self._changes:
                     self.observers = self._changes.popleft()(self.observers)
                 for audience in tuple(self._audiences):
                     audience.refresh()
             finally:
-                self._guard.release()
+                if taken == [True]:
+                    self._guard.release()
 
 
 _everywhere = _Everywhere()

@@ -21,7 +21,6 @@ from urllib.parse import unquote
 from ..._core.ports import Ask, Grasp, Runtime, Store
 from ..._core.table import Moment, Step
 from ..._platform.forks import heed_forks
-from ..._platform.turns import Turn
 from ...errors import ConfigurationError, EngineUnavailable
 from ..cells import CellStore, Done, Transition
 from ..entrance import Entrance
@@ -370,23 +369,27 @@ class _RecordCells:
         clock = self._runtime.now
         while True:
             home = self._engine.home_at(clock())
+
+            def locked(record: RecordFile, home: Home = home) -> tuple[T, float]:
+                now = clock()
+                floor = int(time.time() * 1_000_000)
+                return work(record, Moment(now, floor, home.processes.alive)), now
+
             record = home.records[file]
             try:
-                turn = record.try_lock() or await self._wait_for(record, patience)
-                try:
-                    now = clock()
-                    floor = int(time.time() * 1_000_000)
-                    return work(record, Moment(now, floor, home.processes.alive)), now
-                finally:
-                    record.unlock(turn)
+                (done,) = record.run(locked) or await self._when_free(record, locked, patience)
             except DirectoryGone:
                 self._engine.leave(home)
             except (ConfigurationError, OSError) as error:
                 if not (lacks_descriptors(error) and home.put_away(only_if_idle=False)):
                     self._engine.fail(error)
+            else:
+                return done
 
-    async def _wait_for(self, record: RecordFile, patience: float) -> Turn:
-        """Lock a file that is busy. Of many callers that wait for a stuck file, one does so."""
+    async def _when_free(
+        self, record: RecordFile, work: Callable[[RecordFile], T], patience: float
+    ) -> tuple[T]:
+        """Run a function on a file that is busy. Of many callers of a stuck file, one waits for it."""
         started = self._runtime.now()
         # A caller that has just waited for a stuck file has done so for all.
         known = record.given_up(started) >= patience
@@ -395,7 +398,7 @@ class _RecordCells:
         pause = 0.0
         record.waiting += 1
         try:
-            while not (turn := record.try_lock()):
+            while not (done := record.run(work)):
                 now = self._runtime.now()
                 if reason := busy.stuck(now):
                     record.give_up(now, patience)
@@ -405,7 +408,7 @@ class _RecordCells:
                 await self._runtime.sleep(pause * (0.5 + self._runtime.jitter()))
                 longest = PAUSE_SHARE * (now - started) * record.waiting
                 pause = min(LONGEST_PAUSE, max(FIRST_PAUSE, min(longest, 2 * pause)))
-            return turn
+            return done
         finally:
             record.waiting -= 1
 

@@ -15,12 +15,12 @@ import errno
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple, TypeVar
 
 from ..._core.table import KeyState, Moment, Step
 from ..._platform.forks import ForkGuard
-from ..._platform.turns import Empty, Turn, Turns
+from ..._platform.turns import Empty, turns
 from ...errors import ConfigurationError, EngineUnavailable
 from ..cells import Transition
 from .directory import Directory
@@ -30,6 +30,8 @@ try:
     import fcntl
 except ImportError:  # On Windows, where open_engine() refuses.
     pass
+
+T = TypeVar("T")
 
 FILES: Final = 64
 
@@ -41,9 +43,9 @@ _HEADROOM: Final = 512
 """Bytes by which a state may grow while no caller joins its queue."""
 
 _no_fork: Final = ForkGuard()
-"""Entered while a file is opened: a child that knew nothing of the file would keep it locked."""
+"""Its mutex is held while a file is opened: a child that knew nothing of the file would keep it locked."""
 
-_TURN_PATIENCE: Final = 0.1
+_PERMIT_PATIENCE: Final = 0.1
 """Seconds to wait for another thread of this process to leave a file."""
 
 _LATELY: Final = 0.1
@@ -94,15 +96,14 @@ class DirectoryGone(Exception):
 
 
 class RecordFile:
-    """One record file. ``try_lock`` and ``unlock`` bracket ``apply`` and ``names``."""
+    """One record file. ``run`` locks it for ``apply`` and ``names``."""
 
     def __init__(self, directory: Directory, index: int) -> None:
         self._directory = directory
         self._name = f"records-{index:02d}"
         self.path = f"{directory.path}/{self._name}"
         self._boot = bytes.fromhex(directory.boot)
-        # A caller that loses its turn leaves the file locked for all processes until it is closed.
-        self._turns = Turns(1, on_lost=self._let_go_of_file, brief=True)
+        self._free = turns(1, brief=True)
         self._fd = -1
         self._inode = -1
         self._size = 0
@@ -116,39 +117,35 @@ class RecordFile:
         self._given_up_at = 0.0
         self._given_up_after = 0.0
 
-    def try_lock(self) -> Turn | None:
-        """Lock the file, and return what unlocks it; ``None`` if others are inside.
+    def run(self, work: Callable[[RecordFile], T]) -> tuple[T] | None:
+        """Lock the file, and return the result of ``work``; ``None`` if another caller is inside.
 
-        Threads exclude one another by turns, for they share one open file. A turn is waited for, also
-        by an event loop: the one inside goes on only when it is given the interpreter. Raises
-        ``DirectoryGone`` if there is no directory to have the file in.
+        Threads exclude one another by a permit, because they share one open file. A permit is waited
+        for, also by an event loop: the thread that has it continues only when it is given the
+        interpreter. Raises ``DirectoryGone`` if there is no directory to have the file in.
         """
+        permits: list[None] = []
         try:
-            turn = self._turns.take(timeout=_TURN_PATIENCE)
-        except Empty:
-            return None
-        try:
-            while not self._lock_what_is_there():
-                self._reopen()
-        except BlockingIOError:
-            self._turns.give_back(turn)
-            return None
-        except BaseException:
-            self._let_go_of_file()
-            self._turns.give_back(turn)
-            raise
-        self._given_up_after = 0.0
-        self._used = True
-        return turn
-
-    def unlock(self, turn: Turn) -> None:
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
-        except BaseException:
-            self._let_go_of_file()
-            raise
+            try:
+                try:
+                    permits += map(self._free.get, (True,), (_PERMIT_PATIENCE,))
+                    while not self._lock_what_is_there():
+                        self._reopen()
+                except (Empty, BlockingIOError):
+                    return None
+                self._given_up_after = 0.0
+                self._used = True
+                return (work(self),)
+            finally:
+                if permits and self._fd >= 0:
+                    try:
+                        fcntl.flock(self._fd, fcntl.LOCK_UN)
+                    except BaseException:
+                        self._let_go_of_file()
+                        raise
         finally:
-            self._turns.give_back(turn)
+            if permits:
+                self._free.put(None)
 
     def apply(self, changes: Changes, moment: Moment) -> list[Step]:
         """Replace the states of keys; an unchanged one is not written again."""
@@ -199,11 +196,13 @@ class RecordFile:
 
     def close(self) -> None:
         """Close it when no caller is inside; later callers learn that it is gone."""
-        turn = self._turns.take()
+        permits: list[None] = []
         try:
+            permits += map(self._free.get, (True,))
             self.abandon()
         finally:
-            self._turns.give_back(turn)
+            if permits:
+                self._free.put(None)
 
     def put_away(self, process: str, *, only_if_idle: bool) -> bool:
         """Close the file until it is needed again; return whether it was open, and could be closed.
@@ -213,20 +212,22 @@ class RecordFile:
         """
         if self._fd < 0:
             return False
+        permits: list[None] = []
         try:
-            turn = self._turns.take(block=False)
-        except Empty:
-            return False
-        try:
+            permits += map(self._free.get, (False,))
             used, self._used = self._used, False
             name, lines = process.encode(), self._known.lines.values()
             ours = self._known is _EMPTY or any(name in line for line in lines)
             if ours or (used and only_if_idle):
                 return False
             self._let_go_of_file()
+        except Empty:
+            return False
+        else:
             return True
         finally:
-            self._turns.give_back(turn)
+            if permits:
+                self._free.put(None)
 
     def abandon(self) -> None:
         """Close it in a forked child, where the thread of a caller inside does not exist."""
@@ -256,7 +257,7 @@ class RecordFile:
         if self._closed or self._directory.deleted:
             raise DirectoryGone
         self._known = _EMPTY
-        with _no_fork:
+        with _no_fork.mutex:
             self._fd = self._directory.open_file(self._name)
         self._inode = os.fstat(self._fd).st_ino
 
@@ -379,10 +380,10 @@ class RecordFile:
 
     def _resized(self, size: int) -> None:
         """Record a file's new size, and forget where its slots were."""
-        self._size = size
+        self._known = _EMPTY
         self._slots = tuple(_slots_in(size))
         self._headers += [b""] * (len(self._slots) - len(self._headers))
-        self._known = _EMPTY
+        self._size = size  # Last: after an exception of a signal handler, all of it is done again.
 
 
 def _slots_in(file_size: int) -> Iterator[_Slot]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
 
 import psycopg
 
@@ -17,6 +16,8 @@ from .failures import HARMLESS, TOO_MANY, Unfit
 from .rows import Row
 from .silence import Silence
 from .statements import Statement
+
+T = TypeVar("T")
 
 PATIENCE: Final = 5.0
 """Seconds that a task waits for its turn at a key: many may join its queue, and each waits for a disk."""
@@ -160,8 +161,7 @@ class AsyncioLinks:
         with self._silence:
             return await link.ask(statement, *parameters)
 
-    @asynccontextmanager
-    async def turn(self, key: str) -> AsyncIterator[None]:
+    async def in_turn(self, key: str, work: Callable[[], Awaitable[T]]) -> T:
         turn = self._loops.here().turns[hash(key) % STRIPES]
         try:
             async with asyncio.timeout(PATIENCE):
@@ -169,7 +169,7 @@ class AsyncioLinks:
         except TimeoutError:
             raise self._silence.turn_in_vain(TOO_MANY) from None
         try:
-            yield
+            return await work()
         finally:
             turn.release()
 

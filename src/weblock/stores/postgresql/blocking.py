@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, Final, TypeVar
 
 import psycopg
 
 from ..._platform.greenlets import do_before_this_thread_ends
 from ..._platform.polling import READABLE, new_poll
-from ..._platform.turns import Empty, Turns, taken_out
+from ..._platform.turns import Empty, taken_out, turns
 from .dialogue import Dialogue, Outcome, Parameter
 from .failures import HARMLESS, TOO_MANY, Unfit
 from .rows import Row
 from .silence import Silence
 from .statements import Statement
+
+T = TypeVar("T")
 
 STRIPES: Final = 64
 """Keys that can be changed at the same time by one world of a process."""
@@ -123,27 +126,31 @@ class BlockingLinks:
 
     async def ask(self, statement: Statement, *parameters: Parameter) -> list[Row]:
         """Return the rows that a statement results in. Raises psycopg's errors."""
+        permits: list[None] = []
         try:
-            turn = self._turns.take(timeout=self._patience)
-        except Empty:
             reason = f"all {self._room} connections are in use: raise max_connections"
-            raise self._silence.turn_in_vain(reason) from None
-        try:
+            self._take(self._free, permits, reason)
             return self._ask(statement, parameters)
-        finally:  # Also where it cannot connect: the traceback would keep the turn.
-            self._turns.give_back(turn)
-
-    @asynccontextmanager
-    async def turn(self, key: str) -> AsyncIterator[None]:
-        turns = self._turns_of_keys[hash(key) % STRIPES]
-        try:
-            turn = turns.take(timeout=self._patience)
-        except Empty:
-            raise self._silence.turn_in_vain(TOO_MANY) from None
-        try:
-            yield
         finally:
-            turns.give_back(turn)
+            if permits:
+                self._free.put(None)
+
+    async def in_turn(self, key: str, work: Callable[[], Awaitable[T]]) -> T:
+        free = self._free_of_keys[hash(key) % STRIPES]
+        permits: list[None] = []
+        try:
+            self._take(free, permits, TOO_MANY)
+            return await work()
+        finally:
+            if permits:
+                free.put(None)
+
+    def _take(self, free: SimpleQueue[None], permits: list[None], reason: str) -> None:
+        """Take one of the ``free`` permits. Raises ``Unfit`` for this ``reason``, or a silent server."""
+        try:
+            permits += map(free.get, (True,), (self._patience,))
+        except Empty:
+            raise self._silence.turn_in_vain(reason) from None
 
     def close(self) -> None:
         self._closed = True
@@ -154,11 +161,12 @@ class BlockingLinks:
         for link in getattr(self, "_idle", ()):
             link.abandon()
         self._idle: list[BlockingLink] = []
-        self._turns = Turns(self._room)
-        self._turns_of_keys = [Turns(1) for _ in range(STRIPES)]
+        self._free = turns(self._room)
+        """The permits to use a connection."""
+        self._free_of_keys = [turns(1) for _ in range(STRIPES)]
 
     def _ask(self, statement: Statement, parameters: tuple[Parameter, ...]) -> list[Row]:
-        """Ask on one of the connections, for a caller that has a turn."""
+        """Ask on one of the connections, for a caller that has a permit."""
         link = self._idle_link() or self._new_link()
         try:
             with self._silence:

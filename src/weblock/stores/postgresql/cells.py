@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import psycopg
@@ -84,8 +85,8 @@ class RowCells:
                 # All others wait for it: it must not wait until they have joined the queue.
                 return await self._update_now(key, transition, patience)
             # Those of one process would only make each other begin again.
-            async with self._links.turn(key):
-                return await self._update_now(key, transition, patience)
+            update = partial(self._update_now, key, transition, patience)
+            return await self._links.in_turn(key, update)
         except Unfit as error:
             raise unavailable(self._settings, error) from error
 

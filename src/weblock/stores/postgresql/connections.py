@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol, TypeVar
 
 import psycopg
 from psycopg import errors
@@ -21,6 +21,8 @@ from .settings import Settings
 from .silence import Silence
 from .statements import INTRODUCE, Statement, Statements
 
+T = TypeVar("T")
+
 LEAST_SERVER: Final = 120000
 
 
@@ -30,10 +32,10 @@ class Links(Protocol):
     async def ask(self, statement: Statement, *parameters: Parameter) -> list[Row]:
         """Return the rows that a statement results in. Raises psycopg's errors."""
 
-    def turn(self, key: str) -> AbstractAsyncContextManager[None]:
-        """Wait until no other caller of this kind changes the key, or one of a few others.
+    async def in_turn(self, key: str, work: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of ``work``, during which no other caller here changes the key.
 
-        Raises psycopg's errors if that takes too long.
+        A few other keys share its turn. Raises psycopg's errors if the turn does not come in time.
         """
 
     def close(self) -> None: ...

@@ -22,6 +22,7 @@ from redis import exceptions
 from ..._core.ports import Ask, Switchboard
 from ..._platform.logs import logger
 from ..._platform.loops import BeforeLoopEnds, ByLoop, made_for_all
+from ..._platform.turns import turns
 from .asking import connecting, in_background
 from .calls import packed
 from .internals import take_writer
@@ -382,6 +383,9 @@ class LoopLinks:
 class AsyncioLinks:
     """The links of whichever event loop runs."""
 
+    free = turns(0)
+    """A link is shared, so its callers need no permits."""
+
     def __init__(self, new: Callable[[], LoopLinks]) -> None:
         self._loops = ByLoop(new)
         self._closed = False
@@ -404,13 +408,15 @@ class AsyncioLinks:
             with contextlib.suppress(RuntimeError):  # The loop has been closed.
                 links.loop.call_soon_threadsafe(links.move)
 
-    def at_once(self, address: Address) -> AsyncioLink | None:
+    def at_once(self, address: Address, _permits: list[None]) -> AsyncioLink | None:
         latest = self._loops.latest
         if latest and latest.loop is asyncio.get_running_loop():
             return latest.up.get(address)
         return None
 
-    def take(self, address: Address, introduce: Introduce) -> Awaitable[AsyncioLink]:
+    def take(
+        self, address: Address, introduce: Introduce, _permits: list[None]
+    ) -> Awaitable[AsyncioLink]:
         if self._closed:  # A request under way fails then, and would be repeated on a new one.
             raise _closed()
         return self._loops.here().take(address, introduce)

@@ -16,7 +16,7 @@ from redis import exceptions
 from ..._core.ports import Readable
 from ..._platform.greenlets import do_before_this_thread_ends, new_thread, real_thread_here
 from ..._platform.polling import READABLE, new_poll, time_out_in_kernel
-from ..._platform.turns import Empty, Turn, Turns, taken_out
+from ..._platform.turns import Empty, taken_out, turns
 from .asking import Connect, connecting
 from .internals import socket_of
 from .servers import Server, Unfit, explained
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from .receiver import Receiver
 
 _INCOMPLETE: Final = object()
+
+_NOW: Final = (False,)
+"""The argument of ``SimpleQueue.get`` with which it does not wait."""
 
 _CHUNK: Final = 16384
 
@@ -57,8 +60,6 @@ class BlockingLink:
         self.used_at = time.monotonic()
         self.alive = True
         """Whether nothing has gone wrong on it yet, and no reply is on its way."""
-        self.turn: Turn | None = None
-        """The turn of the caller that uses it."""
         self._connection = connection
         self._socket = socket_of(connection)
         if timeout is not None:
@@ -212,7 +213,7 @@ class BlockingLinks:
         self._receiver = receiver
         self._patience = patience
         self._size = room
-        self._room = Turns(room)
+        self.free = turns(room)
         self._idle: dict[Address, list[BlockingLink]] = {}
         self._answered_at = float("-inf")
         """When a connection last came back with an answer."""
@@ -254,48 +255,33 @@ class BlockingLinks:
     def move(self) -> None:
         """Do nothing: the receiver listens for all connections, and moves by itself."""
 
-    def at_once(self, address: Address) -> BlockingLink | None:
+    def at_once(self, address: Address, permits: list[None]) -> BlockingLink | None:
         try:
-            turn = self._room.take(False)  # noqa: FBT003 - each request, and by name it costs more
+            permits += map(self.free.get, _NOW)
             link = self._idle[address].pop()
         except (Empty, LookupError):
             return None
-        try:
-            if not link.usable():
-                return None
-        except BaseException:
-            self._room.give_back(turn)
-            raise
-        link.turn = turn
-        return link
+        return link if link.usable() else None
 
-    async def take(self, address: Address, introduce: Introduce) -> BlockingLink:
-        try:
-            turn = self._room.take(timeout=self._patience)
-        except Empty:
-            raise self._turn_in_vain() from None
-        try:
-            link = self._idle_link(address) or await self._new_link(address, introduce)
-        except BaseException:  # The traceback would keep the turn.
-            self._room.give_back(turn)
-            raise
-        link.turn = turn
-        return link
+    async def take(
+        self, address: Address, introduce: Introduce, permits: list[None]
+    ) -> BlockingLink:
+        if not permits:
+            try:
+                permits += map(self.free.get, (True,), (self._patience,))
+            except Empty:
+                raise self._turn_in_vain() from None
+        return self._idle_link(address) or await self._new_link(address, introduce)
 
     def give_back(self, link: Link) -> None:
         assert isinstance(link, BlockingLink)
-        turn, link.turn = link.turn, None
-        assert turn is not None
-        try:
-            if link.alive:
-                link.used_at = self._answered_at = time.monotonic()
-                self._idle.setdefault(link.address, []).append(link)
-                if self._closed:
-                    self._close_idle()
-            else:
-                self._discard(link)
-        finally:
-            self._room.give_back(turn)
+        if link.alive:
+            link.used_at = self._answered_at = time.monotonic()
+            self._idle.setdefault(link.address, []).append(link)
+            if self._closed:
+                self._close_idle()
+        else:
+            self._discard(link)
 
     def _turn_in_vain(self) -> Unfit:
         """Return the error for a caller that got no connection.
@@ -336,7 +322,7 @@ class BlockingLinks:
 
     def abandon(self) -> None:
         """Close the copies in a forked child; the parent's stay as they are."""
-        self._room = Turns(self._size)
+        self.free = turns(self._size)
         self._connecting = Connecting()
         self._thread = None
         self._close_idle()
@@ -382,8 +368,11 @@ class Connecting:
     """Connects in threads that others need not wait for: nothing limits how long a name is looked up."""
 
     def __init__(self) -> None:
-        self._overdue: set[Address] = set()
-        """Where a thread is at it for longer than anybody has waited. Another would fare no better."""
+        self._overdue: dict[Address, Sequence[BlockingLink | BaseException]] = {}
+        """The outcomes, still empty, of threads that have connected for longer than their callers waited.
+
+        Another attempt at the same address would fare no better.
+        """
 
     async def connected(self, address: Address, connection: redis.Connection) -> BlockingLink:
         """Return a new link. Raises redis-py's errors, or ``Unfit`` where no thread can be started.
@@ -391,7 +380,8 @@ class Connecting:
         The thread says that it is done. To close its socket would not do: a child that is forked
         meanwhile has a copy of it, and the end of a connection comes when the last copy is closed.
         """
-        if address in self._overdue:
+        earlier = self._overdue.get(address)
+        if earlier is not None and not earlier:
             raise exceptions.TimeoutError("an earlier attempt to connect is not over yet")
         ours, theirs = socket.socketpair()
         outcome: list[BlockingLink | BaseException] = []
@@ -404,12 +394,9 @@ class Connecting:
             raise Unfit(f"no thread could be started to connect it: {error}") from error
         with ours:
             patience = (connection.socket_connect_timeout or 0) + (connection.socket_timeout or 0)
-            if not await Readable(ours.fileno(), patience):
-                self._overdue.add(address)
-                if not outcome:
-                    raise exceptions.TimeoutError(f"not connected within {patience:g} s")
-                self._overdue.discard(address)  # The thread may have done so before it was added.
-                ours.recv(1)
+            if not await Readable(ours.fileno(), patience) and not outcome:
+                self._overdue[address] = outcome
+                raise exceptions.TimeoutError(f"not connected within {patience:g} s")
         (made,) = outcome
         if isinstance(made, BaseException):
             raise made
@@ -427,7 +414,6 @@ class Connecting:
                 outcome.append(connected(address, connection, takes_turns=True))
             except BaseException as error:  # noqa: BLE001 - raised in the waiter
                 outcome.append(error)
-            self._overdue.discard(address)
             try:
                 theirs.send(b"\0")
             except OSError:  # The waiter is gone.

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Final, Protocol
+from queue import SimpleQueue
+from typing import Any, Final, Protocol, TypeVar
 
 from redis import exceptions
 from redis.connection import DefaultParser
@@ -34,6 +35,8 @@ from .settings import Address, Settings
 
 REDIRECTIONS: Final = 5
 """How often a call follows a cluster that moves its keys about."""
+
+T = TypeVar("T")
 
 Outcome = Any
 """What a script returned, or the exception that says why it did not."""
@@ -81,13 +84,23 @@ class Links(Protocol):
     def process(self) -> str:
         """The channel on which the waiters here are notified."""
 
-    def at_once(self, address: Address) -> Link | None:
-        """Return a connection that is ready and that nobody has to wait for, if there is one."""
+    free: SimpleQueue[None]
+    """The permits to use a connection: see ``turns``. The caller puts back what is in its list."""
 
-    def take(self, address: Address, introduce: Introduce) -> Awaitable[Link]:
-        """Return a connection, which may have to be made or waited for."""
+    def at_once(self, address: Address, permits: list[None]) -> Link | None:
+        """Return a connection that is ready for use, or ``None`` if there is none.
 
-    def give_back(self, link: Link) -> None: ...
+        It may have taken a permit in both cases, which is in ``permits`` then.
+        """
+
+    def take(self, address: Address, introduce: Introduce, permits: list[None]) -> Awaitable[Link]:
+        """Return a connection, which may have to be made or waited for.
+
+        Takes a permit unless there is one in ``permits``.
+        """
+
+    def give_back(self, link: Link) -> None:
+        """Keep a connection for the next caller, or drop one that has failed."""
 
     def listen(self) -> None:
         """Start to receive notifications."""
@@ -145,10 +158,11 @@ class Wire:
         if self._replicated or not nodes.ready():
             return await self._run_thoroughly(call)
         used, address = None, None
+        permits: list[None] = []
         try:
             address = nodes.address_of(call.bucket)
-            used = links.at_once(address)
-            link = used or await links.take(address, self._introduced)
+            used = links.at_once(address, permits)
+            link = used or await links.take(address, self._introduced, permits)
             try:
                 command = call.by_name(link.incarnation, self._longest, nodes.peers)
                 reply = await link.ask(command)
@@ -165,6 +179,9 @@ class Wire:
                 return reply
             if not isinstance(reply, exceptions.ResponseError):
                 raise self._judged(reply)
+        finally:
+            if permits:
+                links.free.put(None)
         return await self._run_thoroughly(call)
 
     async def _run_thoroughly(self, call: Call) -> Outcome:
@@ -226,11 +243,7 @@ class Wire:
 
     async def _asked(self, address: Address, command: bytes) -> Any:
         try:
-            link = await self.links.take(address, self._introduced)
-            try:
-                (reply,) = await link.exchange([command])
-            finally:
-                self.links.give_back(link)
+            (reply,) = await self._on_link(address, lambda link: link.exchange([command]))
         except (exceptions.RedisError, Unfit, OSError) as error:
             self._nodes.doubt(address, error)
             reply = error
@@ -263,20 +276,27 @@ class Wire:
         self, address: Address, calls: Sequence[Call], *, asking: bool = False
     ) -> list[Outcome]:
         """The replies to all calls at one server, or for all of them why there are none."""
+        work = partial(self._replies, calls=calls, asking=asking)
         try:
-            link = await self.links.take(address, self._introduced)
+            return await self._on_link(address, work)
         except (exceptions.RedisError, Unfit, OSError) as error:
             self._nodes.doubt(address, error)
             return [error] * len(calls)
-        try:
-            return await self._replies(link, calls, asking=asking)
-        except exceptions.RedisError as error:
-            self._nodes.doubt(address, error)
-            return [error] * len(calls)
-        finally:
-            self.links.give_back(link)
 
-    async def _replies(self, link: Link, calls: Sequence[Call], *, asking: bool) -> list[Outcome]:
+    async def _on_link(self, address: Address, work: Callable[[Link], Awaitable[T]]) -> T:
+        """Return the result of ``work`` on a connection to a server."""
+        permits: list[None] = []
+        try:
+            link = await self.links.take(address, self._introduced, permits)
+            try:
+                return await work(link)
+            finally:
+                self.links.give_back(link)
+        finally:
+            if permits:
+                self.links.free.put(None)
+
+    async def _replies(self, link: Link, *, calls: Sequence[Call], asking: bool) -> list[Outcome]:
         run, longest, peers = link.incarnation, self._longest, self._nodes.peers
         sent = partial(self._sent, link, asking=asking, binding=any(map(_binds, calls)))
         outcomes = await sent([call.by_name(run, longest, peers) for call in calls])
