@@ -12,7 +12,7 @@ from typing import Any
 from weblock import LeaseLost, Locks, Observer, observe
 from weblock.events import Lost
 
-locks = Locks.from_url(json.loads(os.environ["LOCKS"]), wait=60)
+locks = Locks.from_url(json.loads(os.environ["LOCKS"]), namespace=os.environ["NAMESPACE"], wait=60)
 counter = Path(os.environ["COUNTER"])
 
 lost: list[Lost] = []
@@ -21,11 +21,18 @@ observe(Observer(lost.append, only=[Lost]))
 of_master = locks.acquire("of the master", ttl=3600)
 with locks.hold("counter"):
     counter.write_text("0")
+    counter.chmod(0o666)
 
 
 def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
     """Serves the function that the path names."""
-    answer = {"/count": count, "/renewed": renewed, "/lease": lease, "/locked": locked}
+    answer = {
+        "/count": count,
+        "/engine": lambda: locks.engine,
+        "/lease": lease,
+        "/locked": locked,
+        "/renewed": renewed,
+    }
     body = json.dumps(answer[environ["PATH_INFO"]]()).encode()
     start_response("200 OK", [("Content-Type", "application/json")])
     return [body]

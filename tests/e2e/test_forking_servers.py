@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
+import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from tests.servers.ports import free_port
 from tests.servers.process import spawn
 from tests.support.waiting import PATIENCE, eventually
 
-from .sites import TOP
+from .sites import GUNICORN, TOP
 
 APP = "tests.e2e.forking_app:app"
 
@@ -42,12 +45,17 @@ def serving(command: str, folder: Path, engine: str | list[str]) -> Iterator[Ask
     def answers() -> bool:
         assert server.poll() is None, log.read_text()
         try:
-            return bool(ask("/locked"))
+            return bool(ask("/engine"))
         except OSError:
             return False
 
     words = [word.replace("&", " ") for word in command.format(port=port).split()]
-    env = {"LOCKS": json.dumps(engine), "COUNTER": f"{folder}/counter", "PYTHONPATH": str(TOP)}
+    env = {
+        "LOCKS": json.dumps(engine),
+        "NAMESPACE": f"port-{port}",
+        "COUNTER": f"{folder}/counter",
+        "PYTHONPATH": str(TOP),
+    }
     server = spawn([sys.executable, *words], log=log, env=env)
     try:
         eventually(answers)
@@ -83,3 +91,21 @@ def test_workers_of_uwsgi_exclude_one_another(tmp_path: Path, engine: str, call:
         assert ask("/renewed") > 0
         assert ask("/lease") == [False, 0, "forked", "forked", "forked", 0]
         assert ask("/locked")
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root changes users"
+)
+def test_workers_with_another_user_lock_in_its_directory() -> None:
+    """Where a master of gunicorn imports the application as root, its workers lock in their own directory."""
+    user = 40_000 + free_port()  # One that no process of this machine has.
+    command = f"{GUNICORN} {APP} --preload --workers=2 --user={user}"
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="wl-")))
+        folder.chmod(0o777)
+        stack.callback(shutil.rmtree, f"/tmp/weblock-{user}", ignore_errors=True)
+        ask = stack.enter_context(serving(command, folder, "file://"))
+        clients = stack.enter_context(ThreadPoolExecutor(8))
+        counted = list(clients.map(ask, ["/count"] * 100))
+        assert sorted(number for _worker, number in counted) == list(range(1, 101))
+        assert ask("/engine") == f"file:///tmp/weblock-{user}"

@@ -77,7 +77,7 @@ def open_engine(url: str) -> FileEngine:
             f" several processes, or memory:// for one"
         )
     directory, options = _parsed(url)
-    engine = FileEngine(directory or default_directory())
+    engine = FileEngine(directory)
     engine.alone = options.get("allow_container", False)
     if not engine.alone:
         warn_if_not_alone(engine.path, named=bool(directory))
@@ -118,12 +118,13 @@ class FileEngine:
     limits = "any"
     real_keeper = True
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        """The directory that the URL names; empty for the default."""
+        self._find_directory()
         self.other_paths: list[str] = []
         self.alone = False
         """Whether the URL says that no other container locks elsewhere."""
-        self.name = f"file://{path}"
         self.switchboard = Waiters()
         self.process = new_process()
         self.home: Home | None = None
@@ -226,11 +227,16 @@ class FileEngine:
         if self._closed:
             raise ConfigurationError(f"{self.name} has been closed")
         if self.home is None:
+            self._find_directory()  # A forked child may run as another user by now.
             try:
                 self.home = Home(self)
             except OSError as error:
                 self.fail(error)
         return self.home
+
+    def _find_directory(self) -> None:
+        self.path = self._directory or default_directory()
+        self.name = f"file://{self.path}"
 
     def after_fork(self) -> None:
         self._entrance = Entrance()
