@@ -169,7 +169,8 @@ async def value_of(
     key: str, compute: Callable[[], Awaitable[R]], keeping: Keeping, turns: Turns[T]
 ) -> R:
     """Return the cached value; if there is none that may be served, one caller computes it."""
-    entry = await keeping.look(check_key(key))
+    key = check_key(key)
+    entry = await keeping.look(key)
     if entry and _is_fresh(entry):
         return cast("R", entry.value)
     keeping.check()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime as dt
 import enum
 import functools
+import re
 import uuid
 from collections.abc import Callable, Mapping
 from decimal import Decimal
@@ -19,34 +20,46 @@ from typing import Final
 
 from .errors import ConfigurationError
 
+_ADDRESS: Final = re.compile(r" at 0x[0-9A-Fa-f]+\b")
+"""What the text of an object contains whose class defines no text, and the text of a function."""
+
+_SOME_DAY: Final = dt.date(2000, 1, 2)
+_FIRST: Final = dt.datetime.min.replace(tzinfo=dt.UTC)
+
 PLAIN: Final = 40
 """Digits up to which a number is written without an exponent."""
 
 
 @functools.singledispatch
 def canonical(value: object) -> str:
-    """Return the text that stands for ``value`` in a key.
+    """Return the text that represents ``value`` in a key.
 
-    Values that are equal have the same text, whatever their precision, time zone or numeric type:
-    ``Decimal("1.50")`` is ``1.5``, ``7.0`` is ``7``, and an aware time is given in UTC. A member of
-    an ``Enum`` stands for its value. Anything of a type that is not known here is ``str(value)``.
+    Values that are equal have the same text, regardless of their precision, time zone or numeric type:
+    ``Decimal("1.50")`` is ``1.5``, ``7.0`` is ``7``, and an aware time is converted to UTC. A member of
+    an ``Enum`` has the text of its value. A value of another type is converted by ``str``.
 
     Raises:
-        ConfigurationError: That would be the address of an object, which is another for an equal one.
+        ConfigurationError: The text would be the address of the object, or a mask that hides a secret.
     """
     kind = type(value)
-    if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:
+    text = str(value)
+    if _ADDRESS.search(text):
         raise ConfigurationError(
-            f"a key cannot be made of a {kind.__qualname__}, which has no text but its address: each"
-            " object would be another key, and nothing would be serialized. Name one of its attributes"
-            " instead, or give the class a __str__"
+            f"a key cannot be made of a {kind.__qualname__}, whose text contains its address: two equal"
+            " objects would have different keys, and would not exclude each other. Use one of its"
+            " attributes instead, or give the class a __str__"
         )
-    return str(value)
+    if hasattr(kind, "get_secret_value"):
+        raise ConfigurationError(
+            f"a key cannot be made of a {kind.__qualname__}, whose text is {text!r:.40} for every secret:"
+            " all secrets would share one key. Use a digest of value.get_secret_value() instead"
+        )
+    return text
 
 
 @canonical.register
 def _(value: str) -> str:
-    return str.__str__(value)  # A member of an enum prints its name.
+    return str.__str__(value)  # ``str`` of a member of a ``(str, Enum)`` is its name.
 
 
 @canonical.register
@@ -74,15 +87,30 @@ def _(value: Decimal) -> str:
     return _number(value)
 
 
-@canonical.register(dt.date)
-@canonical.register(dt.time)
-def _(value: dt.date | dt.time) -> str:
+@canonical.register
+def _(value: dt.date) -> str:
     return value.isoformat()
 
 
 @canonical.register
+def _(value: dt.time) -> str:
+    if value.utcoffset() is None:
+        return value.isoformat()
+    # Of times that differ by a whole day in UTC, only those of the same day are equal.
+    moment = dt.datetime.combine(_SOME_DAY, value).astimezone(dt.UTC)
+    day = (moment.date() - _SOME_DAY).days
+    return moment.timetz().isoformat() + (f"{day:+}" if day else "")
+
+
+@canonical.register
 def _(value: dt.datetime) -> str:
-    return value.isoformat() if value.utcoffset() is None else _in_utc(value)
+    offset = value.utcoffset()
+    if offset is None:
+        return value.isoformat()
+    try:
+        return value.astimezone(dt.UTC).isoformat()
+    except OverflowError:  # In UTC, the year would be 0 or 10000.
+        return f"{value.replace(tzinfo=dt.UTC) - _FIRST - offset} UTC"
 
 
 def _number(value: Decimal) -> str:
@@ -98,13 +126,6 @@ def _number(value: Decimal) -> str:
         return "0"
     exact = Decimal((sign, digits[:significant], exponent + len(digits) - significant))
     return f"{exact:f}" if abs(exact.adjusted()) < PLAIN else str(exact)
-
-
-def _in_utc(moment: dt.datetime) -> str:
-    try:
-        return moment.astimezone(dt.UTC).isoformat()
-    except OverflowError:  # In UTC it would lie before the year 1, or after 9999.
-        return moment.isoformat()
 
 
 CONVERTERS: Final[Mapping[str, Callable[[str], object]]] = MappingProxyType(

@@ -52,7 +52,8 @@ class Key(CheckedKey):
 
     def __new__(cls, template: str, /, **values: object) -> Self:
         """Fill in a template."""
-        return cls._of(KeyTemplate.parse(template).fill(values), template)
+        parsed = KeyTemplate.parse(template)
+        return cls._of(parsed.fill(values), parsed.text)
 
     @classmethod
     def _of(cls, text: str, template: str) -> Self:
@@ -71,13 +72,14 @@ class Key(CheckedKey):
 def check_key(key: str) -> CheckedKey:
     """Return ``key`` as one that can be locked.
 
-    Raises ``InvalidKey`` for anything but a string of 1 to 512 characters, for control
-    characters and line separators, and for lone surrogates, which no encoding can carry.
+    A member of a ``(str, Enum)`` is its value. Raises ``InvalidKey`` for anything but a string of 1
+    to 512 characters, for control characters and line separators, and for lone surrogates, which no
+    encoding can carry.
     """
     if isinstance(key, CheckedKey):
         return key
     _refuse_what_is_no_key(key)
-    return CheckedKey(key)
+    return CheckedKey(str.__str__(key))
 
 
 def _refuse_what_is_no_key(key: object) -> None:
@@ -110,7 +112,7 @@ def check_namespace(namespace: object) -> str:
         raise ConfigurationError(
             f"namespace {namespace!r:.80} must be 1 to 64 letters, digits, '.', '_' or '-'"
         )
-    return namespace
+    return str.__str__(namespace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,7 @@ class KeyTemplate:
                 f"a decorator was given {text!r:.80} instead of a key: name the key, as in"
                 ' @locks.serialized("create_item")'
             )
-        check_key(text)
+        text = str.__str__(check_key(text))
         pieces = _PLACEHOLDER.split(text)
         literals = pieces[::2]
         for literal in literals:
@@ -180,7 +182,7 @@ class KeyTemplate:
                 raise InvalidKey(f"key template {self.text!r} needs {name!r}; there is: {known}")
             value = values[name]
             if converter and isinstance(value, str):
-                value = self._converted(name, converter, value)
+                value = self._converted(name, converter, canonical(value))
             make = _EXACT.get(type(value), canonical)
             text = make(value)
             is_plain = text.isascii() and text.isalnum()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -372,6 +373,29 @@ def test_hostile_keys_are_refused(locks, one) -> None:
     for key in ("", "a\nb", "a\0", "k" * 513, "\ud800", 7, None, b"key"):
         with pytest.raises(InvalidKey):
             one.do(locks.acquire, key)
+
+
+class Job(str, enum.Enum):  # noqa: UP042 - as projects still have them
+    IMPORT = "import"
+
+
+@pytest.mark.of_core
+def test_a_member_of_an_enum_is_its_value(face, url, locks, one, *, other, probe) -> None:
+    """``Job.IMPORT`` excludes ``"import"``, wherever a key, a template or a namespace is named."""
+    for keys in ([Job.IMPORT], [Job.IMPORT, "a"]):
+        lease = one.do(locks.acquire, *keys)
+        assert "import" in lease.keys
+        assert other.do(locks.try_acquire, "import") is None
+        assert one.do(locks.inspect, Job.IMPORT)
+        one.do(lease.release)
+    for key, argument in ((Job.IMPORT, None), ("{0}", Job.IMPORT), ("{0:str}", Job.IMPORT)):
+        held = one.do(face.serialize(locks, key, lambda _: bool(probe.inspect("import"))), argument)
+        assert held
+    of_import = [face.open(url, namespace=each) for each in (Job.IMPORT, "import")]
+    assert one.do(of_import[0].try_acquire, "key")
+    assert other.do(of_import[1].try_acquire, "key") is None
+    for each in of_import:
+        face.shut(each)
 
 
 def test_namespaces_keep_applications_apart(face, url, one) -> None:

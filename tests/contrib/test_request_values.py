@@ -1,6 +1,7 @@
 """What keys are filled in from: path, query and headers of a request."""
 
 import pytest
+from pydantic import SecretBytes, SecretStr
 
 from weblock import ConfigurationError, InvalidKey
 from weblock.contrib.request_values import request_values
@@ -91,3 +92,10 @@ def test_another_prefix_is_refused():
 def test_what_is_no_utf_8_still_makes_one_key():
     """A query that cannot be decoded is no error of the server's."""
     assert key("{query.q}", query="q=%ff%fe") == "%EF%BF%BD%EF%BF%BD"
+
+
+@pytest.mark.parametrize("secret", [SecretStr("a"), SecretBytes(b"a")])
+def test_a_secret_makes_no_key(secret):
+    """All secrets of Pydantic have the same text, so that all of them would be one key."""
+    with pytest.raises(ConfigurationError, match="Use a digest"):
+        KeyTemplate.parse("login:{token}").fill({"token": secret})

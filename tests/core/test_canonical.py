@@ -16,6 +16,8 @@ from weblock import ConfigurationError, InvalidKey
 from weblock.canonical import canonical
 from weblock.keys import KeyTemplate
 
+OFFSETS = st.integers(-14 * 60, 14 * 60).map(lambda by: dt.timezone(dt.timedelta(minutes=by)))
+
 
 class Colour(enum.Enum):
     RED = "red"
@@ -40,6 +42,7 @@ def utc(*when: int) -> dt.datetime:
 
 
 ONE_HOUR_EAST = dt.timezone(dt.timedelta(hours=1))
+TWO_HOURS_EAST = dt.timezone(dt.timedelta(hours=2))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +63,19 @@ ONE_HOUR_EAST = dt.timezone(dt.timedelta(hours=1))
             [utc(2026, 1, 1, 12), dt.datetime(2026, 1, 1, 13, tzinfo=ONE_HOUR_EAST)],
             "2026-01-01T12:00:00+00:00",
         ),
-        ([dt.datetime(1, 1, 1, tzinfo=ONE_HOUR_EAST)], "0001-01-01T00:00:00+01:00"),
+        (
+            [
+                dt.datetime(1, 1, 1, 0, 30, tzinfo=ONE_HOUR_EAST),
+                dt.datetime(1, 1, 1, 1, 30, tzinfo=TWO_HOURS_EAST),
+            ],
+            "-1 day, 23:30:00 UTC",
+        ),
+        ([dt.time(12, tzinfo=dt.UTC), dt.time(13, tzinfo=ONE_HOUR_EAST)], "12:00:00+00:00"),
+        (
+            [dt.time(0, 30, tzinfo=ONE_HOUR_EAST), dt.time(1, 30, tzinfo=TWO_HOURS_EAST)],
+            "23:30:00+00:00-1",
+        ),
+        ([dt.time(12)], "12:00:00"),
         ([dt.datetime(2026, 1, 1, 12)], "2026-01-01T12:00:00"),  # noqa: DTZ001 - naive on purpose
         ([dt.date(2026, 1, 1)], "2026-01-01"),
         ([Decimal("NaN")], "NaN"),
@@ -113,6 +128,8 @@ def test_an_aware_time_is_the_same_in_every_zone(moment: dt.datetime) -> None:
         ),
         ("user:{query.name:lower}", ["Ada", "ADA", "ada"], "user:ada"),
         ("user:{header.x-user:str}", ["Ada"], "user:Ada"),
+        ("shade:{0:str}", [Shade.DARK, "dark"], "shade:dark"),
+        ("shade:{0:lower}", [Shade.DARK, "DARK"], "shade:dark"),
     ],
 )
 def test_a_template_converts_what_is_still_text(
@@ -138,14 +155,19 @@ def test_an_unknown_converter_is_refused() -> None:
         KeyTemplate.parse("item:{pk:integer}")
 
 
+@given(st.times(timezones=OFFSETS), st.times(timezones=OFFSETS))
+def test_times_have_one_text_if_they_are_equal(one: dt.time, other: dt.time) -> None:
+    """Aware times of a day are one key if they are the same time in UTC, and two keys otherwise."""
+    assert (canonical(one) == canonical(other)) == (one == other)
+
+
 class Order:
     """As a model without ``__str__``: two objects may be one row."""
 
 
-def test_an_address_makes_no_key() -> None:
+@pytest.mark.parametrize("value", [Order(), iter([]), lambda: None, memoryview(b"")])
+def test_an_address_makes_no_key(value: object) -> None:
     """Each object would be another key, so that nothing would be locked, and nothing would say so."""
     template = KeyTemplate.parse("order:{order}")
-    with pytest.raises(
-        ConfigurationError, match="made of a Order, which has no text but its address"
-    ):
-        template.fill({"order": Order()})
+    with pytest.raises(ConfigurationError, match="whose text contains its address"):
+        template.fill({"order": value})
