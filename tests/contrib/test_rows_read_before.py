@@ -10,10 +10,21 @@ from typing import Annotated, Any
 
 import httpx
 import pytest
-from fastapi import Depends, FastAPI, HTTPException
+from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi.responses import JSONResponse
 from flask import Flask, g
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import Connection, ForeignKey, create_engine, func, insert, select, text, update
+from sqlalchemy import (
+    Connection,
+    ForeignKey,
+    create_engine,
+    func,
+    insert,
+    inspect,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import (
     DeclarativeBase,
@@ -27,7 +38,7 @@ from sqlalchemy.orm import (
 
 from tests.servers import Postgres
 from tests.support.waiting import PATIENCE, eventually, waiters
-from weblock import ConfigurationError, Locks
+from weblock import ConfigurationError, Locks, LockTimeout
 from weblock.contrib.fastapi import guarded, install, lock, request_locks
 from weblock.contrib.flask import WebLock
 from weblock.contrib.sqlalchemy import fence_table, guard
@@ -397,6 +408,80 @@ async def test_objects_of_an_async_session_are_as_they_were(server, database, ur
             session.commit()
         holder.release()
         assert (await asked).json() == [5, 2]
+    await of.close()
+
+
+async def test_error_handlers_can_use_what_was_read(server, database, url, locks):
+    """If the lock is not acquired, nothing is read again, and the objects stay usable."""
+    of = Asyncio(server, "psycopg")
+    app = FastAPI()
+    install(app, url)
+
+    async def current_user(
+        request: Request, session: Annotated[AsyncSession, Depends(of.get_session)]
+    ) -> None:
+        request.state.user = (await session.scalars(ACCOUNT)).one()
+
+    app.post("/", dependencies=[Depends(current_user), Depends(lock("x", wait=0))])(lambda: None)
+
+    @app.exception_handler(LockTimeout)
+    async def busy(request, _error):
+        return JSONResponse(request.state.user.credit, 409)
+
+    with locks.hold("x"):
+        async with client_of(app) as client:
+            assert (await client.post("/")).json() == 1
+    await of.close()
+
+
+async def test_a_session_older_than_the_request_reads_again(server, database, url):
+    """A middleware outside of ``install`` has begun its transaction, and a dependency goes on in it."""
+    of = Blocking(server)
+    app = FastAPI()
+    install(app, url)
+
+    @app.middleware("http")
+    async def with_session(request, call_next):
+        with of.make() as session:
+            session.connection()
+            request.state.session = session
+            return await call_next(request)
+
+    def read(request: Request) -> Account:
+        return request.state.session.scalars(ACCOUNT).one()
+
+    @app.post("/")
+    def view(
+        account: Annotated[Account, Depends(read)], lease: Annotated[Any, Depends(lock("x"))]
+    ) -> bool:
+        return "credit" in inspect(account).unloaded
+
+    async with client_of(app) as client:
+        assert (await client.post("/")).json() is True
+    await of.close()
+
+
+async def test_an_object_of_a_closed_session_is_warned_of(server, database, url, caplog):
+    """Nothing can read it again, until it is added to the session that would write it."""
+    of = Blocking(server)
+    app = FastAPI()
+    install(app, url)
+
+    def read() -> Account:
+        with of.make() as session:
+            return session.scalars(ACCOUNT).one()
+
+    @app.post("/")
+    def view(
+        account: Annotated[Account, Depends(read)],
+        lease: Annotated[Any, Depends(lock("x"))],
+        session: Annotated[Session, Depends(of.get_session)],
+    ) -> None:
+        session.add(account)
+
+    async with client_of(app) as client:
+        assert (await client.post("/")).status_code == 200
+    assert len([each for each in caplog.messages if "object of Account" in each]) == 1
     await of.close()
 
 

@@ -76,8 +76,11 @@ class RequestLeases(Generic[L]):
         self._by_key: Final[dict[tuple[object, str], L]] = (
             around.copy() if self.beside_others else around
         )
-        self.database: dict[Any, None] | None = within.database if within else None
-        """Weak references to the sessions that this, and what is around it, has used: see ``sessions``."""
+        self.database: dict[Any, bool] | None = within.database if within else None
+        """Weak references to the sessions that this, and what is around it, has used: see ``sessions``.
+
+        Each with whether it was first used on an event loop.
+        """
         self._method = method
         self._path = path
         self.flow: Final = Flow()

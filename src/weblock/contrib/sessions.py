@@ -47,8 +47,10 @@ from sqlalchemy import (  # noqa: E402 - only what fits can be imported
 )
 from sqlalchemy.exc import InvalidRequestError  # noqa: E402
 from sqlalchemy.orm import Session, SessionTransaction, SessionTransactionOrigin  # noqa: E402
+from sqlalchemy.orm.attributes import set_committed_value  # noqa: E402
 
 from .._platform.logs import logger  # noqa: E402
+from .._runtime.internals import running_loop  # noqa: E402
 from .._runtime.observing import Observer, observe  # noqa: E402
 from ..errors import ConfigurationError  # noqa: E402
 from ..events import Event, Released  # noqa: E402
@@ -63,13 +65,17 @@ _KEEPS: Final = re.compile(
 _SETS: Final = re.compile(r"[\s(]*(RE)?SET\b", re.IGNORECASE)
 """A setting that PostgreSQL undoes if the transaction is rolled back."""
 
+Loaded = list[tuple[Any, dict[str, object]]]
+"""Objects with the attributes that they had."""
+
 
 class _Transaction:
     """What a session has done in its current transaction."""
 
-    __slots__ = ("connections", "statement")
+    __slots__ = ("connections", "session", "statement")
 
-    def __init__(self) -> None:
+    def __init__(self, session: Session) -> None:
+        self.session = weakref.ref(session)
         self.connections: list[weakref.ref[Connection]] = []
         self.statement: str | None = None
         """The first statement whose effect a rollback would undo."""
@@ -85,6 +91,7 @@ def watch() -> None:
     event.listen(Session, "after_transaction_create", _created)
     event.listen(Session, "after_begin", _began)
     event.listen(Session, "after_transaction_end", _ended)
+    event.listen(Session, "detached_to_persistent", _attached)
     event.listen(Engine, "begin", _register)
     event.listen(Engine, "before_cursor_execute", _sent)
     observe(Observer(_released, only=[Released], immediate=True))
@@ -98,14 +105,14 @@ def has_begun(session: Session) -> bool:
     return bool(transaction.connections)
 
 
-def end_reading(session: Session) -> list[tuple[object, list[str]]]:
+def end_reading(session: Session) -> Loaded:
     """End the transaction of a session that has only read, and expire its objects.
 
-    Return the objects with the names of the attributes that they had. Raise ``ConfigurationError`` if
-    a rollback would lose anything.
+    Return the objects with the attributes that they had. Raise ``ConfigurationError`` if a rollback
+    would lose anything.
     """
     _warn_of_replicas(session)
-    loaded = [(each, [*_loaded(each)]) for each in session]
+    loaded = [(each, _values(each)) for each in session]
     changed = any(map(session.is_modified, session.dirty))
     if session.new or session.deleted or changed:
         raise _refusal("has written already, by changes to objects")
@@ -115,10 +122,10 @@ def end_reading(session: Session) -> list[tuple[object, list[str]]]:
     return loaded
 
 
-def read_again(session: Session, loaded: Iterable[tuple[Any, list[str]]]) -> None:
+def read_again(session: Session, loaded: Loaded) -> None:
     """Read what ``end_reading`` has expired; a row that is gone stays expired."""
-    for each, names in loaded:
-        missing = [name for name in names if name not in inspect(each).dict]
+    for each, values in loaded:
+        missing = [name for name in values if name not in inspect(each).dict]
         columns = [name for name in missing if name in inspect(each).mapper.column_attrs]
         for wanted in (missing, columns):  # A relationship may forbid to be loaded by itself.
             if not wanted or each not in session:
@@ -130,25 +137,41 @@ def read_again(session: Session, loaded: Iterable[tuple[Any, list[str]]]) -> Non
                 continue
 
 
-async def end_all_reading(book: RequestLeases[Any]) -> list[tuple[Any, Any]]:
+def leave_as_read(ended: Iterable[tuple[Any, Loaded]]) -> None:
+    """Give columns their former values where the lock was not acquired, for error handlers to use.
+
+    An object of an ``AsyncSession`` would raise ``MissingGreenlet``.
+    """
+    for _owner, loaded in ended:
+        for each, values in loaded:
+            for name in values.keys() & inspect(each).mapper.column_attrs.keys():
+                set_committed_value(each, name, values[name])
+
+
+async def end_all_reading(book: RequestLeases[Any]) -> list[tuple[Any, Loaded]]:
     """End what a request has read so far: see ``end_reading``. Return what is to be read again."""
-    ended: list[tuple[Any, Any]] = []
+    ended: list[tuple[Any, Loaded]] = []
     for session in sessions_of(book):
         ended += await end_reading_of(session)
     return ended
 
 
-async def end_reading_of(session: Any) -> list[tuple[Any, Any]]:
+async def end_reading_of(session: Any) -> list[tuple[Any, Loaded]]:
     """End what one session has read; for an ``AsyncSession``, return it with what is to be read again."""
     target = getattr(session, "sync_session", session)
     if owner := _async_session(target):
         return [(owner, await owner.run_sync(end_reading))]
-    # Not in the pool of the endpoints, whose threads may all be waiting for this connection.
-    await asyncio.to_thread(end_reading, target)
+    book = current_book()
+    blocks_loop = book and book.database and book.database.get(weakref.ref(target))
+    if blocks_loop or not has_begun(target):
+        end_reading(target)  # As the application does, or without sending anything.
+    else:
+        # Not in the pool of the endpoints, whose threads may all be waiting for this connection.
+        await asyncio.to_thread(end_reading, target)
     return []
 
 
-async def read_all_again(ended: Iterable[tuple[Any, Any]]) -> None:
+async def read_all_again(ended: Iterable[tuple[Any, Loaded]]) -> None:
     """Read what ``end_all_reading`` has returned, now that the request has its lock."""
     for owner, loaded in ended:
         await owner.run_sync(read_again, loaded)
@@ -171,7 +194,7 @@ def sessions_of(book: RequestLeases[Any]) -> list[Session]:
 
 def _created(session: Session, transaction: SessionTransaction) -> None:
     if transaction.parent is None:
-        _open[session] = _Transaction()
+        _open[session] = _Transaction(session)
         _register(session)
 
 
@@ -184,7 +207,8 @@ def _register(used: Session | Connection) -> None:
             while around is not None and around.database is None:
                 around.database = book.database
                 around = around.within
-        book.database.setdefault(weakref.ref(used, book.database.pop))
+        on_loop = running_loop() is not None
+        book.database.setdefault(weakref.ref(used, book.database.pop), on_loop)
 
 
 def _began(session: Session, _transaction: object, connection: Connection) -> None:
@@ -204,9 +228,16 @@ def _ended(session: Session, transaction: SessionTransaction) -> None:
 
 
 def _sent(connection: Connection, _cursor: object, statement: str, *_more: object) -> None:
-    transaction = _on.get(connection)
-    if transaction is not None and transaction.statement is None and _has_effect(statement):
-        transaction.statement = statement
+    if (transaction := _on.get(connection)) is not None:
+        if (session := transaction.session()) is not None:
+            _register(session)  # Its transaction may be older than the request.
+        if transaction.statement is None and _has_effect(statement):
+            transaction.statement = statement
+
+
+def _attached(_session: Session, instance: object) -> None:
+    if (book := current_book()) is not None and book.holds_any:
+        _warn_of_detached(type(instance).__qualname__)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -250,13 +281,10 @@ def _warn_of_release(key: str) -> None:
     )
 
 
-def _loaded(each: object) -> set[str]:
+def _values(each: object) -> dict[str, object]:
     state: Any = inspect(each)
-    loaded: set[str] = state.dict.keys() & {
-        *state.mapper.column_attrs.keys(),
-        *state.mapper.relationships.keys(),
-    }
-    return loaded
+    attributes = {*state.mapper.column_attrs.keys(), *state.mapper.relationships.keys()}
+    return {name: state.dict[name] for name in attributes & state.dict.keys()}
 
 
 def _roll_back(session: Session) -> None:
@@ -311,6 +339,16 @@ def _warn_of_connection() -> None:
         "a request waits for a lock while a database connection of its own has an open transaction:"
         " what it has read is outdated inside the lock, and no other request can use the connection."
         " Acquire the lock before the connection, or end its transaction"
+    )
+
+
+@functools.cache
+def _warn_of_detached(kind: str) -> None:
+    logger.warning(
+        "an object of %s, which is detached from the session that loaded it, was added to a session inside"
+        " a lock. If it was loaded before the lock, it is outdated: load it inside the lock, by the"
+        " session that writes it",
+        kind,
     )
 
 

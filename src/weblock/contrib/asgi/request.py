@@ -197,11 +197,15 @@ class AsyncRequestLocks(RequestLeases[AsyncLease]):
             outbox.policy = Policy(self._seconds, never, self.leases)
         ended: Sequence[Any] = ()
         if self.database and self.missing(self.locks, keys):
-            from ..sessions import end_all_reading, read_all_again
+            from ..sessions import end_all_reading, leave_as_read, read_all_again
 
             ended = await end_all_reading(self)
         try:
             lease = await (self._outermost or self)._in_turn(self, keys, options)  # noqa: SLF001
+        except BaseException:
+            if ended:
+                leave_as_read(ended)
+            raise
         finally:
             if outbox and self.waited is not None:
                 outbox.timing = b"lock;dur=%.1f" % (1000 * self.waited)
