@@ -29,7 +29,7 @@ from tests.servers import Postgres
 from tests.support.waiting import PATIENCE
 from weblock import AsyncLease, AsyncLocks, ConfigurationError, LeaseLost, Locks
 from weblock.contrib.fastapi import guarded, install, lock
-from weblock.contrib.guarding import TABLE, FenceLocked, StaleFence, dialect_of, marks_of
+from weblock.contrib.guarding import TABLE, FenceLocked, StaleFence, dialect_of, marks_of, sql
 from weblock.contrib.sqlalchemy import fence_table, guard
 
 from .losing import lose
@@ -361,9 +361,9 @@ class TestTheDatabaseAsReferee:
             guard(session, followed, fence=True)
             session.add(Item())
             session.flush()
-            for sql in ("COMMIT", "SELECT 1; COMMIT"):
+            for each in ("COMMIT", "SELECT 1; COMMIT"):
                 with pytest.raises(ConfigurationError, match="ends the transaction by itself"):
-                    session.execute(text(sql))
+                    session.execute(text(each))
         assert items(fenced) == 0
 
     def test_a_refused_commit_leaves_nothing_in_the_pool(self, fenced, followed, follow):
@@ -510,6 +510,32 @@ class TestTheDatabaseAsReferee:
         with pytest.raises(LeaseLost):
             taken.release()
 
+    @pytest.mark.parametrize("row", ["old", "deleted", "deleted after another"])
+    def test_a_lease_may_last_for_days(self, fenced, followed, follow, monkeypatch, row):
+        """Its row is written again before it is old; once deleted, the engine says whose the key is."""
+        with Session(fenced) as session:
+            guard(session, followed, fence=True)
+            session.execute(insert(Item))
+            session.commit()
+        if row == "deleted after another":
+            follow()
+        with fenced.begin() as connection:
+            if row == "old":
+                aged = f"UPDATE {TABLE} SET raised_at = raised_at - interval '2 days'"
+                connection.execute(text(aged))
+            else:
+                connection.execute(text(f"DELETE FROM {TABLE}"))
+        monkeypatch.setattr(sql, "REFRESH", -1.0)
+        with Session(fenced) as session:
+            guard(session, followed, fence=True)
+            with pytest.raises(StaleFence) if "after" in row else nullcontext():
+                session.scalar(select(func.count(Item.id)))
+                with fenced.begin() as connection:
+                    connection.execute(text(dialect_of("postgresql").sweeping))
+                session.execute(insert(Item))
+                session.commit()
+        assert items(fenced) == 2
+
     async def test_async_sessions_are_checked(self, async_engine, fenced, followed, follow):
         """AsyncSession too, on asyncpg and psycopg, with a lease of either face."""
         async with AsyncSession(async_engine) as session:
@@ -642,9 +668,9 @@ def in_a_savepoint(session):
         session.add(Item())
 
 
-def by_sql(sql):
+def by_sql(statement):
     """Return what executes a statement."""
-    return lambda session: session.execute(text(sql))
+    return lambda session: session.execute(text(statement))
 
 
 @pytest.mark.parametrize(

@@ -34,38 +34,26 @@ from sqlalchemy.util.concurrency import in_greenlet  # noqa: E402
 
 from .._core.ports import LeaseTable  # noqa: E402
 from .._face import BaseLease  # noqa: E402
-from .._platform.logs import logger  # noqa: E402
 from ..errors import ConfigurationError, LeaseLost  # noqa: E402
-from ..keys import unqualified  # noqa: E402
 from .guarding import (  # noqa: E402
     DATABASE,
     LENGTHS,
     LOCK_WAIT,
     TABLE,
-    Check,
     Conflict,
     Dialect,
-    FenceLocked,
     Kind,
-    Look,
     Mark,
-    Raise,
     Row,
-    StaleFence,
-    Statement,
+    Runner,
     Trouble,
-    checking,
     dialect_of,
     dialect_of_leases,
+    is_due,
     kind_of,
     lease_table_of,
     marks_of,
-    raising,
     refuse_commit,
-    remedy_for,
-    run,
-    still_ours,
-    sweep_is_due,
     trouble_of,
 )
 from .sessions import end_reading, has_begun, watch  # noqa: E402
@@ -231,10 +219,10 @@ _MOMENT: Final = _moment()
 
 _REMEMBERED: Final = 10_000
 
-_told: Final[weakref.WeakKeyDictionary[Engine, OrderedDict[str, None]]] = (
+_told: Final[weakref.WeakKeyDictionary[Engine, OrderedDict[str, float]]] = (
     weakref.WeakKeyDictionary()
 )
-"""The last sections that each engine has been told of: each is written once."""
+"""The last sections that each engine has been told of, and when: see ``is_due``."""
 
 _lease_tables: Final[
     weakref.WeakKeyDictionary[Pool, dict[Callable[[], LeaseTable], LeaseTable | None]]
@@ -289,6 +277,7 @@ class _Fenced(_Guarded):
                 "guard(..., fence=True) was given a session with an open transaction, which may have"
                 " read outdated rows: guard it before its first use, or roll it back first"
             )
+        self._session = session
         self._marks = marks_of(lease)
         super().__init__(session, lease)
         self._lease_table = lease_table_of(lease)
@@ -321,9 +310,12 @@ class _Fenced(_Guarded):
             return bind
         told = _told.setdefault(bind, OrderedDict())
         for mark in self._marks:
-            if mark.token not in told:
-                self._raise(bind, mark)
-                told[mark.token] = None
+            written = told.get(mark.token)
+            # Inside a transaction it could wait for a lock of its own.
+            if is_due(written) and (written is None or not has_begun(self._session)):
+                with bind.connect() as connection:
+                    by_itself = connection.execution_options(isolation_level="AUTOCOMMIT")
+                    told[mark.token] = self._runner(by_itself).begin(mark, written)
                 if len(told) > _REMEMBERED:
                     told.popitem(last=False)
         return bind
@@ -380,27 +372,6 @@ class _Fenced(_Guarded):
                     self._check(connection, mark)
                 self._wrote[connection] = False
 
-    def _raise(self, engine: Engine, mark: Mark) -> None:
-        with engine.connect() as connection:
-            by_itself = connection.execution_options(isolation_level="AUTOCOMMIT")
-            dialect = self._dialect_at(engine)
-            asked = _asked(by_itself, dialect, self._wait)
-            try:
-                run(raising(mark), asked)
-            except StaleFence as stale:
-                if stale.newest is None or not self._is_held(connection):
-                    raise
-                if stale.newest > mark.fence:
-                    logger.warning(
-                        "the engine's fence of %.200r is %d, but the database knows fence %d: the"
-                        " engine was set back, by a flush or an older backup. The database counts"
-                        " on from its own",
-                        *(unqualified(mark.key), mark.fence, stale.newest),
-                    )
-                run(raising(mark.after(stale.newest)), asked)
-            if sweep_is_due():
-                by_itself.execute(text(dialect.sweeping))
-
     def _dialect_at(self, engine: Engine) -> Dialect:
         """Return the statements for a database: where the leases are, theirs."""
         if leases := self._lease_table_at(engine):
@@ -443,15 +414,21 @@ class _Fenced(_Guarded):
             return
         connection.connection.rollback()  # Without taking a second connection.
         for mark in self._marks:
-            run(still_ours(mark), self._asked(connection))
+            self._runner(connection).look(mark)
         self._broken.add(connection)
 
-    def _asked(self, connection: Connection) -> Callable[[Statement], Any]:
-        return _asked(connection, self._dialect_at(connection.engine), self._wait)
+    def _runner(self, connection: Connection) -> Runner:
+        def execute(sql: str, parameters: dict[str, Any]) -> tuple[int, Row | None]:
+            done = connection.execute(text(sql), parameters)
+            found = done.first() if done.returns_rows else None
+            return done.rowcount, Row(*found) if found else None
+
+        dialect = self._dialect_at(connection.engine)
+        return Runner(dialect, self._wait, execute, lambda: self._is_held(connection), _NO_TABLE)
 
     def _check(self, connection: Connection, mark: Mark) -> None:
         try:
-            run(checking(mark), self._asked(connection))
+            self._runner(connection).check(mark)
         except Conflict as conflict:
             raise conflict.error from None
         except DBAPIError as error:
@@ -537,44 +514,8 @@ def _database(connection: Connection) -> Any:
         raise
 
 
-def _asked(connection: Connection, dialect: Dialect, wait: float) -> Callable[[Statement], Any]:
-    """Return a function that runs the statements of a step."""
-
-    def ask(statement: Statement) -> Any:
-        try:
-            return _answer(connection, dialect, statement)
-        except DBAPIError as error:
-            trouble = trouble_of(error)
-            if trouble is Trouble.CONFLICT:
-                raise Conflict(error) from error
-            if trouble is Trouble.LOCKED and isinstance(statement, Raise):
-                raise FenceLocked(unqualified(statement.mark.key), wait=wait) from error
-            if trouble is Trouble.NO_TABLE:
-                raise ConfigurationError(
-                    f"the database has no table {TABLE}, which guard(..., fence=True) and"
-                    ' guard="database" need: add it to your metadata with'
-                    " weblock.contrib.sqlalchemy.fence_table(metadata), and create it with"
-                    " metadata.create_all(engine), db.create_all() or a migration"
-                ) from error
-            if remedy := remedy_for(trouble, dialect):
-                raise ConfigurationError(remedy) from error
-            raise
-
-    return ask
-
-
-def _answer(connection: Connection, dialect: Dialect, statement: Statement) -> Any:
-    mark = statement.mark
-    match statement:
-        case Raise():
-            done = connection.execute(text(dialect.raising), mark.values())
-            return done.rowcount in dialect.certain
-        case Check():
-            return _row(connection, dialect.checking, mark)
-        case Look():
-            return _row(connection, dialect.looking, mark)
-
-
-def _row(connection: Connection, sql: str, mark: Mark) -> Row | None:
-    found = connection.execute(text(sql), mark.values()).first()
-    return Row(*found) if found else None
+_NO_TABLE: Final = (
+    f'the database has no table {TABLE}, which guard(..., fence=True) and guard="database" need: add it'
+    " to your metadata with weblock.contrib.sqlalchemy.fence_table(metadata), and create it with"
+    " metadata.create_all(engine), db.create_all() or a migration"
+)

@@ -24,7 +24,7 @@ from weblock import ConfigurationError
 from weblock.contrib.django import lock, locks
 from weblock.contrib.django.checks import check_guard, check_settings
 from weblock.contrib.django.models import Fence
-from weblock.contrib.guarding import TABLE
+from weblock.contrib.guarding import TABLE, sql
 
 from .project.shop.models import Item
 from .requests import fetch
@@ -484,7 +484,7 @@ def test_rows_that_nobody_uses_are_deleted(
     serve: Any, guard: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of yesterday go now and then; that of a key in use stays."""
-    monkeypatch.setattr("weblock.contrib.django.guard.sweep_is_due", lambda: True)
+    monkeypatch.setattr(sql, "SWEEPS", 1.0)
     Fence.objects.create(
         digest="old", lock_key="old", fence=1, token="", raised_at=now() - timedelta(days=2)
     )
@@ -492,6 +492,30 @@ def test_rows_that_nobody_uses_are_deleted(
     guard()
     fetch("/items")
     assert [fence.lock_key for fence in Fence.objects.all()] == ["default:create_item"]
+
+
+@pytest.mark.parametrize("followed", [False, True], ids=["held", "followed"])
+def test_a_lease_may_last_for_days(
+    followed: bool, serve: Any, guard: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that others have deleted for being old is written again, if the engine confirms the lease."""
+    monkeypatch.setattr(sql, "REFRESH", -1.0)
+
+    @lock("create_item")
+    def view(request: HttpRequest) -> HttpResponse:
+        for _ in range(2):
+            with transaction.atomic():
+                Item.objects.create()
+            elsewhere(lambda: Fence.objects.all().delete())
+            if followed:
+                assert locks["default"].force_release("create_item")
+                locks["default"].acquire("create_item")
+        return HttpResponse(status=201)
+
+    serve(items=view)
+    guard()
+    assert fetch("/items").status_code == (503 if followed else 201)
+    assert Item.objects.count() == (1 if followed else 2)
 
 
 def test_only_the_named_databases_are_asked(serve: Any, guard: Any) -> None:

@@ -6,9 +6,10 @@ it act at the right moments.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,33 +19,23 @@ from django.db.utils import Error
 from ..._core.holding import Status
 from ..._core.ports import LeaseTable
 from ..._face import BaseLease
-from ..._platform.logs import logger
 from ...errors import ConfigurationError
 from ...keys import unqualified
 from ..guarding import (
     DATABASE,
     TABLE,
-    Check,
     Conflict,
     Dialect,
-    FenceLocked,
-    Look,
     Mark,
-    Raise,
     Row,
+    Runner,
     StaleFence,
-    Statement,
     Trouble,
-    checking,
     dialect_of,
     dialect_of_leases,
+    is_due,
     lease_table_of,
     marks_of,
-    raising,
-    remedy_for,
-    run,
-    still_ours,
-    sweep_is_due,
     trouble_of,
 )
 
@@ -66,7 +57,8 @@ class _GuardedLease:
     wait: float
     locks: Locks
     lease_table: Callable[[], LeaseTable] | None
-    known_to: set[str] = field(default_factory=set)
+    known_to: dict[str, float] = field(default_factory=dict)
+    """The databases that know of it, and since when: see ``is_due``."""
 
     def is_given_up(self) -> bool:
         """Return whether the request itself has released the lease, or handed it over.
@@ -112,11 +104,15 @@ class Guard:
         Outside of any transaction: each is committed by itself.
         """
         for guarded in self.leases():
-            if guarded.is_given_up():
+            alias, written = connection.alias, guarded.known_to.get(connection.alias)
+            if alias not in guarded.databases or not is_due(written) or guarded.is_given_up():
                 continue
-            if connection.alias in guarded.databases - guarded.known_to:
-                _raise(connection, guarded)
-                guarded.known_to.add(connection.alias)
+            runner, may_sweep = _runner(connection, guarded), not connection.in_atomic_block
+            if runner.dialect.raising:
+                written = runner.begin(guarded.mark, written, may_sweep=may_sweep)
+            else:  # The engine keeps the row.
+                written = math.inf
+            guarded.known_to[alias] = written
 
     def check_on(self, connection: Any) -> None:
         """Raise ``StaleFence`` if another section has begun; keep others out until COMMIT.
@@ -126,11 +122,15 @@ class Guard:
         for guarded in self.leases():
             if connection.alias not in guarded.known_to:
                 continue
-            asked = _asked(connection, guarded)
+            runner = _runner(connection, guarded)
             try:
-                run(checking(guarded.mark), asked)
+                runner.check(guarded.mark)
             except Conflict as conflict:
-                _refuse_or_tell(connection, guarded.mark, asked)
+                connection.rollback()
+                try:
+                    runner.look(guarded.mark)
+                finally:
+                    connection.rollback()
                 raise conflict.error from None
             except Error as error:
                 if trouble_of(error) is not Trouble.READ_ONLY:
@@ -148,7 +148,7 @@ class Guard:
         for guarded in self.leases():
             for alias in guarded.known_to:
                 try:
-                    run(still_ours(guarded.mark), _asked(connections[alias], guarded))
+                    _runner(connections[alias], guarded).look(guarded.mark)
                 except StaleFence as stale:
                     stale.__cause__ = error
                     return stale
@@ -161,39 +161,6 @@ class Guard:
         if self._outer:
             yield from self._outer.leases()
         yield from tuple(self._leases)
-
-
-def _raise(connection: Any, guarded: _GuardedLease) -> None:
-    mark, asked, dialect = (
-        guarded.mark,
-        _asked(connection, guarded),
-        _dialect_at(connection, guarded),
-    )
-    if not dialect.raising:
-        return  # The engine has written it there.
-    try:
-        run(raising(mark), asked)
-    except StaleFence as stale:
-        if stale.newest is None or not guarded.holds():
-            raise
-        if stale.newest > mark.fence:
-            logger.warning(
-                "the engine's fence of %.200r is %d, but the database %r knows fence %d: the engine"
-                " was set back, by a flush or an older backup. The database continues from its own",
-                *(unqualified(mark.key), mark.fence, connection.alias, stale.newest),
-            )
-        run(raising(mark.after(stale.newest)), asked)
-    if sweep_is_due() and not connection.in_atomic_block:
-        _execute(connection, dialect.sweeping, mark)
-
-
-def _refuse_or_tell(connection: Any, mark: Mark, asked: Callable[[Statement], Any]) -> None:
-    """After a rollback, raise ``StaleFence`` if another section of the key was the reason."""
-    connection.rollback()
-    try:
-        run(still_ours(mark), asked)
-    finally:
-        connection.rollback()
 
 
 def guarded_databases(only: frozenset[str] | None) -> frozenset[str]:
@@ -210,19 +177,13 @@ def guarded_databases(only: frozenset[str] | None) -> frozenset[str]:
 
 @cache
 def _dialect(vendor: str, wait: float, leases: LeaseTable | None) -> Dialect:
-    """Return the statements, with placeholders of Django's cursors."""
-    dialect = dialect_of_leases(leases) if leases else dialect_of(vendor, wait=wait)
+    return dialect_of_leases(leases) if leases else dialect_of(vendor, wait=wait)
 
-    def placed(sql: str) -> str:
-        return _PARAMETER.sub(r"%(\1)s", sql)
 
-    return replace(
-        dialect,
-        raising=placed(dialect.raising),
-        checking=placed(dialect.checking),
-        looking=placed(dialect.looking),
-        sweeping=placed(dialect.sweeping),
-    )
+@cache
+def _placed(sql: str) -> str:
+    """Return a statement with the placeholders of Django's cursors."""
+    return _PARAMETER.sub(r"%(\1)s", sql)
 
 
 def _dialect_at(connection: Any, guarded: _GuardedLease) -> Dialect:
@@ -276,49 +237,18 @@ def _vendor(connection: Any) -> str:
     return str(connection.vendor)
 
 
-def _asked(connection: Any, guarded: _GuardedLease) -> Callable[[Statement], Any]:
-    """Return a function that runs the statements of a step."""
-    dialect, wait = _dialect_at(connection, guarded), guarded.wait
+def _runner(connection: Any, guarded: _GuardedLease) -> Runner:
+    def execute(sql: str, parameters: dict[str, Any]) -> tuple[int, Row | None]:
+        with connection.cursor() as cursor:
+            cursor.execute(_placed(sql), parameters)
+            found = cursor.fetchone() if cursor.description else None
+            return cursor.rowcount, Row(*found) if found else None
 
-    def ask(statement: Statement) -> Any:
-        try:
-            return _answer(connection, dialect, statement)
-        except Error as error:
-            trouble = trouble_of(error)
-            if trouble is Trouble.CONFLICT:
-                raise Conflict(error) from error
-            if trouble is Trouble.LOCKED and isinstance(statement, Raise):
-                raise FenceLocked(unqualified(statement.mark.key), wait=wait) from error
-            if trouble is Trouble.NO_TABLE:
-                raise _no_table(connection.alias) from error
-            if remedy := remedy_for(trouble, dialect):
-                raise ConfigurationError(remedy) from error
-            raise
-
-    return ask
-
-
-def _answer(connection: Any, dialect: Dialect, statement: Statement) -> Any:
-    match statement:
-        case Raise(mark):
-            rows, _ = _execute(connection, dialect.raising, mark)
-            return rows in dialect.certain
-        case Check(mark):
-            return _execute(connection, dialect.checking, mark)[1]
-        case Look(mark):
-            return _execute(connection, dialect.looking, mark)[1]
-
-
-def _execute(connection: Any, sql: str, mark: Mark) -> tuple[int, Row | None]:
-    with connection.cursor() as cursor:
-        cursor.execute(sql, mark.values())
-        found = cursor.fetchone() if cursor.description else None
-        return cursor.rowcount, Row(*found) if found else None
-
-
-def _no_table(alias: str) -> ConfigurationError:
+    alias = connection.alias
     database = "" if alias == DEFAULT_DB_ALIAS else f" --database={alias}"
-    return ConfigurationError(
-        f"the database {alias!r} has no table {TABLE}, which GUARD needs: run"
-        f" manage.py migrate weblock{database}, or name the databases in GUARD_DATABASES"
+    no_table = (
+        f"the database {alias!r} has no table {TABLE}, which GUARD needs: run manage.py migrate"
+        f" weblock{database}, or name the databases in GUARD_DATABASES"
     )
+    dialect = _dialect_at(connection, guarded)
+    return Runner(dialect, guarded.wait, execute, guarded.holds, no_table)

@@ -7,8 +7,9 @@ is kept until COMMIT, before it commits (``checking``). ``docs/guard.md`` has th
 Where the leases themselves are in that database, their own table takes its place, and the engine
 writes there.
 
-``protocol`` decides, and knows no database; ``sql`` says it in each database's words; ``reading``
-tells which statements write nothing. The adapters of Django and SQLAlchemy run it.
+``protocol`` decides, and knows no database; ``sql`` says it in each database's words; ``runner``
+runs it through an adapter's ``execute``; ``reading`` tells what a statement does. The adapters of
+Django and SQLAlchemy call it at the right moments.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from .protocol import (
     marks_of,
     raising,
     run,
-    still_ours,
 )
 from .reading import Kind, kind_of, refuse_commit
+from .runner import Runner, is_due
 from .sql import (
     LENGTHS,
     LOCK_WAIT,
@@ -40,8 +41,6 @@ from .sql import (
     Trouble,
     dialect_of,
     dialect_of_leases,
-    remedy_for,
-    sweep_is_due,
     trouble_of,
 )
 
@@ -63,21 +62,20 @@ __all__ = [
     "Mark",
     "Raise",
     "Row",
+    "Runner",
     "StaleFence",
     "Statement",
     "Trouble",
     "checking",
     "dialect_of",
     "dialect_of_leases",
+    "is_due",
     "kind_of",
     "lease_table_of",
     "marks_of",
     "raising",
     "refuse_commit",
     "refuse_guard",
-    "remedy_for",
     "run",
-    "still_ours",
-    "sweep_is_due",
     "trouble_of",
 ]

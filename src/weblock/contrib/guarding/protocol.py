@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from ..._core.ports import LeaseTable
 from ..._face import BaseLease
+from ..._platform.logs import logger
 from ...errors import ConfigurationError
 from ...keys import unqualified
 from .errors import StaleFence
@@ -51,6 +52,7 @@ class Mark:
         """Return the parameters of the statements."""
         return {
             "digest": self.digest,
+            "key": self.key,
             "lock_key": self.key,
             "fence": self.fence,
             "token": self.token,
@@ -96,7 +98,13 @@ class Check(NamedTuple):
     mark: Mark
 
 
-Statement = Raise | Look | Check
+class Confirm(NamedTuple):
+    """Ask the engine whether the lease is still held; false if it cannot be asked."""
+
+    mark: Mark
+
+
+Statement = Raise | Look | Check | Confirm
 
 
 class Conflict(Exception):
@@ -153,6 +161,38 @@ def raising(mark: Mark) -> Generator[Statement, Any, None]:
             return
         raise _stale(mark, row)
     raise _stale(mark, None)
+
+
+def beginning(mark: Mark) -> Generator[Statement, Any, None]:
+    """The first step, also where the engine's fences went back: then the database continues its own."""
+    try:
+        yield from raising(mark)
+    except StaleFence as stale:
+        if stale.newest is None or not (yield Confirm(mark)):
+            raise
+        if stale.newest > mark.fence:
+            logger.warning(
+                "the engine's fence of %.200r is %d, but the database knows fence %d: the engine was"
+                " set back, by a flush or an older backup. The database counts on from its own",
+                *(unqualified(mark.key), mark.fence, stale.newest),
+            )
+        yield from raising(mark.after(stale.newest))
+
+
+def continuing(mark: Mark) -> Generator[Statement, Any, None]:
+    """The first step of a section that began long ago: its row may be deleted soon, or has been.
+
+    A row that is gone does not tell whether another section has written it meanwhile. The engine does:
+    it is asked before the row is written again, and after it.
+    """
+    row: Row | None = yield Look(mark)
+    if row and row.token != mark.token:
+        raise _stale(mark, row)
+    if row is None and not (yield Confirm(mark)):
+        raise _stale(mark, None)
+    yield from raising(mark)
+    if row is None and not (yield Confirm(mark)):
+        raise _stale(mark, None)
 
 
 def checking(mark: Mark) -> Generator[Statement, Any, None]:

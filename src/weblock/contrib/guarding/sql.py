@@ -45,7 +45,7 @@ _LOCKED: Final = f"{_LOOKING} FOR UPDATE"
 
 _UPSERT: Final = """
 ON CONFLICT (digest) DO UPDATE
-SET fence = excluded.fence, token = excluded.token, raised_at = excluded.raised_at
+SET fence = {greatest}(weblock_fence.fence, excluded.fence), token = excluded.token, raised_at = excluded.raised_at
 WHERE weblock_fence.fence < CAST(:below AS bigint) OR weblock_fence.token = excluded.token"""
 
 # The limit is set by the statement that it is for, and ends with it.
@@ -64,7 +64,7 @@ _MYSQL: Final = """
 INSERT INTO weblock_fence (digest, lock_key, fence, token, raised_at)
 VALUES (:digest, :lock_key, :fence, :token, UTC_TIMESTAMP(6))
 ON DUPLICATE KEY UPDATE
-    raised_at = IF(fence < :below, UTC_TIMESTAMP(6), raised_at),
+    raised_at = IF(fence < :below OR token = :token, UTC_TIMESTAMP(6), raised_at),
     token = IF(fence < :below, :token, token),
     fence = GREATEST(fence, :fence)"""
 
@@ -72,7 +72,7 @@ ON DUPLICATE KEY UPDATE
 def _postgresql(wait: float) -> Dialect:
     raising = _POSTGRESQL.replace("{milliseconds}", f"{1000 * wait:.0f}")
     return Dialect(
-        raising=raising + _UPSERT,
+        raising=raising + _UPSERT.format(greatest="GREATEST"),
         certain=frozenset({1}),
         checking=_LOCKED,
         looking=_LOOKING,
@@ -86,7 +86,7 @@ DELETE FROM weblock_fence WHERE digest IN (
 def _sqlite(_wait: float) -> Dialect:
     # What writes has the whole database for itself until its COMMIT: a plain SELECT is enough.
     return Dialect(
-        raising=_SQLITE + _UPSERT,
+        raising=_SQLITE + _UPSERT.format(greatest="MAX"),
         certain=frozenset({1}),
         checking=_LOOKING,
         looking=_LOOKING,
@@ -135,7 +135,7 @@ def dialect_of(name: str, *, wait: float = LOCK_WAIT) -> Dialect:
 # The engine grants a lease under a lock that conflicts with this one, and renews it under one that does not.
 _LEASED: Final = """
 SELECT fence, left(encode(sha256(convert_to('{salt}' || owner, 'UTF8')), 'hex'), {length})
-FROM {table} WHERE key = :lock_key AND owner <> ''"""
+FROM {table} WHERE key = :key AND owner <> ''"""
 
 
 def dialect_of_leases(leases: LeaseTable) -> Dialect:
@@ -216,6 +216,9 @@ def _with_causes(error: BaseException) -> Iterator[BaseException]:
         yield found
         found = getattr(found, "orig", None) or found.__cause__
 
+
+REFRESH: Final = 12 * 3600.0
+"""Seconds after which a section writes its row again, before others delete it for being a day old."""
 
 SWEEPS: Final = 1 / 500
 """The share of sections that also delete rows that were not used for a day."""
