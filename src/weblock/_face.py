@@ -682,6 +682,12 @@ def _once(tell: Callable[[], object]) -> Callable[[], None]:
     return tell_once
 
 
+leaving: Final[list[Callable[[BaseLease], object]]] = []
+"""Functions that are called with a lease when its ``with`` block has ended.
+
+An event of the release would cost each request more than its lock does.
+"""
+
 L = TypeVar("L", bound=BaseLease)
 
 

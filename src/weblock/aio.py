@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
-from ._face import BaseLease, Face, Inside
+from ._face import BaseLease, Face, Inside, leaving
 from ._options import (
     Duration,
     HoldOptions,
@@ -538,6 +538,8 @@ class AsyncLease(BaseLease):
             if error is None:
                 raise
             error.add_note(f"meanwhile, the {loss}")
+        for call in leaving:
+            call(self)
 
     def on_lost(self, callback: Callable[[], None]) -> None:
         """Call a function once, in the running event loop, when the lease is lost."""

@@ -10,7 +10,7 @@ from functools import partial
 from types import TracebackType
 from typing import Literal, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
-from ._face import BaseLease, Face, Inside
+from ._face import BaseLease, Face, Inside, leaving
 from ._options import (
     Duration,
     HoldOptions,
@@ -541,6 +541,8 @@ class Lease(BaseLease):
             if error is None:
                 raise
             error.add_note(f"meanwhile, the {loss}")
+        for call in leaving:
+            call(self)
 
     def on_lost(self, callback: Callable[[], None]) -> None:
         """Call a function once, in a background thread, when the lease is lost.

@@ -311,10 +311,10 @@ def test_a_command_that_would_wait_for_itself_is_refused(weblock: Program) -> No
     again = f"{quote(sys.executable)} -m weblock run"
     done = weblock.run("run", "k", "--", "sh", "-c", f"{again} b -- {again} k -- echo ran")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "lock 'k' is already held" in done.stderr
+    assert "Lock 'k' is already held" in done.stderr
     done = weblock.run("run", "--shared", "k", "--", "sh", "-c", f"{again} k -- echo ran")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "cannot be turned into a lock with a smaller limit" in done.stderr
+    assert "cannot change to a smaller limit" in done.stderr
 
 
 @pytest.mark.parametrize(("url", "code"), [("memory://", 2), ("noop://", 0)])

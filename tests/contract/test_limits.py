@@ -178,7 +178,7 @@ class TestOneself:
         """A reader that wants to write is told to release first, and keeps its lease."""
         lease = one.do(locks.acquire, "key", shared=True, ttl=LONG)
         beside = other.do(locks.acquire, "key", shared=True, ttl=LONG)
-        with pytest.raises(AlreadyHeld, match="Release it and acquire it anew") as refused:
+        with pytest.raises(AlreadyHeld, match="Release it and acquire it again") as refused:
             one.do(locks.acquire, "key", wait=LONG)
         assert refused.value.upgrade
         lease.check()

@@ -129,7 +129,7 @@ class TestWrongKeys:
 
         layer = LockMiddleware(app, locks, [Rule("/items", key="x")])
         with pytest.raises(
-            ConfigurationError, match=r"acquire\(.*\) names no key: give one string"
+            ConfigurationError, match=r"acquire\(.*\) has no key, or one that is not a string"
         ):
             await Exchange().served_by(layer)
 
@@ -144,7 +144,7 @@ class TestWrongKeys:
             await request_locks(connection.scope).acquire(*keys)
 
         with pytest.raises(
-            ConfigurationError, match=r"acquire\(.*\) names no key: give one string"
+            ConfigurationError, match=r"acquire\(.*\) has no key, or one that is not a string"
         ):
             await Exchange().served_by(app)
 

@@ -279,7 +279,7 @@ class TestWhatCannotWork:
 
     def test_a_request_without_a_layer(self):
         """An application that asks for its locks is told what is missing."""
-        with pytest.raises(ConfigurationError, match="no lock layer"):
+        with pytest.raises(ConfigurationError, match="weblock serves no request here"):
             request_locks({})
 
 

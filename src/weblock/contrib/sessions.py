@@ -49,11 +49,10 @@ from sqlalchemy.exc import InvalidRequestError  # noqa: E402
 from sqlalchemy.orm import Session, SessionTransaction, SessionTransactionOrigin  # noqa: E402
 from sqlalchemy.orm.attributes import set_committed_value  # noqa: E402
 
+from .._face import BaseLease, leaving  # noqa: E402
 from .._platform.logs import logger  # noqa: E402
 from .._runtime.internals import running_loop  # noqa: E402
-from .._runtime.observing import Observer, observe  # noqa: E402
 from ..errors import ConfigurationError  # noqa: E402
-from ..events import Event, Released  # noqa: E402
 from .guarding import Kind, kind_of  # noqa: E402
 from .request import RequestLeases, current_book  # noqa: E402
 
@@ -94,7 +93,7 @@ def watch() -> None:
     event.listen(Session, "detached_to_persistent", _attached)
     event.listen(Engine, "begin", _register)
     event.listen(Engine, "before_cursor_execute", _sent)
-    observe(Observer(_released, only=[Released], immediate=True))
+    leaving.append(_leaving)
 
 
 def has_begun(session: Session) -> bool:
@@ -251,14 +250,13 @@ def _has_effect(statement: str) -> bool:
             return True
 
 
-def _released(released: Event) -> None:
-    """Warn if a lock of a request's code has been released before the COMMIT of the request's session."""
-    assert isinstance(released, Released)
-    book = current_book()  # None if the request itself releases: it has ended then.
+def _leaving(lease: BaseLease) -> None:
+    """Warn if a request's code releases a lock before the COMMIT of the request's session."""
+    book = current_book()
     for known in list((book and book.database) or ()):
         session = known()
         if isinstance(session, Session) and _has_written(session):
-            _warn_of_release(released.template or released.key)
+            _warn_of_release(lease.key)
 
 
 def _has_written(session: Session) -> bool:
