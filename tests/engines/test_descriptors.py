@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.servers import fresh_memcached, fresh_quorum, fresh_url
+from tests.servers.postgres import fresh_postgresql
 from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import Locks
 
@@ -71,6 +74,41 @@ def test_without_descriptors_a_waiter_gets_its_turn(
     eventually(lambda: waiters(locks, theirs) == 1)
     lease.release()
     assert process.outcome() > lease.fence
+
+
+ASYNCIO = """
+import threading
+loop = asyncio.new_event_loop()
+threading.Thread(target=loop.run_forever, daemon=True).start()
+def run(work): return asyncio.run_coroutine_threadsafe(work, loop).result()
+locks = AsyncLocks.from_url(url, ttl=TTL)
+lease = run(locks.acquire("k"))
+"""
+
+BLOCKING = """
+locks = Locks.from_url(url, ttl=TTL)
+lease = locks.acquire("k")
+"""
+
+
+@pytest.mark.parametrize("face", [BLOCKING, ASYNCIO], ids=["sync", "asyncio"])
+@pytest.mark.parametrize(
+    "fresh",
+    [fresh_url, fresh_postgresql, lambda: fresh_quorum(3), fresh_memcached],
+    ids=["redis", "postgresql", "redlock", "memcached"],
+)
+def test_without_descriptors_the_keeper_uses_the_connections_of_callers(
+    fresh: Callable[[], Any], face: str
+) -> None:
+    """A lease is renewed although no descriptor was free for the keeper before its first renewal."""
+    process = Child("", before=RENEWALS)
+    try:
+        process.run(f"url = {fresh()!r}\nTTL = {PATIENCE}" + face)
+        process.run(NONE_LEFT)
+        process.run("renewed(locks, lease)")
+        process.run("renewed(locks, lease)")
+    finally:
+        process.close()
 
 
 def test_without_descriptors_no_engine_is_opened(folder: Path, child: Callable[..., Child]) -> None:

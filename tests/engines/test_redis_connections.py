@@ -18,6 +18,7 @@ from tests.servers import Server, fresh_url, shared
 from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import AsyncLocks, EngineUnavailable, Locks
 from weblock._core.ports import Pulse
+from weblock.stores.redis import blocking
 from weblock.stores.redis.aio import AsyncioLink
 from weblock.stores.redis.calls import packed
 from weblock.stores.redis.settings import Address
@@ -275,6 +276,26 @@ def test_a_pool_that_is_too_small_is_told_so(server: Server) -> None:
         finally:
             links.free.put(None)
         locks.acquire("b").release()
+
+
+def test_a_keeper_without_a_connection_goes_before_all_callers(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is lent the next connection that comes back, and the callers have it again afterwards."""
+    monkeypatch.setattr(blocking, "LOAN", PATIENCE)
+    with Locks.from_url(server.url(recovery="off"), wait=PATIENCE) as locks:
+        locks.acquire("a").release()
+        links, address = locks._locker.store._wire.links, Address("127.0.0.1", server.port)  # type: ignore[attr-defined]
+        link = links.at_once(address, [])
+        with ThreadPoolExecutor(1) as pool:
+            loan = pool.submit(links.lend, address)
+            eventually(lambda: links._wanted)
+            links.give_back(link)
+            assert loan.result() is link
+        assert links.at_once(address, []) is None
+        links.take_back(link)
+        assert links.at_once(address, []) is link
+        links.give_back(link)
 
 
 def free(locks: Locks, key: str) -> bool:

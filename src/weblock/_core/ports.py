@@ -168,6 +168,9 @@ class Runtime(Protocol):
     suspends: bool
     """Whether waiting suspends a coroutine, as in asyncio, or blocks its thread."""
 
+    renews: bool
+    """Whether it is the keeper's. An engine serves it also where it can open no connection for it."""
+
     def now(self) -> float:
         """Return seconds on a clock that never steps back, also while the machine is suspended."""
 

@@ -66,6 +66,7 @@ class AsyncioBell:
 
 class AsyncioRuntime:
     suspends = True
+    renews = False
     bell = AsyncioBell
     now = staticmethod(clock.now)
     jitter = staticmethod(random.random)

@@ -39,7 +39,8 @@ class BlockingRuntime:
     control = staticmethod(clock.control)
     is_part_of = staticmethod(clock.is_part_of)
 
-    def __init__(self) -> None:
+    def __init__(self, *, renews: bool = False) -> None:
+        self.renews = renews
         self._queue: Callable[[], SimpleQueue[Message]] = queue_class()
 
     def bell(self) -> Bell:

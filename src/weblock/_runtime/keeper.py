@@ -19,7 +19,7 @@ class KeeperThread:
             "weblock-keeper", lambda: drive(self.keeper.run()), real=engine.real_keeper
         )
         self.keeper = Keeper(
-            BlockingRuntime(),
+            BlockingRuntime(renews=True),
             engine.connect,
             self._thread.start,
             report_forgotten=_warn_of_forgotten,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final, TypeVar
 
 import psycopg
 
 from ..._platform.loops import BeforeLoopEnds, ByLoop, made_for_all
-from .blocking import STRIPES, abandon
+from .blocking import STRIPES, Lent, abandon
 from .dialogue import Dialogue, Outcome, Parameter
 from .failures import HARMLESS, TOO_MANY, Unfit
 from .rows import Row
@@ -31,7 +32,7 @@ class AsyncioLink:
         self.alive = True
         self._connection = connection
         self._socket = connection.pgconn.socket
-        self._timeout = timeout
+        self.timeout = timeout
         self._pending: deque[asyncio.Future[Outcome]] = deque()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket, self._read)
@@ -45,7 +46,7 @@ class AsyncioLink:
             self.dialogue.send(statement, parameters)
             self._pending.append(waiter)
             self._flush()
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self.timeout):
                 outcome = await waiter
         except (psycopg.Error, TimeoutError) as error:
             self._end(error)
@@ -103,6 +104,22 @@ class AsyncioLink:
                 waiter.exception()  # Its caller may have been cancelled.
 
 
+def _ask_from_thread(
+    link: AsyncioLink, loop: asyncio.AbstractEventLoop, statement: Statement, *parameters: Parameter
+) -> list[Row]:
+    asking = link.ask(statement, *parameters)
+    try:
+        rows = asyncio.run_coroutine_threadsafe(asking, loop)
+    except RuntimeError as error:
+        asking.close()
+        raise psycopg.OperationalError("the event loop has been closed") from error
+    try:
+        return rows.result(link.timeout)
+    except TimeoutError:
+        rows.cancel()
+        raise
+
+
 class LoopLink:
     """The link of one event loop, made when it is first needed, and again when it was lost."""
 
@@ -122,6 +139,9 @@ class LoopLink:
                 _alive
             )  # Its failure is looked at, also where nobody waits any more.
         return link.result() if link.done() else await made_for_all(link, _closed)
+
+    def open_link(self) -> AsyncioLink | None:
+        return self._link.result() if self._link and _alive(self._link) else None
 
     def close(self) -> None:
         """End the connection. It must run in the loop."""
@@ -172,6 +192,12 @@ class AsyncioLinks:
             return await work()
         finally:
             turn.release()
+
+    def lend(self) -> Lent | None:
+        for each in self._loops.all():
+            if link := each.open_link():
+                return Lent(partial(_ask_from_thread, link, each.loop), bool)
+        return None
 
     def close(self) -> None:
         self._closed = True

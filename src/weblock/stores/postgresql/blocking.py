@@ -7,8 +7,9 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import psycopg
 
@@ -25,6 +26,9 @@ T = TypeVar("T")
 
 STRIPES: Final = 64
 """Keys that can be changed at the same time by one world of a process."""
+
+LOAN: Final = 0.2
+"""Seconds for which a keeper that can open no connection waits for one of the callers."""
 
 _inherited: Final[list[Any]] = []
 """Connections of the parent process, whose copies here are closed, and which must not be used."""
@@ -111,13 +115,28 @@ class BlockingLink:
             unsent = self.dialogue.pgconn.flush()
 
 
+class Lent(NamedTuple):
+    """A connection of the callers that the keeper uses once."""
+
+    ask: Callable[..., list[Row]]
+    end: Callable[[], object]
+
+
 class BlockingLinks:
     """A pool: one connection for each thread that asks at the same time, at most ``room``."""
 
     def __init__(
-        self, connect: Callable[[], BlockingLink], silence: Silence, *, room: int, patience: float
+        self,
+        connect: Callable[[], BlockingLink],
+        silence: Silence,
+        *,
+        room: int,
+        patience: float,
+        borrow: Callable[[], Lent | None] | None = None,
     ) -> None:
         self._connect = connect
+        self._borrow = borrow
+        """Returns a connection of another pool, where this one can open none."""
         self._silence = silence
         self._room = room
         self._patience = patience
@@ -161,22 +180,50 @@ class BlockingLinks:
         for link in getattr(self, "_idle", ()):
             link.abandon()
         self._idle: list[BlockingLink] = []
+        self._wanted: list[SimpleQueue[BlockingLink]] = []
+        """Where the next connection goes that comes back, ahead of all callers that wait for one."""
         self._free = turns(self._room)
         """The permits to use a connection."""
         self._free_of_keys = [turns(1) for _ in range(STRIPES)]
 
     def _ask(self, statement: Statement, parameters: tuple[Parameter, ...]) -> list[Row]:
         """Ask on one of the connections, for a caller that has a permit."""
-        link = self._idle_link() or self._new_link()
+        try:
+            link = self._idle_link() or self._new_link()
+        except (psycopg.Error, OSError):
+            lent = self._borrow() if self._borrow else None
+            if lent is None:
+                raise
+            try:
+                return lent.ask(statement, *parameters)
+            finally:
+                lent.end()
         try:
             with self._silence:
                 return link.ask(statement, *parameters)
         finally:
-            if link.alive:
-                self._idle.append(link)
-            # The others have probably lost the same server.
-            if self._closed or not link.alive:
-                self._close_idle()
+            self.take_back(link)
+
+    def take_back(self, link: BlockingLink) -> None:
+        if link.alive:
+            wanted = next(taken_out(self._wanted), None) if self._wanted else None
+            wanted.put(link) if wanted else self._idle.append(link)
+        # The others have probably lost the same server.
+        if self._closed or not link.alive:
+            self._close_idle()
+
+    def lend(self) -> Lent | None:
+        if self._borrow:  # This is the pool of the keeper itself.
+            return None
+        wanted: SimpleQueue[BlockingLink] = SimpleQueue()
+        self._wanted.append(wanted)
+        try:
+            link = self._idle_link() or wanted.get(timeout=LOAN)
+        except Empty:
+            return None
+        finally:
+            self._wanted.clear()
+        return Lent(link.ask, partial(self.take_back, link))
 
     def _idle_link(self) -> BlockingLink | None:
         while True:

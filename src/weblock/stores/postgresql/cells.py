@@ -41,7 +41,7 @@ class RowCells:
         self._renewing = engine.renewing
         self._settings = engine.settings
         self._statements = engine.connections.statements
-        self._links = engine.connections.links(suspends=runtime.suspends)
+        self._links = engine.connections.links(suspends=runtime.suspends, renews=runtime.renews)
 
     async def update(self, key: str, transition: Transition, *, patience: float) -> Done:
         try:

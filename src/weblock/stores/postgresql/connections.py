@@ -9,10 +9,11 @@ import psycopg
 from psycopg import errors
 
 from ..._core.ports import LeaseTable, Switchboard
+from ..._platform.greenlets import real_thread_here
 from ..._platform.loops import in_thread
 from ...errors import ConfigurationError
 from .aio import AsyncioLink, AsyncioLinks
-from .blocking import BlockingLink, BlockingLinks
+from .blocking import BlockingLink, BlockingLinks, Lent
 from .dialogue import LEAST_LIBPQ, Parameter
 from .failures import Unfit, unavailable
 from .receiver import Receiver
@@ -38,6 +39,9 @@ class Links(Protocol):
         A few other keys share its turn. Raises psycopg's errors if the turn does not come in time.
         """
 
+    def lend(self) -> Lent | None:
+        """Return the next connection that is free, for the keeper, which gives it back soon."""
+
     def close(self) -> None: ...
 
     def abandon(self) -> None: ...
@@ -53,15 +57,22 @@ class Connections:
         self._created = not settings.create
         self._links: list[Links] = []
 
-    def links(self, *, suspends: bool) -> Links:
-        """Return the connections for one world."""
+    def links(self, *, suspends: bool, renews: bool = False) -> Links:
+        """Return the connections for one world.
+
+        One that ``renews`` borrows a connection of the others where it can open none.
+        """
         settings, silence = self.settings, Silence(self.settings)
         links: Links
         if suspends:
             links = AsyncioLinks(self._asyncio, silence)
         else:
             links = BlockingLinks(
-                self.blocking, silence, room=settings.max_connections, patience=settings.timeout
+                self.blocking,
+                silence,
+                room=settings.max_connections,
+                patience=settings.timeout,
+                borrow=self._lent if renews else None,
             )
         self._links.append(links)
         return links
@@ -70,6 +81,15 @@ class Connections:
         """Return a new connection for a thread. Raises psycopg's errors."""
         self._create_table()
         return self._blocking()
+
+    def _lent(self) -> Lent | None:
+        """Return a connection of the callers for the keeper, ahead of all of them, if they have one."""
+        if real_thread_here():  # Theirs are for greenlets.
+            return None
+        for links in self._links:
+            if lent := links.lend():
+                return lent
+        return None
 
     def _blocking(self) -> BlockingLink:
         connection = psycopg.Connection[tuple[object, ...]].connect(

@@ -134,8 +134,10 @@ class QuorumEngine:
     def connect(self, runtime: Runtime) -> Store:
         from .store import QuorumStore
 
-        suspends = runtime.suspends
-        stores = [each.store(suspends=suspends, takes_turns=True) for each in self._connections]
+        stores = [
+            each.store(suspends=runtime.suspends, takes_turns=True, renews=runtime.renews)
+            for each in self._connections
+        ]
         return QuorumStore(self, runtime, stores)
 
     def candidate(self, claim: Claim, now: float) -> Candidate:

@@ -59,7 +59,7 @@ class RedisEngine:
         heed_forks(self)
 
     def connect(self, runtime: Runtime) -> Store:
-        return self._connections.store(suspends=runtime.suspends)
+        return self._connections.store(suspends=runtime.suspends, renews=runtime.renews)
 
     def diagnose(self) -> Iterable[Finding]:
         """Return what there is to know of the servers."""

@@ -104,6 +104,10 @@ class AsyncioLink(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", self._writer.transport)
         self._transport.set_protocol(self)
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
+
     def ask(self, command: bytes) -> asyncio.Future[Any]:
         """Send a command, and return the future of its reply.
 
@@ -126,6 +130,15 @@ class AsyncioLink(asyncio.Protocol):
 
     async def exchange(self, commands: Sequence[bytes]) -> list[Any]:
         replies = [self.ask(command) for command in commands]
+        return [await reply for reply in replies]
+
+    async def exchange_first(self, commands: Sequence[bytes]) -> list[Any]:
+        """Send commands ahead of those that have not been sent, and return their replies."""
+        if self.failure:
+            raise self.failure
+        replies = [self._loop.create_future() for _ in commands]
+        self._outgoing.extendleft(reversed([*zip(commands, replies, strict=True)]))
+        self._flush()
         return [await reply for reply in replies]
 
     def subscribe(self, channel: str) -> None:
@@ -252,6 +265,38 @@ class AsyncioLink(asyncio.Protocol):
         self._on_end(self)
 
 
+class Loan:
+    """A link of an event loop, as the thread of the keeper uses it."""
+
+    home = None
+    alive = False  # It is not kept.
+
+    def __init__(self, link: AsyncioLink, timeout: float) -> None:
+        self.address, self.server, self.incarnation = link.address, link.server, link.incarnation
+        self._link = link
+        self._timeout = timeout
+
+    async def ask(self, command: bytes) -> Any:
+        (reply,) = await self.exchange([command])
+        return reply
+
+    async def exchange(self, commands: Sequence[bytes]) -> list[Any]:
+        asking = self._link.exchange_first(commands)
+        try:
+            replies = asyncio.run_coroutine_threadsafe(asking, self._link.loop)
+        except RuntimeError as error:
+            asking.close()
+            raise exceptions.ConnectionError("the event loop has been closed") from error
+        try:
+            return replies.result(self._timeout)
+        except TimeoutError:
+            replies.cancel()
+            raise exceptions.TimeoutError(f"no answer for {self._timeout:g} seconds") from None
+
+    def discard(self) -> None:
+        """Do nothing: its loop sees to it."""
+
+
 class LoopLinks:
     """The links of one event loop."""
 
@@ -270,7 +315,7 @@ class LoopLinks:
         self._switchboard = switchboard
         self._connect = connect
         self._serves = serves
-        self._timeout = timeout
+        self.timeout = timeout
         self._trusted = trusted
         self._aside: asyncio.Future[BaseException | None] | None = None
         self._links: dict[Address, asyncio.Future[AsyncioLink]] = {}
@@ -346,7 +391,7 @@ class LoopLinks:
                 link.abandon()
 
     async def _new(self, address: Address, introduce: Introduce) -> AsyncioLink:
-        link = AsyncioLink(address, timeout=self._timeout, on_push=self._pushed, on_end=self._ended)
+        link = AsyncioLink(address, timeout=self.timeout, on_push=self._pushed, on_end=self._ended)
         try:
             await link.open(self._connect(address))
             await introduce(link)
@@ -412,6 +457,12 @@ class AsyncioLinks:
         latest = self._loops.latest
         if latest and latest.loop is asyncio.get_running_loop():
             return latest.up.get(address)
+        return None
+
+    def lend(self, address: Address) -> Loan | None:
+        for links in self._loops.all():
+            if link := links.up.get(address):
+                return Loan(link, links.timeout)
         return None
 
     def take(

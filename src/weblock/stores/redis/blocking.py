@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 import hiredis
@@ -17,6 +18,7 @@ from ..._core.ports import Readable
 from ..._platform.greenlets import do_before_this_thread_ends, new_thread, real_thread_here
 from ..._platform.polling import READABLE, new_poll, time_out_in_kernel
 from ..._platform.turns import Empty, taken_out, turns
+from .aio import Loan
 from .asking import Connect, connecting
 from .internals import socket_of
 from .servers import Server, Unfit, explained
@@ -40,6 +42,9 @@ FRESH: Final = 0.05
 SPARE: Final = 2.0
 """Seconds for which an unneeded connection stays open, if it is not the only one."""
 
+LOAN: Final = 0.2
+"""Seconds for which a keeper that can open no connection waits for one of the callers."""
+
 
 class BlockingLink:
     """One connection, from its handshake on, without the layers that redis-py has above its socket."""
@@ -60,6 +65,8 @@ class BlockingLink:
         self.used_at = time.monotonic()
         self.alive = True
         """Whether nothing has gone wrong on it yet, and no reply is on its way."""
+        self.home: BlockingLinks | None = None
+        """The pool that has lent it."""
         self._connection = connection
         self._socket = socket_of(connection)
         if timeout is not None:
@@ -193,6 +200,9 @@ def connected(
     return BlockingLink(address, connection, takes_turns=takes_turns, timeout=timeout)
 
 
+Lent = BlockingLink | Loan
+
+
 class BlockingLinks:
     """A pool: as many connections as threads talk to a server at the same time, at most ``room``.
 
@@ -207,8 +217,13 @@ class BlockingLinks:
         room: int,
         patience: float,
         takes_turns: bool = False,
+        borrow: Callable[[Address], Lent | None] | None = None,
     ) -> None:
         self._connect = connect
+        self._borrow = borrow
+        """Returns a connection of another pool, where this one can open none."""
+        self._wanted: dict[Address, SimpleQueue[BlockingLink]] = {}
+        """Where the next connection goes that comes back, ahead of all callers that wait for one."""
         self._takes_turns = takes_turns
         self._receiver = receiver
         self._patience = patience
@@ -263,23 +278,52 @@ class BlockingLinks:
             return None
         return link if link.usable() else None
 
-    async def take(
-        self, address: Address, introduce: Introduce, permits: list[None]
-    ) -> BlockingLink:
+    async def take(self, address: Address, introduce: Introduce, permits: list[None]) -> Lent:
         if not permits:
             try:
                 permits += map(self.free.get, (True,), (self._patience,))
             except Empty:
                 raise self._turn_in_vain() from None
-        return self._idle_link(address) or await self._new_link(address, introduce)
+        try:
+            return self._idle_link(address) or await self._new_link(address, introduce)
+        except (exceptions.RedisError, OSError):
+            if lent := self._borrow(address) if self._borrow else None:
+                return lent
+            raise
 
     def give_back(self, link: Link) -> None:
-        assert isinstance(link, BlockingLink)
-        if link.alive:
+        assert isinstance(link, BlockingLink | Loan)
+        if link.home:
+            link.home.take_back(link)
+        elif isinstance(link, BlockingLink) and link.alive:
             link.used_at = self._answered_at = time.monotonic()
-            self._idle.setdefault(link.address, []).append(link)
+            if self._wanted and (wanted := self._wanted.pop(link.address, None)):
+                wanted.put(link)
+            else:
+                self._idle.setdefault(link.address, []).append(link)
             if self._closed:
                 self._close_idle()
+        else:
+            self._discard(link)
+
+    def lend(self, address: Address) -> BlockingLink | None:
+        if self._borrow:  # This is the pool of the keeper itself.
+            return None
+        wanted = self._wanted[address] = SimpleQueue()
+        try:
+            link = self._idle_link(address) or wanted.get(timeout=LOAN)
+        except Empty:
+            return None
+        finally:
+            self._wanted.pop(address, None)
+        link.home = self
+        return link
+
+    def take_back(self, link: BlockingLink) -> None:
+        """Keep for the callers what was lent."""
+        link.home = None
+        if link.alive and not self._closed:
+            self._idle.setdefault(link.address, []).append(link)
         else:
             self._discard(link)
 
@@ -294,7 +338,7 @@ class BlockingLinks:
             return Unfit(explained(exceptions.TimeoutError(f"no answer for {self._patience:g} s")))
         return Unfit(f"all {self._size} connections are in use: raise max_connections")
 
-    def _discard(self, link: BlockingLink) -> None:
+    def _discard(self, link: Lent) -> None:
         others = [] if link.alive else self._idle.pop(link.address, [])
         for each in (link, *others):
             each.discard()
@@ -324,6 +368,7 @@ class BlockingLinks:
         """Close the copies in a forked child; the parent's stay as they are."""
         self.free = turns(self._size)
         self._connecting = Connecting()
+        self._wanted = {}
         self._thread = None
         self._close_idle()
 

@@ -22,7 +22,7 @@ from ..._platform.greenlets import do_at_home, real_thread_here
 from ...errors import ConfigurationError
 from .aio import AsyncioLinks, LoopLinks
 from .asking import LONGEST_PAUSE
-from .blocking import BlockingLink, BlockingLinks, connected
+from .blocking import BlockingLink, BlockingLinks, Lent, connected
 from .calls import Layout
 from .cluster import ClusterNodes
 from .nodes import Nodes, OneNode
@@ -68,10 +68,13 @@ class Connections:
         self._nodes_elsewhere: list[Nodes] = []
         """The nodes of real threads among greenlets."""
 
-    def store(self, *, suspends: bool, takes_turns: bool = False) -> RedisStore:
+    def store(
+        self, *, suspends: bool, takes_turns: bool = False, renews: bool = False
+    ) -> RedisStore:
         """Return the engine for one face. Each has connections of its own.
 
-        One of several that a thread asks side by side takes turns.
+        One of several that a thread asks side by side takes turns. One that ``renews`` borrows a
+        connection of the others where it can open none.
         """
         links: Links
         if suspends:
@@ -85,6 +88,7 @@ class Connections:
                 room=settings.max_connections,
                 patience=settings.timeout,
                 takes_turns=takes_turns,
+                borrow=self._lent if renews else None,
             )
         self._links.append(links)
         wire = Wire(self._settings, self._layout, self._nodes_here(), links, admit=self._admit)
@@ -118,6 +122,15 @@ class Connections:
         self._receiver.abandon(self._new_channel())
         for links in self._links:
             links.abandon()
+
+    def _lent(self, address: Address) -> Lent | None:
+        """Return a connection of the callers for the keeper, ahead of all of them, if they have one."""
+        if real_thread_here():  # Theirs are for greenlets.
+            return None
+        for links in self._links:
+            if lent := links.lend(address):
+                return lent
+        return None
 
     def _nodes_here(self) -> Nodes:
         """Return the nodes for the stores of this thread.

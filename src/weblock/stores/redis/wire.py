@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from redis import exceptions
 from redis.connection import DefaultParser
@@ -32,6 +32,9 @@ from .scripts import (
 )
 from .servers import GRANT, Server, Unfit, examine, explained
 from .settings import Address, Settings
+
+if TYPE_CHECKING:
+    from .blocking import Lent
 
 REDIRECTIONS: Final = 5
 """How often a call follows a cluster that moves its keys about."""
@@ -101,6 +104,9 @@ class Links(Protocol):
 
     def give_back(self, link: Link) -> None:
         """Keep a connection for the next caller, or drop one that has failed."""
+
+    def lend(self, address: Address) -> Lent | None:
+        """Return the next connection that is free, for the keeper, which gives it back soon."""
 
     def listen(self) -> None:
         """Start to receive notifications."""
