@@ -592,6 +592,53 @@ class TestTheDatabaseAsReferee:
             with pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
                 session.scalar(select(func.count(Item.id)))
 
+    @pytest.mark.parametrize("by", ["bind", "mapper"])
+    def test_a_connection_by_its_database_is_guarded(self, fenced, lease, by):
+        """session.connection(bind_arguments=...) writes the fence first, as any other way does."""
+        given = {"bind": {"bind": fenced}, "mapper": {"mapper": Item}}[by]
+        with Session(fenced) as session:
+            guard(session, lease, fence=True)
+            session.connection(bind_arguments=given).execute(insert(Item))
+            session.commit()
+        assert items(fenced) == 1
+
+    def test_a_database_without_all_characters_takes_any_key(self, server, blocking):
+        """In a LATIN1 database, the row of a key has escapes for people to read."""
+        server.execute(
+            "DROP DATABASE IF EXISTS latin",
+            "CREATE DATABASE latin TEMPLATE template0 ENCODING LATIN1 LC_COLLATE 'C' LC_CTYPE 'C'",
+        )
+        url = server.url(driver="psycopg", database="latin")
+        engine, metadata = create_engine(url), MetaData()
+        fence_table(metadata)
+        Item.__table__.to_metadata(metadata)
+        metadata.create_all(engine)
+        for key in ("item:€", "😀" * 512):
+            with blocking.hold(key) as lease, Session(engine) as session:
+                guard(session, lease, fence=True)
+                session.add(Item())
+                session.commit()
+        with engine.connect() as connection:
+            keys = connection.scalars(text(f"SELECT lock_key FROM {TABLE} ORDER BY fence")).all()
+        assert keys[0] == r"default:item:\u20ac"
+        assert items(engine) == 2
+        engine.dispose()
+
+    def test_the_table_is_where_its_statements_look(self):
+        """Metadata with a schema of its own does not move it there."""
+        assert fence_table(MetaData(schema="elsewhere")).schema is None
+
+    def test_a_second_lease_of_a_key_is_refused(self, fenced, lease):
+        """Two engines that hold one key would refuse each other: the error names the namespace."""
+        with (
+            Locks.from_url("memory://another") as others,
+            others.hold("x") as other,
+            Session(fenced) as session,
+        ):
+            guard(session, lease, fence=True)
+            with pytest.raises(ConfigurationError, match="namespace="):
+                guard(session, other, fence=True)
+
     def test_a_missing_table_says_what_to_do(self, engine, followed):
         """The error names the function that makes it."""
         with engine.begin() as connection:

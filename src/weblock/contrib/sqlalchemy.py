@@ -7,7 +7,7 @@ import inspect
 import re
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -16,6 +16,7 @@ from .._requirements import require
 require("weblock.contrib.sqlalchemy", "sqlalchemy")
 
 from sqlalchemy import (  # noqa: E402 - only what fits can be imported
+    BLANK_SCHEMA,
     BigInteger,
     Column,
     Connection,
@@ -35,6 +36,7 @@ from sqlalchemy.util.concurrency import in_greenlet  # noqa: E402
 from .._core.ports import LeaseTable  # noqa: E402
 from .._face import BaseLease  # noqa: E402
 from ..errors import ConfigurationError, LeaseLost  # noqa: E402
+from ..keys import unqualified  # noqa: E402
 from .guarding import (  # noqa: E402
     DATABASE,
     LENGTHS,
@@ -195,7 +197,8 @@ def fence_table(metadata: MetaData) -> Table:
     """Return the table that ``guard(..., fence=True)`` needs, as part of ``metadata``.
 
     ``metadata.create_all`` creates it, and Alembic's autogenerate finds it. Django's migrations create
-    the same table.
+    the same table. It is in the connection's default schema, whatever the schema of ``metadata``: the
+    guard's statements name no schema, and all sections of a key must find the same table.
     """
     return Table(
         TABLE,
@@ -205,6 +208,7 @@ def fence_table(metadata: MetaData) -> Table:
         Column("fence", BigInteger, nullable=False),
         Column("token", String(LENGTHS["token"]), nullable=False),
         Column("raised_at", _MOMENT, nullable=False),
+        schema=BLANK_SCHEMA,
     )
 
 
@@ -268,6 +272,10 @@ class _Guarded:
             self._lease.check()
 
 
+_TOKENS: Final = "weblock_tokens"
+"""Where a session notes the leases that guard it, each with the digest of its key."""
+
+
 class _Fenced(_Guarded):
     """A session whose database refuses a holder whose key has passed to another."""
 
@@ -288,6 +296,9 @@ class _Fenced(_Guarded):
         self._broken: set[Connection] = set()
         """The connections whose transaction was rolled back after an error, to look who was the reason."""
         session.get_bind = self.get_bind  # type: ignore[method-assign]
+        self._connection: Callable[..., Connection] = session.connection
+        session.connection = self.connection  # type: ignore[method-assign]
+        self._refuse_another_engine(session.info.setdefault(_TOKENS, {}))
         _explain_errors()
 
     def get_bind(self, *args: Any, **options: Any) -> Engine | Connection:
@@ -319,6 +330,23 @@ class _Fenced(_Guarded):
                 if len(told) > _REMEMBERED:
                     told.popitem(last=False)
         return bind
+
+    def connection(
+        self, bind_arguments: Mapping[str, Any] | None = None, *args: Any, **options: Any
+    ) -> Connection:
+        """Return the session's connection to a database, which ``bind_arguments`` may name."""
+        self.get_bind(**(bind_arguments or {}))
+        return self._connection(bind_arguments, *args, **options)
+
+    def _refuse_another_engine(self, tokens: dict[str, str]) -> None:
+        """Raise ``ConfigurationError`` if the session is guarded with another lease of the same key."""
+        for mark in self._marks:
+            if tokens.setdefault(mark.digest, mark.token) != mark.token:
+                raise ConfigurationError(
+                    f"this session is guarded with another lease of {unqualified(mark.key)!r:.200}: make"
+                    " a session for each lease, and if two engines hold the same key, give one of them a"
+                    " namespace= of its own, for a key has one row in the database"
+                )
 
     def begun(self, session: Session, transaction: object, connection: Connection) -> None:
         """Watch a connection that the session has just taken."""

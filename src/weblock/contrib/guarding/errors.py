@@ -15,7 +15,7 @@ class StaleFence(LeaseLost):
         self, key: str, *, fence: int, newest: int | None, done: str = "has written since"
     ) -> None:
         if newest is None:
-            reason = "the database has no record of it any more"
+            reason = "the database has no record of it: its row was deleted, or the search_path has changed"
         else:
             reason = f"fence {newest} {done}"
         super().__init__(key, fence=fence, reason=reason)

@@ -21,6 +21,9 @@ from .errors import StaleFence
 ATTEMPTS: Final = 5
 """How often to try to raise a fence while others do so at the same time."""
 
+SHOWN: Final = 600
+"""The length of the column of keys; a key with its namespace has up to 577 characters."""
+
 SALT: Final = "weblock guard "
 
 SINCE: Final = "has begun since"
@@ -48,12 +51,17 @@ class Mark:
         """The fence below which all sections give way to this one."""
         return self.fence + self.continues
 
+    @property
+    def shown(self) -> str:
+        """The key for people who look at the table, whose encoding can lack characters."""
+        return self.key.encode("ascii", "backslashreplace").decode()[:SHOWN]
+
     def values(self) -> dict[str, Any]:
         """Return the parameters of the statements."""
         return {
             "digest": self.digest,
             "key": self.key,
-            "lock_key": self.key,
+            "lock_key": self.shown,
             "fence": self.fence,
             "token": self.token,
             "below": self.below,

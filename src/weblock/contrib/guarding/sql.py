@@ -10,12 +10,12 @@ from typing import Final
 
 from ..._core.ports import LeaseTable
 from ...errors import ConfigurationError
-from .protocol import SALT
+from .protocol import SALT, SHOWN
 
 TABLE: Final = "weblock_fence"
 
-LENGTHS: Final = {"digest": 64, "lock_key": 600, "token": 32}
-"""The lengths of the text columns; a key with its namespace has up to 577 characters."""
+LENGTHS: Final = {"digest": 64, "lock_key": SHOWN, "token": 32}
+"""The lengths of the text columns."""
 
 LOCK_WAIT: Final = 5.0
 """Seconds to wait for a former holder that was checked and has not committed yet."""
