@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from django.conf import settings
-from django.core.checks import CheckMessage, Error
+from django.core.checks import CheckMessage, Error, Info
 from django.core.checks import Warning as Caution
 from django.db import DatabaseError, connections
 from django.utils.module_loading import import_string
@@ -22,11 +22,20 @@ from .discovery import LANGUAGE, RoutedView, gaps, marked_views, routed_views, u
 from .guard import guarded_databases, has_the_leases
 from .middleware import LockMiddleware
 from .registry import locks
+from .routers import refuse_split_reads
 from .rules import Rules, gap_text
 from .settings import AliasSettings, aliases, of_alias
 from .view_lock import DEFAULT
 
 MIDDLEWARE: Final = "weblock.contrib.django.middleware.LockMiddleware"
+
+READERS: Final = (
+    "django.contrib.auth.middleware.LoginRequiredMiddleware",
+    "django.contrib.auth.middleware.RemoteUserMiddleware",
+    "django.contrib.auth.middleware.PersistentRemoteUserMiddleware",
+    "django.contrib.sites.middleware.CurrentSiteMiddleware",
+)
+"""Django's own middleware that keeps rows on the request before its view is known."""
 
 IN_URL: Final = "<int:{}> in the URL"
 IN_PATH: Final = "{{{}:int}} in the path of the rule"
@@ -123,6 +132,26 @@ def check_rules(**_kwargs: object) -> list[CheckMessage]:
         found += [
             message for label, rule in by_path for message in _of_path(label, rule, everywhere)
         ]
+    return found
+
+
+def check_reads(**_kwargs: object) -> list[CheckMessage]:
+    """Check that views read inside their locks what was committed, and name middleware that reads before."""
+    found: list[CheckMessage] = []
+    ours = [number for number, path in enumerate(settings.MIDDLEWARE) if _is_ours(path)]
+    if not ours and not any(marked_views()):
+        return found
+    try:
+        refuse_split_reads()
+    except ConfigurationError as error:
+        found.append(Error(f"{error}.", id="weblock.E011"))
+    before = settings.MIDDLEWARE[: ours[-1]] if ours else settings.MIDDLEWARE
+    if early := [path for path in before if path in READERS]:
+        text = f"{', '.join(early)} reads rows before the lock of a view."
+        hint = (
+            "weblock reads rows on the request again inside the lock, with one query for each row."
+        )
+        found.append(Info(text, hint=hint, id="weblock.I001"))
     return found
 
 

@@ -175,11 +175,11 @@ def _serve(together: Together, view: Callable[..., Any], args: Any, kwargs: Any)
     outer = locks_of_request(request)
     if outer and outer.has(wanted):
         return work(outer)
-    values = _values(request, kwargs)
+    values, given = _values(request, kwargs), _given(view, args)
     alone = ThreadLeases(request)
 
     def acquire_and_work() -> Any:
-        alone.acquire(together, values)
+        alone.acquire(together, values, given)
         try:
             return work(alone)
         except Exception as error:
@@ -190,7 +190,7 @@ def _serve(together: Together, view: Callable[..., Any], args: Any, kwargs: Any)
     try:
         if not outer:
             return alone.run(acquire_and_work)
-        call(outer.acquire, together, values)
+        call(outer.acquire, together, values, given)
         return work(outer)
     except WeblockError as error:
         lock = (outer or alone).lock_behind(error)
@@ -215,11 +215,11 @@ async def _serve_async(together: Together, view: Callable[..., Any], args: Any, 
     outer = locks_of_request(request)
     if outer and outer.has(wanted):
         return await work(outer)
-    values = _values(request, kwargs)
+    values, given = _values(request, kwargs), _given(view, args)
     alone = TaskLeases(request)
 
     async def acquire_and_work() -> Any:
-        await alone.acquire(together, values)
+        await alone.acquire(together, values, given)
         try:
             return await work(alone)
         except Exception as error:
@@ -230,7 +230,7 @@ async def _serve_async(together: Together, view: Callable[..., Any], args: Any, 
     try:
         if not outer:
             return await alone.run(acquire_and_work)
-        await acall(outer.acquire, together, values)
+        await acall(outer.acquire, together, values, given)
         return await work(outer)
     except WeblockError as error:
         lock = (outer or alone).lock_behind(error)
@@ -241,9 +241,18 @@ async def _serve_async(together: Together, view: Callable[..., Any], args: Any, 
 
 def _is_of_async_class(view: Callable[..., Any], args: tuple[Any, ...]) -> bool:
     """Return whether this method, such as ``dispatch``, returns an async method's coroutine."""
+    return bool(getattr(type(_instance_of(view, args)), "view_is_async", False))
+
+
+def _instance_of(view: Callable[..., Any], args: tuple[Any, ...]) -> object:
+    """Return the instance whose method is decorated, or else the first argument."""
     bound = getattr(view, "func", view)  # method_decorator hands over a partial of it.
-    instance = getattr(bound, "__self__", args[0] if args else None)
-    return bool(getattr(type(instance), "view_is_async", False))
+    return getattr(bound, "__self__", args[0] if args else None)
+
+
+def _given(view: Callable[..., Any], args: tuple[Any, ...]) -> list[object]:
+    """Return what a decorator above may have read for the view: its arguments, and what its instance keeps."""
+    return [*args, *getattr(_instance_of(view, args), "__dict__", {}).values()]
 
 
 def _request_of(view: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> HttpRequest:

@@ -19,6 +19,7 @@ from . import settings
 from .answers import aanswer_for, answer_for
 from .registry import LocksByAlias, async_locks, locks
 from .request import TaskLeases, ThreadLeases, locks_of_request
+from .routers import refuse_split_reads
 from .view_lock import ViewLock, locks_of
 
 View = Callable[..., Any]
@@ -37,6 +38,7 @@ class _Layer:
         self._get_response = get_response
         # What cannot work is refused when the server starts. No engine is connected to yet.
         settings.rules()
+        refuse_split_reads()
         for alias in self._locks:
             self._locks[alias]
 

@@ -35,6 +35,7 @@ from .commits import checked_at_commit, give_back_connections, prepare_connectio
 from .guard import Guard, guarded_databases
 from .internals import close_together
 from .registry import async_locks, locks
+from .rows import kept_rows, read_again
 from .settings import GuardSettings, of_alias
 from .view_lock import DEFAULT, ViewLock
 
@@ -167,7 +168,9 @@ class ViewLeases(RequestLeases[BaseLease]):
         wanted: Mapping[ViewLock, tuple[CheckedKey, ...]],
         guards: Mapping[ViewLock, GuardSettings],
         before_waiting: BeforeWaiting,
-    ) -> None:
+    ) -> bool:
+        """Acquire what the request does not hold yet. Return whether there was any."""
+        had = len(self.leases)
         for lock, face, missing in self._in_turn(faces, wanted):
             if self._unwanted:
                 raise asyncio.CancelledError
@@ -182,6 +185,7 @@ class ViewLeases(RequestLeases[BaseLease]):
             self._tell_databases(lease, guard, locks[lock.alias])
         self._by_lock.update(wanted)
         self.check()  # Some may have been lost while we waited for others.
+        return len(self.leases) > had
 
     def _hearing(self) -> AbstractContextManager[object]:
         """Return what lets Django hear, while the request waits, that its client has left."""
@@ -245,10 +249,17 @@ class ThreadLeases(ViewLeases):
             loss = drive(self.release())
         return self.answered(response, loss)
 
-    def acquire(self, of: Sequence[ViewLock], values: Mapping[str, object]) -> None:
-        """Acquires what of these the request does not hold yet, and raises as ``Locks`` does.
+    def acquire(
+        self,
+        of: Sequence[ViewLock],
+        values: Mapping[str, object],
+        given: Iterable[object] = (),
+    ) -> None:
+        """Acquire what of these the request does not hold yet, and read rows again that were read before.
 
-        Raises ``ConfigurationError`` inside a transaction.
+        These are the rows on the request, among the ``values`` of its URL, and among what the view is
+        ``given`` besides. Raises what ``Locks`` raises, ``ConfigurationError`` inside a transaction, and
+        ``PermissionDenied`` if a row is gone.
         """
         guards = _guards(of)
         prepare_connections(self.request, _databases(guards))
@@ -256,7 +267,8 @@ class ThreadLeases(ViewLeases):
         for lock in of:
             with self._refusing(lock):
                 wanted[lock] = in_order(lock.keys_of(self.request, values))
-        drive(self._take_all(locks, wanted, guards, _give_back))
+        if drive(self._take_all(locks, wanted, guards, _give_back)):
+            read_again(kept_rows((*vars(self.request).values(), *values.values(), *given)))
 
 
 class TaskLeases(ViewLeases):
@@ -294,15 +306,23 @@ class TaskLeases(ViewLeases):
             if not ended.done():
                 ended.set_result(None)
 
-    async def acquire(self, of: Sequence[ViewLock], values: Mapping[str, object]) -> None:
-        """Acquire the keys, in a task."""
+    async def acquire(
+        self,
+        of: Sequence[ViewLock],
+        values: Mapping[str, object],
+        given: Iterable[object] = (),
+    ) -> None:
+        """Acquire the keys, and read rows again, in a task."""
         guards = _guards(of)
         await _aprepare_connections(self.request, _databases(guards))
         wanted: dict[ViewLock, tuple[CheckedKey, ...]] = {}
         for lock in of:
             with self._refusing(lock):
                 wanted[lock] = in_order(await lock.akeys_of(self.request, values))
-        await self._take_all(async_locks, wanted, guards, _agive_back_connections)
+        if await self._take_all(async_locks, wanted, guards, _agive_back_connections):
+            rows = kept_rows((*vars(self.request).values(), *values.values(), *given))
+            if rows:
+                await _aread_again(rows)
 
     def _hearing(self) -> AbstractContextManager[object]:
         around: object = self.within
@@ -313,6 +333,7 @@ class TaskLeases(ViewLeases):
 
 _aprepare_connections: Final = sync_to_async(prepare_connections)
 _agive_back_connections: Final = sync_to_async(give_back_connections)
+_aread_again: Final = sync_to_async(read_again)
 
 _current: Final[ContextVar[ThreadLeases | TaskLeases | None]] = ContextVar(
     "weblock_request", default=None
@@ -337,6 +358,12 @@ def locks_of_request(request: HttpRequest) -> ThreadLeases | TaskLeases | None:
     """Return what an outer layer holds for the request, and will release when it is over."""
     current = _current.get()
     return current if current and current.request is request and not current.over else None
+
+
+def holds_locks() -> bool:
+    """Return whether the code that runs here belongs to a request that holds a lock."""
+    current = _current.get()
+    return current is not None and not current.over and current.holds_any
 
 
 async def _give_back() -> None:
