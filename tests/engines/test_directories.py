@@ -346,7 +346,7 @@ def test_a_process_stays_in_its_directory_while_its_paths_part(
             locks.acquire("k", wait=0)
         engine = locks._engine
         assert isinstance(engine, FileEngine)
-        assert (folder / f"{engine.process}.life").exists()
+        assert (folder / f"{engine.process}.bell").exists()
         link.symlink_to(tmp_path)
         locks.acquire("k", wait=0).release()
 
@@ -364,12 +364,37 @@ from weblock.stores.file import directory
 directory._boot_digest = lambda: "{:016x}"
 """
 
+OTHER_KERNEL = """
+from weblock.stores.file.processes import Processes
+Processes._refuse_other_boots = lambda self: None
+"""
+"""Where a process that opens the directory cannot reach the sockets of the others."""
+
+
+def test_a_container_with_another_boot_is_rejected(
+    url: str, folder: Path, child: Callable[..., Child]
+) -> None:
+    """A newcomer gets nothing while a process of another boot lives, even a stopped one; later it does."""
+    here = child().open(ttl=300)
+    fence = here.run("lease = locks.acquire('k'); lease.fence")
+    here.stop()
+    there = child(before=OTHER_BOOT.format(1))
+    with pytest.raises(Failed, match="another container of this machine uses"):
+        there.open()
+    here.resume()
+    here.run("lease.extend(0); locks.acquire('b').release()")
+    assert len([*folder.glob("*.life")]) == 1
+    here.kill()
+    assert there.open().run("locks.acquire('k', wait=0).fence") > fence
+    with pytest.raises(Failed, match="another container of this machine uses"):
+        child().open()
+
 
 def test_a_directory_that_two_machines_share_is_refused_on_both(
     url: str, child: Callable[..., Child]
 ) -> None:
     """Soon after the second has moved in, whichever keys they lock; and so is who comes later."""
-    here, there = child().open(), child(before=OTHER_BOOT.format(1))
+    here, there = child().open(), child(before=OTHER_BOOT.format(1) + OTHER_KERNEL)
     here.run("locks.acquire('a').release()")
     there.open()
 
@@ -383,7 +408,8 @@ def test_a_directory_that_two_machines_share_is_refused_on_both(
     eventually(lambda: refused(here, "b"))
     eventually(lambda: refused(there, "c"))
     assert refused(here, "a")
-    for each in (child(), child(before=OTHER_BOOT.format(2))):
+    for before in (OTHER_KERNEL, OTHER_BOOT.format(2) + OTHER_KERNEL):
+        each = child(before=before)
         with pytest.raises(Failed, match="another machine uses"):
             each.open()
 

@@ -255,6 +255,11 @@ class Home:
         try:
             self.directory.check_names(engine.other_paths)
             self.processes = Processes(self.directory, engine.process, engine.switchboard)
+            try:
+                self.directory.move_in()
+            except BaseException:
+                self.processes.close()
+                raise
         except BaseException:
             self.directory.close()
             raise

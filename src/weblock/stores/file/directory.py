@@ -47,7 +47,7 @@ class Directory:
         self.fd = _open_private(path)
         try:
             self._refuse_shared_filesystem()
-            self._move_in()
+            os.close(self.open_file(MARKER))  # Raises if no file can be written here.
         except BaseException:
             os.close(self.fd)
             raise
@@ -127,6 +127,17 @@ class Directory:
             fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
+    def move_in(self) -> None:
+        """Write the boot into the marker, when no process of another boot lives here.
+
+        Raises ``EngineUnavailable`` if several machines have used the directory.
+        """
+        boot = self._boot_of_marker()
+        if boot == CONTESTED:
+            raise self._contested()
+        if boot != self.boot:
+            self._write_marker(self.boot)
+
     def check_machine(self) -> None:
         """Raise ``EngineUnavailable`` if another machine uses the directory too.
 
@@ -151,7 +162,7 @@ class Directory:
         if not self._boot_of_marker():
             self._write_marker(self.boot)
         for name in os.listdir(self.fd):
-            if not _is_socket(name):
+            if not is_socket(name):
                 with contextlib.suppress(OSError):
                     os.utime(name, dir_fd=self.fd)
 
@@ -195,13 +206,6 @@ class Directory:
 
     def close(self) -> None:
         os.close(self.fd)
-
-    def _move_in(self) -> None:
-        boot = self._boot_of_marker()
-        if boot == CONTESTED:
-            raise self._contested()
-        if boot != self.boot:
-            self._write_marker(self.boot)
 
     def _contested(self) -> EngineUnavailable:
         return self.unavailable(
@@ -259,7 +263,8 @@ def lacks_descriptors(error: BaseException) -> bool:
 _LONGEST_SOCKET_PATH: Final = 103
 
 
-def _is_socket(name: str) -> bool:
+def is_socket(name: str) -> bool:
+    """Return whether a file in the directory is a socket of a process, by its name."""
     return name.endswith((".bell", ".life"))
 
 

@@ -9,6 +9,12 @@ The waiters of a key are a chain: each watches the nearest process before it tha
 one watches the holder. A death wakes only the waiters directly behind it, and each of them then asks
 and finds another process to watch. A waiter that leaves the queue rings the one behind it, which
 would otherwise go on watching a process that is not before it any more.
+
+A name of a *life* contains the boot that its process sees. Two processes that see different boots run
+in different containers, or in different time namespaces, of one machine: their clocks differ, so that
+neither can tell when a lease of the other has ended. A process that opens the directory therefore
+first binds its own sockets, and then looks for living processes of another boot. If it finds one, it is
+rejected. Of two that open the directory at the same time, at least one finds the other.
 """
 
 from __future__ import annotations
@@ -28,7 +34,8 @@ from typing import Final
 from ..._core.ports import Ask, Grasp, Message
 from ..._platform.greenlets import original
 from ..._platform.threads import BackgroundThread
-from .directory import Directory, lacks_descriptors
+from ...errors import EngineUnavailable
+from .directory import Directory, is_socket, lacks_descriptors
 from .waiters import Waiters
 
 _MESSAGE: Final = struct.Struct("<32sQd")
@@ -42,6 +49,9 @@ _ATTEMPTS: Final = 500
 
 _LINGER: Final = 3600.0
 """Seconds that the sockets of dead processes stay; those in use are touched often."""
+
+_NEW: Final = "new"
+"""The beginning of a socket's name until it can accept."""
 
 _SPARE: Final = 16
 """Connections that are kept without a waiter: queues often form again in one order."""
@@ -78,7 +88,11 @@ class Processes:
             self._probe = self._keep(_unix_socket(socket.SOCK_DGRAM))
             self._waker, self._wakened = map(self._keep, socket.socketpair())
             self._bind()
+            self._refuse_other_boots()
             self._remove_dead()
+        except EngineUnavailable:
+            self.abandon()
+            raise
         except BaseException as error:
             self.abandon()
             if not isinstance(error, OSError) or lacks_descriptors(error):
@@ -167,7 +181,7 @@ class Processes:
         """
         with self._guard:
             try:
-                for name in (_bell_name(self.process), _life_name(self.process)):
+                for name in (_bell_name(self.process), self._life_name(self.process)):
                     os.utime(name, dir_fd=self._directory.fd)
             except FileNotFoundError:
                 self._bind()
@@ -195,7 +209,7 @@ class Processes:
         except OSError:
             return False  # No descriptor is left.
         try:
-            line.connect(self._directory.short_path(_life_name(process)))
+            line.connect(self._directory.short_path(self._life_name(process)))
         except OSError as error:
             line.close()
             if isinstance(error, ConnectionRefusedError):
@@ -296,17 +310,17 @@ class Processes:
 
     def _bind(self) -> None:
         self._bells.append(self._bound(socket.SOCK_DGRAM, _bell_name(self.process)))
-        self._lives.append(self._bound(socket.SOCK_STREAM, _life_name(self.process)))
+        self._lives.append(self._bound(socket.SOCK_STREAM, self._life_name(self.process)))
 
     def _bound(self, kind: socket.SocketKind, name: str) -> socket.socket:
         """Return a socket that gets its name only when it is ready to accept."""
         made = self._keep(_unix_socket(kind))
         fd = self._directory.fd
-        made.bind(self._directory.short_path(f"new.{name}"))
+        made.bind(self._directory.short_path(f"{_NEW}.{name}"))
         if kind is socket.SOCK_STREAM:
             made.listen(_BACKLOG)
-        os.chmod(f"new.{name}", 0o600, dir_fd=fd)
-        os.rename(f"new.{name}", name, src_dir_fd=fd, dst_dir_fd=fd)
+        os.chmod(f"{_NEW}.{name}", 0o600, dir_fd=fd)
+        os.rename(f"{_NEW}.{name}", name, src_dir_fd=fd, dst_dir_fd=fd)
         return made
 
     def _keep(self, made: socket.socket) -> socket.socket:
@@ -327,15 +341,33 @@ class Processes:
             else:
                 caller.close()
 
+    def _refuse_other_boots(self) -> None:
+        """Raise ``EngineUnavailable`` if a process lives here that sees another boot."""
+        for name in os.listdir(self._directory.fd):
+            process, _, rest = name.partition(".")
+            boot, _, kind = rest.partition(".")
+            if kind == "life" and boot != self._directory.boot and self.alive(process):
+                self._unlink(self.process)
+                raise self._directory.unavailable(
+                    f"another container of this machine uses {self._directory.path} too, and its clock"
+                    " or boot id differs from those here: give each its own directory, run all processes"
+                    " in one container, or use redis://"
+                )
+
     def _remove_dead(self) -> None:
         """Remove the sockets of processes that died so long ago that none of their leases is left.
 
         Until then they prove the death to processes that have not noticed it yet.
         """
         for name in os.listdir(self._directory.fd):
-            process, _, kind = name.partition(".")
-            if kind == "bell" and self._is_old(name) and not self.alive(process):
-                self._unlink(process)
+            process = name.partition(".")[0]
+            is_ours = is_socket(name) and process != _NEW
+            if is_ours and self._is_old(name) and not self.alive(process):
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=self._directory.fd)
+
+    def _life_name(self, process: str) -> str:
+        return f"{process}.{self._directory.boot}.life"
 
     def _is_old(self, name: str) -> bool:
         try:
@@ -345,7 +377,7 @@ class Processes:
         return time.time() - touched > _LINGER
 
     def _unlink(self, process: str) -> None:
-        for name in (_bell_name(process), _life_name(process)):
+        for name in (_bell_name(process), self._life_name(process)):
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=self._directory.fd)
 
@@ -364,10 +396,6 @@ def _rung(message: bytes) -> tuple[str, Message] | None:
 
 def _bell_name(process: str) -> str:
     return f"{process}.bell"
-
-
-def _life_name(process: str) -> str:
-    return f"{process}.life"
 
 
 def _unix_socket(kind: socket.SocketKind) -> socket.socket:
