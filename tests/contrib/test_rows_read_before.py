@@ -4,10 +4,12 @@ One credit is left and three requests want it: one buys, however each of them ha
 """
 
 import asyncio
+import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
+import anyio
 import httpx
 import pytest
 from fastapi import Depends, FastAPI, HTTPException, Request
@@ -345,6 +347,40 @@ async def test_a_release_before_the_commit_is_reported(database, url, parts, cap
         assert (await client.post(path)).status_code == 200
     reported = [each for each in caplog.messages if "has uncommitted writes" in each]
     assert len(reported) == (0 if commits else 1)
+
+
+async def test_the_pools_of_threads_need_no_place_for_a_rollback(server, database, url):
+    """A request returns its connection also while all threads wait for one."""
+    of = Blocking(server)
+    everything_done = threading.Event()
+    with ThreadPoolExecutor(1) as executor:
+        asyncio.get_running_loop().set_default_executor(executor)
+        waiting = asyncio.create_task(asyncio.to_thread(everything_done.wait))
+        limiter = anyio.to_thread.current_default_thread_limiter()
+
+        def read(session: Annotated[Session, Depends(of.get_session)]) -> Account:
+            return session.scalars(ACCOUNT).one()
+
+        async def key(account: Annotated[Account, Depends(read)]) -> str:
+            limiter.total_tokens = 1
+            await limiter.acquire_on_behalf_of(everything_done)
+            return "x"
+
+        app = FastAPI()
+        install(app, url)
+
+        @app.post("/", dependencies=[Depends(lock(key))])
+        async def view() -> int:
+            limiter.release_on_behalf_of(everything_done)
+            return of.pool.checkedout()
+
+        try:
+            async with asyncio.timeout(PATIENCE), client_of(app) as client:
+                assert (await client.post("/")).json() == 0
+        finally:
+            everything_done.set()
+        await waiting
+    await of.close()
 
 
 async def test_a_session_that_begins_at_once_is_guarded(database, url, parts):

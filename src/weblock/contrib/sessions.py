@@ -23,10 +23,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import re
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from .._requirements import require
@@ -165,9 +166,20 @@ async def end_reading_of(session: Any) -> list[tuple[Any, Loaded]]:
     if blocks_loop or not has_begun(target):
         end_reading(target)  # As the application does, or without sending anything.
     else:
-        # Not in the pool of the endpoints, whose threads may all be waiting for this connection.
-        await asyncio.to_thread(end_reading, target)
+        await _in_thread_of_its_own(end_reading, target)
     return []
+
+
+async def _in_thread_of_its_own(work: Callable[[Session], object], session: Session) -> None:
+    """Work in a thread outside the limit of the pool, whose threads may all wait for a connection.
+
+    anyio waits for the thread even if the request is cancelled, so that no other code uses the session.
+    """
+    if anyio := sys.modules.get("anyio"):  # It has been imported if a thread of its pool read.
+        without_limit = anyio.CapacityLimiter(math.inf)
+        await anyio.to_thread.run_sync(work, session, limiter=without_limit)
+    else:
+        await asyncio.to_thread(work, session)
 
 
 async def read_all_again(ended: Iterable[tuple[Any, Loaded]]) -> None:
