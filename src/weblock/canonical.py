@@ -39,7 +39,8 @@ def canonical(value: object) -> str:
     an ``Enum`` has the text of its value. A value of another type is converted by ``str``.
 
     Raises:
-        ConfigurationError: The text would be the address of the object, or a mask that hides a secret.
+        ConfigurationError: Equal values could have different texts, as sets and lists do, or the text
+            would be the address of the object, or a mask that hides a secret.
     """
     kind = type(value)
     text = str(value)
@@ -55,6 +56,20 @@ def canonical(value: object) -> str:
             " all secrets would share one key. Use a digest of value.get_secret_value() instead"
         )
     return text
+
+
+@canonical.register(dict)
+@canonical.register(list)
+@canonical.register(tuple)
+@canonical.register(set)
+@canonical.register(frozenset)
+@canonical.register(bytearray)
+def _(value: object) -> str:
+    raise ConfigurationError(
+        f"a key cannot be made of a {type(value).__qualname__}: two that are equal can have different"
+        " texts, depending on the order and the types of the elements. Lock one key for each element, or"
+        " use a text such as ','.join(sorted(...))"
+    )
 
 
 @canonical.register

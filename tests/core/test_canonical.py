@@ -171,3 +171,13 @@ def test_an_address_makes_no_key(value: object) -> None:
     template = KeyTemplate.parse("order:{order}")
     with pytest.raises(ConfigurationError, match="whose text contains its address"):
         template.fill({"order": value})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"a", "b"}, frozenset("ab"), {"a": 1, "b": 2}, [1.0], (Decimal("1.0"),), bytearray(b"a")],
+)
+def test_a_collection_makes_no_key(value: object) -> None:
+    """Equal ones have different texts, those of sets even in each process: they would be two keys."""
+    with pytest.raises(ConfigurationError, match="Lock one key for each element"):
+        KeyTemplate.parse("tags:{tags}").fill({"tags": value})
