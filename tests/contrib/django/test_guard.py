@@ -420,15 +420,36 @@ def test_copy_outside_of_a_transaction_is_refused(serve: Any, guard: Any) -> Non
     assert "put it inside transaction.atomic()" in str(fetch("/items").exc_info[1])
 
 
-@pytest.mark.parametrize("sql", ["COMMIT", "INSERT INTO shop_item (name) VALUES (''); COMMIT"])
-def test_sql_that_commits_is_refused(sql: str, serve: Any, guard: Any) -> None:
+def test_a_copy_of_the_connection_is_refused(serve: Any, guard: Any) -> None:
+    """Django would open the transaction for its write on the original."""
+
+    @lock("create_item")
+    def view(request: HttpRequest) -> HttpResponse:
+        copy = connection.copy()
+        try:
+            with copy.cursor() as cursor:
+                cursor.execute("INSERT INTO shop_item (name) VALUES ('')")
+        finally:
+            copy.close()
+        return HttpResponse()
+
+    serve(items=view)
+    guard()
+    assert "use that one" in str(fetch("/items").exc_info[1])
+    assert Item.objects.count() == 0
+
+
+@pytest.mark.parametrize(
+    "statement", ["COMMIT", "INSERT INTO shop_item (name) VALUES (''); COMMIT"]
+)
+def test_sql_that_commits_is_refused(statement: str, serve: Any, guard: Any) -> None:
     """A COMMIT as SQL says what to do instead, and commits nothing."""
 
     @lock("create_item")
     def view(request: HttpRequest) -> HttpResponse:
         with transaction.atomic(), connection.cursor() as cursor:
             Item.objects.create()
-            cursor.execute(sql)
+            cursor.execute(statement)
         return HttpResponse()
 
     serve(items=view)

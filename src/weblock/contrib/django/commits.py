@@ -300,6 +300,11 @@ class _GuardWatch:
         if guard is None or in_transaction or kind is Kind.READS:
             yield
             return
+        if connections[connection.alias] is not connection:
+            raise ConfigurationError(
+                f"under a guard, a connection to the database {connection.alias!r} that is not"
+                f" connections[{connection.alias!r}], such as its copy(), commits unchecked: use that one"
+            )
         with transaction.atomic(using=connection.alias):
             self._wrote = True
             yield
