@@ -379,6 +379,18 @@ class TestTheDatabaseAsReferee:
             assert connection.scalar(select(func.count(Item.id))) == 1
         assert items(fenced) == 1
 
+    def test_a_connection_that_breaks_at_the_check_says_so(self, fenced, lease):
+        """The error is the driver's, not one about what became of the transaction."""
+        with Session(fenced) as session:
+            guard(session, lease, fence=True)
+            session.execute(insert(Item))
+            number = session.scalar(text("SELECT pg_backend_pid()"))
+            with fenced.begin() as connection:
+                connection.execute(text(f"SELECT pg_terminate_backend({number})"))
+            with pytest.raises(OperationalError, match="terminat"):
+                session.commit()
+        assert items(fenced) == 0
+
     def test_a_connection_that_commits_by_itself_is_checked(self, fenced, followed, follow):
         """session.connection().commit() is refused like session.commit()."""
         with Session(fenced) as session:

@@ -263,7 +263,8 @@ class _Guarded:
             self.preparing(connection)
         except BaseException:
             # After an error here, SQLAlchemy returns the connection to its pool as it is.
-            connection.connection.rollback()
+            if not connection.invalidated:
+                connection.connection.rollback()
             raise
 
     def preparing(self, connection: Connection, *_xid: object) -> None:

@@ -62,8 +62,8 @@ in intersect join lateral like ilike not on or over partition select some then u
 where within values limit offset
 """
 _FUNCTIONS: Final = """
-abs avg bool_and bool_or ceil ceiling char_length coalesce concat concat_ws count
-current_timestamp date date_trunc date_part decimal extract floor greatest group_concat
+abs avg bool_and bool_or ceil ceiling char_length coalesce concat concat_ws convert_to count
+current_timestamp date date_trunc date_part decimal encode extract floor greatest group_concat
 if ifnull iif instr json_extract jsonb_build_object json_object jsonb_agg json_agg least left
 length lower lpad ltrim max md5 min mod now numeric nullif position power rank dense_rank
 replace right round row_number rpad rtrim sha256 sign sqrt statement_timestamp string_agg strpos
