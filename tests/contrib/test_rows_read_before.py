@@ -541,6 +541,18 @@ def statement(sql):
         (statement("SET LOCAL lock_timeout = '1s'"), "SET LOCAL"),
         (statement("SELECT set_config('app.user', '7', true)"), "set_config"),
         (lambda session: (session.scalars(ACCOUNT), session.begin_nested()), "begin_nested"),
+        (
+            lambda session: session.connection(
+                execution_options={"isolation_level": "SERIALIZABLE"}
+            ),
+            "isolation_level",
+        ),
+        (
+            lambda session: session.connection(
+                execution_options={"schema_translate_map": {None: "public"}}
+            ),
+            "schema_translate_map",
+        ),
     ],
     ids=[
         "added",
@@ -552,6 +564,8 @@ def statement(sql):
         "set local",
         "set_config",
         "savepoint",
+        "isolation level",
+        "schema",
     ],
 )
 @pytest.mark.parametrize("framework", ["fastapi", "flask"])

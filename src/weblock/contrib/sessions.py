@@ -302,22 +302,35 @@ def _roll_back(session: Session) -> None:
     current = session.get_transaction()
     if session.in_nested_transaction():
         raise _refusal("is inside begin_nested()")
-    if transaction and transaction.statement:
+    if transaction is None:
+        raise _refusal("began before weblock was installed in the application")
+    if transaction.statement:
         raise _refusal(
             f"has written already, or has changed its settings, by {transaction.statement!r:.200}"
         )
     if isinstance(session.bind, Connection):
         raise _refusal(_GIVEN, _BIND)
+    connections = [*filter(None, (known() for known in transaction.connections))]
+    for connection in connections:
+        if own := _own_options(session, connection):
+            raise _refusal(f"has execution options of its own, {own!r:.200}")
     if current and current.origin is SessionTransactionOrigin.BEGIN:
         raise _refusal(
             "was opened by begin()",
             "write the session dependency as `with Session() as session: yield session;"
             " session.commit()`, or use the session only while the lock is held",
         )
-    connections = [*transaction.connections] if transaction else []
     session.rollback()
-    if any((left := known()) is not None and not left.closed for known in connections):
+    if not all(connection.closed for connection in connections):
         raise _refusal(_GIVEN, _BIND)
+
+
+def _own_options(session: Session, connection: Connection) -> dict[str, object]:
+    """Return what a connection has been told for this transaction, such as its isolation level."""
+    of_session = getattr(session, "execution_options", {})  # Since SQLAlchemy 2.1.
+    usual = {**connection.engine.get_execution_options(), **of_session}
+    own = connection.get_execution_options()
+    return {name: value for name, value in own.items() if usual.get(name) != value}
 
 
 _GIVEN: Final = "is that of a connection which the session was given"
