@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Final
 
-from ._core.keeping import Keeper
+from ._core.acquiring import Locker
+from ._core.observers import Observers
 from ._core.ports import Engine, Runtime, Store
+from ._core.telling import Health
 from ._platform.forks import enter_child, getpid, heed_forks, process
 from ._runtime.keeper import KeeperThread
 from .stores import url as urls
@@ -35,8 +38,6 @@ class _Registry:
 
     def after_fork(self) -> None:
         self.guard = threading.RLock()
-        for each in tuple(self.in_use.values()):  # What it lets go of may have locks open.
-            each.thread.after_fork()
 
 
 _registry: Final = _Registry()
@@ -51,9 +52,20 @@ class _InUse:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.thread = KeeperThread(engine)
         self.users: set[User] = set()
+        self._begin()
+        heed_forks(self)  # After the engine, which has a new state by then.
+
+    def _begin(self) -> None:
+        self.thread = KeeperThread(self.engine)
         self._stores: dict[type[Runtime], Store] = {}
+
+    def after_fork(self) -> None:
+        """Begin anew in a forked child. The leases here are its parent's."""
+        self.thread.keeper.disown()
+        self._begin()
+        for user in tuple(self.users):
+            user.connect()
 
     def store_for(self, runtime: Runtime) -> Store:
         """Return the store of a world, the same one for all users, so that they share connections.
@@ -87,14 +99,31 @@ class User:
     def __init__(self, in_use: _InUse) -> None:
         self._in_use = in_use
         self._left = False
+        self._locker: Callable[[], Locker | None] = lambda: None
         self.engine = in_use.engine
 
-    @property
-    def keeper(self) -> Keeper:
-        return self._in_use.thread.keeper
+    def locker(self, runtime: Runtime, observers: Observers) -> Locker:
+        """Return the locker of a ``Locks``, which is connected anew in each forked child."""
+        engine, in_use = self.engine, self._in_use
+        locker = Locker(
+            store=in_use.store_for(runtime),
+            runtime=runtime,
+            keeper=in_use.thread.keeper,
+            switchboard=engine.switchboard,
+            engine=engine.name,
+            observers=observers,
+            lease_table=getattr(engine, "lease_table", None),
+        )
+        self._locker = weakref.ref(locker)
+        return locker
 
-    def store_for(self, runtime: Runtime) -> Store:
-        return self._in_use.store_for(runtime)
+    def connect(self) -> None:
+        """Have the locker use the present state of the engine."""
+        if locker := self._locker():
+            locker.store = self._in_use.store_for(locker.runtime)
+            locker.keeper = self._in_use.thread.keeper
+            locker.switchboard = self.engine.switchboard
+            locker.health = Health(locker.observers)
 
     def leave(self) -> None:
         """Close the engine if nobody else uses it. A caller that is interrupted here may call it again.

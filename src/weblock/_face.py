@@ -185,19 +185,10 @@ class Face:
         """Where the keys are: the keys of two ``Locks`` in one place are the same keys."""
         user = use(engine)
         try:
-            store = user.store_for(runtime)
+            self._locker = user.locker(runtime, self._observers)
         except BaseException:
             user.leave()
             raise
-        self._locker = Locker(
-            store=store,
-            runtime=runtime,
-            keeper=user.keeper,
-            switchboard=engine.switchboard,
-            engine=engine.name,
-            observers=self._observers,
-            lease_table=getattr(engine, "lease_table", None),
-        )
         self._user = user
 
     def observe(self, observer: Callable[[Event], object] | Observer) -> Callable[[], None]:

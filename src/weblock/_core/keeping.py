@@ -135,7 +135,9 @@ class Keeper:
         """The exclusive leases that this process has, by key."""
         self.together: dict[str, dict[str, Holding]] = {}
         """Its leases that others may have, too, by key and owner."""
-        self._take_bell()
+        self._bell = runtime.bell()
+        self._ring: Callable[[Any], None] = self._bell.ring
+        """Rings with a message, or with a stake whose hands are gone."""
         self._wakes_at = float("inf")
         self._attended = False
         """Whether something was to be kept since the last nap."""
@@ -224,20 +226,11 @@ class Keeper:
         self._ends = True
         self._bell.ring(Ask())
 
-    def after_fork(self) -> None:
-        """Start anew in a child process: what was kept here belongs to the parent."""
-        kept = tuple(self._kept.values())
-        for each in kept:
+    def disown(self) -> None:
+        """End the leases here in a forked child, which has another keeper: they are its parent's."""
+        for each in tuple(self._kept.values()):
             if isinstance(each, Holding):
                 each.disown()
-        self._kept.clear()
-        self._debts.clear()
-        self.stakes.clear()
-        self.holdings.clear()
-        self.together.clear()
-        self._take_bell()
-        self._running = False
-        self._store = None
 
     async def run(self) -> None:
         """Run the loop; ``spawn`` runs it again if it fails."""
@@ -260,11 +253,6 @@ class Keeper:
         # Nothing else is kept any more, so that patience delays nobody.
         for debt in tuple(self._debts.values()):
             await self._pay(debt, store)
-
-    def _take_bell(self) -> None:
-        self._bell = self._runtime.bell()
-        self._ring: Callable[[Any], None] = self._bell.ring
-        """Rings with a message, or with a stake whose hands are gone."""
 
     def _attend(self, due: float) -> None:
         self._attended = True

@@ -2,8 +2,15 @@
 
 A child process inherits copies of everything: connections whose replies belong to its parent, leases
 that its parent holds, threads that do not run here, and mutexes that another thread of the parent may
-have held. None of them is of any use to the child. Each object of that kind calls ``heed_forks``, and
-its ``after_fork`` replaces what belongs to the process.
+have held. None of them is of any use to the child. So the child drops all of it:
+
+- What has an open file or socket calls ``close_in_children``. The child closes its copy of the descriptor
+  behind the back of the driver or event loop that has opened it, which could disturb the parent.
+- What has a state that belongs to the process, mutexes included, calls ``heed_forks``. Its ``after_fork``
+  makes a new state, as ``__init__`` does. An engine is one such object, so the connections, threads and
+  memories below it need not know of forks. Its stores are made anew, too (``_engines``).
+
+The former states are never used again, and never finalized: their finalizers would act for the parent.
 
 There are two ways to notice a fork, and both do the same:
 
@@ -23,13 +30,14 @@ import os
 import random
 import threading
 import weakref
-from contextlib import ExitStack
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
 from os import getpid
 from typing import Final, Protocol
 
 from .greenlets import original
 
-__all__ = ["ForkGuard", "enter_child", "getpid", "heed_forks", "process"]
+__all__ = ["ForkGuard", "close_in_children", "enter_child", "getpid", "heed_forks", "process"]
 
 
 class Forking(Protocol):
@@ -39,6 +47,16 @@ class Forking(Protocol):
         """Called in the child before it uses the object. Must end nothing of the parent's.
 
         It must not acquire a mutex that the child has inherited, and must bear being called again.
+        """
+
+
+class Open(Protocol):
+    """An object that has opened files or sockets."""
+
+    def descriptors(self) -> Iterable[int]:
+        """Return the numbers of those that are open; one that is closed is left out, or negative.
+
+        Called in a child. It must not acquire a mutex.
         """
 
 
@@ -57,6 +75,11 @@ process: Final = _Process()
 # By identity, since some that heed forks compare by value and cannot be hashed.
 _heeding: Final[weakref.WeakValueDictionary[int, Forking]] = weakref.WeakValueDictionary()
 
+_open: Final[weakref.WeakValueDictionary[int, Open]] = weakref.WeakValueDictionary()
+
+_inherited: Final[list[object]] = []
+"""The former states of a child's objects, which no finalizer must reach."""
+
 _entering: Final[dict[int, threading.RLock]] = {}
 """By process id, because the mutex of another process may stay locked in its children."""
 
@@ -67,6 +90,11 @@ def heed_forks(forking: Forking) -> None:
     Objects are called in the order in which they were first passed here.
     """
     _heeding[id(forking)] = forking
+
+
+def close_in_children(opened: Open) -> None:
+    """Close the descriptors of an object in each child of this process, for as long as it is in use."""
+    _open[id(opened)] = opened
 
 
 def enter_child() -> None:
@@ -90,8 +118,31 @@ def _replace_inherited() -> None:
         if collects:
             calls.callback(gc.enable)
         calls.callback(setattr, process, "pid", getpid())
-        for forking in reversed(list(_heeding.values())):
+        heeding, opened = list(_heeding.values()), list(_open.values())
+        for forking in reversed(heeding):
             calls.callback(forking.after_fork)
+        for each in opened:
+            calls.callback(_close_copies, each)
+        _open.clear()
+        _inherited.append((opened, [vars(forking).copy() for forking in heeding]))
+
+
+def _close_copies(opened: Open) -> None:
+    """Close the descriptors of an object, whose driver must not reach another file by their numbers.
+
+    ``dup2`` closes the copy and leaves the number taken, by the null device, until the driver closes it.
+    """
+    for descriptor in opened.descriptors():
+        if descriptor >= 0:
+            try:
+                null = os.open(os.devnull, os.O_RDWR)
+            except OSError:  # No descriptor is left, or there is no /dev.
+                with suppress(OSError):
+                    os.close(descriptor)
+                continue
+            with suppress(OSError):
+                os.dup2(null, descriptor, inheritable=False)
+            os.close(null)
 
 
 class ForkGuard:

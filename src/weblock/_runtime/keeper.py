@@ -34,10 +34,6 @@ class KeeperThread:
         self.keeper.close()
         self._thread.join(timeout)
 
-    def after_fork(self) -> None:
-        self._thread.after_fork()
-        self.keeper.after_fork()
-
 
 def _warn_of_forgotten(message: str) -> None:
     try:
