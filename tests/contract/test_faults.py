@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from tests.support.forks import needs_fork
@@ -184,6 +186,23 @@ def test_a_fork_after_the_engine_was_opened(locks, one, puppet, announced) -> No
     assert parent.do("child", "acquire", "key", ttl=1)["fence"] > 0
     parent.do("end_child")
     one.do(one.do(locks.acquire, "key", wait=LONG / 3).release)
+
+
+@needs_fork
+@announced_or_not
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which sockets a process has")
+def test_a_child_keeps_no_socket_of_its_parent(puppet, announced) -> None:
+    """A child closes its copies at once; where Python's hooks do not run, as soon as it locks."""
+    parent = puppet(ttl=LONG)
+    parent.do("acquire", "key")
+    parent.do("fork", announced=announced)
+    if not announced:
+        assert parent.do("child", "check")["reason"] == "forked"
+    opened = parent.do("sockets")["opened"]
+    assert opened
+    assert not set(opened).intersection(parent.do("child", "sockets")["opened"])
+    assert parent.do("sockets")["opened"] == opened
+    assert "error" not in parent.do("release")
 
 
 @needs_fork

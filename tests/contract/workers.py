@@ -6,6 +6,7 @@ They speak JSON, one value a line: orders come in by stdin, outcomes go out by s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -51,8 +52,9 @@ class Strings:
 
     def __init__(self, face: str, url: str, options: dict[str, Any]) -> None:
         self.face = FACES[face]()
-        self.locks = self.face.open(url, **options)
         self.actor = self.face.actor()
+        self._own = _sockets()
+        self.locks = self.face.open(url, **options)
         self.lease: Any = None
 
     def pull(self, verb: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -124,6 +126,10 @@ class Strings:
         except WeblockError as error:
             return {"last": last, "error": type(error).__name__, "reason": error.reason}
 
+    def sockets(self) -> dict[str, Any]:
+        """The sockets of this process that its locks have opened."""
+        return {"opened": sorted(_sockets() - self._own)}
+
     def fork(self, *, announced: bool = True) -> dict[str, Any]:
         """Forks a child, which waits to be told what to do; Python's hooks run if it is announced."""
         orders, self.orders = os.pipe()
@@ -156,6 +162,15 @@ class Strings:
             for line in lines:
                 verb, args, kwargs = json.loads(line)
                 os.write(outcomes, json.dumps(self.pull(verb, *args, **kwargs)).encode())
+
+
+def _sockets() -> set[str]:
+    """The names that the kernel gives to the sockets of this process, in copies of them too."""
+    names = set()
+    for each in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # That of the directory itself.
+            names.add(str(each.readlink()))
+    return {name for name in names if name.startswith("socket:")}
 
 
 def sections(url: str, folder: str, flows: str, rounds: str) -> None:

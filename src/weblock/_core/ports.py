@@ -224,10 +224,6 @@ class Switchboard:
         if bell := self.bells.get(owner):
             bell.ring(message)
 
-    def clear(self) -> None:
-        """Forget all, in a forked child: they wait in the parent."""
-        self.bells = {}
-
     def ring_all(self, message: Message) -> None:
         for bell in tuple(self.bells.values()):
             bell.ring(message)

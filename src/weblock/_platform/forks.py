@@ -30,7 +30,6 @@ import os
 import random
 import threading
 import weakref
-from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from os import getpid
 from typing import Final, Protocol
@@ -51,13 +50,10 @@ class Forking(Protocol):
 
 
 class Open(Protocol):
-    """An object that has opened files or sockets."""
+    """A socket, or an object that has opened one, or a file."""
 
-    def descriptors(self) -> Iterable[int]:
-        """Return the numbers of those that are open; one that is closed is left out, or negative.
-
-        Called in a child. It must not acquire a mutex.
-        """
+    def fileno(self) -> int:
+        """Return the number of its descriptor, which is negative if that is closed. Acquires no mutex."""
 
 
 class _Process:
@@ -93,7 +89,7 @@ def heed_forks(forking: Forking) -> None:
 
 
 def close_in_children(opened: Open) -> None:
-    """Close the descriptors of an object in each child of this process, for as long as it is in use."""
+    """Close the descriptor of an object in each child of this process, for as long as it is in use."""
     _open[id(opened)] = opened
 
 
@@ -122,27 +118,28 @@ def _replace_inherited() -> None:
         for forking in reversed(heeding):
             calls.callback(forking.after_fork)
         for each in opened:
-            calls.callback(_close_copies, each)
+            calls.callback(_close_copy, each)
         _open.clear()
         _inherited.append((opened, [vars(forking).copy() for forking in heeding]))
 
 
-def _close_copies(opened: Open) -> None:
-    """Close the descriptors of an object, whose driver must not reach another file by their numbers.
+def _close_copy(opened: Open) -> None:
+    """Close the descriptor of an object, whose driver must not reach another file by its number.
 
     ``dup2`` closes the copy and leaves the number taken, by the null device, until the driver closes it.
     """
-    for descriptor in opened.descriptors():
-        if descriptor >= 0:
-            try:
-                null = os.open(os.devnull, os.O_RDWR)
-            except OSError:  # No descriptor is left, or there is no /dev.
-                with suppress(OSError):
-                    os.close(descriptor)
-                continue
-            with suppress(OSError):
-                os.dup2(null, descriptor, inheritable=False)
-            os.close(null)
+    descriptor = opened.fileno()
+    if descriptor < 0:
+        return
+    try:
+        null = os.open(os.devnull, os.O_RDWR)
+    except OSError:  # No descriptor is left, or there is no such device.
+        with suppress(OSError):
+            os.close(descriptor)
+        return
+    with suppress(OSError):
+        os.dup2(null, descriptor, inheritable=False)
+    os.close(null)
 
 
 class ForkGuard:

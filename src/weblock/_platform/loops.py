@@ -59,11 +59,6 @@ class ByLoop(Generic[T]):
                 with contextlib.suppress(RuntimeError):  # The loop was closed just now.
                     each.loop.call_soon_threadsafe(each.close)
 
-    def abandon(self) -> None:
-        """Forget everything, in a forked child."""
-        self._by_loop = {}
-        self.latest = None
-
     def forget_closed(self) -> None:
         """Drop what belongs to loops that have been closed."""
         for loop in tuple(self._by_loop):

@@ -33,8 +33,7 @@ class BackgroundThread:
 
     ``work`` returns when it has nothing more to do. If it ends in any other way, by ``SystemExit``
     too, the failure is logged (ever more rarely if it goes on, see ``Repeats``) and it is called
-    again: what depends on a thread that ended in silence fails much later, and elsewhere. A forked child inherits no thread, and calls
-    ``after_fork``.
+    again: what depends on a thread that ended in silence fails much later, and elsewhere.
 
     Where greenlets replace threads, a ``real`` one is a thread of the operating system nevertheless.
     """
@@ -100,10 +99,6 @@ class BackgroundThread:
         thread = self._thread
         if thread and thread.ident and thread is not threading.current_thread():
             thread.join(timeout)
-
-    def after_fork(self) -> None:
-        self._thread = None
-        self._turn = original("threading", "Lock")()
 
     def _run(self, thread: Sequence[Thread]) -> None:
         over = False

@@ -126,9 +126,6 @@ class SimulatedNodes:
             self._hung.add(address)
             self._knock(address)
 
-    def abandon(self) -> None:
-        """Nobody forks here."""
-
     def _knock(self, address: Address) -> None:
         if self._engine.masters[ADDRESSES.index(address)].hung:
             self._process.after(KNOCK, partial(self._knock, address))

@@ -125,13 +125,17 @@ class FileEngine:
         self.other_paths: list[str] = []
         self.alone = False
         """Whether the URL says that no other container locks elsewhere."""
+        self._closed = False
+        self.after_fork()
+        heed_forks(self)
+        self._open()
+
+    def after_fork(self) -> None:
+        """Begin with nothing open, as a process that had no name before."""
         self.switchboard = Waiters()
         self.process = new_process()
         self.home: Home | None = None
-        self._closed = False
         self._entrance = Entrance()
-        heed_forks(self)
-        self._open()
 
     def connect(self, runtime: Runtime) -> Store:
         cells = _RecordCells(self, runtime)
@@ -238,14 +242,6 @@ class FileEngine:
         self.path = self._directory or default_directory()
         self.name = f"file://{self.path}"
 
-    def after_fork(self) -> None:
-        self._entrance = Entrance()
-        self.process = new_process()
-        self.switchboard.clear()
-        home, self.home = self.home, None
-        if home:
-            home.abandon()
-
 
 class Home:
     """What one process has open of a directory."""
@@ -294,13 +290,6 @@ class Home:
         for record in self.records:
             record.close()
         self.processes.close()
-        self.directory.close()
-
-    def abandon(self) -> None:
-        """Close what is open in a forked child, and touch nothing else."""
-        for record in self.records:
-            record.abandon()
-        self.processes.abandon()
         self.directory.close()
 
 

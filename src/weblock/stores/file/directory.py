@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
+from ..._platform.forks import close_in_children
 from ...errors import ConfigurationError, EngineUnavailable
 from .trust import stranger_above
 
@@ -45,12 +46,17 @@ class Directory:
         self.boot = _boot_digest()
         self._marker_seen: tuple[int, int] | None = None
         self.fd = _open_private(path)
+        close_in_children(self)
         try:
             self._refuse_shared_filesystem()
             os.close(self.open_file(MARKER))  # Raises if no file can be written here.
         except BaseException:
-            os.close(self.fd)
+            self.close()
             raise
+
+    def fileno(self) -> int:
+        """Return the number of its descriptor, which is negative if it is closed."""
+        return self.fd
 
     def open_file(self, name: str) -> int:
         """Open one of our files in it, and create it if it does not exist.
@@ -205,7 +211,8 @@ class Directory:
         return EngineUnavailable(self.engine, reason)
 
     def close(self) -> None:
-        os.close(self.fd)
+        fd, self.fd = self.fd, -1
+        os.close(fd)
 
     def _contested(self) -> EngineUnavailable:
         return self.unavailable(

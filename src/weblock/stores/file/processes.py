@@ -32,6 +32,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ..._core.ports import Ask, Grasp, Message
+from ..._platform.forks import close_in_children
 from ..._platform.greenlets import original
 from ..._platform.threads import BackgroundThread
 from ...errors import EngineUnavailable
@@ -91,10 +92,10 @@ class Processes:
             self._refuse_other_boots()
             self._remove_dead()
         except EngineUnavailable:
-            self.abandon()
+            self._close_sockets()
             raise
         except BaseException as error:
-            self.abandon()
+            self._close_sockets()
             if not isinstance(error, OSError) or lacks_descriptors(error):
                 raise
             raise directory.unavailable(
@@ -194,11 +195,10 @@ class Processes:
         self._closed = True
         self._wake_thread()
         self._thread.join()
-        self.abandon()
+        self._close_sockets()
         self._unlink(self.process)
 
-    def abandon(self) -> None:
-        """Close what is open and touch nothing else: after a fork it is the parent's."""
+    def _close_sockets(self) -> None:
         for each in (*self._open, *self._callers, *self._lifelines.values()):
             each.close()
 
@@ -324,6 +324,7 @@ class Processes:
         return made
 
     def _keep(self, made: socket.socket) -> socket.socket:
+        close_in_children(made)
         made.settimeout(0)
         self._open.append(made)
         return made
@@ -333,7 +334,9 @@ class Processes:
         for life in self._lives:
             with contextlib.suppress(OSError):
                 while True:
-                    self._callers.append(life.accept()[0])
+                    caller = life.accept()[0]
+                    close_in_children(caller)
+                    self._callers.append(caller)
         callers, self._callers = self._callers, []
         for caller in callers:
             if _is_up(caller):
@@ -400,6 +403,7 @@ def _bell_name(process: str) -> str:
 
 def _unix_socket(kind: socket.SocketKind) -> socket.socket:
     made = socket.socket(socket.AF_UNIX, kind)
+    close_in_children(made)
     made.settimeout(0)
     return made
 

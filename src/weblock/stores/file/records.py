@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from ..._core.table import KeyState, Moment, Step
-from ..._platform.forks import ForkGuard
+from ..._platform.forks import ForkGuard, close_in_children
 from ..._platform.turns import Empty, turns
 from ...errors import ConfigurationError, EngineUnavailable
 from ..cells import Transition
@@ -112,6 +112,7 @@ class RecordFile:
         self._headers: list[bytes] = []
         self._last = (b"", KeyState())
         self._closed = False
+        close_in_children(self)
         self._used = False
         self.waiting = 0
         self._given_up_at = 0.0
@@ -199,7 +200,8 @@ class RecordFile:
         permits: list[None] = []
         try:
             permits += map(self._free.get, (True,))
-            self.abandon()
+            self._closed = True
+            self._let_go_of_file()
         finally:
             if permits:
                 self._free.put(None)
@@ -229,10 +231,9 @@ class RecordFile:
             if permits:
                 self._free.put(None)
 
-    def abandon(self) -> None:
-        """Close it in a forked child, where the thread of a caller inside does not exist."""
-        self._closed = True
-        self._let_go_of_file()
+    def fileno(self) -> int:
+        """Return the number of its descriptor, which is negative if the file is closed."""
+        return self._fd
 
     def _let_go_of_file(self) -> None:
         fd, self._fd = self._fd, -1

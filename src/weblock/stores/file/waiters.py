@@ -22,10 +22,6 @@ class Waiters(Switchboard):
         super().disconnect(owner)
         self._before.pop(owner, None)
 
-    def clear(self) -> None:
-        super().clear()
-        self._before = {}
-
     def watch(self, owner: str, *processes: str) -> None:
         """Remember the processes that ``owner`` watches."""
         if not processes:

@@ -50,13 +50,17 @@ class MemcachedEngine:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.name = settings.name
+        self.after_fork()
+        heed_forks(self)
+
+    def after_fork(self) -> None:
+        """Begin with nothing open, as a process that has written nothing and seen nothing."""
         self.switchboard = Switchboard()
         self.observer = Observer()
         self.renewing = Renewing()
-        self.connections = Connections(settings)
-        self.threads = Threads(settings.name)
+        self.connections = Connections(self.settings)
+        self.threads = Threads(self.name)
         self.lookout = Lookout(self)
-        heed_forks(self)
 
     def connect(self, runtime: Runtime) -> Store:
         cells, bells = ItemCells(self, runtime), LookoutBells(self, runtime)
@@ -74,11 +78,3 @@ class MemcachedEngine:
         self.threads.close()
         self.connections.close()
         self.switchboard.ring_all(Ask())
-
-    def after_fork(self) -> None:
-        self.connections.abandon()
-        self.switchboard.clear()
-        self.observer.begin_anew()
-        self.renewing.clear()
-        self.threads.begin_anew()
-        self.lookout.begin_anew()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from ..._platform.forks import close_in_children
 from ..._platform.greenlets import do_before_this_thread_ends, real_thread_here
 from ..._platform.polling import READABLE, new_poll
 from ..._platform.turns import taken_out
@@ -135,6 +136,7 @@ class Connections:
         except BaseException:
             client.close()
             raise
+        close_in_children(client.sock)
         return client
 
     def close(self) -> None:
@@ -144,12 +146,6 @@ class Connections:
     def drop(self) -> None:
         """Close the unused connections of this thread."""
         _close_all(self._idle.pop(real_thread_here(), []))
-
-    def abandon(self) -> None:
-        """Close the copies in a forked child; the parent keeps using them."""
-        for idle in self._idle.values():
-            _close_all(idle)
-        self._idle = {}
 
     def _idle_here(self) -> list[Client]:
         return self._idle.setdefault(real_thread_here(), [])

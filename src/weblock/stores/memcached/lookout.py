@@ -46,13 +46,8 @@ class Lookout:
         self._closed = False
         self._runtime: Runtime | None = None
         self._thread = BackgroundThread("weblock-lookout", self._look_out)
-        self.begin_anew()
-
-    def begin_anew(self) -> None:
-        """Start anew in a forked child, where no caller waits."""
         self._changed = threading.Condition()
         self._watches: dict[str, _Watch] = {}
-        self._thread.after_fork()
 
     def attend(self, key: str, runtime: Runtime) -> None:
         """Poll a key from now on, until no caller waits for it."""

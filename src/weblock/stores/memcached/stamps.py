@@ -44,10 +44,6 @@ class Observer:
     """This process: as a writer, and as an observer of what others write."""
 
     def __init__(self) -> None:
-        self.begin_anew()
-
-    def begin_anew(self) -> None:
-        """Start anew in a forked child: it has written nothing, and seen nothing."""
         self.process = secrets.token_hex(8)
         # A finalizer that releases a lease may run inside, and then waits for nobody.
         self._guard: threading.RLock = original("threading", "RLock")()

@@ -22,10 +22,6 @@ class Threads:
     def __init__(self, name: str) -> None:
         self._name = name
         self._closed = False
-        self.begin_anew()
-
-    def begin_anew(self) -> None:
-        """Start anew in a forked child, which has no threads."""
         self._guard = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
 

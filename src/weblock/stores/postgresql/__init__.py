@@ -46,16 +46,20 @@ class PostgreSQLEngine:
     real_keeper = True
 
     def __init__(self, settings: Settings) -> None:
-        from .connections import Connections
-
         self.settings = settings
         self.name = settings.name
-        self.switchboard = Switchboard()
-        self.renewing = Renewing()
-        self.connections = Connections(settings, self.switchboard)
         self._tidy_at = 0.0
         self._lease_table: LeaseTable | None = None
+        self.after_fork()
         heed_forks(self)
+
+    def after_fork(self) -> None:
+        """Begin with nothing open."""
+        from .connections import Connections
+
+        self.switchboard = Switchboard()
+        self.renewing = Renewing()
+        self.connections = Connections(self.settings, self.switchboard)
 
     def connect(self, runtime: Runtime) -> Store:
         from .cells import RowStore
@@ -97,8 +101,3 @@ class PostgreSQLEngine:
         """End all connections. Callers that still wait here are notified."""
         self.connections.close()
         self.switchboard.ring_all(Ask())
-
-    def after_fork(self) -> None:
-        self.switchboard.clear()
-        self.renewing.clear()
-        self.connections.abandon()

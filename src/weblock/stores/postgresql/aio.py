@@ -10,8 +10,9 @@ from typing import Final, TypeVar
 
 import psycopg
 
+from ..._platform.forks import close_in_children
 from ..._platform.loops import BeforeLoopEnds, ByLoop, made_for_all
-from .blocking import STRIPES, Lent, abandon
+from .blocking import STRIPES, Lent
 from .dialogue import Dialogue, Outcome, Parameter
 from .failures import HARMLESS, TOO_MANY, Unfit
 from .rows import Row
@@ -36,6 +37,7 @@ class AsyncioLink:
         self._pending: deque[asyncio.Future[Outcome]] = deque()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket, self._read)
+        close_in_children(self)
 
     async def ask(self, statement: Statement, *parameters: Parameter) -> list[Row]:
         """Return the rows that a statement results in. Raises psycopg's errors."""
@@ -59,10 +61,12 @@ class AsyncioLink:
         """End the connection. It must run in the loop."""
         self._end(psycopg.OperationalError("the connection was closed"))
 
-    def abandon(self) -> None:
-        """Let go of it in a forked child, behind the back of a loop that the parent uses."""
-        self.alive = False
-        abandon(self._connection)
+    def fileno(self) -> int:
+        """Return the number of its socket, which is negative if that is closed."""
+        try:
+            return self._connection.pgconn.socket
+        except psycopg.Error:
+            return -1
 
     def _read(self) -> None:
         try:
@@ -148,11 +152,6 @@ class LoopLink:
         self._end.now()
         self._discard()  # One that was made after the loop had closed its generators.
 
-    def abandon(self) -> None:
-        link = self._link
-        if link and _alive(link):
-            link.result().abandon()
-
     async def _new(self) -> AsyncioLink:
         return await self._connect()
 
@@ -202,12 +201,6 @@ class AsyncioLinks:
     def close(self) -> None:
         self._closed = True
         self._loops.close()
-
-    def abandon(self) -> None:
-        """Start anew, in a forked child."""
-        for each in self._loops.all():
-            each.abandon()
-        self._loops.abandon()
 
     async def _new_link(self) -> AsyncioLink:
         with self._silence.connecting():

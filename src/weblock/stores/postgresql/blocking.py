@@ -9,10 +9,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import psycopg
 
+from ..._platform.forks import close_in_children
 from ..._platform.greenlets import do_before_this_thread_ends
 from ..._platform.polling import READABLE, new_poll
 from ..._platform.turns import Empty, taken_out, turns
@@ -30,15 +31,6 @@ STRIPES: Final = 64
 LOAN: Final = 0.2
 """Seconds for which a keeper that can open no connection waits for one of the callers."""
 
-_inherited: Final[list[Any]] = []
-"""Connections of the parent process, whose copies here are closed, and which must not be used."""
-
-
-def abandon(connection: Any) -> None:
-    """Close a forked child's copy of a connection, without a word to the server."""
-    os.close(connection.pgconn.socket)
-    _inherited.append(connection)
-
 
 class BlockingLink:
     """One connection, which one thread uses at a time."""
@@ -51,6 +43,7 @@ class BlockingLink:
         """Whether nothing has gone wrong on it, and no result is on its way."""
         self._poll = new_poll()
         self._poll.register(connection.pgconn.socket, READABLE)
+        close_in_children(self)
 
     def ask(self, statement: Statement, *parameters: Parameter) -> list[Row]:
         """Return the rows that a statement results in. Raises psycopg's errors."""
@@ -94,10 +87,12 @@ class BlockingLink:
         self.alive = False
         self._connection.close()
 
-    def abandon(self) -> None:
-        """Let go of it in a forked child: it goes on in the parent."""
-        self.alive = False
-        abandon(self._connection)
+    def fileno(self) -> int:
+        """Return the number of its socket, which is negative if that is closed."""
+        try:
+            return self._connection.pgconn.socket
+        except psycopg.Error:
+            return -1
 
     def _exchange(self, statement: Statement, parameters: tuple[Parameter, ...]) -> Outcome:
         give_up_at = time.monotonic() + self._timeout
@@ -141,7 +136,12 @@ class BlockingLinks:
         self._room = room
         self._patience = patience
         self._closed = False
-        self.abandon()
+        self._idle: list[BlockingLink] = []
+        self._wanted: list[SimpleQueue[BlockingLink]] = []
+        """Where the next connection goes that comes back, ahead of all callers that wait for one."""
+        self._free = turns(room)
+        """The permits to use a connection."""
+        self._free_of_keys = [turns(1) for _ in range(STRIPES)]
 
     async def ask(self, statement: Statement, *parameters: Parameter) -> list[Row]:
         """Return the rows that a statement results in. Raises psycopg's errors."""
@@ -174,17 +174,6 @@ class BlockingLinks:
     def close(self) -> None:
         self._closed = True
         self._close_idle()
-
-    def abandon(self) -> None:
-        """Start anew, in a forked child."""
-        for link in getattr(self, "_idle", ()):
-            link.abandon()
-        self._idle: list[BlockingLink] = []
-        self._wanted: list[SimpleQueue[BlockingLink]] = []
-        """Where the next connection goes that comes back, ahead of all callers that wait for one."""
-        self._free = turns(self._room)
-        """The permits to use a connection."""
-        self._free_of_keys = [turns(1) for _ in range(STRIPES)]
 
     def _ask(self, statement: Statement, parameters: tuple[Parameter, ...]) -> list[Row]:
         """Ask on one of the connections, for a caller that has a permit."""

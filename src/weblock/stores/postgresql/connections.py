@@ -44,8 +44,6 @@ class Links(Protocol):
 
     def close(self) -> None: ...
 
-    def abandon(self) -> None: ...
-
 
 class Connections:
     """Makes connections, and ends them all."""
@@ -126,12 +124,6 @@ class Connections:
         self.receiver.close()
         for links in self._links:
             links.close()
-
-    def abandon(self) -> None:
-        """Leave to the parent what a forked child has inherited."""
-        self.receiver.abandon()
-        for links in self._links:
-            links.abandon()
 
     async def _asyncio(self) -> AsyncioLink:
         try:

@@ -66,9 +66,6 @@ class Receiver:
         self._thread = BackgroundThread("weblock-receiver", self._run)
         self._ended = threading.Event()
         self._told = False
-        self._begin_anew()
-
-    def _begin_anew(self) -> None:
         self.channel = f"weblock_{secrets.token_hex(8)}"
         self._link: BlockingLink | None = None
         self._waiters: dict[str, str] = {}
@@ -86,15 +83,6 @@ class Receiver:
         if link := self._link:
             link.wake()
         self._thread.join(timeout)
-
-    def abandon(self) -> None:
-        """Start anew in a forked child, which has inherited no thread."""
-        link = self._link
-        self._thread.after_fork()
-        self._ended = threading.Event()
-        self._begin_anew()
-        if link and link.alive:
-            link.abandon()
 
     def _run(self) -> None:
         pause = 0.05

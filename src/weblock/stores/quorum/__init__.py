@@ -119,17 +119,21 @@ class QuorumEngine:
         _check(settings)
         self._settings = settings
         self.name = f"quorum of {', '.join(each.name for each in settings)}"
-        self.switchboard = Switchboard()
         self.order = sorted(range(len(settings)), key=lambda number: settings[number].name)
         """The servers in the same order in all programs, in whichever order their URLs are listed."""
-        self.candidates: dict[str, Candidate] = {}
         self.health = [Health() for _ in settings]
         self.clocks = Clocks([each.name for each in settings])
         self._tidy_at = 0.0
         self._majority = len(settings) // 2 + 1
         self._runs: dict[int, str] = {}
-        self._connections = [self._connected(*each) for each in enumerate(settings)]
+        self.after_fork()
         heed_forks(self)
+
+    def after_fork(self) -> None:
+        """Begin with nothing open. What is known of the servers stays."""
+        self.switchboard = Switchboard()
+        self.candidates: dict[str, Candidate] = {}
+        self._connections = [self._connected(*each) for each in enumerate(self._settings)]
 
     def connect(self, runtime: Runtime) -> Store:
         from .store import QuorumStore
@@ -186,12 +190,6 @@ class QuorumEngine:
         for each in self._connections:
             each.close()
         self.switchboard.ring_all(Ask())
-
-    def after_fork(self) -> None:
-        self.switchboard.clear()
-        self.candidates.clear()
-        for each in self._connections:
-            each.abandon()
 
     def _connected(self, number: int, settings: Settings) -> Connections:
         from ..redis.connections import Connections

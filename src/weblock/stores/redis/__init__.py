@@ -52,11 +52,15 @@ class RedisEngine:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.name = settings.name
-        self.switchboard = Switchboard()
+        self.after_fork()
+        heed_forks(self)
+
+    def after_fork(self) -> None:
+        """Begin with nothing open."""
         from .connections import Connections
 
-        self._connections: Connections = Connections(settings, self.switchboard)
-        heed_forks(self)
+        self.switchboard = Switchboard()
+        self._connections: Connections = Connections(self.settings, self.switchboard)
 
     def connect(self, runtime: Runtime) -> Store:
         return self._connections.store(suspends=runtime.suspends, renews=runtime.renews)
@@ -71,7 +75,3 @@ class RedisEngine:
         """End all connections. Callers that still wait here are notified."""
         self._connections.close()
         self.switchboard.ring_all(Ask())
-
-    def after_fork(self) -> None:
-        self.switchboard.clear()
-        self._connections.abandon()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
@@ -20,6 +19,7 @@ import redis.asyncio
 from redis import exceptions
 
 from ..._core.ports import Ask, Switchboard
+from ..._platform.forks import close_in_children
 from ..._platform.logs import logger
 from ..._platform.loops import BeforeLoopEnds, ByLoop, made_for_all
 from ..._platform.turns import turns
@@ -49,9 +49,6 @@ PROMPT: Final = 1 / 8
 """The share of the timeout in which a reply should come."""
 
 _INCOMPLETE: Final = object()
-
-_inherited: list[Any] = []
-"""Transports of the parent process. Collected, they would close what has their number by then."""
 
 
 class AsyncioLink(asyncio.Protocol):
@@ -102,6 +99,7 @@ class AsyncioLink(asyncio.Protocol):
             raise
         self._writer = take_writer(connection)  # It would close its transport if it were collected.
         self._transport = cast("asyncio.Transport", self._writer.transport)
+        close_in_children(self)
         self._transport.set_protocol(self)
 
     @property
@@ -165,12 +163,12 @@ class AsyncioLink(asyncio.Protocol):
     def discard(self) -> None:
         self._end(exceptions.ConnectionError("the connection was given up"))
 
-    def abandon(self) -> None:
-        """Close this process's copy of the socket, without the loop that it shares."""
-        sock = self._transport.get_extra_info("socket") if self._transport else None
-        if sock is not None:
-            os.close(sock.fileno())
-            _inherited.append(self._transport)
+    def fileno(self) -> int:
+        """Return the number of its socket, which the loop closes at any time once it has failed."""
+        if self.failure or not self._transport or self._loop.is_closed():
+            return -1
+        number: int = self._transport.get_extra_info("socket").fileno()
+        return number
 
     def data_received(self, data: bytes) -> None:
         replies, pending, due = 0, self._pending, 0.0
@@ -385,11 +383,6 @@ class LoopLinks:
             else:
                 made.cancel()
 
-    def abandon(self) -> None:
-        for made in self._links.values():
-            if link := _result(made):
-                link.abandon()
-
     async def _new(self, address: Address, introduce: Introduce) -> AsyncioLink:
         link = AsyncioLink(address, timeout=self.timeout, on_push=self._pushed, on_end=self._ended)
         try:
@@ -481,12 +474,6 @@ class AsyncioLinks:
     def close(self) -> None:
         self._closed = True
         self._loops.close()
-
-    def abandon(self) -> None:
-        """Close the copies in a forked child; the parent's stay as they are."""
-        for links in self._loops.all():
-            links.abandon()
-        self._loops.abandon()
 
 
 def _closed() -> Unfit:

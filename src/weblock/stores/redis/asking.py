@@ -111,7 +111,7 @@ class Lookup:
         self.forget()
 
     def forget(self) -> None:
-        """Start anew, in a forked child: a lookup under way is in the parent."""
+        """Start anew: a lookup under way has ended with its thread."""
         self._guard = threading.Lock()
         self._looking = 0
         """The thread that has the guard."""

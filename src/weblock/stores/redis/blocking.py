@@ -15,6 +15,7 @@ import redis
 from redis import exceptions
 
 from ..._core.ports import Readable
+from ..._platform.forks import close_in_children
 from ..._platform.greenlets import do_before_this_thread_ends, new_thread, real_thread_here
 from ..._platform.polling import READABLE, new_poll, time_out_in_kernel
 from ..._platform.turns import Empty, taken_out, turns
@@ -81,6 +82,7 @@ class BlockingLink:
         self._next_reply = reader.gets
         self._poll = new_poll()
         self._poll.register(self._socket, READABLE)
+        close_in_children(self._socket)
 
     async def ask(self, command: bytes) -> Any:
         self.alive = False  # A reply that is left here would be taken for another's.
@@ -363,14 +365,6 @@ class BlockingLinks:
         for links in tuple(self._idle.values()):
             for each in taken_out(links):
                 each.discard()
-
-    def abandon(self) -> None:
-        """Close the copies in a forked child; the parent's stay as they are."""
-        self.free = turns(self._size)
-        self._connecting = Connecting()
-        self._wanted = {}
-        self._thread = None
-        self._close_idle()
 
     def _are_of_another_thread(self) -> bool:
         return self._thread is not None and self._thread is not real_thread_here()

@@ -73,7 +73,9 @@ class ClusterNodes:
         self._slots = {
             bucket: key_slot(layout.tag(bucket).encode()) for bucket in range(layout.buckets)
         }
-        self._lookup = Lookup(self._look, every=ASK_EVERY, stale=float("inf"), on_end=self.abandon)
+        self._lookup = Lookup(
+            self._look, every=ASK_EVERY, stale=float("inf"), on_end=self._start_anew
+        )
         self.ready = self._lookup.ready
         self.refresh = self._lookup.refresh
 
@@ -106,7 +108,8 @@ class ClusterNodes:
         self._closed = True
         self._hung = set()  # By which the threads that knock know that nobody needs them.
 
-    def abandon(self) -> None:
+    def _start_anew(self) -> None:
+        """Drop what the threads of a real thread were finding out, which end with it."""
         self._hung = set()
         self._lookup.forget()
 

@@ -115,14 +115,6 @@ class Connections:
         for nodes in (self._nodes, *self._nodes_elsewhere):
             nodes.close()
 
-    def abandon(self) -> None:
-        """Leave to the parent what a forked child has inherited."""
-        self._nodes_elsewhere.clear()
-        self._nodes.abandon()
-        self._receiver.abandon(self._new_channel())
-        for links in self._links:
-            links.abandon()
-
     def _lent(self, address: Address) -> Lent | None:
         """Return a connection of the callers for the keeper, ahead of all of them, if they have one."""
         if real_thread_here():  # Theirs are for greenlets.

@@ -43,9 +43,6 @@ class Nodes(Protocol):
     def close(self) -> None:
         """End what goes on in the background."""
 
-    def abandon(self) -> None:
-        """Start anew, when the threads that were finding out are gone: in a forked child, say."""
-
 
 class OneNode:
     """One server, at an address that does not change."""
@@ -78,6 +75,3 @@ class OneNode:
 
     def close(self) -> None:
         """There is nothing to end."""
-
-    def abandon(self) -> None:
-        """There is nothing to start."""

@@ -71,14 +71,6 @@ class Receiver:
         if link and not self._serves(link.address):
             link.discard()
 
-    def abandon(self, channel: str) -> None:
-        """Start anew in a forked child, which has inherited no thread."""
-        self.channel = channel
-        self._thread.after_fork()
-        link, self._link = self._link, None
-        if link:
-            link.discard()
-
     def _run(self) -> None:
         pause, failures = 0.05, Repeats()
         while not self._ended.is_set():

@@ -128,9 +128,6 @@ class Links(Protocol):
 
     def close(self) -> None: ...
 
-    def abandon(self) -> None:
-        """Close the copies that a forked child has inherited; the parent's stay as they are."""
-
 
 class Introduce(Protocol):
     """What is to be said and asked on a new connection."""

@@ -49,12 +49,19 @@ class ZooKeeperEngine:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.name = settings.name
-        self.switchboard = Switchboard()
-        self.memory = Memory()
         self._session: Session | None = None
         self._closed = False
-        self._entrance = Entrance()
+        self.after_fork()
         heed_forks(self)
+
+    def after_fork(self) -> None:
+        """Begin without a session."""
+        self.switchboard = Switchboard()
+        self.memory = Memory()
+        self._entrance = Entrance()
+        session, self._session = self._session, None
+        if session:
+            session.disown()
 
     def connect(self, runtime: Runtime) -> Store:
         from .store import ZooKeeperStore
@@ -84,14 +91,6 @@ class ZooKeeperEngine:
         if session:
             session.close()
         self.switchboard.ring_all(Ask())
-
-    def after_fork(self) -> None:
-        self._entrance = Entrance()
-        self.switchboard.clear()
-        self.memory.reset()
-        session, self._session = self._session, None
-        if session:
-            session.abandon()
 
     def _open(self) -> Session:
         return self._entrance.opened(self.name, self._opened)

@@ -19,9 +19,18 @@ def shut_down(client: KazooClient) -> None:
             sock.shutdown(socket.SHUT_RDWR)
 
 
-def close_sockets(client: KazooClient) -> None:
-    """Close this process's copies of all sockets. The session of the process that it was forked from goes on."""
-    connection = client._connection  # noqa: SLF001
-    for sock in (connection._socket, connection._read_sock, connection._write_sock):  # noqa: SLF001
-        if sock is not None:
-            sock.close()
+SOCKETS = ("_socket", "_read_sock", "_write_sock")
+"""The attributes of a connection for the socket to a server, and the two that wake kazoo's thread."""
+
+
+class Socket:
+    """One of the sockets that a client has at a time."""
+
+    def __init__(self, client: KazooClient, name: str) -> None:
+        self._client = client
+        self._name = name
+
+    def fileno(self) -> int:
+        """Return its number, which is negative if it is closed, or if there is none."""
+        sock: socket.socket | None = getattr(self._client._connection, self._name)  # noqa: SLF001
+        return -1 if sock is None else sock.fileno()

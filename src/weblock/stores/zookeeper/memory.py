@@ -27,10 +27,6 @@ class Memory:
     """What a process remembers. To forget it costs a request or some time. Any thread may use it."""
 
     def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget everything in a forked child, which has nothing in the ensemble."""
         self.sending = threading.RLock()
         """Held while a request is decided on and sent, where another thread's must not come between.
 

@@ -17,7 +17,8 @@ from kazoo.handlers.utils import AsyncResult
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.security import CREATOR_ALL_ACL
 
-from .internals import close_sockets, shut_down
+from ..._platform.forks import close_in_children
+from .internals import SOCKETS, Socket, shut_down
 from .nodes import Layout
 from .settings import Settings
 
@@ -43,6 +44,9 @@ class Session:
     def __init__(self, settings: Settings) -> None:
         self.layout = Layout(settings.root)
         self.client = self._new_client(settings)
+        self._sockets = [Socket(self.client, name) for name in SOCKETS]
+        for each in self._sockets:
+            close_in_children(each)
         self.ready: AsyncResult = self.client.handler.async_result()
         """What is there while there is a connection."""
         self.ended = False
@@ -104,11 +108,9 @@ class Session:
             return None
         return thread
 
-    def abandon(self) -> None:
-        """Drop it in a forked child: the session goes on in the parent."""
-        # It would wait for the threads of the parent at the end of this process.
+    def disown(self) -> None:
+        """Keep a forked child from waiting, at its end, for kazoo's threads: they run in its parent."""
         atexit.unregister(self.client.handler.stop)
-        close_sockets(self.client)
 
     def _new_client(self, settings: Settings) -> KazooClient:
         credentials = Unshown(settings.credentials)
