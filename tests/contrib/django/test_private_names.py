@@ -8,6 +8,7 @@ import pytest
 from django.db import connection, transaction
 from django.http import HttpResponse, StreamingHttpResponse
 from django.test import TestCase
+from django.utils.functional import SimpleLazyObject, empty
 from ninja import NinjaAPI
 
 from weblock.contrib.django.internals import (
@@ -15,6 +16,7 @@ from weblock.contrib.django.internals import (
     has_ninja_handler,
     is_ninja_operation,
     is_of_test_case,
+    stands_for,
 )
 
 
@@ -25,6 +27,17 @@ class BlockOfTestCase(TestCase):
             blocks = [is_of_test_case(block) for block in connection.atomic_blocks]
         assert len(blocks) > 1
         assert blocks == [True] * (len(blocks) - 1) + [False]
+
+
+def test_a_lazy_object_is_seen_through_without_reading_it() -> None:
+    """What nothing has read stays unread, also inside of another lazy object."""
+    read: list[str] = []
+    inner = SimpleLazyObject(lambda: read.append("inner") or "row")
+    outer = SimpleLazyObject(lambda: inner)
+    assert stands_for(outer) is stands_for(inner) is empty
+    bool(outer)
+    assert read == ["inner"]
+    assert stands_for(outer) == stands_for(inner) == stands_for("row") == "row"
 
 
 @pytest.mark.django_db  # Connections that other tests have opened are looked at when a response closes.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
@@ -349,7 +350,9 @@ def test_a_row_is_read_again_in_place() -> None:
     user = User.objects.create(username="ada")
     user.is_verified = lambda: True  # type: ignore[attr-defined] # So do packages for two factors.
     lazy = SimpleLazyObject(lambda: user)
-    assert kept_rows([lazy, User(username="new"), user.pk, None]) == []
+    uncopied = SimpleLazyObject(threading.Lock)
+    assert uncopied.locked() is False
+    assert kept_rows([lazy, uncopied, User(username="new"), user.pk, None]) == []
     assert lazy.username
     outer = SimpleLazyObject(lambda: SimpleLazyObject(lambda: user))
     assert kept_rows([lazy, user, outer]) == [user]

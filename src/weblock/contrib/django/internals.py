@@ -7,10 +7,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.utils.functional import LazyObject
+
 
 def is_of_test_case(block: Any) -> bool:
     """Return whether an open ``atomic`` block is the one that ``TestCase`` opens for each test."""
     return bool(block._from_testcase)  # noqa: SLF001
+
+
+def stands_for(value: object) -> object:
+    """Return what a lazy object stands for, or ``empty`` if nothing has read it yet.
+
+    Everything public about it would read it, or copy what it stands for.
+    """
+    while isinstance(value, LazyObject):  # By its own type, so that it is not read.
+        value = value._wrapped  # noqa: SLF001
+    return value
 
 
 def close_together(response: Any, former: Any) -> None:

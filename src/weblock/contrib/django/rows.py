@@ -10,7 +10,6 @@ again in place, because it may carry what no query returns, such as the device o
 from __future__ import annotations
 
 from collections.abc import Iterable
-from copy import copy
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
@@ -18,18 +17,16 @@ from django.db import router
 from django.db.models import Model
 from django.utils.functional import LazyObject
 
+from .internals import stands_for
+
 
 def kept_rows(values: Iterable[object]) -> list[Model]:
-    """Return the stored rows among the values; a lazy row only if it has been read already."""
+    """Return the stored rows among the values, each once; a lazy row only if it has been read already."""
     found: dict[int, Model] = {}
-    for value in values:
-        # A lazy object that has been read is copied as what it stands for. ``isinstance`` would read it.
-        if isinstance(value, LazyObject) and isinstance(copy(value), LazyObject):
-            continue
-        if isinstance(value, Model) and value.pk is not None:
-            state = value._state  # noqa: SLF001 - Django documents it
-            if not state.adding:
-                found[id(state)] = value  # One row may be there by itself and as a lazy object.
+    for each in values:
+        value = stands_for(each) if isinstance(each, LazyObject) else each  # Most are not lazy.
+        if isinstance(value, Model) and not value._state.adding:  # noqa: SLF001 - Django documents it
+            found[id(value)] = value
     return list(found.values())
 
 
@@ -39,7 +36,7 @@ def read_again(rows: Iterable[Model]) -> None:
     Raises ``PermissionDenied``, which is answered with 403, if one of them is gone.
     """
     for row in rows:
-        model: Any = row.__class__
+        model: Any = type(row)
         try:
             row.refresh_from_db(using=router.db_for_write(model, instance=row))
         except model.DoesNotExist as error:
