@@ -20,6 +20,10 @@ from tests.support.busy import busy
 from weblock import HoldOptions, LeaseLost, Locks
 from weblock.contrib.django import locks
 from weblock.contrib.django.commands import LockedCommand
+from weblock.contrib.django.routers import LOCKED_READS
+
+from .project.replica import REPLICA
+from .project.shop.models import Item
 
 TOP = Path(__file__).parents[3]
 
@@ -151,3 +155,15 @@ def test_run_runs_a_command_of_django_under_a_key(tmp_path: Path) -> None:
     with Locks.from_url(url, namespace="shop") as others, others.hold("nightly", shared=True):
         ran = manage("--skip-if-busy", "--shared", "nightly")
         assert (ran.returncode, ran.stdout) == (7, "['nightly']\n"), ran.stderr
+
+
+class Reading(Import):
+    def handle(self, *args: Any, **options: Any) -> str:
+        return str(Item.objects.all().db)
+
+
+def test_a_locked_command_reads_the_database_that_is_written(settings: Any) -> None:
+    """A command does not read a replica inside its lock, and what follows it does."""
+    settings.DATABASE_ROUTERS = [LOCKED_READS, REPLICA]
+    assert run(Reading()) == ("default", "")
+    assert Item.objects.all().db == "other"

@@ -34,6 +34,7 @@ from weblock.contrib.django.checks import MIDDLEWARE
 from weblock.contrib.django.routers import LOCKED_READS
 from weblock.contrib.django.rows import kept_rows
 
+from .project.replica import REPLICA
 from .project.shop.models import Item
 from .test_checks import found
 from .test_waiting import waiters
@@ -363,25 +364,6 @@ def test_a_row_is_read_again_in_place() -> None:
     User.objects.update(first_name="Ada")
     assert view(request).content == b"Ada"
     assert request.user.is_verified()
-
-
-class Replica:
-    """Sends reads to another database than writes."""
-
-    def db_for_read(self, model: Any, **hints: Any) -> str:
-        """Return the replica."""
-        return "other"
-
-    def db_for_write(self, model: Any, **hints: Any) -> str:
-        """Return the primary."""
-        return "default"
-
-    def allow_relation(self, *_rows: Any, **_hints: Any) -> bool:
-        """Say that both are one database."""
-        return True
-
-
-REPLICA = f"{__name__}.Replica"
 
 
 def test_reads_inside_a_lock_go_to_the_database_that_is_written(

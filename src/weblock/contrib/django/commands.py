@@ -18,6 +18,7 @@ from ...errors import (
 )
 from ...keys import KeyTemplate
 from .registry import locks
+from .routers import is_locked
 from .view_lock import DEFAULT
 
 UNAVAILABLE: Final = 69
@@ -56,7 +57,11 @@ class LockedCommand(BaseCommand):
         def work() -> str | None:
             nonlocal ran
             ran = True
-            done: str | None = super(LockedCommand, self).execute(*args, **options)
+            token = is_locked.set(True)
+            try:
+                done: str | None = super(LockedCommand, self).execute(*args, **options)
+            finally:
+                is_locked.reset(token)
             return done
 
         hold, own = self.lock_options.copy(), locks[self.lock_alias]

@@ -6,6 +6,7 @@ belongs on the database that is written: ``DATABASE_ROUTERS = ["weblock.contrib.
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Any, Final
 
 from django.apps import apps
@@ -20,8 +21,12 @@ _TRIES: Final = 5
 """How often a router is asked: it may choose between replicas at random."""
 
 
+is_locked: Final[ContextVar[bool]] = ContextVar("weblock_is_locked", default=False)
+"""Whether the code that runs here is a locked management command."""
+
+
 class LockedReads:
-    """Sends the reads of a request that holds a lock to the database that is written.
+    """Sends the reads of a request, or a command, that holds a lock to the database that is written.
 
     It stands before the routers that know replicas. A router before it, and ``using()``, still decide for
     themselves.
@@ -29,7 +34,7 @@ class LockedReads:
 
     def db_for_read(self, model: Any, **hints: Any) -> str | None:
         """Return the database that is written, inside a lock; ``None`` outside."""
-        if not holds_locks():
+        if not (is_locked.get() or holds_locks()):
             return None
         found: str = router.db_for_write(model, **hints)
         return found
