@@ -40,7 +40,8 @@ from sqlalchemy.orm import (
 
 from tests.servers import Postgres
 from tests.support.waiting import PATIENCE, eventually, waiters
-from weblock import ConfigurationError, Locks, LockTimeout
+from weblock import AsyncLocks, ConfigurationError, Locks, LockTimeout
+from weblock.contrib.asgi import RequestLayer
 from weblock.contrib.fastapi import guarded, install, lock, request_locks
 from weblock.contrib.flask import WebLock
 from weblock.contrib.sqlalchemy import fence_table, guard
@@ -381,6 +382,30 @@ async def test_the_pools_of_threads_need_no_place_for_a_rollback(server, databas
             everything_done.set()
         await waiting
     await of.close()
+
+
+async def test_a_part_of_a_request_knows_the_sessions_that_are_used_around_it(database, url):
+    """A mounted application ends what a middleware around it has read after it was called."""
+    called, read = asyncio.Event(), asyncio.Event()
+
+    async def mounted(_scope, _receive, _send) -> None:
+        called.set()
+        await read.wait()
+        await request_locks().acquire("x")
+        assert not session.in_transaction()
+
+    async def middleware(scope, receive, send) -> None:
+        inside = asyncio.create_task(inner(scope, receive, send))
+        await called.wait()
+        session.execute(ACCOUNT)
+        read.set()
+        await inside
+
+    async with AsyncLocks.from_url(url) as mine, AsyncLocks.from_url(url) as others:
+        inner = RequestLayer(mounted, mine)
+        outer = RequestLayer(middleware, others)
+        with Session(database) as session:
+            await outer({"type": "http", "method": "GET", "path": "/"}, None, None)
 
 
 async def test_a_session_that_begins_at_once_is_guarded(database, url, parts):

@@ -76,7 +76,7 @@ class RequestLeases(Generic[L]):
         self._by_key: Final[dict[tuple[object, str], L]] = (
             around.copy() if self.beside_others else around
         )
-        self.database: dict[Any, bool] | None = within.database if within else None
+        self.database: Final[dict[Any, bool]] = within.database if within else {}
         """Weak references to the sessions that this, and what is around it, has used: see ``sessions``.
 
         Each with whether it was first used on an event loop.

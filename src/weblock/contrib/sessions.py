@@ -162,7 +162,7 @@ async def end_reading_of(session: Any) -> list[tuple[Any, Loaded]]:
     if owner := _async_session(target):
         return [(owner, await owner.run_sync(end_reading))]
     book = current_book()
-    blocks_loop = book and book.database and book.database.get(weakref.ref(target))
+    blocks_loop = book and book.database.get(weakref.ref(target))
     if blocks_loop or not has_begun(target):
         end_reading(target)  # As the application does, or without sending anything.
     else:
@@ -194,7 +194,7 @@ def sessions_of(book: RequestLeases[Any]) -> list[Session]:
     Warn of connections without a session, which nothing can read again.
     """
     found: list[Session] = []
-    for known in list(book.database or ()):
+    for known in list(book.database):
         used = known()
         if isinstance(used, Session):
             found.append(used)
@@ -212,12 +212,6 @@ def _created(session: Session, transaction: SessionTransaction) -> None:
 def _register(used: Session | Connection) -> None:
     """Record that the running request has used a session, or a connection by itself."""
     if (book := current_book()) is not None:
-        if book.database is None:
-            book.database = {}
-            around = book.within
-            while around is not None and around.database is None:
-                around.database = book.database
-                around = around.within
         on_loop = running_loop() is not None
         book.database.setdefault(weakref.ref(used, book.database.pop), on_loop)
 
@@ -265,7 +259,7 @@ def _has_effect(statement: str) -> bool:
 def _leaving(lease: BaseLease) -> None:
     """Warn if a request's code releases a lock before the COMMIT of the request's session."""
     book = current_book()
-    for known in list((book and book.database) or ()):
+    for known in list(book.database if book else ()):
         session = known()
         if isinstance(session, Session) and _has_written(session):
             _warn_of_release(lease.key)
