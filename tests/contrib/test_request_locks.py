@@ -9,6 +9,7 @@ import anyio.to_thread
 import pytest
 from fastapi import Depends, FastAPI, HTTPException
 
+from tests.support.aio import until_waited_for
 from tests.support.http import client_of
 from weblock import ConfigurationError, Locks
 from weblock.contrib import wsgi
@@ -88,6 +89,24 @@ async def test_waiting_threads_leave_one_for_the_holder(app, shop):
         assert (await holder).json() == "had a thread"
         assert {(await each).status_code for each in waiters} == {200}
     assert anyio.to_thread.current_default_thread_limiter().total_tokens == 2
+
+
+async def test_a_loop_in_a_thread_waits_for_the_loop_of_the_request(app, locks):
+    """A ``def`` endpoint that runs a coroutine by ``asyncio.run`` can wait for a key in it."""
+
+    async def acquire() -> bool:
+        lease = await request_locks().acquire("pool")
+        return lease.held
+
+    @app.get("/waiter")
+    def wait() -> bool:
+        return asyncio.run(acquire())
+
+    async with client_of(app) as client:
+        async with locks.hold("pool"):
+            request = asyncio.create_task(client.get("/waiter"))
+            await until_waited_for(locks, "pool", by=1)
+        assert (await request).json() is True
 
 
 async def test_a_key_that_the_request_holds_is_not_acquired_again(app):

@@ -14,6 +14,7 @@ from ..._core.acquiring import Locker
 from ..._core.holding import Holding, Unprotected
 from ..._face import Face
 from ..._options import Duration, HoldOptions
+from ..._runtime.internals import running_loop
 from ...aio import AsyncLease, AsyncLocks
 from ...errors import ConfigurationError
 from ...keys import CheckedKey, in_order
@@ -156,10 +157,13 @@ class AsyncRequestLocks(RequestLeases[AsyncLease]):
                 ' several, such as acquire("cart:7", "stock:3").'
             )
         ordered = in_order(keys)
-        if _on_a_loop():
+        here = running_loop()
+        if here is self.loop:
             return self.hold(ordered, options)
         work = self._hold_for_a_thread(ordered, options)
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+        waiting = asyncio.run_coroutine_threadsafe(work, self.loop)
+        # A thread may run a loop of its own, by ``asyncio.run``.
+        return asyncio.wrap_future(waiting) if here else waiting.result()
 
     async def _hold_for_a_thread(
         self, keys: Sequence[CheckedKey], options: HoldOptions
