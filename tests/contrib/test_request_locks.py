@@ -91,6 +91,29 @@ async def test_waiting_threads_leave_one_for_the_holder(app, shop):
     assert anyio.to_thread.current_default_thread_limiter().total_tokens == 2
 
 
+async def test_the_wait_of_a_thread_ends_with_its_request(app, locks):
+    """A thread whose request was cancelled leaves the queue, however long it would have waited."""
+
+    @app.get("/waiter")
+    def wait() -> None:
+        request_locks().acquire("pool", wait=None)
+
+    looks = asyncio.Event()
+
+    async def receive() -> None:
+        looks.set()  # The layer waits for a disconnect, while the endpoint waits for its key.
+        await asyncio.Event().wait()
+
+    async def server(scope, _receive, send) -> None:
+        await app(scope, receive, send)
+
+    async with locks.hold("pool"), client_of(server) as client:
+        request = asyncio.create_task(client.get("/waiter"))
+        await looks.wait()
+        request.cancel()
+        await until_waited_for(locks, "pool", by=0)
+
+
 async def test_a_loop_in_a_thread_waits_for_the_loop_of_the_request(app, locks):
     """A ``def`` endpoint that runs a coroutine by ``asyncio.run`` can wait for a key in it."""
 

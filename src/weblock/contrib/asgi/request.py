@@ -314,7 +314,8 @@ class AsyncRequestLocks(RequestLeases[AsyncLease]):
     def _is_gone(self, watch: asyncio.Task[None]) -> None:
         if not watch.cancelled():
             watch.exception()  # A server that cannot receive has no client any more.
-            self._give_up()
+        if watch is self._watch:  # Otherwise the wait is over.
+            self._give_up()  # Also if the request has ended while a thread of it still waits.
 
     def _give_up(self) -> None:
         if self._waiter and not self._gave_up:
