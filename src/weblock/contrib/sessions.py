@@ -72,13 +72,15 @@ Loaded = list[tuple[Any, dict[str, object]]]
 class _Transaction:
     """What a session has done in its current transaction."""
 
-    __slots__ = ("connections", "session", "statement")
+    __slots__ = ("connections", "flushed", "session", "statement")
 
     def __init__(self, session: Session) -> None:
         self.session = weakref.ref(session)
         self.connections: list[weakref.ref[Connection]] = []
         self.statement: str | None = None
         """The first statement whose effect a rollback would undo."""
+        self.flushed: tuple[Any, Engine | None] | None = None
+        """A mapper, and where its objects were written inside a lock."""
 
 
 _open: Final[weakref.WeakKeyDictionary[Session, _Transaction]] = weakref.WeakKeyDictionary()
@@ -90,6 +92,7 @@ def watch() -> None:
     """Let SQLAlchemy report the transactions of all sessions from now on, in the whole process."""
     event.listen(Session, "after_transaction_create", _created)
     event.listen(Session, "after_begin", _began)
+    event.listen(Session, "after_flush", _flushed)
     event.listen(Session, "after_transaction_end", _ended)
     event.listen(Session, "detached_to_persistent", _attached)
     event.listen(Engine, "begin", _register)
@@ -111,7 +114,7 @@ def end_reading(session: Session) -> Loaded:
     Return the objects with the attributes that they had. Raise ``ConfigurationError`` if a rollback
     would lose anything.
     """
-    _warn_of_replicas(session)
+    _look_for_replica(session)
     loaded = [(each, _values(each)) for each in session]
     changed = any(map(session.is_modified, session.dirty))
     if session.new or session.deleted or changed:
@@ -222,11 +225,14 @@ def _began(session: Session, _transaction: object, connection: Connection) -> No
         transaction.connections.append(weakref.ref(connection))
         _on[connection] = transaction
         if (book := current_book()) is not None and book.holds_any:
-            _warn_of_replicas(session)
+            _look_for_replica(session)
 
 
 def _ended(session: Session, transaction: SessionTransaction) -> None:
     if transaction.parent is None and (ended := _open.pop(session, None)):
+        if ended.flushed:
+            mapper, writes = ended.flushed
+            _warn_if_other(session, _engine_of(session, mapper=mapper), writes)
         for known in ended.connections:
             if (connection := known()) is not None:
                 _on.pop(connection, None)
@@ -369,26 +375,48 @@ def _warn_of_detached(kind: str) -> None:
     )
 
 
+# Locked reads belong on the database that is written.
+
 _probe: Final = Table("weblock_probe", MetaData(), Column("id", Integer))
-_looked_at: Final[weakref.WeakSet[type[Session]]] = weakref.WeakSet()
 
 
-def _warn_of_replicas(session: Session) -> None:
-    """Warn once of sessions that read from another database than the one that they write to."""
-    kind = type(session)
-    if kind.get_bind is Session.get_bind or kind in _looked_at:
-        return
-    _looked_at.add(kind)
+def _look_for_replica(session: Session) -> None:
+    """Warn of a session whose ``get_bind`` sends SELECTs and UPDATEs to different databases."""
+    if _routes(session):
+        reads = _engine_of(session, clause=select(_probe))
+        _warn_if_other(session, reads, _engine_of(session, clause=update(_probe)))
+
+
+def _flushed(session: Session, _context: object) -> None:
+    """Note where a session writes: a ``get_bind`` may decide by whether the session is flushing."""
+    transaction, book = _open.get(session), current_book()
+    if transaction and book and book.holds_any and _routes(session):
+        for each in (*session.new, *session.dirty, *session.deleted):
+            mapper = inspect(each).mapper
+            transaction.flushed = mapper, _engine_of(session, mapper=mapper)
+
+
+def _routes(session: Session) -> bool:
+    return type(session).get_bind is not Session.get_bind
+
+
+def _engine_of(session: Session, **asked: Any) -> Engine | None:
     try:
-        reads, writes = (
-            kind.get_bind(session, clause=clause) for clause in (select(_probe), update(_probe))
-        )
-    except Exception:  # noqa: BLE001 - it is the application's, and may need a mapper
-        return
-    if reads.engine.pool is not writes.engine.pool:
-        logger.warning(
-            "%s.get_bind sends SELECTs to %r and UPDATEs to %r. A replica may lag behind: inside a lock"
-            " it returns outdated rows, and updates are lost. Use a session for locked requests that"
-            " reads from the database that it writes to",
-            *(kind.__qualname__, reads.engine.url, writes.engine.url),
-        )
+        return type(session).get_bind(session, **asked).engine
+    except Exception:  # noqa: BLE001 - it is the application's, and may need more to decide
+        return None
+
+
+def _warn_if_other(session: Session, reads: Engine | None, writes: Engine | None) -> None:
+    if reads and writes and reads.pool is not writes.pool:
+        _warn_of_replica(type(session).__qualname__, repr(reads.url), repr(writes.url))
+
+
+@functools.cache
+def _warn_of_replica(kind: str, reads: str, writes: str) -> None:
+    logger.warning(
+        "%s.get_bind sends reads to %s and writes to %s. A replica may lag behind: inside a lock it"
+        " returns outdated rows, and updates are lost. Use a session for locked requests that reads from"
+        " the database that it writes to",
+        *(kind, reads, writes),
+    )
