@@ -11,13 +11,11 @@ class StaleFence(LeaseLost):
     ``newest`` is the larger fence; ``None`` if the database no longer knows of this holder.
     """
 
-    def __init__(
-        self, key: str, *, fence: int, newest: int | None, done: str = "has written since"
-    ) -> None:
+    def __init__(self, key: str, *, fence: int, newest: int | None) -> None:
         if newest is None:
             reason = "the database has no record of it: its row was deleted, or the search_path has changed"
         else:
-            reason = f"fence {newest} {done}"
+            reason = f"fence {newest} has begun since"
         super().__init__(key, fence=fence, reason=reason)
         self.newest = newest
 

@@ -26,8 +26,6 @@ SHOWN: Final = 600
 
 SALT: Final = "weblock guard "
 
-SINCE: Final = "has begun since"
-
 
 @dataclass(frozen=True, slots=True)
 class Mark:
@@ -221,8 +219,7 @@ def still_ours(mark: Mark) -> Generator[Statement, Any, None]:
 
 
 def _stale(mark: Mark, row: Row | None) -> StaleFence:
-    newest = row.fence if row else None
-    return StaleFence(unqualified(mark.key), fence=mark.fence, newest=newest, done=SINCE)
+    return StaleFence(unqualified(mark.key), fence=mark.fence, newest=row.fence if row else None)
 
 
 def run(steps: Generator[Statement, Any, None], answer: Callable[[Statement], Any]) -> None:

@@ -20,7 +20,6 @@ INSTALLED_APPS = [
     "django.contrib.sessions",
     "django.contrib.staticfiles",
     "weblock.contrib.django",
-    "tests.contrib.django.project.ledger",
     "tests.contrib.django.project.shop",
 ]
 MIDDLEWARE = [
