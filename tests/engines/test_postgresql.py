@@ -24,14 +24,14 @@ from weblock import (
     Locks,
     LockTimeout,
 )
-from weblock._core.ports import Ask, Grasp, Message
+from weblock._core.ports import Ask, Grasp, Message, Switchboard
 from weblock._runtime.blocking import drive
 from weblock.cli.app import app
 from weblock.stores.postgresql import aio, silence
 from weblock.stores.postgresql.connections import Connections
 from weblock.stores.postgresql.receiver import payload_of
 from weblock.stores.postgresql.settings import parse
-from weblock.stores.postgresql.statements import DONE
+from weblock.stores.postgresql.statements import DONE, Statement
 
 LONG = 60.0
 
@@ -352,6 +352,19 @@ class TestFaults:
             lease.release()
             with locks.hold("key") as following:
                 assert following.fence > lease.fence
+
+    def test_a_reload_does_not_make_commits_asynchronous(self, server) -> None:
+        """A connection keeps ``synchronous_commit`` in its session, which no change of the server reaches."""
+        server.execute("ALTER ROLE postgres SET synchronous_commit = 'local'")
+        connections = Connections(parse(server.url()), Switchboard())
+        asked = "SELECT setting, source FROM pg_settings WHERE name = 'synchronous_commit'"
+        try:
+            link = connections.blocking()
+            assert link.ask(Statement(asked)) == [[b"local", b"session"]]
+            link.close()
+        finally:
+            connections.close()
+            server.execute("ALTER ROLE postgres RESET synchronous_commit")
 
     def test_a_server_that_hangs_is_given_up_in_time(self, server) -> None:
         """On both faces, a statement that has no answer ends with the timeout, and so does the wait."""

@@ -296,11 +296,15 @@ INTRODUCE: Final = Statement(
     """
 SELECT set_config('statement_timeout', $2, false), set_config('lock_timeout', $2, false),
     set_config('default_transaction_isolation', 'read committed', false),
-    CASE current_setting('synchronous_commit') WHEN 'off'
-        THEN set_config('synchronous_commit', 'on', false) END
+    set_config('synchronous_commit', CASE current_setting('synchronous_commit')
+        WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, false)
 WHERE pg_backend_pid() = $1::int
 """
 )
-"""What a connection needs that is ours alone. Behind a pooler it would go to other clients' servers."""
+"""What a connection needs that is ours alone. Behind a pooler it would go to other clients' servers.
+
+``synchronous_commit`` is set in any case: when the server reloads its configuration, only a session that has set
+it keeps its value. With ``off``, a crash would forget leases that were granted just before.
+"""
 
 PING: Final = Statement("SELECT 1")
