@@ -12,6 +12,7 @@ import trustme
 from tests.servers import Server, a_redis, binaries
 from tests.servers.rights import USER, grant_least_rights
 from tests.servers.tls import TlsFront
+from tests.support.renewals import renewed
 from tests.support.waiting import PATIENCE, eventually
 from weblock import AsyncLocks, EngineUnavailable, Locks
 
@@ -49,6 +50,64 @@ async def test_a_server_that_may_evict_leases_is_refused(server: Server) -> None
     assert "allow_eviction=true" in await asyncio_refusal(url)
     with Locks.from_url(f"{url}&allow_eviction=true") as locks:
         locks.acquire("a").release()
+
+
+MAY_EVICT = [
+    ("CONFIG", "SET", "maxmemory", "100mb"),
+    ("CONFIG", "SET", "maxmemory-policy", "allkeys-lru"),
+]
+IS_A_REPLICA = [("CONFIG", "SET", "replica-read-only", "no"), ("REPLICAOF", "127.0.0.1", "1")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [(MAY_EVICT, "maxmemory-policy noeviction"), (IS_A_REPLICA, "it is a replica")],
+    ids=["evicts", "is a replica"],
+)
+async def test_a_server_that_becomes_unfit_grants_nothing_more(
+    server: Server, changes: list[tuple[str, ...]], told: str
+) -> None:
+    """Both faces notice it on open connections, keep what they hold, and lock again when it is mended."""
+    loop, url = asyncio.get_running_loop(), server.url(recovery="off")
+    with Locks.from_url(url) as locks:
+        async with AsyncLocks.from_url(url) as others:
+
+            def both(told: str) -> bool:
+                here = said(locks)
+                asked = asyncio.run_coroutine_threadsafe(said_in_asyncio(others), loop)
+                there = asked.result(PATIENCE)
+                return told in here and told in there
+
+            held, theirs = locks.acquire("held"), await others.acquire("theirs")
+            for change in changes:
+                server.command(*change)
+            await asyncio.to_thread(eventually, lambda: both(told))
+            await asyncio.to_thread(renewed, locks, held)
+            await asyncio.to_thread(renewed, others, theirs)
+            held.release()
+            await theirs.release()
+            server.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
+            server.command("REPLICAOF", "NO", "ONE")
+            await asyncio.to_thread(eventually, lambda: not said(locks))
+            assert not await said_in_asyncio(others)
+
+
+def said(locks: Locks) -> str:
+    """Why a free key is not granted; nothing if it is."""
+    try:
+        locks.acquire("a", wait=0).release()
+    except EngineUnavailable as failure:
+        return failure.reason
+    return ""
+
+
+async def said_in_asyncio(locks: AsyncLocks) -> str:
+    """The same in asyncio."""
+    try:
+        await (await locks.acquire("a", wait=0)).release()
+    except EngineUnavailable as failure:
+        return failure.reason
+    return ""
 
 
 async def test_a_replica_is_refused(server: Server) -> None:

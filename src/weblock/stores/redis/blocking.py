@@ -288,10 +288,11 @@ class BlockingLinks:
                 raise self._turn_in_vain() from None
         try:
             return self._idle_link(address) or await self._new_link(address, introduce)
-        except (exceptions.RedisError, OSError):
-            if lent := self._borrow(address) if self._borrow else None:
-                return lent
-            raise
+        except (exceptions.RedisError, Unfit, OSError):
+            lent = self._borrow(address) if self._borrow and not self._closed else None
+            if lent is None:
+                raise
+            return lent
 
     def give_back(self, link: Link) -> None:
         assert isinstance(link, BlockingLink | Loan)

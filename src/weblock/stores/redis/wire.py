@@ -5,9 +5,11 @@ Written once, as the core is: on ``Links`` of the blocking world nothing here su
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from queue import SimpleQueue
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from redis import exceptions
@@ -35,6 +37,9 @@ from .settings import Address, Settings
 
 if TYPE_CHECKING:
     from .blocking import Lent
+
+EXAMINED_EVERY: Final = 1.0
+"""Seconds after which a server is asked again whether it can keep locks: its settings may have changed."""
 
 REDIRECTIONS: Final = 5
 """How often a call follows a cluster that moves its keys about."""
@@ -154,6 +159,8 @@ class Wire:
         self._longest = micros(settings.recovery)
         self._replicated = bool(settings.min_replicas)
         self._known: set[str] = set()
+        self._examine_at: defaultdict[Address, float] = defaultdict(float)
+        """When a server is asked again whether it can keep locks, before it grants the next."""
 
     async def run(self, call: Call) -> Outcome:
         """Run one script. Raises ``EngineUnavailable``."""
@@ -167,6 +174,8 @@ class Wire:
             used = links.at_once(address, permits)
             link = used or await links.take(address, self._introduced, permits)
             try:
+                if call.script is ACQUIRE and monotonic() >= self._examine_at[address]:
+                    await self._examine_again(link)
                 command = call.by_name(link.incarnation, self._longest, nodes.peers)
                 reply = await link.ask(command)
             finally:
@@ -300,6 +309,9 @@ class Wire:
                 self.links.free.put(None)
 
     async def _replies(self, link: Link, *, calls: Sequence[Call], asking: bool) -> list[Outcome]:
+        grants = any(call.script is ACQUIRE for call in calls)
+        if grants and monotonic() >= self._examine_at[link.address]:
+            await self._examine_again(link)
         run, longest, peers = link.incarnation, self._longest, self._nodes.peers
         sent = partial(self._sent, link, asking=asking, binding=any(map(_binds, calls)))
         outcomes = await sent([call.by_name(run, longest, peers) for call in calls])
@@ -393,11 +405,29 @@ class Wire:
         if isinstance(info, Exception):
             raise info
         link.server = examine(info, self._settings)
+        self._examine_at[link.address] = monotonic() + EXAMINED_EVERY
         link.incarnation = link.server.incarnation
         self._admit(link.server)
         if link.server.run in self._known:
             return
         await self._probe(link)
+
+    async def _examine_again(self, link: Link) -> None:
+        """Find out whether its server can still keep locks. Raises ``Unfit`` if not.
+
+        Then each caller asks again until it can. Leases that are held are renewed and released as ever.
+        """
+        # One caller asks for all: the others continue until its answer has come.
+        self._examine_at[link.address], fit = monotonic() + EXAMINED_EVERY, False
+        try:
+            (info,) = await link.exchange([_INFO])
+            if isinstance(info, Exception):
+                raise info
+            examine(info, self._settings)
+            fit = True
+        finally:
+            if not fit:
+                self._examine_at[link.address] = 0.0
 
     async def _probe(self, link: Link) -> None:
         """Try on a new server whether its user has the rights that we need."""
