@@ -13,7 +13,7 @@ import pytest
 from tests.servers import Cluster, SentinelDeployment, Server, binaries
 from tests.support.renewals import renewed
 from tests.support.waiting import PATIENCE, eventually, now
-from weblock import EngineRecovering, LeaseLost, Locks
+from weblock import EngineRecovering, Lease, LeaseLost, Locks
 
 T = TypeVar("T")
 
@@ -303,6 +303,57 @@ def test_a_slot_that_moves_takes_its_locks_along() -> None:
         assert in_a_thread(lambda: locks.try_acquire("held")) is None
         lease.release()
         assert locks.acquire("held", wait=0).fence > lease.fence
+
+
+longer_than_recovery = pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="a ttl that is longer than recovery is not known after a loss, unless an acquire with it comes first",
+)
+"""For leases of which a server that has lost its data does not know how long they are."""
+
+
+@longer_than_recovery
+def test_a_release_that_comes_first_after_a_flush(server: Server) -> None:
+    """A release says nothing of the ttl of other leases: the key of a live holder is granted after ``recovery``."""
+    settle_at_once(server)
+    url = server.url(recovery=TTL)
+    with Locks.from_url(url, ttl=2 * PATIENCE) as locks:
+        lease, other = locks.acquire("held"), locks.acquire("other")
+        flush(server)
+        with pytest.raises(LeaseLost):
+            other.release()
+        assert not held_when_granted_again(url, lease)
+
+
+@longer_than_recovery
+def test_a_caller_with_a_shorter_ttl_that_comes_first_after_a_crash(server: Server) -> None:
+    """A web request says nothing of the ttl of a job: a second job starts while the first one runs."""
+    settle_at_once(server)
+    url = server.url(recovery=TTL)
+    with Locks.from_url(url, ttl=2 * PATIENCE) as jobs, locks_on(server) as requests:
+        lease = jobs.acquire("held")
+        restart_empty(server)
+        use(requests, "of a request")
+        assert not held_when_granted_again(url, lease)
+
+
+@longer_than_recovery
+def test_a_master_of_a_cluster_that_was_flushed() -> None:
+    """A request that wants the key of a job gets it after ``recovery``, or its own ttl if that is longer."""
+    with Cluster() as cluster:
+        url = cluster.url(recovery=TTL)
+        with Locks.from_url(url, ttl=2 * PATIENCE) as jobs:
+            lease = jobs.acquire("held")
+            flush(cluster.master_of(slot_of(cluster, "held")))
+            assert not held_when_granted_again(url, lease, ttl=TTL)
+
+
+def held_when_granted_again(url: str, lease: Lease, ttl: float = 2 * PATIENCE) -> bool:
+    """Whether a holder still has its key when another caller gets it."""
+    with Locks.from_url(url, ttl=ttl, wait=4 * PATIENCE) as others:
+        _, was_held = in_a_thread(lambda: (others.acquire("held"), lease.held))
+        return was_held
 
 
 def in_a_thread(call: Callable[[], T]) -> T:
