@@ -108,6 +108,20 @@ def test_a_slow_engine_is_warned_of(monkeypatch, told) -> None:
     assert (found["level"], found["remedy"]) == ("warning", "Run it nearer to the application.")
 
 
+@pytest.mark.parametrize(
+    "server", ["redis://127.0.0.1:1", "memcached://127.0.0.1:1", "postgresql://127.0.0.1:1/x"]
+)
+@pytest.mark.parametrize(
+    ("ttl", "recovery", "level"), [("10", 10, "ok"), ("61", 60, "warning"), ("61", "off", None)]
+)
+def test_a_ttl_that_exceeds_recovery_is_a_warning(told, server, ttl, recovery, level) -> None:
+    """After a loss of data, a longer lease might still be held when its key is granted again."""
+    found = findings(told, "--url", f"{server}?recovery={recovery}", "--ttl", ttl).get("ttl")
+    assert (found and found["level"]) == level
+    if level == "warning":
+        assert "recovery=61" in found["remedy"]
+
+
 @pytest.mark.usefixtures("patient")
 def test_a_real_server_is_examined(run, told) -> None:
     """On a server with the least rights all is found, and a key is locked there."""

@@ -245,6 +245,10 @@ class Engine(Protocol):
         """One of ``LIMITS``."""
 
     @property
+    def recovery(self) -> float | None:
+        """Seconds for which it grants nothing after a loss of data; ``None`` where that does not apply."""
+
+    @property
     def switchboard(self) -> Switchboard: ...
 
     @property

@@ -43,15 +43,22 @@ _SCOPES: Final = {
     is_flag=True,
     help="Say only what is wrong, and exit with 1 for a problem; for probes.",
 )
+@click.option(
+    "--ttl",
+    type=click.FloatRange(min=0, min_open=True),
+    default=10.0,
+    show_default=True,
+    help="The longest ttl, in seconds, that your programs use.",
+)
 @pass_session
-def doctor_command(session: Session, *, check: bool) -> None:
+def doctor_command(session: Session, *, check: bool, ttl: float) -> None:
     """Examines the engine, and says in plain sentences what is wrong with it and what to do.
 
     Exits with 69 if it does not answer. With --check, exits with 1 if there is a problem; a warning is none.
     """
     with session.locks() as locks:
         engine = locks.engine
-        findings = list(_found(locks, measure=not check))
+        findings = list(_found(locks, ttl, measure=not check))
     shown = [each for each in findings if not check or each.level is not Level.OK]
     worst = max((each.level for each in findings), key=list(Level).index)
     if session.json:
@@ -65,13 +72,28 @@ def doctor_command(session: Session, *, check: bool) -> None:
         raise SystemExit(1)
 
 
-def _found(locks: Locks, *, measure: bool) -> Iterator[Finding]:
+def _found(locks: Locks, ttl: float, *, measure: bool) -> Iterator[Finding]:
     yield _SCOPES[locks.scope]
-    diagnose = getattr(locks._engine, "diagnose", None)  # noqa: SLF001 - an engine that has more to say
+    engine = locks._engine  # noqa: SLF001 - it has more to say
+    if engine.recovery:  # Where it is off, the engine says what that means.
+        yield _of_ttl(ttl, engine.recovery)
+    diagnose = getattr(engine, "diagnose", None)
     of_engine: list[Finding] = list(diagnose()) if diagnose else []
     yield from of_engine
     if not any(map(_is_fatal, of_engine)):
         yield from _tried(locks, measure=measure)
+
+
+def _of_ttl(ttl: float, recovery: float) -> Finding:
+    """Return whether all leases have ended when keys are granted again after a loss of data."""
+    text = f"After a loss of data it grants nothing for {recovery:g} s (recovery)"
+    if ttl <= recovery:
+        return Finding("ttl", f"{text}, and no lease of up to {ttl:g} s lasts longer.")
+    return warning(
+        "ttl",
+        f"{text}, and a lease of {ttl:g} s can last longer: a second caller could get its key.",
+        f"Add recovery={ttl:g} to the URL, in all programs that lock the same keys.",
+    )
 
 
 def _is_fatal(finding: Finding) -> bool:

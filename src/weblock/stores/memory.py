@@ -32,6 +32,7 @@ class MemoryEngine:
     """Keeps the leases in a dict. A fork leaves the child with an empty one."""
 
     scope = "process"
+    recovery = None
     limits = "any"
     real_keeper = True
 

@@ -21,6 +21,7 @@ class NoopEngine:
     """Grants every key to every caller at once. Fences still increase."""
 
     scope = "none"
+    recovery = None
     limits = "any"
     real_keeper = True
 

@@ -115,6 +115,7 @@ class FileEngine:
     """The leases of one directory, as this process sees them."""
 
     scope = "host"
+    recovery = None
     limits = "any"
     real_keeper = True
 

@@ -50,6 +50,7 @@ class MemcachedEngine:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.name = settings.name
+        self.recovery = settings.recovery
         self.after_fork()
         heed_forks(self)
 

@@ -48,6 +48,7 @@ class PostgreSQLEngine:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.name = settings.name
+        self.recovery = settings.recovery
         self._tidy_at = 0.0
         self._lease_table: LeaseTable | None = None
         self.after_fork()

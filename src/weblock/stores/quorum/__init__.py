@@ -118,6 +118,7 @@ class QuorumEngine:
     def __init__(self, settings: Sequence[Settings]) -> None:
         _check(settings)
         self._settings = settings
+        self.recovery = min(each.recovery for each in settings)
         self.name = f"quorum of {', '.join(each.name for each in settings)}"
         self.order = sorted(range(len(settings)), key=lambda number: settings[number].name)
         """The servers in the same order in all programs, in whichever order their URLs are listed."""

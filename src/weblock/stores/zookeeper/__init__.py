@@ -40,6 +40,7 @@ class ZooKeeperEngine:
     """The leases below one node, as this process sees them."""
 
     scope = "cluster"
+    recovery = None
     limits = "any"
     # All requests of a process keep their order, because they go through one session: else a renewal
     # could overtake an extension, and take back what its holder was promised. kazoo's threads send
