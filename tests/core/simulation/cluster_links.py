@@ -37,7 +37,7 @@ class ClusterLinks(SimulatedLinks):
 
     engine: ClusterServers  # type: ignore[assignment]
 
-    def at_once(self, address: Address) -> SimulatedLink | None:
+    def at_once(self, address: Address, _permits: list[None]) -> SimulatedLink | None:
         for link in tuple(self._idle):
             if link.address == address:
                 self._idle.remove(link)
@@ -45,8 +45,10 @@ class ClusterLinks(SimulatedLinks):
                     return link
         return None
 
-    async def take(self, address: Address, introduce: Introduce) -> SimulatedLink:
-        if link := self.at_once(address):
+    async def take(
+        self, address: Address, introduce: Introduce, permits: list[None]
+    ) -> SimulatedLink:
+        if link := self.at_once(address, permits):
             return link
         link = ClusterLink(self, address)
         try:

@@ -157,7 +157,7 @@ class SimulatedLinks:
     def process(self) -> str:
         return self.at.name
 
-    def at_once(self, _address: Address) -> SimulatedLink | None:
+    def at_once(self, _address: Address, _permits: list[None]) -> SimulatedLink | None:
         for link in tuple(self._idle):
             if self._usable(link):
                 if not self.multiplexed:
@@ -166,8 +166,10 @@ class SimulatedLinks:
             self._idle.remove(link)
         return None
 
-    async def take(self, address: Address, introduce: Introduce) -> SimulatedLink:
-        if link := self.at_once(address):
+    async def take(
+        self, address: Address, introduce: Introduce, permits: list[None]
+    ) -> SimulatedLink:
+        if link := self.at_once(address, permits):
             return link
         link = SimulatedLink(self)
         try:
