@@ -9,11 +9,15 @@ from functools import partial
 
 import pytest
 
+from weblock.stores.quorum.store import QuorumStore
+
 from .simulation.campaign import noticed, on_all_processors
+from .simulation.mutants import Mutant
 from .simulation.properties import Mutex
 from .simulation.quorum_campaign import QUORUM, Variant, quorum_schedule
 from .simulation.quorum_mutants import MUTANTS
 from .simulation.quorum_truth import Fences
+from .simulation.takers import TakersSchedule
 
 SCHEDULES = 150
 LIMIT = 1_000
@@ -88,6 +92,47 @@ def test_no_mutant_of_the_quorum_survives() -> None:
     deaths = list(on_all_processors(hunt, range(len(MUTANTS))))
     survivors = [name for name, property_ in deaths if not property_]
     assert not survivors, f"survived {LIMIT} schedules"
+
+
+TAKERS = (
+    Mutant(
+        "takers ask all servers at once",
+        QuorumStore,
+        "transfer",
+        "if tally.holding:",
+        "if True:",
+        ("M3",),
+    ),
+    Mutant(
+        "a taker goes on where another one was first",
+        QuorumStore,
+        "transfer",
+        "and await self._has(server, key, fence)",
+        "and False",
+        ("M3",),
+    ),
+    Mutant(
+        "takers ask the servers in any order",
+        QuorumStore,
+        "transfer",
+        "self._engine.order",
+        "sorted(self._servers(), key=lambda _: self._runtime.jitter())",
+        ("M3",),
+    ),
+)
+
+
+def test_one_of_several_takers_gets_the_lease() -> None:
+    """However their requests arrive, and whichever server is down, the votes are not split."""
+    for seed in range(SCHEDULES):
+        TakersSchedule(seed).run()
+
+
+@pytest.mark.parametrize("mutant", TAKERS, ids=lambda mutant: mutant.name)
+def test_no_mutant_of_the_takers_survives(mutant: Mutant) -> None:
+    """Without the order of the servers, the lease is lost for all takers."""
+    with mutant.alive():
+        assert noticed(TakersSchedule, mutant.seeds(SCHEDULES), mutant.killers)
 
 
 def run_all(seeds: range, variant: Variant) -> None:

@@ -34,7 +34,7 @@ LATEST: Final = 400.0
 """Seconds after which everything must have come to its end."""
 
 
-class _Deaf:
+class Deaf:
     """Is told what becomes of messages, and needs none of it."""
 
     def __getattr__(self, _name: str) -> Any:
@@ -70,7 +70,7 @@ class MovingSchedule:
             alive=lambda process: not (swarm.deaths_known and process in self._dead),
             ring=self._network.ring,
         )
-        self._network.connect(self._engine, _Deaf())
+        self._network.connect(self._engine, Deaf())
         self._planned = 0
         self._tasks: list[Task] = []
         self._beliefs: list[Belief] = []

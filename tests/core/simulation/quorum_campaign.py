@@ -131,7 +131,7 @@ class OneByOne(QuorumFaults):
         self._world.after(until, partial(self._start, server))
 
 
-def _calm(swarm: Swarm) -> Swarm:
+def calm(swarm: Swarm) -> Swarm:
     """One key, and nothing fails by itself."""
     nothing = ("late", "lost_requests", "lost_replies", "lost_rings", "duplicates", "cancels")
     never = ("engine_stops", "restarts", "stops", "crashes", "closes", "several_keys", "max_hold")
@@ -141,7 +141,7 @@ def _calm(swarm: Swarm) -> Swarm:
 def _crowded(swarm: Swarm) -> Swarm:
     """Locks that are wanted faster than they are released."""
     return replace(
-        _calm(swarm),
+        calm(swarm),
         processes=4,
         attempts=20,
         ttl=3.0,
@@ -158,7 +158,7 @@ def _crowded(swarm: Swarm) -> Swarm:
 def _one_by_one(swarm: Swarm) -> Swarm:
     """Locks now and then, on a network that is calm."""
     return replace(
-        _calm(swarm),
+        calm(swarm),
         ttl=1.0,
         section=0.1,
         attempts=8,

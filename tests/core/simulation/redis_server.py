@@ -34,7 +34,7 @@ SCRIPTS = {
     each.sha: each
     for each in (
         *(*OF_A_LEASE, scripts.LOOK, scripts.BEGIN),
-        *(scripts.STAND_BACK, scripts.RAISE_FENCE),
+        *(scripts.STAND_BACK, scripts.RAISE_FENCE, scripts.TRANSFER),
     )
 }
 
@@ -145,7 +145,7 @@ class RedisServer(RedisEngine):
             return exceptions.NoScriptError("No matching script"), []
         keys, args = _keys_and_args(words)
         known = SCRIPTS.get(sha)
-        if known in (None, scripts.LOOK, scripts.BEGIN):
+        if known in (None, scripts.LOOK, scripts.BEGIN, scripts.TRANSFER):
             text = words[1] if known is None else known.text
             return self._model.evaluate(Script("", text, sha), keys, args), []
         return self._change(known, keys, args)
