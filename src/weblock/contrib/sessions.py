@@ -15,8 +15,9 @@ A rollback must lose nothing. A transaction in which anything but plain SELECTs 
 refused, and so is one that its owner has to end: that of a ``begin()`` block, of ``begin_nested()``, or
 of a connection that the session was given.
 
-``watch`` makes SQLAlchemy report transactions and statements. A session belongs to the request whose
-context it is first used in (``current_book``), whichever dependency has made it.
+``watch`` makes SQLAlchemy report transactions and statements. A session belongs to each request in whose
+context it is used (``current_book``), whichever dependency has made it. A request uses its sessions one
+after the other until it has the lock; one that another task uses at that moment raises SQLAlchemy's error.
 """
 
 from __future__ import annotations
