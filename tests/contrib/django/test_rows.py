@@ -37,7 +37,7 @@ from weblock.contrib.django.rows import kept_rows
 from .project.replica import REPLICA
 from .project.shop.models import Item
 from .test_checks import found
-from .test_waiting import waiters
+from .test_waiting import backends, waiters, without_ours
 
 pytestmark = pytest.mark.django_db(
     transaction=True,
@@ -260,7 +260,11 @@ ONE = ([201, 402, 402], 1)
 
 
 def at_once(target: str, cookies: Any) -> list[Any]:
-    """Send three requests, each of which has read its rows before the first gets the lock."""
+    """Send three requests, each of which has read its rows before the first gets the lock.
+
+    While they wait, they hold no connection.
+    """
+    others = without_ours()
 
     def visit(_number: int) -> Any:
         client = Client()
@@ -274,6 +278,7 @@ def at_once(target: str, cookies: Any) -> list[Any]:
         with locks["default"].hold("wallet"):
             answers = pool.map(visit, range(3))
             eventually(lambda: waiters("wallet") == 3)
+            eventually(lambda: backends() <= others)
         return list(answers)
 
 
@@ -321,9 +326,11 @@ async def test_one_credit_is_one_purchase_under_asgi(way: str, is_async: bool, s
         client.cookies = cookies
         return await client.post(target)
 
+    others = await sync_to_async(without_ours)()
     async with async_locks["default"].hold("wallet"):
         visits = [asyncio.ensure_future(visit()) for _ in range(3)]
         await asyncio.to_thread(eventually, lambda: waiters("wallet") == 3)
+        await asyncio.to_thread(eventually, lambda: backends() <= others)
     answers = await asyncio.gather(*visits)
     assert await sync_to_async(bought)(answers) == ONE
     await sync_to_async(connections.close_all)()
