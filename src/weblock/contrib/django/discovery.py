@@ -234,7 +234,11 @@ def gaps(rules: RuleSet, is_ruled: Callable[[str, ResolverMatch], bool]) -> Iter
         by_view[_identity(routed.view)].append(routed)
     for view, group in by_view.items():
         found: set[str] = set()
-        for value in _VALUES if len(group) > 1 else ():
+        # Few views have several URLs and a rule: to resolve paths takes long in a large project.
+        may_have_gaps = len(group) > 1 and any(
+            True in routed.meets(rule.path.shape) for routed in group for rule in rules
+        )
+        for value in _VALUES if may_have_gaps else ():
             reached: dict[str, tuple[str, ResolverMatch]] = {}
             for path, match in _reached(view, group, value):
                 reached.setdefault(match.route, (path, match))
