@@ -206,6 +206,20 @@ def test_a_child_keeps_no_socket_of_its_parent(puppet, announced) -> None:
 
 
 @needs_fork
+def test_a_child_acquires_no_mutex_of_its_parent(puppet) -> None:
+    """What another thread of the parent was in the middle of keeps nobody in the child from locking."""
+    parent = puppet(ttl=LONG)
+    parent.do("acquire", "key")
+    parent.do("fork", announced=False, held=True)
+    assert parent.do("child", "check")["reason"] == "forked"
+    assert parent.do("child", "acquire", "key", wait=0)["error"] == "LockTimeout"
+    assert parent.do("child", "acquire", "another key")["fence"] > 0
+    assert parent.do("child", "renewed") == {}
+    assert "error" not in parent.do("child", "release")
+    assert "error" not in parent.do("release")
+
+
+@needs_fork
 @announced_or_not
 def test_a_child_and_its_parent_wait_for_one_another(face, puppet, announced) -> None:
     """Parent and child are woken each by its own bell."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import sys
@@ -20,6 +21,7 @@ from tests.support.forks import fork_in_c
 from tests.support.renewals import renewed
 from tests.support.waiting import PATIENCE
 from weblock import AsyncLocks, Locks, WeblockError
+from weblock._platform import forks
 from weblock._runtime.clock import now
 
 from .faces import FACES
@@ -130,11 +132,15 @@ class Strings:
         """The sockets of this process that its locks have opened."""
         return {"opened": sorted(_sockets() - self._own)}
 
-    def fork(self, *, announced: bool = True) -> dict[str, Any]:
-        """Forks a child, which waits to be told what to do; Python's hooks run if it is announced."""
+    def fork(self, *, announced: bool = True, held: bool = False) -> dict[str, Any]:
+        """Forks a child, which waits to be told what to do; Python's hooks run if it is announced.
+
+        ``held``: another thread is inside of everything that is free.
+        """
         orders, self.orders = os.pipe()
         self.outcomes, outcomes = os.pipe()
-        pid = os.fork() if announced else fork_in_c()
+        with inside_everything() if held else contextlib.nullcontext():
+            pid = os.fork() if announced else fork_in_c()
         if pid == 0:
             try:
                 self._serve_as_child(orders, outcomes)
@@ -156,12 +162,51 @@ class Strings:
 
     def _serve_as_child(self, orders: int, outcomes: int) -> None:
         os.close(self.orders)
+        for _ in range(
+            8
+        ):  # They get the identifiers of the parent's threads, which own mutexes here.
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
         self.face = FACES[self.face.name]()
         self.actor = self.face.actor()
         with open(orders, encoding="utf-8") as lines:
             for line in lines:
                 verb, args, kwargs = json.loads(line)
                 os.write(outcomes, json.dumps(self.pull(verb, *args, **kwargs)).encode())
+
+
+@contextlib.contextmanager
+def inside_everything() -> Iterator[None]:
+    """Another thread has all mutexes of weblock's objects that were free; in a fork of this process, for ever."""
+    pid, held, over = os.getpid(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        mutexes = [each for each in _mutexes() if each.acquire(blocking=False)]
+        held.set()
+        over.wait()
+        for each in mutexes:
+            each.release()
+
+    thread = threading.Thread(target=hold, daemon=True)
+    thread.start()
+    held.wait()
+    try:
+        yield
+    finally:
+        if os.getpid() == pid:
+            over.set()
+            thread.join()
+
+
+def _mutexes() -> Iterator[Any]:
+    """The mutexes that objects of weblock have, also as a part of an event or condition."""
+    ours = [each for each in gc.get_objects() if str(type(each).__module__).startswith("weblock.")]
+    for each in (*ours, *forks._heeding.values()):  # Those that are frozen are no garbage's.
+        parts = gc.get_referents(each)
+        for part in (*parts, *(value for d in parts if type(d) is dict for value in d.values())):
+            condition = getattr(part, "_cond", part)
+            mutex = getattr(condition, "_lock", condition)
+            if type(mutex).__module__ == "_thread" and hasattr(mutex, "acquire"):
+                yield mutex
 
 
 def _sockets() -> set[str]:

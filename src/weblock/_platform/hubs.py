@@ -12,7 +12,6 @@ Only ``greenlets`` imports this module, and only where gevent has patched this p
 from __future__ import annotations
 
 import atexit
-import os
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -24,6 +23,8 @@ from gevent import monkey
 from gevent.event import Event
 from gevent.pool import Group
 
+from .forks import heed_forks
+
 T = TypeVar("T")
 
 _get_ident: Callable[[], int] = monkey.get_original("threading", "get_ident")
@@ -33,9 +34,6 @@ _A_WHILE: Final = 3600.0
 
 _PATIENCE: Final = 1.0
 """Seconds for which the end of the process waits for a thread."""
-
-_real: dict[int, RealThread] = {}
-"""The real threads that run, by identifier."""
 
 
 class HubQueue(Generic[T]):
@@ -180,8 +178,16 @@ class Helper:
         self._greenlet.join(timeout)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_real.clear)  # They run in the parent.
+class _RealThreads(dict[int, RealThread]):
+    """The real threads that run, by identifier."""
+
+    def after_fork(self) -> None:
+        """Forget them in a forked child: they run in the parent."""
+        self.clear()
+
+
+_real = _RealThreads()
+heed_forks(_real)
 
 
 @atexit.register
