@@ -39,7 +39,7 @@ class Rows:
         self._cells: Any = self._store._cells
         self._bells = self._store._bells = LocalBells(Switchboard())
         self._links, self._cells._links = self._cells._links, self
-        self.turn = self._links.turn
+        self.in_turn = self._links.in_turn
 
     async def ask(self, statement: Statement, *parameters: Any) -> list[Row]:
         now = f"{self._clock.now / 1e6!r}::float8"
