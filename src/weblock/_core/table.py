@@ -239,22 +239,20 @@ def refresh_many(
     grants, queue = list(state.grants), list(state.queue)
     leases = {grant.claim.owner: index for index, grant in enumerate(grants)}
     places = {place.claim.owner: index for index, place in enumerate(queue)}
+    answers: list[Answer] = []
     for owner, ttl in beats:
         if (index := leases.get(owner)) is not None:
             until = max(grants[index].until, moment.now + ttl)
             grants[index] = grants[index]._replace(until=until, confirmed=True)
+            answers.append(_held(grants[index], state))
         elif (index := places.get(owner)) is not None:
             queue[index] = queue[index]._replace(until=moment.now + PLACE)
-    state = KeyState(state.fence, tuple(grants), tuple(queue), state.voided)
-
-    def answer(owner: str) -> Answer:
-        if (index := leases.get(owner)) is not None:
-            return _held(grants[index], state)
-        return GONE if (index := places.get(owner)) is None else _waiting(state, index)
-
-    owners = [owner for owner, _ in beats]
+            answers.append(_waiting(state._replace(grants=tuple(grants)), index))
+        else:
+            answers.append(GONE)
+    owners = {owner for owner, _ in beats}
     woken = tuple(grant for grant in woken if grant.claim.owner not in owners)
-    return state, list(map(answer, owners)), woken
+    return KeyState(state.fence, tuple(grants), tuple(queue), state.voided), answers, woken
 
 
 def release(state: KeyState, moment: Moment, owner: str, *, void: float = 0) -> Step:
