@@ -50,7 +50,7 @@ _TIMELINE: Final = "left(pg_walfile_name(pg_current_wal_lsn()), 8)"
 # that nothing is granted.
 _SERVER: Final = """
 server AS (
-    SELECT clock.now, coalesce(it.label = {timeline} AND (
+    SELECT clock.now, coalesce(it.label = {timeline} AND it.since <= clock.now AND (
             it.ends >= it.since + {recovery} OR it.since + {recovery} <= clock.now), false) AS known,
         coalesce(it.ends, 0) AS quiet, coalesce(it.fence, 0) AS floor, it.version AS news
     FROM (SELECT extract(epoch FROM clock_timestamp())::float8 AS now) AS clock
@@ -177,16 +177,18 @@ _FREE: Final = """
     FOR UPDATE OF lease SKIP LOCKED"""
 
 # The first row remembers when a loss was noticed, so that each client can add its own recovery to that.
-# The longest that was asked for counts for all.
+# The longest that was asked for counts for all. A loss that was noticed at a time to come was noticed
+# while the clock was ahead: then the same recovery begins now.
 _ADMIT: Final = """
 INSERT INTO {table} AS it (key, {columns})
 SELECT '', $1::bigint, 0, '', '', {timeline}, 0, now, 0, true, '', now + {recovery}
 FROM (SELECT extract(epoch FROM clock_timestamp())::float8 AS now) AS clock
 ON CONFLICT (key) DO UPDATE SET version = excluded.version, label = excluded.label,
-    since = CASE it.label WHEN excluded.label THEN it.since ELSE excluded.since END,
-    ends = greatest(it.ends, CASE it.label WHEN excluded.label THEN it.since + {recovery}
-        ELSE excluded.ends END)
-WHERE it.label <> excluded.label OR it.ends < it.since + {recovery}
+    since = CASE it.label WHEN excluded.label THEN least(it.since, excluded.since)
+        ELSE excluded.since END,
+    ends = greatest(least(it.ends, excluded.since + (it.ends - it.since)), CASE it.label
+        WHEN excluded.label THEN least(it.since, excluded.since) + {recovery} ELSE excluded.ends END)
+WHERE it.label <> excluded.label OR it.ends < it.since + {recovery} OR it.since > excluded.since
 """
 
 _CLEAN: Final = """
