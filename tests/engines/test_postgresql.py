@@ -297,7 +297,9 @@ class TestTheTable:
             with pytest.raises(EngineRecovering) as refused:
                 locks.acquire("key")
             assert 1 < refused.value.retry_after <= 30
-            change(locks, "since = since - 30, ends = ends - 30", "key = ''")  # The time has passed.
+            change(
+                locks, "since = since - 30, ends = ends - 30", "key = ''"
+            )  # The time has passed.
             locks.acquire("key").release()
 
 
