@@ -8,8 +8,8 @@ the request has used:
 
 1. Before the request waits, the transaction of the session is rolled back. That returns its connection.
 2. All objects of the session are expired, so that they are read again at their next use.
-3. The objects of an ``AsyncSession`` cannot be read at their next use. They are read again as soon as the
-   request has the lock.
+3. As soon as an ASGI request has the lock, they are read again: an ``AsyncSession`` cannot read them at
+   their next use, and FastAPI returns what the ``__dict__`` of an object has.
 
 A rollback must lose nothing. A transaction in which anything but plain SELECTs was sent is therefore
 refused, and so is one that its owner has to end: that of a ``begin()`` block, of ``begin_nested()``, or
@@ -116,7 +116,7 @@ def end_reading(session: Session) -> Loaded:
     would lose anything.
     """
     _look_for_replica(session)
-    loaded = [(each, _values(each)) for each in session]
+    loaded = [(each, values) for each in session if (values := _values(each))]
     changed = any(map(session.is_modified, session.dirty))
     if session.new or session.deleted or changed:
         raise _refusal("has written already, by changes to objects")
@@ -141,55 +141,55 @@ def read_again(session: Session, loaded: Loaded) -> None:
                 continue
 
 
-def leave_as_read(ended: Iterable[tuple[Any, Loaded]]) -> None:
+def leave_as_read(ended: Iterable[tuple[Session, Loaded]]) -> None:
     """Give columns their former values where the lock was not acquired, for error handlers to use.
 
     An object of an ``AsyncSession`` would raise ``MissingGreenlet``.
     """
-    for _owner, loaded in ended:
-        for each, values in loaded:
+    for session, loaded in ended:
+        for each, values in loaded if _async_session(session) else ():
             for name in values.keys() & inspect(each).mapper.column_attrs.keys():
                 set_committed_value(each, name, values[name])
 
 
-async def end_all_reading(book: RequestLeases[Any]) -> list[tuple[Any, Loaded]]:
+async def end_all_reading(book: RequestLeases[Any]) -> list[tuple[Session, Loaded]]:
     """End what a request has read so far: see ``end_reading``. Return what is to be read again."""
-    ended: list[tuple[Any, Loaded]] = []
-    for session in sessions_of(book):
-        ended += await end_reading_of(session)
-    return ended
+    return [await end_reading_of(session) for session in sessions_of(book)]
 
 
-async def end_reading_of(session: Any) -> list[tuple[Any, Loaded]]:
-    """End what one session has read; for an ``AsyncSession``, return it with what is to be read again."""
+async def end_reading_of(session: Any) -> tuple[Session, Loaded]:
+    """End what one session has read, and return it with what is to be read again."""
     target = getattr(session, "sync_session", session)
-    if owner := _async_session(target):
-        return [(owner, await owner.run_sync(end_reading))]
-    book = current_book()
-    blocks_loop = book and book.database.get(weakref.ref(target))
-    if blocks_loop or not has_begun(target):
-        end_reading(target)  # As the application does, or without sending anything.
-    else:
-        await _in_thread_of_its_own(end_reading, target)
-    return []
+    loaded = await _run(end_reading, target) if has_begun(target) else end_reading(target)
+    return target, loaded
 
 
-async def _in_thread_of_its_own(work: Callable[[Session], object], session: Session) -> None:
-    """Work in a thread outside the limit of the pool, whose threads may all wait for a connection.
+async def read_all_again(ended: Iterable[tuple[Session, Loaded]]) -> None:
+    """Read what was read before, now that the request has its lock.
 
-    anyio waits for the thread even if the request is cancelled, so that no other code uses the session.
+    Not at its next use: an ``AsyncSession`` cannot, and FastAPI and SQLModel would return an object
+    whose attributes are expired as ``{}``, because they read its ``__dict__``.
     """
+    for session, loaded in ended:
+        if loaded:
+            await _run(read_again, session, loaded)
+
+
+async def _run(work: Callable[..., Any], session: Session, *given: object) -> Any:
+    """Let a session work: in its greenlet, on the loop, or in a thread, as the application does.
+
+    The thread is outside the limit of the pool, whose threads may all wait for a connection. anyio waits
+    for it even if the request is cancelled, so that no other code uses the session meanwhile.
+    """
+    if owner := _async_session(session):
+        return await owner.run_sync(work, *given)
+    book = current_book()
+    if book and book.database.get(weakref.ref(session)):
+        return work(session, *given)
     if anyio := sys.modules.get("anyio"):  # It has been imported if a thread of its pool read.
         without_limit = anyio.CapacityLimiter(math.inf)
-        await anyio.to_thread.run_sync(work, session, limiter=without_limit)
-    else:
-        await asyncio.to_thread(work, session)
-
-
-async def read_all_again(ended: Iterable[tuple[Any, Loaded]]) -> None:
-    """Read what ``end_all_reading`` has returned, now that the request has its lock."""
-    for owner, loaded in ended:
-        await owner.run_sync(read_again, loaded)
+        return await anyio.to_thread.run_sync(work, session, *given, limiter=without_limit)
+    return await asyncio.to_thread(work, session, *given)
 
 
 def sessions_of(book: RequestLeases[Any]) -> list[Session]:

@@ -37,7 +37,7 @@ def guarded(
         ended = await end_reading_of(session)
         for lease in leases.values():
             guard(session, lease, fence=True, wait=wait)
-        await read_all_again(ended)
+        await read_all_again([ended])
         return session
 
     # FastAPI solves dependencies in this order: nothing is read before the locks are held.
