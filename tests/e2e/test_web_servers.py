@@ -38,11 +38,10 @@ def leave(request):
 def test_no_url_passes_by_the_lock(server, path):
     """However a URL is written that reaches the handler: it waits while the key is held.
 
-    One that ends with a newline may be refused: behind a mount, Starlette would take it for
-    ``/{kind}/{key}``, with a key that has the newline.
+    Rules refuse a path that routers read in different ways, such as one that ends with a newline.
     """
     answer = server.answer(path)
-    if "%0" in path.lower() and b"invalid_key" in answer:
+    if "%0" in path.lower() and (b"strange_path" in answer or b"invalid_key" in answer):
         assert b" 400 " in answer
         return
     assert b" 200 " in answer
