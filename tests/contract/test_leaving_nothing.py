@@ -7,12 +7,20 @@ import gc
 import threading
 import weakref
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.support.waiting import PATIENCE, eventually
-from weblock import AsyncLocks, ConfigurationError, EngineUnavailable, LeaseLost, LockTimeout
+from tests.support.waiting import PATIENCE, eventually, now
+from weblock import (
+    AsyncLocks,
+    ConfigurationError,
+    EngineUnavailable,
+    LeaseLost,
+    Locks,
+    LockTimeout,
+)
 from weblock._engines import _registry
 from weblock._runtime.keeper import KeeperThread
 
@@ -108,6 +116,50 @@ def test_event_loops_that_come_and_go_leave_nothing(url) -> None:
     # The last may be remembered, until another comes.
     eventually(lambda: gc.collect() >= 0 and sum(loop() is not None for loop in loops) <= 1)
     asyncio.run(locks.close())
+
+
+@pytest.mark.promise("locks")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # The loop is closed with all that is in it.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning")
+def test_a_waiter_whose_loop_is_closed_keeps_nothing(url) -> None:
+    """The key of a task that can never continue is free for others, however long the process lives."""
+    loop = asyncio.new_event_loop()
+    with Locks.from_url(url, ttl=LONG, wait=PATIENCE) as locks, ThreadPoolExecutor(1) as thread:
+        lease = thread.submit(locks.acquire, "key").result()
+        task = loop.create_task(_acquire("key", url, wait=None))
+        while not locks._locker.keeper.waiting_for("default:key"):
+            loop.run_until_complete(asyncio.sleep(0.01))
+        loop.close()
+        lease.release()
+        locks.acquire("key").release()
+        eventually(lambda: not locks.list())
+        eventually(lambda: locks._locker.keeper.idle and not locks._locker.keeper.stakes)
+    assert not task.done()
+
+
+async def _acquire(key: str, url: str | list[str], *, wait: float | None) -> None:
+    await AsyncLocks.from_url(url, ttl=LONG, wait=wait).acquire(key)
+
+
+@pytest.mark.promise("locks")
+async def test_a_waiter_whose_loop_was_blocked_beyond_its_wait_times_out(url) -> None:
+    """It does not get the key after its wait, and meanwhile the key is free for others."""
+    others = Locks.from_url(url, ttl=LONG, wait=PATIENCE)
+    lease = await asyncio.to_thread(others.acquire, "key")
+    async with AsyncLocks.from_url(url, ttl=LONG, wait=LONG) as locks:
+        task = asyncio.create_task(locks.acquire("key"))
+        keeper = locks._locker.keeper
+        await asyncio.to_thread(eventually, lambda: keeper.waiting_for("default:key"))
+        (waiter,) = keeper.waiting_for("default:key")
+        waiter._give_up_at = now() - 1  # As if the loop had been blocked since then.
+        work = threading.Thread(target=lambda: (lease.release(), others.acquire("key").release()))
+        work.start()
+        work.join()  # Which blocks the loop.
+        with pytest.raises(LockTimeout):
+            await task
+        await asyncio.to_thread(eventually, lambda: not others.list())
+    await asyncio.to_thread(others.close)
 
 
 async def _use_in_a_loop(locks: AsyncLocks) -> weakref.ref[asyncio.AbstractEventLoop]:

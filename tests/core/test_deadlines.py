@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 from weblock import AsyncLocks, EngineUnavailable, Locks
 from weblock._core.holding import Anchor, Holding, Terms
 from weblock._core.ports import Reply, Runtime, Store
@@ -166,7 +166,7 @@ async def test_a_turn_that_came_while_the_loop_was_blocked_is_taken(engine: Step
     with Locks(engine, ttl=TTL) as others:
         async with AsyncLocks(engine, ttl=TTL) as locks:
             lease = others.acquire("k")
-            waiter = asyncio.create_task(locks.acquire("k", wait=HANDOFF))
+            waiter = asyncio.create_task(locks.acquire("k", wait=PATIENCE))
             await asyncio.to_thread(eventually, lambda: others.inspect("k").waiters)  # type: ignore[union-attr]
             lease.release()
             handed_over = now()

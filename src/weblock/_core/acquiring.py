@@ -42,6 +42,12 @@ BEAT: Final = 1.0
 GRACE: Final = 0.01
 """Seconds after a lease's end at which the first waiter asks whether it has ended."""
 
+LATE: Final = 0.1
+"""Seconds after the end of its wait at which a waiter can still take its turn.
+
+An event loop that was blocked, or a thread that got no processor, may find a turn that came in time.
+"""
+
 LOOK: Final = 0.5
 """Seconds between two calls of ``Caller.while_waiting``."""
 
@@ -585,6 +591,8 @@ class Acquisition:
         deadline = anchor.deadline(until, at_most=at_most, drift=self._terms.drift)
         now = self._runtime.now()
         least = 0.0 if confirmed else min(self._claim.ttl, HANDOFF) / 2
+        if self._pace and self._patience() < -LATE:
+            raise self._timeout()
         if now >= deadline - least:
             return None
         if self._locker.over:
@@ -686,8 +694,20 @@ class Acquisition:
         self._bell.ring(Ask())
         return self._void()
 
-    def pulse(self, now: float) -> Pulse | None:  # noqa: ARG002 - others may be too late for one
-        return Pulse(self.key, self.owner, self._terms.first_ttl)
+    def pulse(self, now: float) -> Pulse | None:
+        """Return the heartbeat of a caller that can still take its turn.
+
+        A caller whose event loop is closed gives back what it has. The keeper does not do that for one
+        whose wait is over, because its task or thread may be blocked and then continue at this very
+        moment: without heartbeats, its place or its unconfirmed lease ends by itself.
+        """
+        if self._bell.deaf:
+            self.over = self._in_doubt = True  # A request may be under way.
+            self._locker.switchboard.disconnect(self.owner)
+            self._locker.owe(*self._what_to_give_back())
+        elif self._give_up_at is not None and now > self._give_up_at + LATE:
+            self.over = True
+        return None if self.over else Pulse(self.key, self.owner, self._terms.first_ttl)
 
     def heard(self, reply: Reply | EngineUnavailable, sent: float, now: float) -> None:
         """Process the answer to a heartbeat: still waiting, or a reason to ring the bell."""

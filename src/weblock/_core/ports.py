@@ -141,6 +141,10 @@ class Bell(Protocol):
 
     def ring(self, message: Message) -> None: ...
 
+    @property
+    def deaf(self) -> bool:
+        """Whether its listener can never hear again: its event loop has been closed."""
+
     async def heard(self, timeout: float | None) -> Message | None:
         """Wait for the next message, at most ``timeout`` seconds; return ``None`` if none came."""
 

@@ -16,11 +16,16 @@ from .internals import running_loop
 class AsyncioBell:
     """A queue whose listener is a task of one loop, and whose ringers are anywhere."""
 
-    __slots__ = ("_listener", "_messages")
+    __slots__ = ("_listener", "_loop", "_messages")
 
     def __init__(self) -> None:
+        self._loop = running_loop()
         self._messages: list[Message] = []  # One is the most that there is, but for rare cases.
         self._listener: asyncio.Future[None] | None = None
+
+    @property
+    def deaf(self) -> bool:
+        return self._loop is not None and self._loop.is_closed()
 
     def ring(self, message: Message) -> None:
         self._messages.append(message)

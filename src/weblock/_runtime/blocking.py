@@ -80,6 +80,8 @@ class BlockingBell:
 
     __slots__ = ("_messages", "ring")
 
+    deaf = False
+
     def __init__(self, messages: SimpleQueue[Message]) -> None:
         self._messages = messages
         self.ring: Callable[[Message], None] = messages.put

@@ -67,6 +67,8 @@ class SimulatedRuntime:
 class SimulatedBell:
     """A queue with one listener."""
 
+    deaf = False
+
     def __init__(self, process: Process) -> None:
         self._process = process
         self._messages: deque[Message] = deque()
