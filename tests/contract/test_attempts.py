@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from tests.support.waiting import PATIENCE, eventually
@@ -62,7 +64,9 @@ def test_ones_own_key_is_not_asked_for(locks, one) -> None:
     "options",
     [
         *({"count": count} for count in (0, 2.5, "3")),
-        *({"count": 2, "pause": pause} for pause in (0, 9, "1")),
+        *({"count": 2, "pause": pause} for pause in (0, 9, "1", math.inf, math.nan)),
+        *({"count": 2, "longest": longest} for longest in (0, math.inf, math.nan)),
+        {"count": 2, "pause": math.inf, "longest": math.inf},
     ],
 )
 def test_odd_attempts_are_refused(options) -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from ..errors import ConfigurationError
+
+LONGEST: Final = 86400.0
+"""Seconds of a pause, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +23,7 @@ class Attempts:
     Attributes:
         count: How often to ask, at most.
         pause: The first pause, in seconds.
-        longest: The longest pause, in seconds.
+        longest: The longest pause, in seconds; a day at most.
 
     Raises:
         ConfigurationError: A value cannot work.
@@ -35,10 +39,10 @@ class Attempts:
                 f"Attempts(count={self.count!r:.80}) must be an integer of 1 or more"
             )
         numbers = all(type(each) in (int, float) for each in (self.pause, self.longest))
-        if not numbers or not 0 < self.pause <= self.longest:
+        if not numbers or not 0 < self.pause <= self.longest <= LONGEST:
             raise ConfigurationError(
-                f"Attempts(pause={self.pause!r:.80}, longest={self.longest!r:.80}): seconds, of"
-                " which the first are more than 0 and not more than the second"
+                f"Attempts(pause={self.pause!r:.80}, longest={self.longest!r:.80}) must be seconds:"
+                f" pause is more than 0 and at most longest, which is at most {LONGEST:g}"
             )
 
     def pauses(self) -> Iterator[float]:
