@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -258,6 +260,33 @@ def reason_of_refusal(locks: Locks, key: str) -> str:
     with pytest.raises(EngineUnavailable) as caught:
         locks.acquire(key)
     return caught.value.reason
+
+
+def test_signals_do_not_extend_a_timeout(server: Server) -> None:
+    """A silent server is waited for once, however often a signal comes meanwhile."""
+    signals: list[int] = []
+    over = threading.Event()
+    former = signal.signal(signal.SIGUSR1, lambda number, _frame: signals.append(number))
+
+    def interrupt() -> None:
+        while len(signals) < 100 and not over.wait(0.05):
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    try:
+        with Locks.from_url(server.url(recovery="off", timeout=0.3), wait=0) as locks:
+            locks.acquire("a").release()
+            server.stop()
+            interrupting = threading.Thread(target=interrupt)
+            interrupting.start()
+            try:
+                assert "did not answer in time" in reason_of_refusal(locks, "b")
+                assert len(signals) < 100
+            finally:
+                over.set()
+                interrupting.join()
+                server.cont()
+    finally:
+        signal.signal(signal.SIGUSR1, former)
 
 
 def test_a_pool_that_is_too_small_is_told_so(server: Server) -> None:

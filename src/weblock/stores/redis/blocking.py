@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
+from threading import current_thread, main_thread
 from typing import TYPE_CHECKING, Any, Final
 
 import hiredis
@@ -72,8 +73,9 @@ class BlockingLink:
         self._socket = socket_of(connection)
         if timeout is not None:
             self._socket.settimeout(timeout)
-        self._timeout = self._socket.gettimeout()
+        self._timeout = self._socket.gettimeout() or 0.0
         time_out_in_kernel(self._socket)
+        self._polls = self._socket.gettimeout() is None and not takes_turns
         self._send = self._socket.sendall
         self._receive_into = self._socket.recv_into
         self._buffer = bytearray(_CHUNK)
@@ -87,12 +89,13 @@ class BlockingLink:
     async def ask(self, command: bytes) -> Any:
         self.alive = False  # A reply that is left here would be taken for another's.
         try:
+            until = time.monotonic() + self._timeout
             self._send(command)
             reply = _INCOMPLETE
             while reply is _INCOMPLETE:
                 if self._takes_turns:
-                    await self._turn()
-                self._receive()
+                    await self._turn(until)
+                self._receive(until)
                 reply = self._next_reply()
         except BaseException as error:
             self._fail(error)
@@ -104,14 +107,15 @@ class BlockingLink:
         replies: list[Any] = []
         self.alive = False
         try:
+            until = time.monotonic() + self._timeout
             self._send(b"".join(commands))
             while len(replies) < len(commands):
                 if (reply := self._next_reply()) is not _INCOMPLETE:
                     replies.append(reply)
                     continue
                 if self._takes_turns:
-                    await self._turn()
-                self._receive()
+                    await self._turn(until)
+                self._receive(until)
         except BaseException as error:
             self._fail(error)
             raise
@@ -134,8 +138,9 @@ class BlockingLink:
         """
         heard: list[Any] = []
         try:
+            until = time.monotonic() + self._timeout
             while not heard:
-                self._receive()
+                self._receive(until)
                 while (reply := self._next_reply()) is not _INCOMPLETE:
                     heard.append(reply)
         except (BlockingIOError, TimeoutError):
@@ -174,11 +179,18 @@ class BlockingLink:
                 return exceptions.ConnectionError(f"the connection was lost: {error}")
         return error
 
-    async def _turn(self) -> None:
-        if not await Readable(self._socket.fileno(), self._timeout):
+    async def _turn(self, until: float) -> None:
+        if not await Readable(self._socket.fileno(), max(0.0, until - time.monotonic())):
             raise TimeoutError
 
-    def _receive(self) -> None:
+    def _receive(self, until: float) -> None:
+        left = until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        # Each signal makes a timeout of the kernel begin anew. Signals come to the main thread, which
+        # therefore asks ``poll`` first. That costs a system call, and Python counts its time correctly.
+        if self._polls and current_thread() is main_thread() and not self._poll.poll(1000 * left):
+            raise TimeoutError
         size = self._receive_into(self._buffer)
         if not size:
             raise ConnectionResetError("closed")
