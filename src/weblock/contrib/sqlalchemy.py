@@ -241,9 +241,13 @@ class _Guarded:
         self._lease = lease
         self._wrote: dict[Connection, bool] = {}
         """The connections that the session has now, and whether each has written unchecked."""
-        event.listen(session, "before_commit", lambda _session: lease.check())
+        event.listen(session, "before_commit", self.before_commit)
         event.listen(session, "after_begin", self.begun)
         event.listen(session, "after_transaction_end", self.ended)
+
+    def before_commit(self, _session: Session) -> None:
+        """Check early, also at the end of a savepoint or on a connection that its owner commits."""
+        self._lease.check()
 
     def begun(self, _session: Session, _transaction: object, connection: Connection) -> None:
         """Watch a connection that the session has just taken."""
@@ -378,6 +382,13 @@ class _Fenced(_Guarded):
             self._wrote[connection] = True
             if connection in self._ending:  # A listener of COMMIT itself writes.
                 self._check_all()
+
+    def before_commit(self, session: Session) -> None:
+        """Check early before the first of two phases: SQLAlchemy 2.0 hides an error that is raised there."""
+        super().before_commit(session)
+        if session.twophase and not session.in_nested_transaction():
+            session.flush()
+            self._check_all()
 
     def preparing(self, connection: Connection, *_xid: object) -> None:
         """Check the lease, and ask each database that was written to."""
