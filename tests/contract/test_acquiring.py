@@ -183,7 +183,7 @@ class TestBlockingCodeBehindATask:
         def ask(first: asyncio.Future[object], _release: object) -> None:
             for wait in (None, Attempts(1000)):
                 with pytest.raises(
-                    AlreadyHeld, match="another task of the event loop in"
+                    AlreadyHeld, match="another task of this event loop ahead in"
                 ) as caught:
                     probe.acquire("key", wait=wait)
                 refused.append(caught.value)
@@ -230,7 +230,7 @@ class TestBlockingCodeBehindATask:
         """The tasks take all there is to have, and none of them could release it."""
 
         def ask(_first: object, _release: object) -> None:
-            with pytest.raises(AlreadyHeld, match="another task of the event loop in"):
+            with pytest.raises(AlreadyHeld, match="another task of this event loop ahead in"):
                 probe.acquire("key", wait=None, limit=limit)
 
         asyncio.run(behind_a_task(probe, url, ask, tasks=2, limit=2))

@@ -19,7 +19,7 @@ from .requests import urls
 
 @pytest.mark.django_db  # When a request ends, Django looks after connections, also those of earlier tests.
 def test_django_by_the_middleware(settings: Any, url: str) -> None:
-    """A view runs under its lock, also for a path that is no text; a busy key is a conflict."""
+    """A view runs under its lock; a path that is not UTF-8 gets 400, and a busy key 409."""
 
     def item(request: HttpRequest, pk: str) -> HttpResponse:
         return HttpResponse(locks.list()[0].key, content_type="text/plain")
@@ -31,6 +31,6 @@ def test_django_by_the_middleware(settings: Any, url: str) -> None:
         layer = LockMiddleware(validator(WSGIHandler()), locks, rules)
         assert Gateway(layer, path="/item/7").serve().text == b"item:7"
         odd = Gateway(layer, PATH_INFO="/item/\xff").serve()
-        assert (odd.status, locks.list()) == (200, [])
+        assert (odd.status, locks.list()) == (400, [])
         with locks.hold("item:7"), ThreadPoolExecutor(1) as thread:
             assert thread.submit(Gateway(layer, path="/item/7").serve).result().status == 409
