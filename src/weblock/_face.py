@@ -674,7 +674,7 @@ def _once(tell: Callable[[], object]) -> Callable[[], None]:
 
 
 leaving: Final[list[Callable[[BaseLease], object]]] = []
-"""Functions that are called with a lease when its ``with`` block has ended.
+"""Functions that are called with a lease when its ``with`` block has ended without an error.
 
 An event of the release would cost each request more than its lock does.
 """

@@ -541,8 +541,9 @@ class Lease(BaseLease):
             if error is None:
                 raise
             error.add_note(f"meanwhile, the {loss}")
-        for call in leaving:
-            call(self)
+        if error is None:
+            for call in leaving:
+                call(self)
 
     def on_lost(self, callback: Callable[[], None]) -> None:
         """Call a function once, in a background thread, when the lease is lost.

@@ -321,33 +321,38 @@ async def test_nobody_starves(database, url, parts, way):
     assert bought(database) == (15, 0)
 
 
-@pytest.mark.parametrize("commits", [False, True], ids=["leaves it open", "commits inside"])
-async def test_a_release_before_the_commit_is_reported(database, url, parts, caplog, commits):
+@pytest.mark.parametrize("end", ["stays open", "is committed", "is rolled back"])
+async def test_a_release_before_the_commit_is_reported(database, url, parts, caplog, end):
     """``hold`` in a service function that ends before its session has committed logs the remedy."""
     of = parts()
     app = FastAPI()
     locks = install(app, url)
-    key = f"{url}-{commits}"
+    key = f"{url}-{end}"
 
     @app.post("/async")
     async def in_a_task(session: Annotated[Any, Depends(of.get_session)]) -> None:
         async with locks.hold(key):
             session.add(Purchase(account_id=7))
-            if commits:
+            if end == "is committed":
                 await session.commit()
+            elif end == "is rolled back":
+                raise HTTPException(402)
 
     @app.post("/blocking")
     def in_a_thread(session: Annotated[Any, Depends(of.get_session)]) -> None:
         with Locks.from_url(url) as locks, locks.hold(key):
             session.add(Purchase(account_id=7))
-            if commits:
+            if end == "is committed":
                 session.commit()
+            elif end == "is rolled back":
+                raise HTTPException(402)
 
     async with client_of(app) as client:
         path = "/blocking" if isinstance(of, Blocking) else "/async"
-        assert (await client.post(path)).status_code == 200
+        status = 402 if end == "is rolled back" else 200
+        assert (await client.post(path)).status_code == status
     reported = [each for each in caplog.messages if "has uncommitted writes" in each]
-    assert len(reported) == (0 if commits else 1)
+    assert len(reported) == (1 if end == "stays open" else 0)
 
 
 async def test_the_pools_of_threads_need_no_place_for_a_rollback(server, database, url):
