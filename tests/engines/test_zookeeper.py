@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import struct
 import threading
@@ -14,6 +15,7 @@ from functools import partial
 import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionLoss
+from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.handlers.utils import AsyncResult
 from kazoo.protocol.states import KeeperState
 
@@ -22,6 +24,7 @@ from tests.contract.puppets import Puppet, Worker
 from tests.servers import Proxy
 from tests.servers.proxy import Listener
 from tests.servers.zookeeper import Ensemble, ZooKeeper, fresh_zookeeper, shared_zookeeper
+from tests.support import interrupts
 from tests.support.renewals import renewed
 from tests.support.urls import varied
 from tests.support.waiting import PATIENCE, eventually, now, waiters
@@ -30,7 +33,7 @@ from weblock._core.table import HANDOFF, Gone, Held, Waiting
 from weblock._runtime.blocking import BlockingRuntime, drive
 from weblock.stores.marks import PORTION
 from weblock.stores.zookeeper.memory import Memory, Own
-from weblock.stores.zookeeper.session import Session
+from weblock.stores.zookeeper.session import Session, blocking_answer
 from weblock.stores.zookeeper.settings import parse
 from weblock.stores.zookeeper.store import ZooKeeperStore
 from weblock.stores.zookeeper.wire import Wire
@@ -759,3 +762,23 @@ class TestAccess:
         assert (settings.timeout, settings.session_timeout) == (3, 4)
         assert settings.name == "zookeeper://a:1,[::1]:2,c:2181/x/y"
         assert "u:p" not in repr(settings)
+
+
+def test_exceptions_of_signal_handlers_lock_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever one is raised in the standard library while a caller waits, the answer can be stored.
+
+    One thread of kazoo stores all answers of a process, and must not wait for a caller that has gone.
+    """
+    monkeypatch.setattr(interrupts, "PACKAGE", threading.__file__)
+    handler = Session._new_client(None, parse("zookeeper://localhost")).handler  # type: ignore[arg-type]
+    for line in itertools.count(1):
+        result = handler.async_result()
+        interrupter = interrupts.Interrupter(line)
+        with suppress(KazooTimeoutError):
+            interrupter.run(lambda result=result: drive(blocking_answer(result, 0.01)))  # type: ignore[misc]
+        storing = threading.Thread(target=result.set, daemon=True)
+        storing.start()
+        storing.join(PATIENCE)
+        assert not storing.is_alive(), interrupter.where
+        if not interrupter.where:
+            break

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from kazoo.handlers.utils import AsyncResult
-
 from ..._core.ports import Pulse, Reply
 from ..._core.table import Claim, Gone, Held
 from ...errors import EngineUnavailable
+from .answers import AsyncResult
 from .memory import Memory, Own
 from .nodes import asked_in, packed
 from .session import Session

@@ -13,11 +13,11 @@ import threading
 from typing import Any, Final
 
 from kazoo.client import KazooClient
-from kazoo.handlers.utils import AsyncResult
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.security import CREATOR_ALL_ACL
 
 from ..._platform.forks import close_in_children
+from .answers import AsyncResult, Handler
 from .internals import SOCKETS, Socket, shut_down
 from .nodes import Layout
 from .settings import Settings
@@ -117,6 +117,7 @@ class Session:
         return KazooClient(
             ",".join(settings.hosts),
             timeout=settings.session_timeout,
+            handler=Handler(),
             connection_retry=dict(_RETRY),
             auth_data=[("digest", credentials)] if credentials else None,
             default_acl=CREATOR_ALL_ACL if credentials else None,
@@ -140,7 +141,7 @@ class Session:
 
 async def blocking_answer(result: AsyncResult, timeout: float) -> Any:
     """Wait in this thread for the result of an exchange, and return it."""
-    return result.get(timeout=max(0.0, timeout))
+    return result.wait_for(timeout)
 
 
 async def asyncio_answer(result: AsyncResult, timeout: float) -> Any:

@@ -13,11 +13,11 @@ from kazoo.exceptions import (
     NotEmptyError,
 )
 from kazoo.handlers.threading import KazooTimeoutError
-from kazoo.handlers.utils import AsyncResult
 
 from ..._core.ports import Reply, Runtime
 from ..._core.table import Answer
 from ...errors import EngineUnavailable
+from .answers import AsyncResult
 from .nodes import LEASE
 from .session import Session, asyncio_answer, blocking_answer
 
