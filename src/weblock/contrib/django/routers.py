@@ -22,14 +22,13 @@ _TRIES: Final = 5
 
 
 is_locked: Final[ContextVar[bool]] = ContextVar("weblock_is_locked", default=False)
-"""Whether the code that runs here is a locked management command."""
+"""Whether the code that runs here is a locked management command, or asks what such code would read."""
 
 
 class LockedReads:
     """Sends the reads of a request, or a command, that holds a lock to the database that is written.
 
-    It stands before the routers that know replicas. A router before it, and ``using()``, still decide for
-    themselves.
+    It stands before the routers that know replicas. ``using()`` still decides for itself.
     """
 
     def db_for_read(self, model: Any, **hints: Any) -> str | None:
@@ -41,15 +40,20 @@ class LockedReads:
 
 
 def refuse_split_reads() -> None:
-    """Raise ``ConfigurationError`` if reads inside a lock would go to another database than the writes."""
-    if any(isinstance(each, LockedReads) for each in router.routers):
-        return
-    for model in apps.get_models() if router.routers else ():
-        written = router.db_for_write(model)
-        for _ in range(_TRIES):
-            if (read := router.db_for_read(model)) != written:
-                raise ConfigurationError(
-                    f"DATABASE_ROUTERS sends the reads of {model.__name__} to {read!r} and its writes"
-                    f" to {written!r}, so that a view would read rows inside its lock that are out of date:"
-                    f" put {LOCKED_READS!r} first into DATABASE_ROUTERS"
-                )
+    """Raise ``ConfigurationError`` if reads inside a lock would go to another database than the writes.
+
+    ``LockedReads`` does not help behind a router that has decided already.
+    """
+    token = is_locked.set(True)
+    try:
+        for model in apps.get_models() if router.routers else ():
+            written = router.db_for_write(model)
+            for _ in range(_TRIES):
+                if (read := router.db_for_read(model)) != written:
+                    raise ConfigurationError(
+                        f"DATABASE_ROUTERS sends the reads of {model.__name__} to {read!r} and its writes"
+                        f" to {written!r}, so that a view would read rows inside its lock that are out of"
+                        f" date: put {LOCKED_READS!r} first into DATABASE_ROUTERS"
+                    )
+    finally:
+        is_locked.reset(token)
