@@ -84,6 +84,8 @@ SERVED = [
 def test_workers_of_uwsgi_exclude_one_another(tmp_path: Path, engine: str, call: str) -> None:
     """Workers of a master that used its locks lose no update, renew their leases, and leave the master its own."""
     pytest.importorskip("pyuwsgi")
+    if sys.version_info >= (3, 13) and call != "fork-hooks":
+        pytest.skip("on Python 3.13, workers of uWSGI 2.0.30 need its fork hooks to end")
     url = ENGINES[engine].fresh_url(tmp_path)
     with serving(f"{UWSGI} {CALLS[call]}", tmp_path, url) as ask, ThreadPoolExecutor(8) as clients:
         counted = list(clients.map(ask, ["/count"] * 100))
