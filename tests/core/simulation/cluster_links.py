@@ -143,5 +143,14 @@ class ClusterStore(WitnessedStore):
         self._links = links
         nodes = SimulatedNodes(links.at, links.engine)
         settings = Settings(Deployment.CLUSTER, ADDRESSES, recovery=links.engine.recovery)
-        wire = Wire(settings, LAYOUT, nodes, links, admit=lambda _server: None)  # type: ignore[arg-type]
+        wire = Wire(
+            settings,
+            LAYOUT,
+            nodes,  # type: ignore[arg-type]
+            links,  # type: ignore[arg-type]
+            admit=lambda _server: None,
+            now=lambda: (
+                0.0
+            ),  # No server is asked again: the schedules that find mutants stay the same.
+        )
         RedisStore.__init__(self, "simulated://", LAYOUT, wire)

@@ -53,7 +53,8 @@ class SimulatedConnections:
     def store(self, *, suspends: bool) -> RedisStore:
         assert suspends
         links: Any = self._new_links()
-        wire = Wire(self._settings, LAYOUT, OneNode(ADDRESS), links, admit=self._admit)
+        node, now = OneNode(ADDRESS), links.at.now
+        wire = Wire(self._settings, LAYOUT, node, links, admit=self._admit, now=now)
         return RedisStore(self._settings.name, LAYOUT, wire)
 
 

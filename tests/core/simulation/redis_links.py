@@ -205,7 +205,14 @@ class WitnessedStore(RedisStore):
     def __init__(self, links: SimulatedLinks, recovery: float, sent: Sent) -> None:
         self._sent = sent
         settings = Settings(Deployment.SINGLE, (ADDRESS,), recovery=recovery)
-        wire = Wire(settings, LAYOUT, OneNode(ADDRESS), links, admit=lambda _server: None)  # type: ignore[arg-type]
+        wire = Wire(
+            settings,
+            LAYOUT,
+            OneNode(ADDRESS),
+            links,  # type: ignore[arg-type]
+            admit=lambda _server: None,
+            now=links.at.now,
+        )
         super().__init__("simulated://", LAYOUT, wire)
         self._links = links
 

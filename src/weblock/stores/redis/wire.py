@@ -148,9 +148,17 @@ class Wire:
     """The way to the servers, for one world."""
 
     def __init__(
-        self, settings: Settings, layout: Layout, nodes: Nodes, links: Links, *, admit: Admit
+        self,
+        settings: Settings,
+        layout: Layout,
+        nodes: Nodes,
+        links: Links,
+        *,
+        admit: Admit,
+        now: Callable[[], float] = monotonic,
     ) -> None:
         self.links = links
+        self._now = now
         self._admit = admit
         self._name = settings.name
         self._settings = settings
@@ -174,7 +182,7 @@ class Wire:
             used = links.at_once(address, permits)
             link = used or await links.take(address, self._introduced, permits)
             try:
-                if call.script is ACQUIRE and monotonic() >= self._examine_at[address]:
+                if call.script is ACQUIRE and self._now() >= self._examine_at[address]:
                     await self._examine_again(link)
                 command = call.by_name(link.incarnation, self._longest, nodes.peers)
                 reply = await link.ask(command)
@@ -310,7 +318,7 @@ class Wire:
 
     async def _replies(self, link: Link, *, calls: Sequence[Call], asking: bool) -> list[Outcome]:
         grants = any(call.script is ACQUIRE for call in calls)
-        if grants and monotonic() >= self._examine_at[link.address]:
+        if grants and self._now() >= self._examine_at[link.address]:
             await self._examine_again(link)
         run, longest, peers = link.incarnation, self._longest, self._nodes.peers
         sent = partial(self._sent, link, asking=asking, binding=any(map(_binds, calls)))
@@ -405,7 +413,7 @@ class Wire:
         if isinstance(info, Exception):
             raise info
         link.server = examine(info, self._settings)
-        self._examine_at[link.address] = monotonic() + EXAMINED_EVERY
+        self._examine_at[link.address] = self._now() + EXAMINED_EVERY
         link.incarnation = link.server.incarnation
         self._admit(link.server)
         if link.server.run in self._known:
@@ -418,7 +426,7 @@ class Wire:
         Then each caller asks again until it can. Leases that are held are renewed and released as ever.
         """
         # One caller asks for all: the others continue until its answer has come.
-        self._examine_at[link.address], fit = monotonic() + EXAMINED_EVERY, False
+        self._examine_at[link.address], fit = self._now() + EXAMINED_EVERY, False
         try:
             (info,) = await link.exchange([_INFO])
             if isinstance(info, Exception):
