@@ -51,6 +51,7 @@ class Link:
 class LinkOfRedis(Link, RedisLink):
     """One of a pool that wants its own."""
 
+    home = None
     __init__ = object.__init__
 
 

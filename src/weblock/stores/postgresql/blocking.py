@@ -204,15 +204,17 @@ class BlockingLinks:
     def lend(self) -> Lent | None:
         if self._borrow:  # This is the pool of the keeper itself.
             return None
-        wanted: SimpleQueue[BlockingLink] = SimpleQueue()
-        self._wanted.append(wanted)
-        try:
-            link = self._idle_link() or wanted.get(timeout=LOAN)
-        except Empty:
-            return None
-        finally:
-            self._wanted.clear()
-        return Lent(link.ask, partial(self.take_back, link))
+        link = self._idle_link()
+        if link is None:
+            wanted: SimpleQueue[BlockingLink] = SimpleQueue()
+            self._wanted.append(wanted)
+            with suppress(Empty):
+                link = wanted.get(timeout=LOAN)
+            # If a caller has taken the queue, it is about to put its connection there.
+            if link is None and next(taken_out(self._wanted), None) is None:
+                with suppress(Empty):
+                    link = wanted.get(timeout=LOAN)
+        return Lent(link.ask, partial(self.take_back, link)) if link else None
 
     def _idle_link(self) -> BlockingLink | None:
         while True:

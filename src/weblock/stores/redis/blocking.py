@@ -324,14 +324,17 @@ class BlockingLinks:
     def lend(self, address: Address) -> BlockingLink | None:
         if self._borrow:  # This is the pool of the keeper itself.
             return None
-        wanted = self._wanted[address] = SimpleQueue()
-        try:
-            link = self._idle_link(address) or wanted.get(timeout=LOAN)
-        except Empty:
-            return None
-        finally:
-            self._wanted.pop(address, None)
-        link.home = self
+        link = self._idle_link(address)
+        if link is None:
+            wanted = self._wanted[address] = SimpleQueue()
+            with suppress(Empty):
+                link = wanted.get(timeout=LOAN)
+            # If a caller has taken the queue, it is about to put its connection there.
+            if link is None and self._wanted.pop(address, None) is None:
+                with suppress(Empty):
+                    link = wanted.get(timeout=LOAN)
+        if link:
+            link.home = self
         return link
 
     def take_back(self, link: BlockingLink) -> None:
