@@ -44,10 +44,15 @@ def _first_lines(file: str) -> frozenset[int]:
 
 
 @functools.cache
-def _before_first_calls(file: str) -> frozenset[int]:
-    """The lines of the ``finally`` blocks of a file, each up to the line of its first call."""
+def _without_handlers(file: str) -> frozenset[int]:
+    """The lines of a file at which CPython runs no signal handler.
+
+    These are the lines with ``try:``, and those of each ``finally`` block up to its first call.
+    """
     lines: set[int] = set()
     for node in ast.walk(ast.parse(Path(file).read_text())):
+        if isinstance(node, ast.Try):
+            lines.add(node.lineno)
         if isinstance(node, ast.Try) and node.finalbody:
             calls = [
                 each.lineno
@@ -108,8 +113,8 @@ class Interrupter:
         # handler in before the block's ``__exit__`` has been called.
         if line < last <= _withs(frame.f_code.co_filename).get(line, 0):
             return
-        # It runs no handler between the end of a ``try`` block and the first call of its ``finally``.
-        if self.act is _interrupt and line in _before_first_calls(frame.f_code.co_filename):
+        # An exception there would escape the blocks around it, which real ones cannot.
+        if self.act is _interrupt and line in _without_handlers(frame.f_code.co_filename):
             return
         # Nor does it run a handler or the collector between the ``__enter__`` and the first call inside.
         if self.act is not _interrupt and line in _first_lines(frame.f_code.co_filename):

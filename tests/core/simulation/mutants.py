@@ -317,7 +317,7 @@ MUTANTS: Final = (
         "waiters send no heartbeats",
         Acquisition,
         "pulse",
-        "return Pulse(self.key, self.owner, self._terms.first_ttl)",
+        "return None if self.over else Pulse(self.key, self.owner, self._terms.first_ttl)",
         "self.due = now + 1.0",
         ("P4", "P9", "P10"),
         seed=10,
