@@ -6,12 +6,13 @@ So a signal handler may, and the collector of garbage, which runs finalizers of 
 from __future__ import annotations
 
 import ast
+import dis
 import functools
 import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import weblock
@@ -25,6 +26,14 @@ class Interrupt(BaseException):
 
 def _interrupt() -> None:
     raise Interrupt
+
+
+_NOP = dis.opmap["NOP"]
+
+
+@functools.cache
+def _code(of: CodeType) -> bytes:
+    return of.co_code
 
 
 @functools.cache
@@ -44,15 +53,10 @@ def _first_lines(file: str) -> frozenset[int]:
 
 
 @functools.cache
-def _without_handlers(file: str) -> frozenset[int]:
-    """The lines of a file at which CPython runs no signal handler.
-
-    These are the lines with ``try:``, and those of each ``finally`` block up to its first call.
-    """
+def _before_first_calls(file: str) -> frozenset[int]:
+    """The lines of the ``finally`` blocks of a file, each up to the line of its first call."""
     lines: set[int] = set()
     for node in ast.walk(ast.parse(Path(file).read_text())):
-        if isinstance(node, ast.Try):
-            lines.add(node.lineno)
         if isinstance(node, ast.Try) and node.finalbody:
             calls = [
                 each.lineno
@@ -113,8 +117,12 @@ class Interrupter:
         # handler in before the block's ``__exit__`` has been called.
         if line < last <= _withs(frame.f_code.co_filename).get(line, 0):
             return
-        # An exception there would escape the blocks around it, which real ones cannot.
-        if self.act is _interrupt and line in _without_handlers(frame.f_code.co_filename):
+        # It runs no handler between the end of a ``try`` block and the first call of its ``finally``.
+        if self.act is _interrupt and line in _before_first_calls(frame.f_code.co_filename):
+            return
+        # Nor at a line that does nothing, such as ``try:``, or ``return True`` before a ``finally``. An
+        # exception there would escape the blocks around it.
+        if _code(frame.f_code)[frame.f_lasti] == _NOP:
             return
         # Nor does it run a handler or the collector between the ``__enter__`` and the first call inside.
         if self.act is not _interrupt and line in _first_lines(frame.f_code.co_filename):
