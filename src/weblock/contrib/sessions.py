@@ -117,8 +117,7 @@ def end_reading(session: Session) -> Loaded:
     """
     _look_for_replica(session)
     loaded = [(each, values) for each in session if (values := _values(each))]
-    changed = any(map(session.is_modified, session.dirty))
-    if session.new or session.deleted or changed:
+    if _has_changes(session):
         raise _refusal("has written already, by changes to objects")
     if has_begun(session):
         _roll_back(session)
@@ -274,12 +273,13 @@ def _leaving(lease: BaseLease) -> None:
 
 def _has_written(session: Session) -> bool:
     transaction = _open.get(session)
-    return bool(
-        (transaction and transaction.statement)
-        or session.new
-        or session.deleted
-        or any(map(session.is_modified, session.dirty))
-    )
+    return bool(transaction and transaction.statement) or _has_changes(session)
+
+
+def _has_changes(session: Session) -> bool:
+    """Return whether the objects of a session have changes that were not sent yet."""
+    changed = any(map(session.is_modified, session.dirty))
+    return bool(session.new or session.deleted or changed)
 
 
 @functools.lru_cache(maxsize=128)
