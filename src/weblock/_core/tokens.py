@@ -66,9 +66,8 @@ def leases_in(token: object) -> list[OnItsWay]:
         if checksum == _digest(text)[:8]:
             _, *facts = json.loads(urlsafe_b64decode(text + "=" * (-len(text) % 4)))
             leases = [OnItsWay(*Facts(*each), _owner(text, i)) for i, each in enumerate(facts)]
-    if not leases or not all(
-        map(_is_sound, leases)
-    ):  # The error must not show the token, a secret.
+    if not leases or not all(map(_is_sound, leases)):
+        # The error must not show the token, which is a secret.
         raise ConfigurationError(
             f"take_over was given a token that is damaged: of its {len(token)} characters, some are"
             " missing or wrong. Pass on the whole string that lease.hand_over() returned"

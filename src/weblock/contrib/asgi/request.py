@@ -358,8 +358,7 @@ def request_locks(scope: Scope | None = None) -> AsyncRequestLocks:
             " create the application; if you use LockMiddleware instead, add a rule that matches this"
             " request. Outside a request, use locks.hold(...)."
         )
-    if (
-        found.of_rules or found.over
-    ):  # Checked here, because each request comes by, and few need more.
+    # Checked here, because each request comes by, and few need more.
+    if found.of_rules or found.over:
         return found.of_application()
     return found

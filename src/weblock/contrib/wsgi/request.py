@@ -67,8 +67,7 @@ def request_locks(environ: WSGIEnvironment | None = None) -> RequestLocks:
             " create the application; with a LockMiddleware, add a rule that matches this request."
             " Outside a request, use locks.hold(...)."
         )
-    if (
-        found.of_rules or found.over
-    ):  # Checked here, because each request comes by, and few need more.
+    # Checked here, because each request comes by, and few need more.
+    if found.of_rules or found.over:
         return found.of_application()
     return found
