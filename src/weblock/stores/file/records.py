@@ -23,8 +23,8 @@ from ..._platform.forks import ForkGuard, close_in_children
 from ..._platform.turns import Empty, turns
 from ...errors import ConfigurationError, EngineUnavailable
 from ..cells import Transition
+from ..codec import from_bytes, to_bytes
 from .directory import Directory
-from .rows import line_of, name_in, state_in
 
 try:
     import fcntl
@@ -166,7 +166,7 @@ class RecordFile:
                 if state.blank:
                     lines.pop(name, None)
                 else:
-                    lines[name] = line = line_of(name, state)
+                    lines[name] = line = name + b"\t" + to_bytes(state)
                     self._last = line, state
         if changed:
             record = self._written(record, fence, moment.now)
@@ -186,7 +186,7 @@ class RecordFile:
     def _state_in(self, line: bytes) -> KeyState:
         """Return a state; the one written last is not read again."""
         last, state = self._last
-        return state if line is last else state_in(line)
+        return state if line is last else from_bytes(line.partition(b"\t")[2], self.path)
 
     def given_up(self, now: float) -> float:
         """Return how long a caller in this process has just waited without getting the file."""
@@ -304,7 +304,7 @@ class RecordFile:
         if zlib.crc32(payload, sequence & 0xFFFFFFFF) != checksum:
             return None
         fence, *rows = payload.split(b"\n")
-        lines = {name_in(line): line for line in rows}
+        lines = {line.partition(b"\t")[0]: line for line in rows}
         if boot != self._boot:
             self._directory.check_machine()
             lines = {}
@@ -333,7 +333,9 @@ class RecordFile:
         payload = _payload(fence, lines)
         number = self._slot_for(len(payload), record)
         if number is None:
-            lines = {name: line for name, line in lines.items() if not _ended(state_in(line), now)}
+            lines = {
+                name: line for name, line in lines.items() if not _ended(self._state_in(line), now)
+            }
             payload = _payload(fence, lines)
             number = self._slot_for(len(payload), record)
         if number is None:

@@ -1,0 +1,96 @@
+"""A key's state as bytes and back, for the engines that store bytes: file, memcached, ZooKeeper.
+
+A state is one line of cells with tabs between them: the version of this format, then what belongs to
+the key, then a cell for each lease and for each place in the queue. Each cell is JSON, which contains
+no tab and no line break, whatever characters a label has:
+
+    1
+    [last fence, [[owner that gave up, until], ...]]
+    [owner, process, ttl, label, limit, fence, since, until, confirmed]        a lease
+    [owner, process, ttl, label, limit,     0,     0, until,         0]        a place
+
+On a full disk, a lease must not need more room to be renewed than it has. Times and fences are
+therefore padded with spaces to a fixed width. A place is written as the lease that it may become,
+with fence 0, so that passing the key on needs no more room either.
+
+Only the version is promised to other versions of weblock. Bytes of any other version, and bytes
+that no weblock wrote, raise ``ConfigurationError``: an engine that finds them changes nothing.
+
+An engine that keeps more about a key, such as its name, writes that before the state, with a tab in
+between.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Final
+
+from .._core.table import Claim, Grant, KeyState, Place, Voided
+from ..errors import ConfigurationError
+
+VERSION: Final = "1"
+
+_REMEMBERED: Final = 4096
+"""How many cells are remembered: waiters mostly stay the same from one state to the next."""
+
+_text: Final = json.encoder.encode_basestring_ascii
+_from_json: Final = json.JSONDecoder().decode
+
+
+def to_bytes(state: KeyState) -> bytes:
+    """Return what ``from_bytes`` reads. Times are rounded to microseconds."""
+    fence, grants, queue, voided = state
+    voids = [f"[{_text(owner)},{until:18.6f}]" for owner, until in voided] if voided else ()
+    cells = [VERSION, f"[{fence},[{','.join(voids)}]]", *map(_cell, grants)]
+    if queue:
+        cells += map(_cell_of_place, queue)
+    return "\t".join(cells).encode()
+
+
+def from_bytes(data: bytes, where: str) -> KeyState:
+    """Return the state in the bytes that were found ``where``, for example a path.
+
+    Raises:
+        ConfigurationError: Another version of weblock, or another program, wrote them.
+    """
+    version, *cells = data.decode(errors="replace").split("\t")
+    if version != VERSION:
+        raise ConfigurationError(
+            f"{where} has a state in the format {version[:20]!r}, and this version of weblock reads"
+            f" and writes the format {VERSION!r}: run the same version in all processes, or let each"
+            " version lock in a place of its own"
+        )
+    try:
+        fence, voided = _from_json(cells[0])
+        entries = list(map(_entry, cells[1:]))
+        return KeyState(
+            fence,
+            tuple(each for each in entries if isinstance(each, Grant)),
+            tuple(each for each in entries if isinstance(each, Place)),
+            tuple(Voided(*each) for each in voided),
+        )
+    except (ValueError, TypeError, IndexError, RecursionError) as error:
+        raise ConfigurationError(
+            f"{where} has a damaged state ({error}): stop all processes that lock there, and remove it"
+        ) from error
+
+
+def _cell(grant: Grant) -> str:
+    (owner, process, ttl, label, limit), fence, since, until, confirmed = grant
+    return (
+        f"[{_text(owner)},{_text(process)},{ttl},{_text(label)},{limit}"
+        f",{fence:20},{since:18.6f},{until:18.6f},{confirmed:d}]"
+    )
+
+
+@functools.lru_cache(_REMEMBERED)
+def _cell_of_place(place: Place) -> str:
+    return _cell(Grant(place.claim, 0, 0.0, place.until, confirmed=False))
+
+
+@functools.lru_cache(_REMEMBERED)
+def _entry(cell: str) -> Grant | Place:
+    owner, process, ttl, label, limit, fence, since, until, confirmed = _from_json(cell)
+    claim = Claim(owner, process, ttl, label, limit)
+    return Grant(claim, fence, since, until, bool(confirmed)) if fence else Place(claim, until)
