@@ -22,6 +22,7 @@ states = st.builds(
     grants=st.lists(grants, max_size=4).map(tuple),
     queue=st.lists(places, max_size=4).map(tuple),
     voided=st.lists(st.builds(Voided, texts, times), max_size=3).map(tuple),
+    asked=st.integers(0, 2**63 - 1),
 )
 
 

@@ -439,7 +439,7 @@ class TestServers:
                 claim = Claim(owner, engine.observer.process, 10.0, "label", limit)
                 state = acquire(state, moment, claim, room=1).state
             value = form.write(Reading("key", None, 100.0), state)
-            found, _key, _fence, lease, places, _voids, *more = json.loads(value)
+            found, _key, _fence, lease, places, _voids, _asked, *more = json.loads(value)
             assert (found, len(lease[0]), len(places) + len(more)) == (version, 4 + (limit > 1), 1)
             read = form.read("key", (value, b"1"), 100.0).state
             assert [each.claim for each in read.grants] == [each.claim for each in state.grants]

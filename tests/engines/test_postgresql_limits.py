@@ -55,13 +55,13 @@ READERS: Final = KeyState(
 
 
 class TestRows:
-    def test_an_exclusive_lease_is_written_as_ever(self) -> None:
-        """Both versions in a rolling upgrade write the same for a holder and its waiters."""
+    def test_an_exclusive_lease_is_in_the_columns(self) -> None:
+        """They are what the statements compare."""
         state = KeyState(5, (grant("a", 1, 5),), (Place(claim("b"), 1004.0),), READERS.voided)
         row = row_of(state)
         assert row.pop("version") != row.pop("seen")
         places = [["b", "p", 600.0, "label of b", 1004.0]]
-        assert json.loads(row.pop("waiting")) == [places, [["f", 1010.0]]]
+        assert json.loads(row.pop("waiting")) == [places, [["f", 1010.0]], 0]
         assert row == {
             "key": "key",
             "fence": 5,
@@ -83,53 +83,13 @@ class TestRows:
             KeyState(6, (grant("a", 3, 5),), (Place(claim("b"), 1004.0),)),
             KeyState(5, (grant("a", 1, 5),), (Place(claim("b", SHARED), 1004.0),)),
             KeyState(5, (), (Place(claim("b", 4), 1004.0),)),
+            KeyState(5, (grant("a", 1, 5),), asked=5),
+            READERS._replace(asked=6),
         ],
     )
     def test_what_is_written_is_read(self, state: KeyState) -> None:
         """Leases, waiters and their limits come back as they were."""
         assert reading_of(as_read(row_of(state))).state == state
-
-    def test_an_earlier_version_keeps_what_it_cannot_read(self) -> None:
-        """To it, the key is held until the last lease ends, and it may queue without harm to the others."""
-        state = read_by_an_earlier_version(as_read(row_of(READERS)))
-        (held,) = state.grants
-        assert held.until == 1900.0
-        assert [place.claim for place in state.queue] == [claim("d"), claim("e")]
-        queue = (*state.queue, Place(claim("old"), 1004.0))
-        found = reading_of(written_by_an_earlier_version(state._replace(queue=queue))).state
-        assert found.grants == READERS.grants
-        assert found.queue == (*READERS.queue, Place(claim("old"), 1004.0))
-
-    def test_what_an_earlier_version_has_granted_counts(self) -> None:
-        """After it has taken the leases away by force, its own holder is the only one."""
-        state = read_by_an_earlier_version(as_read(row_of(READERS)))
-        taken = state._replace(fence=8, grants=(grant("old", 1, 8),))
-        found = reading_of(written_by_an_earlier_version(taken)).state
-        assert found == taken._replace(queue=READERS.queue, voided=READERS.voided)
-
-
-def read_by_an_earlier_version(row: list[bytes | None]) -> KeyState:
-    """What a version that knows exclusive leases only makes of a row."""
-    fence, owner, process, label, ttl, since, until, confirmed, waiting, _ = (
-        (each or b"").decode() for each in row[7:]
-    )
-    held = Claim(owner, process, float(ttl), label)
-    places, voided = json.loads(waiting) if waiting else ((), ())
-    return KeyState(
-        int(fence),
-        (Grant(held, int(fence), float(since), float(until), confirmed == "t"),) if owner else (),
-        tuple(Place(Claim(*claim), until) for *claim, until in places),
-        tuple(Voided(*each) for each in voided),
-    )
-
-
-def written_by_an_earlier_version(state: KeyState) -> list[bytes | None]:
-    """What a version that knows exclusive leases only writes for a state with a lease."""
-    (held,) = state.grants
-    places = [[*place.claim[:4], place.until] for place in state.queue]
-    facts = {"fence": state.fence, "since": held.since, "until": held.until, "ends": 0.0}
-    waiting = json.dumps([places, state.voided])
-    return as_read(facts | held.claim._asdict() | {"confirmed": True, "waiting": waiting})
 
 
 def test_all_who_are_let_in_at_once_are_notified() -> None:

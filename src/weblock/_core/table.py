@@ -42,9 +42,6 @@ COMMIT: Final = 0.25
 SEEN: Final = 16
 """Places of a full queue that one claim checks, to find some that have lapsed."""
 
-ASKED: Final = 86400.0
-"""Seconds for which it is remembered that the holders of a key were asked to release it."""
-
 
 class Claim(NamedTuple):
     """One acquisition that wants a key, known by its secret owner."""
@@ -87,6 +84,8 @@ class KeyState(NamedTuple):
     """In the order of their fences."""
     queue: tuple[Place, ...] = ()
     voided: tuple[Voided, ...] = ()
+    asked: int = 0
+    """The holders up to this fence were asked to release. It may stay: later fences are larger."""
 
     @property
     def grant(self) -> Grant | None:
@@ -208,13 +207,13 @@ def acquire(state: KeyState, moment: Moment, claim: Claim, *, room: int) -> Step
         return Step(granted, Held(granted.fence, moment.now + claim.ttl), woken)
     if 0 < room <= len(queue):
         queue = _without_some_lapsed(queue, moment)
-        state = KeyState(state.fence, grants, queue, state.voided)
+        state = state._replace(queue=queue)
     if len(queue) >= room:
         label, others = grants[0].claim.label, len(grants) - 1
         busy = Busy(_earliest_end(grants), len(queue), holder=label, others=others)
         return Step(state, busy, woken)
     queue = (*queue, Place(claim, moment.now + PLACE))
-    state = KeyState(state.fence, grants, queue, state.voided)
+    state = state._replace(queue=queue)
     return Step(state, _waiting(state, len(queue) - 1), woken)
 
 
@@ -252,7 +251,7 @@ def refresh_many(
             answers.append(GONE)
     owners = {owner for owner, _ in beats}
     woken = tuple(grant for grant in woken if grant.claim.owner not in owners)
-    return KeyState(state.fence, tuple(grants), tuple(queue), state.voided), answers, woken
+    return state._replace(grants=tuple(grants), queue=tuple(queue)), answers, woken
 
 
 def release(state: KeyState, moment: Moment, owner: str, *, void: float = 0) -> Step:
@@ -265,8 +264,8 @@ def release(state: KeyState, moment: Moment, owner: str, *, void: float = 0) -> 
     if mine := _grant_of(state, owner):
         if moment.now < mine.until:
             answer = RELEASED
-        grants = () if len(state.grants) == 1 else _without(state.grants, mine)
-        state = KeyState(state.fence, grants, state.queue, state.voided)
+        grants = tuple(grant for grant in state.grants if grant is not mine)
+        state = state._replace(grants=grants)
     else:
         queue = tuple(place for place in state.queue if place.claim.owner != owner)
         state = state._replace(queue=queue)
@@ -293,15 +292,12 @@ def force_release(state: KeyState, moment: Moment) -> Step:
 def ask_release(state: KeyState, moment: Moment) -> Step:
     """Ask the holders to release the key; return ``Gone`` if there is none.
 
-    Each of them learns it with its next heartbeat. Later holders do not: their fences are larger
-    than the one that is noted.
+    Each of them learns it with its next heartbeat. Later holders do not.
     """
     state, woken = settle(state, moment)
     if not state.grants:
         return Step(state, GONE, woken)
-    voided = tuple(each for each in state.voided if not each.owner.startswith(_ASKED))
-    noted = Voided(f"{_ASKED}{state.fence}", moment.now + ASKED)
-    return Step(state._replace(voided=(*voided, noted)), ASKED_ALL, woken)
+    return Step(state._replace(asked=state.fence), ASKED_ALL, woken)
 
 
 def transfer(state: KeyState, moment: Moment, owner: str, claim: Claim) -> Step:
@@ -336,8 +332,8 @@ def current(state: KeyState, moment: Moment) -> KeyState:
     queue = tuple(
         place for place in queue if moment.now < place.until and place.claim.process not in dead
     )
-    voided = _lasting_voided(state.voided, grants, moment)
-    return KeyState(state.fence, grants, queue, voided)
+    voided = tuple(each for each in state.voided if moment.now < each.until)
+    return state._replace(grants=grants, queue=queue, voided=voided)
 
 
 def behind(state: KeyState, owner: str) -> Claim | None:
@@ -354,15 +350,10 @@ def fits(claim: Claim, grants: tuple[Grant, ...]) -> bool:
     return len(grants) < min(claim.limit, _least_limit(grants))
 
 
-def was_asked(state: KeyState, fence: int) -> bool:
-    """Return whether the holder with this fence was asked to release."""
-    return bool(state.voided) and fence <= max(map(_asked_up_to, state.voided))
-
-
 def settle(state: KeyState, moment: Moment) -> tuple[KeyState, tuple[Grant, ...]]:
     """Drop the leases that have ended, and let in who fits now; return their leases, too."""
     if state.voided:
-        voided = _lasting_voided(state.voided, state.grants, moment)
+        voided = tuple(each for each in state.voided if moment.now < each.until)
         state = state._replace(voided=voided)
     grants = state.grants
     if grants:
@@ -374,12 +365,12 @@ def settle(state: KeyState, moment: Moment) -> tuple[KeyState, tuple[Grant, ...]
     if moment.committing:
         return _kept_for_a_commit(state, moment), ()
     grants, queue = _lasting(state, moment)
-    return _let_in(KeyState(state.fence, grants, queue, state.voided), moment)
+    return _let_in(state._replace(grants=grants, queue=queue), moment)
 
 
 def _let_in(state: KeyState, moment: Moment) -> tuple[KeyState, tuple[Grant, ...]]:
     """Grant leases to waiters from the first that lives, as long as they fit."""
-    _, grants, queue, voided = state
+    grants, queue = state.grants, state.queue
     left, count, room = 0, len(grants), _least_limit(grants)
     for place in queue:
         if count >= room:
@@ -392,7 +383,7 @@ def _let_in(state: KeyState, moment: Moment) -> tuple[KeyState, tuple[Grant, ...
             state = _granted(state, moment, claim, length, confirmed=False)
             count, room = count + 1, min(room, claim.limit)
         left += 1
-    state = KeyState(state.fence, state.grants, queue[left:], voided)
+    state = state._replace(queue=queue[left:])
     return state, state.grants[len(grants) :]
 
 
@@ -421,7 +412,7 @@ def _kept_for_a_commit(state: KeyState, moment: Moment) -> KeyState:
     if not grants:
         claim = Claim("committing", "", COMMIT, "a transaction that has not ended")
         grants = (Grant(claim, state.fence, moment.now, until, confirmed=True),)
-    return KeyState(state.fence, grants, state.queue, state.voided)
+    return state._replace(grants=grants)
 
 
 def _lives(grant: Grant, moment: Moment) -> bool:
@@ -445,7 +436,7 @@ def _granted(
 ) -> KeyState:
     fence = max(state.fence + 1, moment.fence_floor)
     grant = Grant(claim, fence, moment.now, moment.now + length, confirmed)
-    return KeyState(fence, (*state.grants, grant), state.queue, state.voided)
+    return state._replace(fence=fence, grants=(*state.grants, grant))
 
 
 def _refreshed(
@@ -478,17 +469,8 @@ def _waits(state: KeyState, owner: str) -> bool:
     return bool(state.queue) and any(place.claim.owner == owner for place in state.queue)
 
 
-def _without(grants: tuple[Grant, ...], one: Grant) -> tuple[Grant, ...]:
-    index = grants.index(one)
-    return grants[:index] + grants[index + 1 :]
-
-
 def _exchanged(state: KeyState, old: Grant, new: Grant) -> KeyState:
-    if len(state.grants) == 1:
-        return KeyState(state.fence, (new,), state.queue, state.voided)
-    index = state.grants.index(old)
-    grants = (*state.grants[:index], new, *state.grants[index + 1 :])
-    return KeyState(state.fence, grants, state.queue, state.voided)
+    return state._replace(grants=tuple(new if each is old else each for each in state.grants))
 
 
 def _besides(woken: tuple[Grant, ...], owner: str) -> tuple[Grant, ...]:
@@ -509,32 +491,7 @@ def _earliest_end(grants: tuple[Grant, ...]) -> float:
 
 
 def _held(grant: Grant, state: KeyState) -> Held:
-    return Held(grant.fence, grant.until, grant.confirmed, was_asked(state, grant.fence))
-
-
-_ASKED: Final = "asked "
-"""How the note begins that holders were asked, in the place of an owner: engines keep both alike.
-
-An earlier version of weblock takes the note for an owner that has given up.
-"""
-
-
-def _asked_up_to(voided: Voided) -> int:
-    """Return the largest fence of those that were asked to release, if this is such a note; else -1."""
-    return int(voided.owner.removeprefix(_ASKED)) if voided.owner.startswith(_ASKED) else -1
-
-
-def _lasting_voided(
-    voided: tuple[Voided, ...], grants: tuple[Grant, ...], moment: Moment
-) -> tuple[Voided, ...]:
-    """Return what still counts: a note that holders were asked ends with the last of them."""
-    first = grants[0].fence if grants else None
-    return tuple(
-        each
-        for each in voided
-        if moment.now < each.until
-        and not (each.owner.startswith(_ASKED) and (first is None or first > _asked_up_to(each)))
-    )
+    return Held(grant.fence, grant.until, grant.confirmed, grant.fence <= state.asked)
 
 
 def _waiting(state: KeyState, position: int) -> Waiting:

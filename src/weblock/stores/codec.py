@@ -5,7 +5,7 @@ the key, then a cell for each lease and for each place in the queue. Each cell i
 no tab and no line break, whatever characters a label has:
 
     1
-    [last fence, [[owner that gave up, until], ...]]
+    [last fence, last fence of those asked to release, [[owner that gave up, until], ...]]
     [owner, process, ttl, label, limit, fence, since, until, confirmed]        a lease
     [owner, process, ttl, label, limit,     0,     0, until,         0]        a place
 
@@ -40,9 +40,9 @@ _from_json: Final = json.JSONDecoder().decode
 
 def to_bytes(state: KeyState) -> bytes:
     """Return what ``from_bytes`` reads. Times are rounded to microseconds."""
-    fence, grants, queue, voided = state
+    fence, grants, queue, voided, asked = state
     voids = [f"[{_text(owner)},{until:18.6f}]" for owner, until in voided] if voided else ()
-    cells = [VERSION, f"[{fence},[{','.join(voids)}]]", *map(_cell, grants)]
+    cells = [VERSION, f"[{fence},{asked},[{','.join(voids)}]]", *map(_cell, grants)]
     if queue:
         cells += map(_cell_of_place, queue)
     return "\t".join(cells).encode()
@@ -62,13 +62,14 @@ def from_bytes(data: bytes, where: str) -> KeyState:
             " version lock in a place of its own"
         )
     try:
-        fence, voided = _from_json(cells[0])
+        fence, asked, voided = _from_json(cells[0])
         entries = list(map(_entry, cells[1:]))
         return KeyState(
             fence,
             tuple(each for each in entries if isinstance(each, Grant)),
             tuple(each for each in entries if isinstance(each, Place)),
             tuple(Voided(*each) for each in voided),
+            asked,
         )
     except (ValueError, TypeError, IndexError, RecursionError) as error:
         raise ConfigurationError(

@@ -122,7 +122,7 @@ class _MemoryStore(CellStore):
                 fence = floor if floor > engine.fence else engine.fence + 1
                 until = now + claim.ttl
                 grant = _new(Grant, (claim, fence, now, until, True))
-                engine.keep(key, _new(KeyState, (fence, (grant,), (), ())), now)
+                engine.keep(key, _new(KeyState, (fence, (grant,), (), (), 0)), now)
             engine.inside = 0
         if free:
             return _new(Reply, (_new(Held, (fence, until, True, False)), now))
@@ -134,7 +134,7 @@ class _MemoryStore(CellStore):
             engine.refuse_to_wait_for_oneself()
         with engine.mutex:
             engine.inside = thread
-            fence, grants, queue, voided = engine.states.get(key) or _BLANK
+            fence, grants, queue, voided, _ = engine.states.get(key) or _BLANK
             alone = len(grants) == 1 and not (queue or voided or void)
             if ours := alone and grants[0].claim.owner == owner:
                 now = self._now()

@@ -13,7 +13,7 @@ from weblock._core import table
 from weblock._core.acquiring import BEAT
 from weblock._core.holding import Holding, Status
 from weblock._core.ports import Reply
-from weblock._core.table import _ASKED, HANDOFF, SHARED, Grant, Held, KeyState, Place, fits
+from weblock._core.table import HANDOFF, SHARED, Grant, Held, KeyState, Place, fits
 from weblock.errors import AlreadyHeld, EngineUnavailable, LeaseLost, LockTimeout, WeblockError
 
 from .engine import Acquire, AskRelease, Change, Refresh, Request
@@ -152,8 +152,6 @@ class NoForeignEffect(Property):
         if before.queue is not after.queue:
             self._places(change)
         for mark in before.voided:
-            if mark.owner.startswith(_ASKED):  # P13 says what becomes of it.
-                continue
             kept = (each.owner == mark.owner and each.until >= mark.until for each in after.voided)
             if not any(kept) and change.now < mark.until:
                 self.fail(f"{change.request} removed {mark}")

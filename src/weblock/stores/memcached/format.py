@@ -72,7 +72,7 @@ class Format:
         if value is None:
             self._observer.first_seen(item, (), now)
             return reading
-        _, fence, lease, places, voids, *more = self.fields(value)
+        _, fence, lease, places, voids, asked, *more = self.fields(value)
         leases = [lease, *more] if lease else []
         entries = [*places, *voids, *leases]
         seen = self._observer.first_seen(item, [Stamp(*each[-1]) for each in entries], now)
@@ -81,6 +81,7 @@ class Format:
             tuple(reading.noted(each, _grant(each, seen)) for each in leases),
             tuple(reading.noted(each, _place(each, seen)) for each in places),
             tuple(reading.noted(each, _voided(each, seen)) for each in voids),
+            asked,
         )
         return reading
 
@@ -105,11 +106,11 @@ class Format:
         claims = [*(each.claim for each in state.grants), *(each.claim for each in state.queue)]
         exclusive = all(claim.limit == 1 for claim in claims)
         version = _FORMAT if exclusive else _FORMAT_OF_SEVERAL
-        fields = [version, reading.key, state.fence, first, places, voids, *more]
+        fields = [version, reading.key, state.fence, first, places, voids, state.asked, *more]
         return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
 
     def fields(self, value: bytes) -> list[Any]:
-        """Return key, fence, lease, places, voids and further leases, as they were written."""
+        """Return key, fence, lease, places, voids, asked and further leases, as they were written."""
         version, fields = None, []
         with contextlib.suppress(ValueError, TypeError):
             version, *fields = json.loads(value)

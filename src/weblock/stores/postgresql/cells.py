@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import psycopg
 
 from ..._core.ports import Grasp, Reply, Runtime
-from ..._core.table import Held, KeyState, Moment, Step, was_asked
+from ..._core.table import Held, KeyState, Moment, Step
 from ...errors import EngineRecovering, EngineUnavailable
 from ..cells import Acquire, CellStore, Done, Heartbeats, Release, Transfer, Transition
 from .failures import LOST_RACE, TOO_MANY, Missing, Unfit, as_setting, unavailable
@@ -177,7 +177,7 @@ class RowCells:
             if fence is None or not isinstance(heartbeats, Heartbeats):
                 readings[reading.key] = reading
             else:
-                asked = was_asked(reading.state, int(fence))
+                asked = int(fence) <= reading.state.asked
                 held = Held(int(fence), float(until or 0), asked=asked)
                 heartbeats.answers[heartbeats.pulses[0].owner] = held
                 outcomes[reading.key] = Done(Step(reading.state, held), reading.now)

@@ -70,9 +70,10 @@ def written(reading: Reading, state: KeyState) -> dict[str, Any]:
     ends += [each.until for each in state.grants]
     voided = [*state.voided, *listed(state, grant, max(ends, default=0.0))]
     waiting = ""
-    if state.queue or voided:
+    asked = state.asked if grant and state.grants[0].fence <= state.asked else 0
+    if state.queue or voided or asked:
         places = [[*place.claim[:4], place.until] for place in state.queue]
-        waiting = json.dumps([places, voided])
+        waiting = json.dumps([places, voided, asked])
     return {
         "key": reading.key,
         "seen": reading.version,
@@ -102,7 +103,7 @@ def label_of(claim: Claim) -> str:
 
 def granted_in(waiting: bytes, process: str) -> list[tuple[str, Grasp]]:
     """Return the waiters of a process that have been granted a lease that is listed there."""
-    _, voided = json.loads(waiting or "[[], []]")
+    _, voided, _ = json.loads(waiting or "[[], [], 0]")
     return [
         (claim.owner, Grasp(fence, until))
         for claim, fence, _, until, confirmed in listing_in(voided).grants
@@ -112,7 +113,7 @@ def granted_in(waiting: bytes, process: str) -> list[tuple[str, Grasp]]:
 
 def _state(lease: Row) -> KeyState:
     fence, owner, process, label, ttl, since, until, confirmed, waiting, _ends = lease
-    places, voided = json.loads(waiting) if waiting else ((), ())
+    places, voided, asked = json.loads(waiting) if waiting else ((), (), 0)
     listing = listing_in(voided) if voided else NOTHING_LISTED
     grants: tuple[Grant, ...] = ()
     if owner == LISTED.encode():
@@ -126,6 +127,7 @@ def _state(lease: Row) -> KeyState:
         grants,
         tuple(_place(each, listing) for each in places),
         tuple(Voided(*each) for each in voided if not is_list(each[0])),
+        asked,
     )
 
 
