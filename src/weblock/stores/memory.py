@@ -16,7 +16,7 @@ from .._platform.greenlets import original
 from ..errors import EngineUnavailable
 from .cells import CellStore, Done, LocalBells, Transition
 from .marks import MarksInProcess
-from .options import options_in
+from .transport.options import options_in
 from .url import without_secrets
 
 PRUNED_FROM: Final = 128

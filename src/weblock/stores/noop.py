@@ -10,7 +10,7 @@ from typing import Final
 from .._core.ports import Look, Pulse, Reply, Runtime, Store, Switchboard
 from .._core.table import Asked, Claim, Gone, Grant, Held, KeyState, Released
 from .marks import MarksInProcess
-from .options import options_in
+from .transport.options import options_in
 from .url import without_secrets
 
 PRUNED_FROM: Final = 128

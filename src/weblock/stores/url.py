@@ -11,7 +11,7 @@ from typing import Final
 
 from .._core.ports import Engine
 from ..errors import ConfigurationError
-from .options import unknown
+from .transport.options import unknown
 
 DEFAULT = "file://"
 

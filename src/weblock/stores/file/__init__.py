@@ -25,7 +25,7 @@ from ...errors import ConfigurationError, EngineUnavailable
 from ..cells import CellStore, Done, Transition
 from ..entrance import Entrance
 from ..findings import Finding
-from ..options import flag, options_in
+from ..transport.options import flag, options_in
 from ..url import shown
 from .busy import Busy
 from .directory import Directory, lacks_descriptors

@@ -6,7 +6,7 @@ import re
 from typing import Final, NamedTuple
 
 from ...errors import ConfigurationError
-from ..options import Reader, flag, options_in, seconds
+from ..transport.options import Reader, flag, options_in, seconds
 from ..url import parts_of, shown
 
 DEFAULT_PORT: Final = 11211

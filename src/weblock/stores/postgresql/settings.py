@@ -12,7 +12,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from ...errors import ConfigurationError
-from ..options import Reader, checked, flag, options_in, seconds
+from ..transport.options import Reader, checked, flag, options_in, seconds
 from ..url import parts_of
 
 DEFAULT_PORT: Final = 5432

@@ -28,7 +28,7 @@ from redis.sentinel import (
 )
 
 from ...errors import ConfigurationError
-from ..options import checked
+from ..transport.options import checked
 from .internals import forced_master_of
 from .settings import (
     DEFAULT_PORT,

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 from ...errors import ConfigurationError
-from ..options import Reader, checked, flag, options_in, seconds
+from ..transport.options import Reader, checked, flag, options_in, seconds
 from ..url import parts_of
 
 DEFAULT_PORT: Final = 6379

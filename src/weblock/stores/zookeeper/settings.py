@@ -8,7 +8,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from ...errors import ConfigurationError
-from ..options import Reader, options_in, seconds
+from ..transport.options import Reader, options_in, seconds
 from ..url import parts_of
 
 DEFAULT_PORT: Final = 2181

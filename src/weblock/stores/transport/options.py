@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 from urllib.parse import parse_qsl
 
-from ..errors import ConfigurationError
+from ...errors import ConfigurationError
+
+RECOVERY: Final = 10.0
+"""Seconds for which a server that may have lost leases grants none, by default."""
 
 Reader = Callable[[str, Any], Any]
 """Converts an option's name and text to its value. Raises ``ConfigurationError``."""
@@ -64,3 +67,9 @@ def flag(name: str, value: Any) -> bool:
         return {"true": True, "1": True, "false": False, "0": False}[str(value).lower()]
     except KeyError:
         raise ConfigurationError(f"{name}={str(value)!r:.40} must be true or false") from None
+
+
+def recovery(name: str, value: Any) -> float:
+    """Return a time like ``seconds``, or what ``safe`` or ``off`` stands for."""
+    words = {"safe": RECOVERY, "off": 0.0}
+    return words[value] if value in words else seconds(name, value)

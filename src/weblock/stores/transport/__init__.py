@@ -1,0 +1,9 @@
+"""How engines reach their servers: what two or more of them need is written once, here.
+
+- ``pool``: connections for threads, and for the tasks of event loops.
+- ``listener``: the thread that listens for notifications on a connection of its own.
+- ``silence``: a server that does not answer delays each of many callers only once.
+- ``backoff``: growing pauses, with jitter.
+- ``options``: the options in the query of an engine's URL.
+- ``unfit``: the error for a server that cannot keep leases as it is, and the text for any error.
+"""

@@ -1,0 +1,81 @@
+"""The thread that listens for notifications: one connection for all waiters of this process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, Generic, TypeVar
+
+from ..._platform.forks import close_in_children
+from ..._platform.logs import logger
+from ..._platform.threads import BackgroundThread
+from .backoff import Backoff
+from .pool import Connection
+from .unfit import Unfit
+
+C = TypeVar("C", bound=Connection)
+
+FIRST_PAUSE: Final = 0.05
+LONGEST_PAUSE: Final = 2.0
+"""Seconds until a listener that has lost its connection opens another."""
+
+
+class Listener(Generic[C]):
+    """Listens from when the first caller waits, and connects again whenever its connection is lost.
+
+    ``hear`` subscribes on a connection, makes all waiters ask again, because notifications may have been
+    lost before, and passes on what comes until ``ended`` is set. ``lost`` are the errors of a driver
+    whose server is gone.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], C],
+        hear: Callable[[C], None],
+        *,
+        lost: tuple[type[BaseException], ...],
+    ) -> None:
+        self._connect = connect
+        self._hear = hear
+        self._lost: tuple[type[BaseException], ...] = (*lost, OSError, Unfit)
+        self._thread = BackgroundThread("weblock-receiver", self._run)
+        self.ended = threading.Event()
+        self.connection: C | None = None
+
+    def start(self) -> None:
+        """Start listening, if that has not been done."""
+        if not self.ended.is_set():
+            self._thread.start()
+
+    def hang_up(self) -> None:
+        """Make the thread find that its connection has ended, so that it opens another."""
+        if connection := self.connection:
+            with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as copy:
+                copy.shutdown(socket.SHUT_RDWR)
+
+    def close(self, timeout: float = 1.0) -> None:
+        self.ended.set()
+        self.hang_up()
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        while not self.ended.is_set():
+            try:
+                self.connection = connection = self._connect()
+                close_in_children(connection)
+                backoff.reset()
+                if (
+                    not self.ended.is_set()
+                ):  # Else it was closed before there was anything to hang up.
+                    self._hear(connection)
+            except self._lost as error:
+                if not self.ended.is_set():
+                    logger.debug("the weblock receiver lost its connection: %s", error)
+            finally:
+                if self.connection:
+                    self.connection.close()
+            self.ended.wait(backoff.next())

@@ -1,0 +1,323 @@
+"""Connections to a server, each of which serves one request at a time, and is kept for the next.
+
+Drivers have pools, too. Ours keeps the driver's error as the cause of what a caller gets, says at once
+that a server does not answer, loses no permit to an exception of a signal handler, closes its
+connections before their event loop ends, and serves the keeper first.
+
+A connection is used again only after a request that was answered. After any other error it is closed,
+and with it those that are not in use: they have probably lost the same server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from time import monotonic
+from typing import Final, Generic, Protocol, TypeVar
+
+from ..._platform.forks import close_in_children
+from ..._platform.greenlets import do_before_this_thread_ends, real_thread_here
+from ..._platform.loops import BeforeLoopEnds, ByLoop
+from ..._platform.polling import READABLE, new_poll
+from ..._platform.turns import taken_out, turns
+from .silence import Silence
+from .unfit import Unfit
+
+LOAN: Final = 0.2
+"""Seconds for which a keeper that can open no connection waits for one of the callers."""
+
+IN_USE: Final = "all {} connections are in use: raise max_connections"
+
+
+class Connection(Protocol):
+    """A driver's connection, as far as a pool knows it."""
+
+    def fileno(self) -> int:
+        """Return the number of its socket, which is negative if that is closed."""
+
+    def close(self) -> object: ...
+
+
+C = TypeVar("C", bound=Connection)
+R = TypeVar("R")
+
+
+class Pool(Generic[C]):
+    """The connections of the threads of this process: at most ``room``, and one for the keeper.
+
+    Those that were used last are used first. A caller waits ``patience`` seconds for one.
+    """
+
+    def __init__(
+        self, connect: Callable[[], C], silence: Silence, *, room: int, patience: float
+    ) -> None:
+        self._connect = connect
+        self._silence = silence
+        self._room = room
+        self._patience = patience
+        self._free = turns(room)
+        """The permits to use a connection."""
+        self._idle: list[C] = []
+        self._keepers: list[C] = []
+        """The keeper's connection while it is idle."""
+        self._keepers_thread: object = None
+        """The real thread of the keeper, where other threads are greenlets."""
+        self._wanted: list[SimpleQueue[C]] = []
+        """Where the next connection goes that comes back: to the keeper, ahead of all callers."""
+        self._closed = False
+
+    def use(self, work: Callable[[C], R]) -> R:
+        """Return what ``work`` does with a connection.
+
+        Raises its errors, and those of connecting, or ``Unfit`` if no connection was free in time.
+        """
+        permits: list[None] = []
+        try:
+            try:
+                permits += map(self._free.get, (True,), (self._patience,))
+            except Empty:
+                raise self._silence.turn_in_vain(IN_USE.format(self._room)) from None
+            return self._use(_usable(self._idle) or self._new(), work, self._idle)
+        finally:
+            if permits:
+                self._free.put(None)
+
+    def use_first(self, work: Callable[[C], R]) -> R:
+        """Do the same for the keeper, which waits for no caller, because it has one of its own.
+
+        Where none can be opened, the keeper gets the next that a caller has used.
+        """
+        idle = self._keepers
+        try:
+            connection = _usable(idle) or self._new()
+        except Exception:
+            # Under gevent, the keeper is a real thread, and the callers' are for greenlets.
+            lent = None if real_thread_here() else self._next_of_callers()
+            if lent is None:
+                raise
+            connection, idle = lent, self._idle
+        else:
+            self._keepers_thread = real_thread_here()
+            do_before_this_thread_ends(self._close_keepers)
+        return self._use(connection, work, idle)
+
+    def close(self) -> None:
+        """Close the connections, and those in use when they come back."""
+        self._closed = True
+        _close_all(self._idle)
+        if self._keepers_thread is real_thread_here():  # Else it closes them at its end.
+            self._close_keepers()
+
+    def _use(self, connection: C, work: Callable[[C], R], idle: list[C]) -> R:
+        answered = False
+        try:
+            result = work(connection)
+        except self._silence.answers:
+            answered = True
+            raise
+        except TimeoutError as error:
+            self._silence.notice(error)
+            raise
+        else:
+            answered = True
+            return result
+        finally:
+            if answered:
+                self._silence.answered_at = monotonic()
+                wanted = next(taken_out(self._wanted), None) if self._wanted else None
+                wanted.put(connection) if wanted else idle.append(connection)
+            else:
+                connection.close()
+            if self._closed or not answered:
+                _close_all(idle)
+
+    def _new(self) -> C:
+        if self._closed:
+            raise Unfit("it was closed")
+        with self._silence.connecting():
+            connection = self._connect()
+        close_in_children(connection)
+        return connection
+
+    def _next_of_callers(self) -> C | None:
+        if connection := _usable(self._idle):
+            return connection
+        wanted: SimpleQueue[C] = SimpleQueue()
+        self._wanted.append(wanted)
+        with suppress(Empty):
+            return wanted.get(timeout=LOAN)
+        # If a caller has taken the queue, it is about to put its connection there.
+        if next(taken_out(self._wanted), None) is None:
+            with suppress(Empty):
+                return wanted.get(timeout=LOAN)
+        return None
+
+    def _close_keepers(self) -> None:
+        _close_all(self._keepers)
+
+
+class LoopPool(Generic[C]):
+    """The connections of the tasks of one event loop: at most ``room``."""
+
+    def __init__(
+        self, connect: Callable[[], Awaitable[C]], silence: Silence, *, room: int, patience: float
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._connect = connect
+        self._silence = silence
+        self._room = self._free = room
+        self._patience = patience
+        self._idle: list[C] = []
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._closed = False
+        self._end = BeforeLoopEnds(self._close_idle)
+
+    async def use(self, work: Callable[[C], Awaitable[R]], *, first: bool = False) -> R:
+        """Return what ``work`` does with a connection.
+
+        A caller that is cancelled leaves the work to run to its end. ``first`` is for the keeper, which
+        waits ahead of all callers. Raises what ``Pool.use`` does.
+        """
+        await self._take_turn(first=first)
+        doing = self.loop.create_task(self._use(work))
+        doing.add_done_callback(_look_at)
+        return await asyncio.shield(doing)
+
+    def close(self) -> None:
+        """Close the connections, and those in use when they come back. It must run in the loop."""
+        self._closed = True
+        self._end.now()
+        self._close_idle()  # Those that were made after the loop had closed its generators.
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(Unfit("it was closed"))
+
+    async def _use(self, work: Callable[[C], Awaitable[R]]) -> R:
+        connection, answered = None, False
+        try:
+            connection = _usable(self._idle) or await self._new()
+            result = await work(connection)
+        except self._silence.answers:
+            answered = connection is not None
+            raise
+        except TimeoutError as error:
+            self._silence.notice(error)
+            raise
+        else:
+            answered = True
+            return result
+        finally:
+            if connection and answered:
+                self._silence.answered_at = monotonic()
+                self._idle.append(connection)
+            elif connection:
+                connection.close()
+            if self._closed or not answered:
+                self._close_idle()
+            self._end_turn()
+
+    async def _take_turn(self, *, first: bool) -> None:
+        if self._free and (self._idle or not first):
+            self._free -= 1
+            return
+        if first and self._free == self._room:
+            raise Unfit("no event loop has a connection")
+        waiter: asyncio.Future[None] = self.loop.create_future()
+        self._waiters.insert(0 if first else len(self._waiters), waiter)
+        try:
+            async with asyncio.timeout(self._patience):
+                await waiter
+        except BaseException as error:
+            if waiter.done() and not waiter.cancelled() and not waiter.exception():
+                self._end_turn()  # It came just when the caller gave up.
+            if isinstance(error, TimeoutError):
+                raise self._silence.turn_in_vain(IN_USE.format(self._room)) from None
+            raise
+
+    def _end_turn(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+        self._free += 1
+
+    async def _new(self) -> C:
+        if self._closed:
+            raise Unfit("it was closed")
+        with self._silence.connecting():
+            connection = await self._connect()
+        close_in_children(connection)
+        return connection
+
+    def _close_idle(self) -> None:
+        _close_all(self._idle)
+
+
+class LoopPools(Generic[C]):
+    """The connections of whichever event loop runs."""
+
+    def __init__(
+        self, connect: Callable[[], Awaitable[C]], silence: Silence, *, room: int, patience: float
+    ) -> None:
+        self._loops = ByLoop(lambda: LoopPool(connect, silence, room=room, patience=patience))
+        self._patience = patience
+        self._closed = False
+
+    async def use(self, work: Callable[[C], Awaitable[R]]) -> R:
+        """See ``LoopPool.use``."""
+        if self._closed:
+            raise Unfit("it was closed")
+        return await self._loops.here().use(work)
+
+    def use_first(self, work: Callable[[C], Awaitable[R]]) -> R:
+        """Do work on a connection of any loop, for the keeper, whose thread has none.
+
+        Raises ``Unfit`` if no event loop is there.
+        """
+        for pool in self._loops.all():
+            using = pool.use(work, first=True)
+            try:
+                answer = asyncio.run_coroutine_threadsafe(using, pool.loop)
+            except RuntimeError:  # The loop has been closed.
+                using.close()
+                continue
+            try:
+                return answer.result(self._patience)
+            except Unfit:
+                pass
+            finally:
+                answer.cancel()
+        raise Unfit("no event loop has a connection")
+
+    def close(self) -> None:
+        self._closed = True
+        self._loops.close()
+
+
+def _usable(idle: list[C]) -> C | None:
+    """Return an idle connection that the server has not ended, or ``None``."""
+    while True:
+        try:
+            connection = idle.pop()
+        except IndexError:
+            return None
+        poll = new_poll()
+        poll.register(connection.fileno(), READABLE)
+        if not poll.poll(0):  # Else it is the end: nothing was asked.
+            return connection
+        connection.close()
+
+
+def _close_all(idle: list[C]) -> None:
+    for connection in taken_out(idle):
+        connection.close()
+
+
+def _look_at(done: asyncio.Task[object]) -> None:
+    """Look at the failure of a task whose caller was cancelled, so that asyncio does not log it."""
+    if not done.cancelled():
+        done.exception()
