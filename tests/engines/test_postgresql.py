@@ -161,7 +161,7 @@ class TestStatements:
         lease = locks.acquire("key")
         waiter = threading.Thread(target=lambda: locks.acquire("key").release())
         waiter.start()
-        eventually(lambda: rows_of(locks, "waiting", "waiting <> ''"))
+        eventually(lambda: rows_of(locks, "rest", "rest <> ''"))
         monkeypatch.setattr(cells, "clean", cleaned)
         engine._tidy_at = 0.0
         lease.release()
@@ -273,6 +273,17 @@ class TestTheTable:
         with pytest.raises(ConfigurationError, match="GRANT SELECT, INSERT, UPDATE, DELETE ON"):
             locks.acquire("key")
 
+    def test_one_of_another_format_is_left_as_it_is(self, url) -> None:
+        """A table that another version of weblock has made is named, with its format, and not changed."""
+        with Locks.from_url(url) as locks:
+            change(locks, "rest = '7'", "key = ''")
+            before = rows_of(locks)
+            with pytest.raises(
+                ConfigurationError, match=r"has the format '7'.*format '1': stop all"
+            ):
+                locks.acquire("key")
+            assert rows_of(locks) == before
+
     @pytest.mark.parametrize("left", ["label = '0000000F'", None])
     def test_one_that_may_have_lost_leases_grants_none_for_a_while(self, url, left) -> None:
         """A replica that was promoted, a backup that was restored, and an emptied table are noticed."""
@@ -342,7 +353,7 @@ class TestFaults:
         got: list[Any] = []
         waiter = threading.Thread(target=lambda: got.append(locks.acquire("key")))
         waiter.start()
-        eventually(lambda: rows_of(locks, "waiting", "waiting <> ''"))
+        eventually(lambda: rows_of(locks, "rest", "rest <> ''"))
         query = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'locks'"
         shared_postgres().execute(query)
         lease.check()
@@ -417,8 +428,24 @@ class TestFaults:
             )  # The time has passed.
             locks.acquire("key", wait=PATIENCE).release()
 
-    def test_behind_a_pooler_waiters_are_polled_for(self, caplog) -> None:
-        """Through pgbouncer in transaction mode, hand-overs take a moment longer, and one line says so."""
+    def test_a_dump_that_was_restored_elsewhere_is_noticed(self, locks, server) -> None:
+        """A new cluster has another system identifier, though its timeline has the same number."""
+        with locks.hold("key"):
+            rows = rows_of(locks)
+        url = f"{server.url()}?create=true&recovery=3600&table=dumped"
+        with Locks.from_url(url, wait=0) as restored:
+            restored.acquire("key").release()
+            server.execute("TRUNCATE dumped")
+            with psycopg.connect(server.url(), autocommit=True) as connection:
+                values = ",".join(["%s"] * len(rows[0]))
+                connection.cursor().executemany(
+                    f"INSERT INTO dumped VALUES ({values})".encode(), rows
+                )
+            with pytest.raises(EngineRecovering):
+                restored.acquire("other")
+
+    def test_behind_a_pooler_waiters_learn_with_a_heartbeat(self, caplog) -> None:
+        """Through pgbouncer in transaction mode, hand-overs take up to a second, and one line says so."""
         server = shared_postgres()
         bouncer = PgBouncer(server)
         try:

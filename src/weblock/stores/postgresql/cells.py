@@ -11,11 +11,11 @@ import psycopg
 
 from ..._core.ports import Grasp, Reply, Runtime
 from ..._core.table import Held, KeyState, Moment, Step
-from ...errors import EngineRecovering, EngineUnavailable
+from ...errors import ConfigurationError, EngineRecovering, EngineUnavailable
 from ..cells import Acquire, CellStore, Done, Heartbeats, Release, Transfer, Transition
 from .failures import LOST_RACE, TOO_MANY, Missing, Unfit, as_setting, unavailable
 from .receiver import payload_of
-from .rows import READ, Reading, Row, label_of, new_version, reading_of, text_of, written
+from .rows import KEY, READ, Reading, Row, label_of, new_version, reading_of, text_of, written
 from .statements import DONE, Statement
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class RowCells:
                 return (await self._look([key])).get(key)
         if not rows:  # Another was quicker.
             return None
-        reading, (fence, *until) = reading_of(rows[0]), rows[0][READ:]
+        reading, (fence, *until) = self._reading(rows[0]), rows[0][READ:]
         if fence is None:
             return reading
         state = KeyState(int(fence))
@@ -140,7 +140,10 @@ class RowCells:
 
     async def _look(self, keys: Sequence[str]) -> dict[str, Reading]:
         rows = await self._try(self._statements.look, json.dumps(keys))
-        return {reading.key: reading for reading in map(reading_of, rows)}
+        return {reading.key: reading for reading in map(self._reading, rows)}
+
+    def _reading(self, row: Row) -> Reading:
+        return reading_of(row, f"{self._settings.table} on {self._settings.name}")
 
     async def _update_portion(
         self, keys: Sequence[str], changes: Mapping[str, Transition]
@@ -172,7 +175,12 @@ class RowCells:
         outcomes: dict[str, Done | EngineUnavailable] = {}
         beats = json.dumps([_beat(key, changes[key]) for key in keys])
         for row in await self._try(self._statements.renew, beats):
-            reading, (fence, until) = reading_of(row), row[READ:]
+            try:
+                reading, (fence, until) = self._reading(row), row[READ:]
+            except ConfigurationError as error:
+                key = text_of(row[KEY])
+                outcomes[key] = EngineUnavailable(self._settings.name, str(error))
+                continue
             heartbeats = changes[reading.key]
             if fence is None or not isinstance(heartbeats, Heartbeats):
                 readings[reading.key] = reading
@@ -191,7 +199,7 @@ class RowCells:
         if step.state == reading.state:
             return Done(step, reading.now)
         grants = _grants(reading, step)
-        if grants and reading.now < reading.quiet and not self._may_grant(reading, step):
+        if grants and reading.now < reading.quiet:
             raise EngineRecovering(
                 self._settings.name,
                 "it was promoted, restored or emptied just now",
@@ -208,16 +216,6 @@ class RowCells:
                 raise EngineUnavailable(self._settings.name, reason)
             return await self._replace(reading, transition, committing=True)
         return None
-
-    def _may_grant(self, reading: Reading, step: Step) -> bool:
-        """Return whether leases may be granted though the server is to grant none.
-
-        ``recovery=off`` is said for the callers of this process, and for nobody else.
-        """
-        had = {grant.fence for grant in reading.state.grants}
-        new = [grant for grant in step.state.grants if grant.fence not in had]
-        here = self._engine.connections.receiver.channel
-        return not self._settings.recovery and all(each.claim.process == here for each in new)
 
     def _row(self, reading: Reading, step: Step) -> dict[str, object]:
         row = written(reading, step.state)
@@ -292,7 +290,7 @@ class NotifyingBells:
             self._switchboard.ring(owner, grasp)
 
     def watch(self, key: str, owner: str, ahead: Sequence[str], *, first: bool) -> None:
-        self._receiver.watch(key, owner)
+        self._receiver.start()
 
     def close_up(self, process: str, owner: str) -> None:
         pass  # The next holder is notified, whatever happened in front of it.

@@ -15,12 +15,12 @@ from ...errors import ConfigurationError
 from .aio import AsyncioLink, AsyncioLinks
 from .blocking import BlockingLink, BlockingLinks, Lent
 from .dialogue import LEAST_LIBPQ, Parameter
-from .failures import Unfit, unavailable
+from .failures import OtherFormat, Unfit, unavailable
 from .receiver import Receiver
 from .rows import Row, text_of
 from .settings import Settings
 from .silence import Silence
-from .statements import INTRODUCE, Statement, Statements
+from .statements import FORMAT, INTRODUCE, Statement, Statements
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class Connections:
     def __init__(self, settings: Settings, switchboard: Switchboard) -> None:
         self.settings = settings
         self.statements = Statements(settings.table, settings.recovery)
-        self.receiver = Receiver(settings, self.statements, switchboard, self.blocking)
+        self.receiver = Receiver(settings, switchboard, self.blocking)
         self._created = not settings.create
         self._links: list[Links] = []
 
@@ -78,7 +78,13 @@ class Connections:
     def blocking(self) -> BlockingLink:
         """Return a new connection for a thread. Raises psycopg's errors."""
         self._create_table()
-        return self._blocking()
+        link = self._blocking()
+        try:
+            check_format(self.settings.table, link.ask(self.statements.format))
+        except BaseException:
+            link.close()
+            raise
+        return link
 
     def _lent(self) -> Lent | None:
         """Return a connection of the callers for the keeper, ahead of all of them, if they have one."""
@@ -143,6 +149,7 @@ class Connections:
         try:
             backend = connection.pgconn.backend_pid
             link.dialogue.pooled = not await link.ask(INTRODUCE, backend, self._limit)
+            check_format(self.settings.table, await link.ask(self.statements.format))
         except BaseException:
             link.close()  # Its loop must not look at a socket that is closed.
             raise
@@ -178,3 +185,13 @@ def check(connection: psycopg.Connection | psycopg.AsyncConnection) -> None:
     encoding = connection.info.parameter_status("server_encoding")
     if encoding not in {"UTF8", "SQL_ASCII"}:
         raise Unfit(f"its database is encoded in {encoding}, which not every key fits: use UTF8")
+
+
+def check_format(table: str, rows: list[Row]) -> None:
+    """Raise ``OtherFormat`` if another version of weblock has made the table."""
+    for (found,) in rows:
+        if text_of(found) != FORMAT:
+            raise OtherFormat(
+                f"the table {table} has the format {text_of(found)!r:.20}, and this version of weblock"
+                f" reads and writes the format {FORMAT!r}"
+            )

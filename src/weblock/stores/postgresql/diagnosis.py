@@ -115,8 +115,8 @@ def _pooler(link: BlockingLink, facts: Facts) -> Finding:
         return Finding("pooler", "Nothing stands between it and here: waiters are notified.")
     return warning(
         "pooler",
-        "It is reached through a pooler: LISTEN does not work, and waiters are notified by polling,"
-        f" a quarter of a second late; synchronous_commit is {facts['synchronous_commit']}.",
+        "It is reached through a pooler: LISTEN does not work, and a waiter gets its key up to a"
+        f" second after the release; synchronous_commit is {facts['synchronous_commit']}.",
         "Give the server's own address. A process needs few connections, and shares them.",
     )
 

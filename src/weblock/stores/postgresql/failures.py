@@ -25,8 +25,12 @@ class Unfit(psycopg.OperationalError):
     """The server, or the libpq here, lacks what the engine needs; the message says what."""
 
 
+class OtherFormat(Unfit):
+    """Another version of weblock has made the table."""
+
+
 class Missing(EngineUnavailable):
-    """The table is not there, or its rights are missing, so nobody can hold anything in it."""
+    """The table is missing, or of another format, or its rights are missing: it keeps no leases."""
 
 
 def unavailable(settings: Settings, error: BaseException) -> EngineUnavailable:
@@ -48,11 +52,15 @@ def remedy_for(settings: Settings, error: BaseException) -> str:
                 "create it with what 'weblock ddl' prints, or let weblock create it with"
                 " ?create=true in the URL"
             )
+        case OtherFormat():
+            return "stop all that lock here for the longest ttl, drop it, and create it anew"
         case errors.UndefinedColumn():
             return (
                 "it has other columns than this release of weblock needs: stop all that lock here for"
                 " the longest ttl, drop it, and create it anew"
             )
+        case errors.InsufficientPrivilege() if "pg_control_system" in str(error):
+            return "GRANT EXECUTE ON FUNCTION pg_control_system() to its user"
         case errors.InsufficientPrivilege():
             return f"GRANT SELECT, INSERT, UPDATE, DELETE ON {settings.table} to its user"
     return ""

@@ -1,18 +1,16 @@
 """The thread that notifies the waiters of this process: one connection that listens for all.
 
-Behind a pooler that gives a connection away after each transaction nobody can listen. Then the
-thread asks at intervals which of the waiters have been granted their key.
+A pooler that gives a connection away after each transaction makes LISTEN useless. Behind one, waiters
+learn with their next heartbeat that they have been granted their key.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import secrets
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 import psycopg
@@ -23,12 +21,8 @@ from ..._platform.logs import logger
 from ..._platform.threads import BackgroundThread
 from .blocking import BlockingLink
 from .failures import explained
-from .rows import granted_in
 from .settings import Settings
-from .statements import PING, Statement, Statements
-
-POLL: Final = 0.25
-"""Seconds between two looks where nobody can listen."""
+from .statements import PING, Statement
 
 LISTENED_IN: Final = 5.0
 """Seconds of silence after which a connection is asked whether it lives."""
@@ -55,27 +49,23 @@ class Receiver:
     def __init__(
         self,
         settings: Settings,
-        statements: Statements,
         switchboard: Switchboard,
         connect: Callable[[], BlockingLink],
     ) -> None:
         self._settings = settings
-        self._statements = statements
         self._switchboard = switchboard
         self._connect = connect
         self._thread = BackgroundThread("weblock-receiver", self._run)
         self._ended = threading.Event()
-        self._told = False
         self.channel = f"weblock_{secrets.token_hex(8)}"
         self._link: BlockingLink | None = None
-        self._waiters: dict[str, str] = {}
+        self._pooled = False
 
-    def watch(self, key: str, owner: str) -> None:
-        """Notify a waiter when it has been granted the key."""
-        if do_at_home(partial(self.watch, key, owner)):
+    def start(self) -> None:
+        """Listen from now on."""
+        if do_at_home(self.start):
             return
-        self._waiters[owner] = key
-        if not self._ended.is_set():
+        if not self._pooled and not self._ended.is_set():
             self._thread.start()
 
     def close(self, timeout: float = 1.0) -> None:
@@ -93,9 +83,15 @@ class Receiver:
                     return
                 pause = 0.05
                 if link.dialogue.pooled:
-                    self._poll(link)
-                else:
-                    self._listen(link)
+                    self._pooled = True
+                    logger.warning(
+                        "%s is reached through a pooler, where LISTEN does not work: a waiter gets a key"
+                        " up to a second after its release. For faster hand-overs, give the address of"
+                        " the server itself",
+                        self._settings.name,
+                    )
+                    return
+                self._listen(link)
             except (psycopg.Error, TimeoutError, OSError) as error:
                 if not self._ended.is_set():
                     reason = explained(self._settings, error)
@@ -114,32 +110,7 @@ class Receiver:
             for _channel, payload in heard:
                 self._ring(payload)
             if not heard:
-                self._forget_others()
                 link.ask(PING)
-
-    def _poll(self, link: BlockingLink) -> None:
-        if not self._told:
-            self._told = True
-            logger.warning(
-                "%s is reached through a pooler, where LISTEN does not work: waiters are notified"
-                " within %g s. For faster hand-overs, give the address of the server itself",
-                self._settings.name,
-                POLL,
-            )
-        while not self._ended.wait(POLL * (0.75 + random.random() / 2)):
-            self._forget_others()
-            keys = json.dumps(sorted(set(self._waiters.values())))
-            for granted, listed in link.ask(self._statements.granted, keys, self.channel):
-                if granted:
-                    self._ring(granted.decode())
-                for owner, grasp in granted_in(listed or b"", self.channel):
-                    self._ring(payload_of(owner, grasp))
-
-    def _forget_others(self) -> None:
-        """Forget those that do not wait any more."""
-        for owner in tuple(self._waiters):
-            if owner not in self._switchboard.bells:
-                self._waiters.pop(owner, None)
 
     def _ring(self, payload: str) -> None:
         """Tell a waiter. What the server's clock does not explain makes it ask."""

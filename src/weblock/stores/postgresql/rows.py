@@ -1,23 +1,18 @@
-"""The contents of a row: how a key's state is read from it and written to it."""
+"""The contents of a row: how a key's state is read from it and written to it.
+
+The columns hold the lease of a key that has one exclusive lease, because the statements compare and
+renew that one. Everything else of a state is in ``rest``, as ``codec`` writes it: leases that are not
+exclusive, the queue, and the owners that gave up. In most rows, ``rest`` is empty.
+"""
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from ..._core.ports import Grasp
 from ..._core.table import Claim, Grant, KeyState, Place, Voided
-from .listing import (
-    LISTED,
-    NOTHING_LISTED,
-    Listing,
-    in_columns,
-    is_list,
-    listed,
-    listing_in,
-)
+from .. import codec
 
 Row = Sequence[bytes | None]
 """A row of a result, in PostgreSQL's text format."""
@@ -44,13 +39,20 @@ class Reading(NamedTuple):
 READ: Final = 17
 """The number of columns that a reading is made from."""
 
+KEY: Final = 5
+"""Which of them is the key."""
 
-def reading_of(row: Row) -> Reading:
-    """Return what the first columns of a row say, as ``statements`` selects them."""
+
+def reading_of(row: Row, table: str) -> Reading:
+    """Return what the first columns of a row say, as ``statements`` selects them.
+
+    Raises ``ConfigurationError`` for a row whose state has another format.
+    """
     now, known, quiet, floor, news, key, version, *lease = row[:READ]
-    state = KeyState() if version is None else _state(lease)
+    name = text_of(key)
+    state = KeyState() if version is None else _state(lease, f"the row {name!r:.80} of {table}")
     return Reading(
-        text_of(key),
+        name,
         state,
         None if version is None else int(version),
         _number(now),
@@ -63,17 +65,14 @@ def reading_of(row: Row) -> Reading:
 
 def written(reading: Reading, state: KeyState) -> dict[str, Any]:
     """Return the row that replaces a reading, for a new state."""
-    grant = in_columns(state)
-    claim = grant.claim if grant else Claim("", "", 0.0, "")
-    ends = [place.until for place in state.queue]
-    ends += [voided.until for voided in state.voided]
-    ends += [each.until for each in state.grants]
-    voided = [*state.voided, *listed(state, grant, max(ends, default=0.0))]
-    waiting = ""
-    asked = state.asked if grant and state.grants[0].fence <= state.asked else 0
-    if state.queue or voided or asked:
-        places = [[*place.claim[:4], place.until] for place in state.queue]
-        waiting = json.dumps([places, voided, asked])
+    if not state.grants or state.grants[0].fence > state.asked:
+        state = state._replace(asked=0)  # It is of no use any more, and would fill ``rest``.
+    claim, since, until, confirmed, rest = Claim("", "", 0.0, ""), 0.0, reading.now, True, state
+    match state.grants:
+        case (grant,) if grant.claim.limit == 1 and grant.fence == state.fence:
+            claim, _, since, until, confirmed = grant
+            rest = state._replace(grants=())
+    lasting: list[Grant | Place | Voided] = [*state.grants, *state.queue, *state.voided]
     return {
         "key": reading.key,
         "seen": reading.version,
@@ -83,11 +82,11 @@ def written(reading: Reading, state: KeyState) -> dict[str, Any]:
         "process": claim.process,
         "label": label_of(claim),
         "ttl": claim.ttl,
-        "since": grant.since if grant else 0.0,
-        "until": grant.until if grant else reading.now,
-        "confirmed": grant.confirmed if grant else True,
-        "waiting": waiting,
-        "ends": max(ends, default=0.0),
+        "since": since,
+        "until": until,
+        "confirmed": confirmed,
+        "rest": "" if rest == KeyState(rest.fence) else codec.to_bytes(rest).decode(),
+        "ends": max((each.until for each in lasting), default=0.0),
     }
 
 
@@ -101,39 +100,15 @@ def label_of(claim: Claim) -> str:
     return claim.label.replace("\0", "").encode(errors="replace").decode()
 
 
-def granted_in(waiting: bytes, process: str) -> list[tuple[str, Grasp]]:
-    """Return the waiters of a process that have been granted a lease that is listed there."""
-    _, voided, _ = json.loads(waiting or "[[], [], 0]")
-    return [
-        (claim.owner, Grasp(fence, until))
-        for claim, fence, _, until, confirmed in listing_in(voided).grants
-        if claim.process == process and not confirmed
-    ]
-
-
-def _state(lease: Row) -> KeyState:
-    fence, owner, process, label, ttl, since, until, confirmed, waiting, _ends = lease
-    places, voided, asked = json.loads(waiting) if waiting else ((), (), 0)
-    listing = listing_in(voided) if voided else NOTHING_LISTED
-    grants: tuple[Grant, ...] = ()
-    if owner == LISTED.encode():
-        grants = listing.grants
-    elif owner:
+def _state(lease: Row, where: str) -> KeyState:
+    fence, owner, process, label, ttl, since, until, confirmed, rest, _ends = lease
+    state = codec.from_bytes(rest, where) if rest else KeyState()
+    grants = state.grants
+    if owner:
         claim = Claim(text_of(owner), text_of(process), _number(ttl), text_of(label))
         fresh = confirmed == b"t"
         grants = (Grant(claim, int(fence or 0), _number(since), _number(until), fresh),)
-    return KeyState(
-        int(fence or 0),
-        grants,
-        tuple(_place(each, listing) for each in places),
-        tuple(Voided(*each) for each in voided if not is_list(each[0])),
-        asked,
-    )
-
-
-def _place(fields: Sequence[Any], listing: Listing) -> Place:
-    owner, process, ttl, label, until = fields
-    return Place(Claim(owner, process, ttl, label, listing.limits.get(owner, 1)), until)
+    return state._replace(fence=int(fence or 0), grants=grants)
 
 
 def text_of(value: bytes | None) -> str:

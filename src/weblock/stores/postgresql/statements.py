@@ -1,14 +1,16 @@
 """The table of the leases, and its statements: each transition is one.
 
-A row is a key. The first has no key: it remembers what is known of the server itself, and the
-largest fence of the rows that were removed. Rows whose key begins with ``DONE`` are marks.
+A row is a key. The first has no key: it remembers what is known of the server itself, the largest
+fence of the rows that were removed, and, as ``rest``, the format of the table. Rows whose key begins
+with ``DONE`` are marks.
 """
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from .listing import LISTED
+FORMAT: Final = "1"
+"""The format of the table. A table of another format is rejected when a connection is opened."""
 
 DONE: Final = "\x01"
 """The first character of a mark's key. No lock's key has control characters."""
@@ -34,37 +36,43 @@ CREATE TABLE {table} (
     since double precision NOT NULL,
     until double precision NOT NULL,
     confirmed boolean NOT NULL,
-    waiting text NOT NULL,
+    rest text NOT NULL,
     ends double precision NOT NULL
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02);
 INSERT INTO {table}
-VALUES ('', 0, 0, '', '', {timeline}, 0, 0, 0, true, '', 0);
+VALUES ('', 0, 0, '', '', {run}, 0, 0, 0, true, '{format}', 0);
 """
 
-_TIMELINE: Final = "left(pg_walfile_name(pg_current_wal_lsn()), 8)"
-"""It changes when a replica is promoted, and when a backup is restored."""
+_RUN: Final = """
+    concat(coalesce(nullif(current_setting('weblock.system', true), ''),
+            (SELECT system_identifier::text FROM pg_control_system())),
+        '/', left(pg_walfile_name(pg_current_wal_lsn()), 8))"""
+"""The server's system identifier and timeline.
 
-# What is known before anything is changed. The first row says on which timeline that is, and ``since``
+The identifier is another one in a new cluster, where a dump was restored. The timeline changes when a
+replica is promoted, and when a backup is restored. Reading the identifier takes as long as a short
+statement, so sessions of our own remember it (see ``INTRODUCE``).
+"""
+
+# What is known before anything is changed. The first row says on which run that is, and ``since``
 # when; until when nothing is granted; and, with its version, which news this is. A server that is not
 # ``known`` may have lost leases, or has lost some and does not know yet for how long this client wants
 # that nothing is granted.
 _SERVER: Final = """
 server AS (
-    SELECT clock.now, coalesce(it.label = {timeline} AND it.since <= clock.now AND (
+    SELECT clock.now, coalesce(it.label = {run} AND it.since <= clock.now AND (
             it.ends >= it.since + {recovery} OR it.since + {recovery} <= clock.now), false) AS known,
         coalesce(it.ends, 0) AS quiet, coalesce(it.fence, 0) AS floor, it.version AS news
     FROM (SELECT extract(epoch FROM clock_timestamp())::float8 AS now) AS clock
     LEFT JOIN {table} AS it ON it.key = ''
 )"""
 
-_COLUMNS: Final = (
-    "version, fence, owner, process, label, ttl, since, until, confirmed, waiting, ends"
-)
+_COLUMNS: Final = "version, fence, owner, process, label, ttl, since, until, confirmed, rest, ends"
 
 _READ: Final = """
     server.now, server.known, server.quiet, server.floor, server.news, wanted.key, lease.version,
     lease.fence, lease.owner, lease.process, lease.label, lease.ttl, lease.since, lease.until,
-    lease.confirmed, lease.waiting, lease.ends"""
+    lease.confirmed, lease.rest, lease.ends"""
 
 _LOOK: Final = """
 WITH {server}
@@ -95,7 +103,7 @@ WITH {server}, {seen}, free AS (
     ON CONFLICT (key) DO UPDATE SET version = excluded.version,
         fence = greatest(excluded.fence, lease.fence + 1), owner = excluded.owner,
         process = excluded.process, label = excluded.label, ttl = excluded.ttl,
-        since = excluded.since, until = excluded.until, confirmed = true, waiting = '',
+        since = excluded.since, until = excluded.until, confirmed = true, rest = '',
         ends = excluded.ends
     WHERE lease.ends <= excluded.since AND EXISTS (SELECT FROM free)
     RETURNING lease.fence, lease.until
@@ -107,7 +115,7 @@ _RELEASE: Final = """
 WITH {server}, {seen}, freed AS (
     UPDATE {table} AS lease SET version = $2::bigint, owner = '', process = '', label = '',
         until = seen.now, ends = 0
-    FROM seen WHERE lease.key = $1 AND lease.owner = $3 AND lease.waiting = ''
+    FROM seen WHERE lease.key = $1 AND lease.owner = $3 AND lease.rest = ''
     RETURNING lease.fence
 )
 SELECT seen.*, freed.fence FROM seen LEFT JOIN freed ON true
@@ -140,7 +148,7 @@ _WRITE: Final = """
 WITH {server}, new AS (
     SELECT new.* FROM server CROSS JOIN json_to_recordset($1::json) AS new(key text, seen bigint,
         version bigint, fence bigint, owner text, process text, label text, ttl float8, since float8,
-        until float8, confirmed boolean, waiting text, ends float8, rings json)
+        until float8, confirmed boolean, rest text, ends float8, rings json)
     WHERE server.known AND server.news = $2::bigint
 ), unchanged AS (
     SELECT lease.key FROM {table} AS lease JOIN new ON new.key = lease.key
@@ -150,7 +158,7 @@ WITH {server}, new AS (
 ), changed AS (
     UPDATE {table} AS lease SET version = new.version, fence = new.fence, owner = new.owner,
         process = new.process, label = new.label, ttl = new.ttl, since = new.since,
-        until = new.until, confirmed = new.confirmed, waiting = new.waiting, ends = new.ends
+        until = new.until, confirmed = new.confirmed, rest = new.rest, ends = new.ends
     FROM new JOIN free ON free.key = new.key
     WHERE lease.key = new.key AND lease.version = new.seen
     RETURNING lease.key
@@ -181,7 +189,7 @@ _FREE: Final = """
 # while the clock was ahead: then the same recovery begins now.
 _ADMIT: Final = """
 INSERT INTO {table} AS it (key, {columns})
-SELECT '', $1::bigint, 0, '', '', {timeline}, 0, now, 0, true, '', now + {recovery}
+SELECT '', $1::bigint, 0, '', '', {run}, 0, now, 0, true, '{format}', now + {recovery}
 FROM (SELECT extract(epoch FROM clock_timestamp())::float8 AS now) AS clock
 ON CONFLICT (key) DO UPDATE SET version = excluded.version, label = excluded.label,
     since = CASE it.label WHEN excluded.label THEN least(it.since, excluded.since)
@@ -205,16 +213,7 @@ WHERE it.key = '' AND EXISTS (SELECT FROM removed)
 
 _NAMES: Final = """
 SELECT key FROM {table}
-WHERE starts_with(key, $1) AND key > E'\\x1f' AND (owner <> '' OR waiting <> '')
-"""
-
-# Who of this process is among those that are listed, is for Python to find out.
-_GRANTED: Final = """
-SELECT CASE WHEN process = $2 THEN concat_ws(' ', owner, fence, until::numeric(20, 6)) END,
-    CASE WHEN owner = '{listed}' THEN waiting END
-FROM {table}
-WHERE key IN (SELECT json_array_elements_text($1::json)) AND NOT confirmed
-    AND (process = $2 OR owner = '{listed}' AND strpos(waiting, $2) > 0)
+WHERE starts_with(key, $1) AND key > E'\\x1f' AND (owner <> '' OR rest <> '')
 """
 
 _MARK: Final = """
@@ -238,8 +237,10 @@ SELECT ({database}), (
 )
 """
 
+_FORMAT: Final = "SELECT rest FROM {table} WHERE key = ''"
+
 _SIZE: Final = """
-SELECT count(*) FILTER (WHERE owner <> ''), count(*), pg_total_relation_size('{table}')
+SELECT count(*) FILTER (WHERE owner <> '' OR ends > extract(epoch FROM now())), count(*), pg_total_relation_size('{table}')
 FROM {table} WHERE key > E'\\x1f'
 """
 
@@ -256,7 +257,7 @@ class Statements:
 
     def __init__(self, table: str, recovery: float) -> None:
         self._table = table = ".".join(f'"{part}"' for part in table.split("."))
-        parts = {"table": table, "timeline": _TIMELINE, "columns": _COLUMNS, "read": _READ}
+        parts = {"table": table, "run": _RUN, "columns": _COLUMNS, "read": _READ, "format": FORMAT}
         parts["recovery"] = f"{recovery!r}::float8"
         parts["server"] = _SERVER.format(**parts)
         parts["seen"] = _SEEN.format(**parts)
@@ -274,7 +275,6 @@ class Statements:
         """Rows that another transaction has locked stay as they are."""
         self.grant = prepared("grant", _WRITE, skip="", free=_FREE.format(**parts))
         """Writes a new lease, or a new owner, unless the transaction of a former one has checked its own."""
-        self.granted = prepared("granted", _GRANTED, listed=LISTED)
         self.mark = prepared("mark", _MARK)
         self.marked = prepared("marked", _MARKED)
         self.unmark = Statement(_UNMARK.format(**parts))
@@ -283,6 +283,7 @@ class Statements:
         self.clean = Statement(_CLEAN.format(**parts, idle=IDLE))
         self.lease_table = Statement(_LEASE_TABLE.format(database=DATABASE))
         self.exists = Statement("SELECT to_regclass($1) IS NOT NULL")
+        self.format = Statement(_FORMAT.format(**parts))
         self.size = Statement(_SIZE.format(**parts))
         self.creation = tuple(
             map(Statement, ("BEGIN", *self.ddl.rstrip().rstrip(";").split(";\n"), "COMMIT"))
@@ -291,7 +292,7 @@ class Statements:
     @property
     def ddl(self) -> str:
         """The statements that create the table, for an operator to run."""
-        return _DDL.format(table=self._table, timeline=_TIMELINE)
+        return _DDL.format(table=self._table, run=_RUN, format=FORMAT)
 
 
 INTRODUCE: Final = Statement(
@@ -299,7 +300,8 @@ INTRODUCE: Final = Statement(
 SELECT set_config('statement_timeout', $2, false), set_config('lock_timeout', $2, false),
     set_config('default_transaction_isolation', 'read committed', false),
     set_config('synchronous_commit', CASE current_setting('synchronous_commit')
-        WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, false)
+        WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, false),
+    set_config('weblock.system', (SELECT system_identifier::text FROM pg_control_system()), false)
 WHERE pg_backend_pid() = $1::int
 """
 )
