@@ -25,8 +25,7 @@ from weblock._core.table import Claim, Held, KeyState, Moment, Step
 from weblock._runtime.blocking import BlockingRuntime, drive
 from weblock.stores import file as file_engine
 from weblock.stores.cells import CellStore, Heartbeats
-from weblock.stores.file import FileEngine, busy
-from weblock.stores.file.busy import Busy
+from weblock.stores.file import FileEngine
 from weblock.stores.file.processes import Processes
 from weblock.stores.memcached import open_engine as on_memcached
 from weblock.stores.postgresql import open_engine as on_postgresql
@@ -47,8 +46,8 @@ AT_ONCE = 200 if "WEBLOCK_LONG" in os.environ else 40
 STARTS_CROWDS = """
 import json
 from weblock._core import acquiring, table
-from weblock.stores.file import busy
-table.PLACE = table.HANDOFF = acquiring.HANDOFF = busy.CROWDED = 3600
+from weblock.stores import file
+table.PLACE = table.HANDOFF = acquiring.HANDOFF = file.CROWDED = 3600
 
 def section(inside):
     with Locks.from_url(url, wait=None, ttl=3600) as locks, locks.hold("k") as lease:
@@ -219,24 +218,6 @@ def test_a_waiter_behind_one_that_gave_up_notices_the_death_of_the_holder(
         impatient.outcome()
     holder.kill()
     assert last.outcome() > 0
-
-
-def test_a_crowd_at_a_record_file_seldom_asks_the_kernel_who_is_inside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While the kernel tells, no process can lock: a file that changes is not asked about at all."""
-    asked: list[str] = []
-    monkeypatch.setattr(busy, "_flock_holder", asked.append)
-    record = tmp_path / "record"
-    record.write_bytes(b"0")
-    moving, still = (Busy(str(record), 5, 0.0, asks_who=True) for _ in range(2))
-    for tenth in range(1, 49):
-        os.utime(record, (tenth, tenth))
-        assert moving.stuck(tenth / 10) is None
-    assert not asked
-    for tenth in range(1, 49):
-        still.stuck(tenth / 10)
-    assert 0 < len(asked) <= 2
 
 
 @pytest.mark.parametrize(

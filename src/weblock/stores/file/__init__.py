@@ -7,19 +7,18 @@ time is the machine's monotonic clock, which all of them share.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 from urllib.parse import unquote
 
 from ..._core.ports import Ask, Grasp, Runtime, Store
-from ..._core.table import Moment, Step
 from ..._platform.forks import heed_forks
 from ...errors import ConfigurationError, EngineUnavailable
 from ..cells import CellStore, Done, Transition
@@ -27,12 +26,11 @@ from ..entrance import Entrance
 from ..findings import Finding
 from ..transport.options import flag, options_in
 from ..url import shown
-from .busy import Busy
 from .directory import Directory, lacks_descriptors
 from .machines import warn_if_not_alone
 from .marks import Marks
 from .processes import Processes, new_process
-from .records import FILES, Changes, DirectoryGone, RecordFile, file_of
+from .records import FILES, Changes, DirectoryGone, RecordFile, Visit, file_of
 from .waiters import Waiters
 
 T = TypeVar("T")
@@ -56,6 +54,9 @@ LONGEST_PAUSE: Final = 0.25
 They grow with the time that a caller has waited. Each attempt takes time of a processor, which in a
 crowd the process inside the file is waiting for: too many attempts, and it never comes out.
 """
+
+CROWDED: Final = 6
+"""How many times its patience a caller waits for a file that many processes go in and out of."""
 
 MARK_PAUSE: Final = 0.002
 """Seconds between attempts to record a mark while marks that have ended are removed."""
@@ -295,20 +296,15 @@ class Home:
 
 
 class _RecordCells:
-    """The record files as cells.
-
-    A file is tried, and tried again after a moment, rather than waited for: in asyncio the loop
-    goes on meanwhile, and in no runtime does a stopped process hang the others.
-    """
+    """The record files as cells."""
 
     def __init__(self, engine: FileEngine, runtime: Runtime) -> None:
         self._engine = engine
         self._runtime = runtime
 
     async def update(self, key: str, transition: Transition, *, patience: float) -> Done:
-        changes = ((key, transition),)
-        steps, now = await self._inside(file_of(key), partial(_apply, changes), patience)
-        return Done(steps[0], now)
+        visit = await self._visit(file_of(key), ((key, transition),), patience)
+        return Done(visit.steps[0], visit.now)
 
     async def update_many(
         self, changes: Mapping[str, Transition], *, patience: float
@@ -321,7 +317,7 @@ class _RecordCells:
         for file, of_file in by_file.items():
             keys = [key for key, _ in of_file]
             try:
-                steps, now = await self._inside(file, partial(_apply, of_file), patience)
+                steps, now, _ = await self._visit(file, of_file, patience)
             except EngineUnavailable as error:
                 outcomes |= dict.fromkeys(keys, error)
             else:
@@ -332,10 +328,10 @@ class _RecordCells:
         names: list[str] = []
         for file in range(FILES):
             home = self._engine.home_at(self._runtime.now())
-            if home.records[file].exists:  # To look is no reason to make one.
-                found, _ = await self._inside(file, partial(_names, prefix), patience)
-                names += found
-        return names
+            if home.records[file].written_at:  # To look is no reason to make one.
+                visit = await self._visit(file, (), patience)
+                names += [name.decode() for name in tuple(visit.lines)]
+        return [name for name in names if name.startswith(prefix)]
 
     async def mark(self, key: str, keep: float | None) -> None:
         until = self._runtime.now() + PATIENCE
@@ -363,63 +359,71 @@ class _RecordCells:
                 continue
             self._engine.leave(home)
 
-    async def _inside(
-        self, file: int, work: Callable[[RecordFile, Moment], T], patience: float
-    ) -> tuple[T, float]:
-        """Run a function on a locked record file, with the time."""
+    async def _visit(self, file: int, changes: Changes, patience: float) -> Visit:
+        """Apply changes to a record file as soon as no other caller is inside."""
         clock = self._runtime.now
         while True:
             home = self._engine.home_at(clock())
-
-            def locked(record: RecordFile, home: Home = home) -> tuple[T, float]:
-                now = clock()
-                floor = int(time.time() * 1_000_000)
-                return work(record, Moment(now, floor, home.processes.alive)), now
-
-            record = home.records[file]
+            record, alive = home.records[file], home.processes.alive
             try:
-                (done,) = record.run(locked) or await self._when_free(record, locked, patience)
+                done = record.run(changes, clock, alive)
+                return done or await self._visit_later(record, changes, alive, patience)
             except DirectoryGone:
                 self._engine.leave(home)
             except (ConfigurationError, OSError) as error:
                 if not (lacks_descriptors(error) and home.put_away(only_if_idle=False)):
                     self._engine.fail(error)
-            else:
-                return done
 
-    async def _when_free(
-        self, record: RecordFile, work: Callable[[RecordFile], T], patience: float
-    ) -> tuple[T]:
-        """Run a function on a file that is busy. Of many callers of a stuck file, one waits for it."""
-        started = self._runtime.now()
-        # A caller that has just waited for a stuck file has done so for all.
-        known = record.given_up(started) >= patience
-        since = started - patience if known else started
-        busy = Busy(record.path, patience, since, asks_who=patience > BEAT_PATIENCE)
-        pause = 0.0
+    async def _visit_later(
+        self, record: RecordFile, changes: Changes, alive: Callable[[str], bool], patience: float
+    ) -> Visit:
+        """Try again and again to get into a file that is busy. Raises ``EngineUnavailable``."""
+        clock, path = self._runtime.now, record.path
+        began = moved = clock()
+        pause, written = 0.0, record.written_at
         record.waiting += 1
         try:
-            while not (done := record.run(work)):
-                now = self._runtime.now()
-                if reason := busy.stuck(now):
-                    record.give_up(now, patience)
-                    raise EngineUnavailable(self._engine.name, reason)
-                if reason := busy.crowded(now):
-                    raise EngineUnavailable(self._engine.name, reason)
+            while not (done := record.run(changes, clock, alive)):
+                now = clock()
+                if written != (written := record.written_at):
+                    moved = now
+                if now - moved >= patience:
+                    # A heartbeat does not ask: see _process_inside.
+                    holder = _process_inside(path) if patience > BEAT_PATIENCE else ""
+                    raise EngineUnavailable(
+                        self._engine.name,
+                        f"{f'process {holder}' if holder else 'a process'} has been inside {path} for"
+                        f" {patience:.2g} s, where it should be for microseconds; it may be stopped"
+                        " (SIGSTOP, a debugger): continue or kill it",
+                    )
+                if now - began >= CROWDED * patience:
+                    raise EngineUnavailable(
+                        self._engine.name,
+                        f"{path} was busy for {CROWDED * patience:.2g} s, though no process stays in"
+                        " it: so many processes and threads lock here that this machine is too slow"
+                        " for them; start fewer at once, or use redis://",
+                    )
                 await self._runtime.sleep(pause * (0.5 + self._runtime.jitter()))
-                longest = PAUSE_SHARE * (now - started) * record.waiting
+                longest = PAUSE_SHARE * (now - began) * record.waiting
                 pause = min(LONGEST_PAUSE, max(FIRST_PAUSE, min(longest, 2 * pause)))
             return done
         finally:
             record.waiting -= 1
 
 
-def _apply(changes: Changes, record: RecordFile, moment: Moment) -> list[Step]:
-    return record.apply(changes, moment)
+def _process_inside(path: str) -> str:
+    """Return the process that has locked a file, on Linux; empty if unknown.
 
-
-def _names(prefix: str, record: RecordFile, _moment: Moment) -> list[str]:
-    return record.names(prefix)
+    While the kernel lists its locks, no process of the machine can lock a file: a crowd that asks
+    often is slowed down by its own questions.
+    """
+    with contextlib.suppress(OSError):
+        inode = os.stat(path).st_ino
+        for line in Path("/proc/locks").read_text("ascii").splitlines():
+            fields = line.split()
+            if "FLOCK" in fields and "->" not in fields and fields[5].endswith(f":{inode}"):
+                return fields[4]
+    return ""
 
 
 class _HomeBells:

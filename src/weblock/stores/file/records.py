@@ -1,12 +1,29 @@
-"""Record files: the states of the keys of one hash, each file behind its own ``flock``.
+"""Record files: the states of the keys, each file behind its own ``flock``.
 
-A file has pairs of slots, each pair twice as large as the one before. A write goes to a slot that
-does not have the present state, with a higher sequence number and a checksum, so that a process
-that is killed inside a write leaves the former state readable. The space of a slot is reserved
-when it is made: on a full disk, a lease can still be renewed and released.
+The hash of a key selects its file. A caller that changes states takes these steps (``run``):
 
-Nothing is synced to the disk: a crash of the machine voids every lease anyway, and the boot that
-each slot names tells its leases from those of another.
+1. It takes the file's permit, since ``flock`` does not exclude the threads of one process.
+2. It locks the file, or leaves at once if another process is inside. Then it checks that the path
+   still names this file: other processes would open the one that the path names.
+3. It reads the newest record, unless no other process has written since it did so last.
+4. It applies its changes, and writes the new record, if anything has changed.
+5. It unlocks the file, and gives the permit back.
+
+A file consists of pairs of slots, each pair twice as large as the one before. A slot has a record: a
+header (format, sequence number, length, checksum, boot), the last fence of the file, and a line for
+each key: the key, a tab, and its state as ``codec`` writes it. The record with the highest sequence
+number is the valid one, and the next one goes to another slot.
+
+What can fail:
+
+- *A process is killed inside.* The kernel unlocks the file. If the record is half written, its
+  checksum is wrong, and the one before it is still there.
+- *A process is stopped inside.* The others cannot lock the file: see ``FileEngine``.
+- *The disk is full.* The space of a slot is reserved when the slot is made, and a record needs no more
+  of it to renew or release a lease. What needs a larger slot is rejected.
+- *The machine crashes.* Nothing is synced to the disk, because all leases end with the boot: a
+  record of another boot counts for its fence only.
+- *The file is removed.* Then its leases are gone, and their holders find out by their next renewal.
 """
 
 from __future__ import annotations
@@ -14,9 +31,10 @@ from __future__ import annotations
 import errno
 import os
 import struct
+import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from ..._core.table import KeyState, Moment, Step
 from ..._platform.forks import ForkGuard, close_in_children
@@ -31,8 +49,6 @@ try:
 except ImportError:  # On Windows, where open_engine() refuses.
     pass
 
-T = TypeVar("T")
-
 FILES: Final = 64
 
 _MAGIC: Final = b"WLR1"
@@ -40,16 +56,13 @@ _HEADER: Final = struct.Struct("<4sQII8s")
 _FIRST_SLOT: Final = 16 * 1024
 _LARGEST_SLOT: Final = 16 * 1024 * 1024
 _HEADROOM: Final = 512
-"""Bytes by which a state may grow while no caller joins its queue."""
+"""Bytes by which a record may grow while no caller joins a queue."""
 
 _no_fork: Final = ForkGuard()
 """Its mutex is held while a file is opened: a child that knew nothing of the file would keep it locked."""
 
 _PERMIT_PATIENCE: Final = 0.1
 """Seconds to wait for another thread of this process to leave a file."""
-
-_LATELY: Final = 0.1
-"""Seconds in which a caller does not wait again for a file that another caller could not get."""
 
 
 class _Slot(NamedTuple):
@@ -58,8 +71,6 @@ class _Slot(NamedTuple):
 
 
 class _Header(NamedTuple):
-    """The start of a slot."""
-
     magic: bytes
     sequence: int
     length: int
@@ -68,16 +79,21 @@ class _Header(NamedTuple):
 
 
 class _Record(NamedTuple):
-    """The contents of a file: the highest fence given, and the lines of keys.
-
-    It stands in the slot of that number.
-    """
+    """What a file has in its newest valid slot, of that number."""
 
     sequence: int
     slot: int | None
     fence: int
     lines: dict[bytes, bytes]
     length: int
+
+
+class Visit(NamedTuple):
+    """What a caller has done in a file, and when; ``lines`` by key are what is in it now."""
+
+    steps: list[Step]
+    now: float
+    lines: Mapping[bytes, bytes]
 
 
 Changes = Sequence[tuple[str, Transition]]
@@ -96,7 +112,7 @@ class DirectoryGone(Exception):
 
 
 class RecordFile:
-    """One record file. ``run`` locks it for ``apply`` and ``names``."""
+    """One record file, as this process has it open."""
 
     def __init__(self, directory: Directory, index: int) -> None:
         self._directory = directory
@@ -104,26 +120,26 @@ class RecordFile:
         self.path = f"{directory.path}/{self._name}"
         self._boot = bytes.fromhex(directory.boot)
         self._free = turns(1, brief=True)
-        self._fd = -1
-        self._inode = -1
+        self._fd = self._inode = -1
         self._size = 0
         self._slots: tuple[_Slot, ...] = ()
-        self._known = _EMPTY
         self._headers: list[bytes] = []
+        self._known = _EMPTY
+        """The record that was read or written last; ``_EMPTY`` if it must be read again."""
         self._last = (b"", KeyState())
-        self._closed = False
-        close_in_children(self)
-        self._used = False
+        """The line that was written last, and its state, which need not be read again."""
+        self._closed = self._used = False
         self.waiting = 0
-        self._given_up_at = 0.0
-        self._given_up_after = 0.0
+        """How many callers of this process wait for the file."""
+        close_in_children(self)
 
-    def run(self, work: Callable[[RecordFile], T]) -> tuple[T] | None:
-        """Lock the file, and return the result of ``work``; ``None`` if another caller is inside.
+    def run(
+        self, changes: Changes, clock: Callable[[], float], alive: Callable[[str], bool]
+    ) -> Visit | None:
+        """Replace the states of keys; return ``None`` if another caller is inside.
 
-        Threads exclude one another by a permit, because they share one open file. A permit is waited
-        for, also by an event loop: the thread that has it continues only when it is given the
-        interpreter. Raises ``DirectoryGone`` if there is no directory to have the file in.
+        A permit is waited for, also by an event loop: the thread that has it continues only when it
+        is given the interpreter. Raises ``DirectoryGone`` if there is no directory to have the file in.
         """
         permits: list[None] = []
         try:
@@ -134,9 +150,8 @@ class RecordFile:
                         self._reopen()
                 except (Empty, BlockingIOError):
                     return None
-                self._given_up_after = 0.0
                 self._used = True
-                return (work(self),)
+                return self._apply(changes, Moment(clock(), int(time.time() * 1_000_000), alive))
             finally:
                 if permits and self._fd >= 0:
                     try:
@@ -148,52 +163,13 @@ class RecordFile:
             if permits:
                 self._free.put(None)
 
-    def apply(self, changes: Changes, moment: Moment) -> list[Step]:
-        """Replace the states of keys; an unchanged one is not written again."""
-        record = self._read()
-        self._known = _EMPTY  # After a failure on the way, everything is read anew.
-        fence, lines, changed, steps = record.fence, record.lines, False, []
-        for key, transition in changes:
-            name = key.encode()
-            line = lines.get(name)
-            before = self._state_in(line) if line else KeyState(fence)
-            step = transition(before, moment)
-            steps.append(step)
-            state = step.state
-            if state is not before:
-                changed = True
-                fence = max(fence, state.fence)
-                if state.blank:
-                    lines.pop(name, None)
-                else:
-                    lines[name] = line = name + b"\t" + to_bytes(state)
-                    self._last = line, state
-        if changed:
-            record = self._written(record, fence, moment.now)
-        self._known = record
-        return steps
-
     @property
-    def exists(self) -> bool:
-        """Return whether any process has created it."""
-        return os.path.exists(self.path)
-
-    def names(self, prefix: str) -> list[str]:
-        """Return the keys in it that begin with ``prefix``."""
-        start = prefix.encode()
-        return [name.decode() for name in self._read().lines if name.startswith(start)]
-
-    def _state_in(self, line: bytes) -> KeyState:
-        """Return a state; the one written last is not read again."""
-        last, state = self._last
-        return state if line is last else from_bytes(line.partition(b"\t")[2], self.path)
-
-    def given_up(self, now: float) -> float:
-        """Return how long a caller in this process has just waited without getting the file."""
-        return self._given_up_after if now - self._given_up_at < _LATELY else 0.0
-
-    def give_up(self, now: float, patience: float) -> None:
-        self._given_up_at, self._given_up_after = now, patience
+    def written_at(self) -> int:
+        """Return a number that changes each time a process writes the file; 0 if there is none."""
+        try:
+            return os.stat(self.path).st_mtime_ns
+        except OSError:
+            return 0
 
     def close(self) -> None:
         """Close it when no caller is inside; later callers learn that it is gone."""
@@ -262,10 +238,59 @@ class RecordFile:
             self._fd = self._directory.open_file(self._name)
         self._inode = os.fstat(self._fd).st_ino
 
+    def _apply(self, changes: Changes, moment: Moment) -> Visit:
+        record = self._read()
+        self._known = _EMPTY  # After a failure on the way, everything is read anew.
+        fence, lines, changed, steps = record.fence, record.lines, False, []
+        for key, transition in changes:
+            name = key.encode()
+            line = lines.get(name)
+            before = self._state_in(line) if line else KeyState(fence)
+            step = transition(before, moment)
+            steps.append(step)
+            state = step.state
+            if state is not before:
+                changed = True
+                fence = max(fence, state.fence)
+                if state.blank:
+                    lines.pop(name, None)
+                else:
+                    lines[name] = line = name + b"\t" + to_bytes(state)
+                    self._last = line, state
+        if changed:
+            record = self._write(record, fence, moment.now)
+        self._known = record
+        return Visit(steps, moment.now, record.lines)
+
+    def _state_in(self, line: bytes) -> KeyState:
+        last, state = self._last
+        return state if line is last else from_bytes(line.partition(b"\t")[2], self.path)
+
     def _read(self) -> _Record:
-        if self._known is _EMPTY or self._is_written_since():
-            self._known = self._read_anew()
-        return self._known
+        if self._known is not _EMPTY and not self._is_written_since():
+            return self._known
+        self._known = _EMPTY
+        if not self._slots:
+            self._reserve(0, 2 * _FIRST_SLOT)
+        self._headers = [os.pread(self._fd, _HEADER.size, slot.offset) for slot in self._slots]
+        headers = [_Header(*_HEADER.unpack(header)) for header in self._headers]
+        for magic, *_ in headers:
+            if not _MAGIC.startswith(magic.rstrip(b"\0")):
+                raise ConfigurationError(
+                    f"{self.path} is no record file of this version of weblock (it has {magic!r},"
+                    f" not {_MAGIC!r}): let all processes run the same version, or name another"
+                    " directory"
+                )
+        highest = max(each.sequence for each in headers)
+        for number, header in sorted(enumerate(headers), key=lambda each: -each[1].sequence):
+            if record := self._record_in(number, header, highest):
+                return record
+        # Else the file is new, or its first writer was killed, or the machine has crashed.
+        if sum(header.boot == self._boot for header in headers) > 1:
+            raise self._directory.unavailable(
+                f"{self.path} is damaged: stop all processes that lock here, and remove it"
+            )
+        return _EMPTY._replace(sequence=highest, lines={})
 
     def _is_written_since(self) -> bool:
         """Return whether another process has written since the last read.
@@ -280,22 +305,8 @@ class RecordFile:
                     return True
         return False
 
-    def _read_anew(self) -> _Record:
-        self._known = _EMPTY
-        if not self._slots:
-            self._reserve(0, 2 * _FIRST_SLOT)
-        self._headers = [os.pread(self._fd, _HEADER.size, slot.offset) for slot in self._slots]
-        headers = [_Header(*_HEADER.unpack(header)) for header in self._headers]
-        sequences = [each.sequence if each.magic == _MAGIC else 0 for each in headers]
-        highest = max(sequences)
-        for number in sorted(range(len(headers)), key=sequences.__getitem__, reverse=True):
-            if record := self._read_slot(headers[number], number, highest):
-                return record
-        self._refuse_to_start_anew(headers)
-        return _EMPTY._replace(sequence=highest, lines={})
-
-    def _read_slot(self, header: _Header, number: int, highest: int) -> _Record | None:
-        """Return the record in a slot; ``None`` if its writer was killed while it wrote."""
+    def _record_in(self, number: int, header: _Header, highest: int) -> _Record | None:
+        """Return the record in a slot; ``None`` if it is empty, or its writer was killed."""
         magic, sequence, length, checksum, boot = header
         slot = self._slots[number]
         if magic != _MAGIC or not 0 < length <= slot.size - _HEADER.size:
@@ -304,42 +315,37 @@ class RecordFile:
         if zlib.crc32(payload, sequence & 0xFFFFFFFF) != checksum:
             return None
         fence, *rows = payload.split(b"\n")
-        lines = {line.partition(b"\t")[0]: line for line in rows}
         if boot != self._boot:
             self._directory.check_machine()
-            lines = {}
+            rows = []
+        lines = {line.partition(b"\t")[0]: line for line in rows}
         return _Record(highest, number, int(fence), lines, length)
 
-    def _refuse_to_start_anew(self, headers: list[_Header]) -> None:
-        """Raise unless there is a reason why no slot can be read.
-
-        A file may be new, its first writer may have been killed, or the machine may have crashed.
-        """
-        for magic, *_ in headers:
-            if not _MAGIC.startswith(magic.rstrip(b"\0")):
-                raise ConfigurationError(
-                    f"{self.path} is no record file of this version of weblock (it has {magic!r},"
-                    f" not {_MAGIC!r}): let all processes run the same version, or name another"
-                    " directory"
-                )
-        if sum(header.boot == self._boot for header in headers) > 1:
-            raise self._directory.unavailable(
-                f"{self.path} is damaged: stop all processes that lock here, and remove it"
-            )
-
-    def _written(self, record: _Record, fence: int, now: float) -> _Record:
+    def _write(self, record: _Record, fence: int, now: float) -> _Record:
         """Write the lines of a record, and return it as it is now."""
         lines = record.lines
         payload = _payload(fence, lines)
         number = self._slot_for(len(payload), record)
         if number is None:
-            lines = {
-                name: line for name, line in lines.items() if not _ended(self._state_in(line), now)
-            }
+            # Some keys may never be asked for again.
+            lines = {name: line for name, line in lines.items() if not self._is_over(line, now)}
             payload = _payload(fence, lines)
             number = self._slot_for(len(payload), record)
-        if number is None:
-            number = self._grow(len(payload), record)
+        while number is None:
+            last = self._slots[-1]
+            if 2 * last.size > _LARGEST_SLOT:
+                raise self._directory.unavailable("too many callers are waiting on this machine")
+            try:
+                self._reserve(last.offset + last.size, 4 * last.size)
+            except EngineUnavailable:
+                # The headroom is for renewals and releases, which add next to nothing.
+                free = max(set(range(len(self._slots))) - {record.slot})
+                room = self._slots[free].size - _HEADER.size
+                if len(payload) > min(record.length + _HEADROOM // 8, room):
+                    raise
+                number = free
+            else:
+                number = self._slot_for(len(payload), record)
         sequence = record.sequence + 1
         checksum = zlib.crc32(payload, sequence & 0xFFFFFFFF)
         header = _HEADER.pack(_MAGIC, sequence, len(payload), checksum, self._boot)
@@ -355,26 +361,23 @@ class RecordFile:
                 return number
         return None
 
-    def _grow(self, length: int, record: _Record) -> int:
-        last = self._slots[-1]
-        size = 2 * last.size
-        if size > _LARGEST_SLOT:
-            raise self._directory.unavailable("too many callers are waiting on this machine")
-        try:
-            self._reserve(last.offset + last.size, 2 * size)
-        except EngineUnavailable:
-            # The headroom is for renewals and releases, which add next to nothing.
-            free = max(set(range(len(self._slots))) - {record.slot})
-            room = self._slots[free].size - _HEADER.size
-            if length <= min(record.length + _HEADROOM // 8, room):
-                return free
-            raise
-        number = self._slot_for(length, record)
-        return self._grow(length, record) if number is None else number
+    def _is_over(self, line: bytes, now: float) -> bool:
+        state = self._state_in(line)
+        ends = [grant.until for grant in state.grants]
+        ends += [place.until for place in state.queue]
+        ends += [voided.until for voided in state.voided]
+        return max(ends, default=now) <= now
 
     def _reserve(self, offset: int, size: int) -> None:
         try:
-            _allocate(self._fd, offset, size)
+            try:
+                os.posix_fallocate(self._fd, offset, size)
+            except AttributeError:  # macOS has none
+                _write_all(self._fd, bytes(size), offset)
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                    raise
+                _write_all(self._fd, bytes(size), offset)
         except OSError as error:
             raise self._directory.unavailable(
                 f"no room for another lock in {self._directory.path}: {error.strerror}"
@@ -398,26 +401,8 @@ def _slots_in(file_size: int) -> Iterator[_Slot]:
         size *= 2
 
 
-def _payload(fence: int, lines: dict[bytes, bytes]) -> bytes:
+def _payload(fence: int, lines: Mapping[bytes, bytes]) -> bytes:
     return b"\n".join([b"%d" % fence, *lines.values()])
-
-
-def _ended(state: KeyState, now: float) -> bool:
-    """Return whether a state can be dropped: its key may never be asked for again."""
-    ends = [place.until for place in state.queue] + [voided.until for voided in state.voided]
-    ends += [grant.until for grant in state.grants]
-    return max(ends, default=now) <= now
-
-
-def _allocate(fd: int, offset: int, size: int) -> None:
-    try:
-        os.posix_fallocate(fd, offset, size)
-    except AttributeError:  # macOS has none
-        _write_all(fd, bytes(size), offset)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-            raise
-        _write_all(fd, bytes(size), offset)
 
 
 def _write_all(fd: int, data: bytes, offset: int) -> None:
