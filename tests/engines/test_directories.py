@@ -366,7 +366,7 @@ directory._boot_digest = lambda: "{:016x}"
 
 OTHER_KERNEL = """
 from weblock.stores.file.processes import Processes
-Processes._refuse_other_boots = lambda self: None
+Processes._look_around = lambda self: None
 """
 """Where a process that opens the directory cannot reach the sockets of the others."""
 

@@ -76,7 +76,7 @@ def test_a_datagram_that_no_weblock_sends_is_dropped(
     engine = engine_for(url)
     assert isinstance(engine, FileEngine)
     assert engine.home
-    engine.home.processes.watch(OWNER, [engine.process])  # It starts the thread.
+    engine.home.processes.watch(OWNER, [engine.process], first=False)  # It starts the thread.
     engine.switchboard.bells[OWNER] = recorder = Recorder()
     grant = struct.pack("<32sQd", OWNER.encode(), 7, 12.5)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:

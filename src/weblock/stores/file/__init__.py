@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,14 +25,14 @@ from ...errors import ConfigurationError, EngineUnavailable
 from ..cells import CellStore, Done, Transition
 from ..entrance import Entrance
 from ..findings import Finding
+from ..transport.backoff import spread
 from ..transport.options import flag, options_in
 from ..url import shown
 from .directory import Directory, lacks_descriptors
 from .machines import warn_if_not_alone
 from .marks import Marks
-from .processes import Processes, new_process
+from .processes import Processes, Waiters
 from .records import FILES, Changes, DirectoryGone, RecordFile, Visit, file_of
-from .waiters import Waiters
 
 T = TypeVar("T")
 
@@ -135,7 +136,7 @@ class FileEngine:
     def after_fork(self) -> None:
         """Begin with nothing open, as a process that had no name before."""
         self.switchboard = Waiters()
-        self.process = new_process()
+        self.process = secrets.token_hex(8)
         self.home: Home | None = None
         self._entrance = Entrance()
 
@@ -222,7 +223,7 @@ class FileEngine:
         with self._entrance.mutex:
             if self.home is not home:
                 return
-            self.home, self.process = None, new_process()
+            self.home, self.process = None, secrets.token_hex(8)
         home.close()
         self.switchboard.ring_all(Ask())
 
@@ -403,7 +404,7 @@ class _RecordCells:
                         " it: so many processes and threads lock here that this machine is too slow"
                         " for them; start fewer at once, or use redis://",
                     )
-                await self._runtime.sleep(pause * (0.5 + self._runtime.jitter()))
+                await self._runtime.sleep(spread(pause, self._runtime.jitter))
                 longest = PAUSE_SHARE * (now - began) * record.waiting
                 pause = min(LONGEST_PAUSE, max(FIRST_PAUSE, min(longest, 2 * pause)))
             return done
@@ -440,7 +441,7 @@ class _HomeBells:
 
     def watch(self, key: str, owner: str, ahead: Sequence[str], *, first: bool) -> None:
         if home := self._engine.home:
-            home.processes.watch(owner, ahead, all_of_them=first)
+            home.processes.watch(owner, ahead, first=first)
 
     def close_up(self, process: str, owner: str) -> None:
         if home := self._engine.home:

@@ -1,20 +1,30 @@
 """The processes that lock in one directory: how they wake one another, and notice a death.
 
-Each binds two Unix sockets, named after it. A datagram to its *bell* carries a grant to one of its
-waiters. Its *life* listens: a waiter connects to the process directly before it in the queue, and
-when that process dies, however it dies, the kernel closes the connection. From then on both sockets
-refuse. So a death is noticed at once, without guessing from process ids, which come again.
+Each process binds two Unix sockets in the directory, named after it:
+
+- its *bell*, which receives datagrams. A datagram tells one of its waiters that it has the lease, or
+  makes the waiter ask the engine.
+- its *life*, which only listens. A waiter's process connects to it, and when the process dies, however
+  it dies, the kernel closes the connection. From then on both sockets refuse. So a death is noticed
+  at once, and not guessed from process ids, which are used again.
 
 The waiters of a key are a chain: each watches the nearest process before it that lives, and the first
-one watches the holder. A death wakes only the waiters directly behind it, and each of them then asks
-and finds another process to watch. A waiter that leaves the queue rings the one behind it, which
-would otherwise go on watching a process that is not before it any more.
+one watches all holders. A death wakes only the waiters directly behind it; each of them asks the
+engine, and finds another process to watch. A waiter that leaves the queue rings the one behind it,
+which would otherwise go on watching a process that is not before it any more. If each waiter watched
+all processes before it, a queue of n would need n * n connections, and each death would wake all.
 
-A name of a *life* contains the boot that its process sees. Two processes that see different boots run
-in different containers, or in different time namespaces, of one machine: their clocks differ, so that
-neither can tell when a lease of the other has ended. A process that opens the directory therefore
-first binds its own sockets, and then looks for living processes of another boot. If it finds one, it is
-rejected. Of two that open the directory at the same time, at least one finds the other.
+What can fail:
+
+- *A datagram is lost*, or the bell of a stopped process is full for half a second. The waiter's
+  heartbeat finds out, within about a second.
+- *A connection cannot be made* (no descriptor is left, a cleaner has removed the socket). That proves
+  no death: the waiter relies on its heartbeat, and the lease's end decides.
+- *A process sees another boot*: it runs in another container or time namespace of this machine. Their
+  clocks differ, so neither can tell when a lease of the other has ended. The name of a *life* contains
+  the boot. A process that opens the directory first binds its own sockets, and then looks for living
+  processes of another boot. If it finds one, it is rejected. Of two that open the directory at the
+  same time, at least one finds the other.
 """
 
 from __future__ import annotations
@@ -22,7 +32,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import secrets
 import select
 import socket
 import struct
@@ -31,22 +40,22 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from ..._core.ports import Ask, Grasp, Message
+from ..._core.ports import Ask, Grasp, Switchboard
 from ..._platform.forks import close_in_children
 from ..._platform.greenlets import original
 from ..._platform.threads import BackgroundThread
 from ...errors import EngineUnavailable
 from .directory import Directory, is_socket, lacks_descriptors
-from .waiters import Waiters
 
 _MESSAGE: Final = struct.Struct("<32sQd")
 _ASK: Final = 0
 """Stands in a message for a fence, to make a waiter ask: no lease has that fence."""
 
-_MANY: Final = 4096
 _BACKLOG: Final = 4096
+
 _AGAIN_AFTER: Final = 0.001
 _ATTEMPTS: Final = 500
+"""How often, and after how many seconds, the thread tries to ring a bell that is full."""
 
 _LINGER: Final = 3600.0
 """Seconds that the sockets of dead processes stay; those in use are touched often."""
@@ -61,9 +70,21 @@ _DEAD: Final = 4096
 """How many deaths a process remembers."""
 
 
-def new_process() -> str:
-    """Return a name that no process had before."""
-    return secrets.token_hex(8)
+class Waiters(Switchboard):
+    """The waiters of this process, and the processes that each of them watches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watched: dict[str, Sequence[str]] = {}
+
+    def watch(self, owner: str, processes: Sequence[str]) -> None:
+        self.watched[owner] = processes
+        if owner not in self.bells:  # It has left meanwhile.
+            self.watched.pop(owner, None)
+
+    def disconnect(self, owner: str) -> None:
+        super().disconnect(owner)
+        self.watched.pop(owner, None)
 
 
 class Processes:
@@ -85,12 +106,11 @@ class Processes:
         self._lives: list[socket.socket] = []
         self._callers: list[socket.socket] = []
         try:
-            self._sender = self._keep(_unix_socket(socket.SOCK_DGRAM))
-            self._probe = self._keep(_unix_socket(socket.SOCK_DGRAM))
+            self._sender = self._keep(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+            self._probe = self._keep(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
             self._waker, self._wakened = map(self._keep, socket.socketpair())
             self._bind()
-            self._refuse_other_boots()
-            self._remove_dead()
+            self._look_around()
         except EngineUnavailable:
             self._close_sockets()
             raise
@@ -106,16 +126,16 @@ class Processes:
         """Notify a waiter that it has the lease. If that fails, its heartbeat finds out."""
         if process == self.process:
             self._waiters.ring(owner, grasp)
-        else:
-            message = _MESSAGE.pack(owner.encode(), grasp.fence, grasp.until)
-            if not self._send(process, message):
-                self._unsent.append((process, message))
-                self._wake_thread()
+            return
+        message = _MESSAGE.pack(owner.encode(), grasp.fence, grasp.until)
+        if not self._send(process, message):
+            self._unsent.append((process, message))
+            self._wake_thread()
 
     def close_up(self, process: str, owner: str) -> None:
         """Make a waiter ask which one is before it now. If that fails, its heartbeat does."""
         if process == self.process:
-            self._waiters.ask(owner)
+            self._waiters.ring(owner, Ask())
         else:
             self._send(process, _MESSAGE.pack(owner.encode(), _ASK, 0.0))
 
@@ -138,47 +158,38 @@ class Processes:
             pass  # There is no such socket. It may have been removed: that proves no death.
         return True
 
-    def watch(self, owner: str, ahead: Sequence[str], *, all_of_them: bool = False) -> None:
-        """Make a waiter ask again when the nearest live process of ``ahead`` dies, or any of them.
+    def watch(self, owner: str, ahead: Sequence[str], *, first: bool) -> None:
+        """Make a waiter ask again when the nearest live process of ``ahead`` dies.
 
-        A process that died in the queue stays ahead until it is passed over.
+        Before the ``first`` waiter there are only holders, and the death of any of them counts. A
+        process that died in the queue stays ahead until it is passed over.
         """
-        self._start_thread()
-        if all_of_them and len(ahead) > 1:
-            self._watch_all(owner, [each for each in ahead if each != self.process])
+        if not self._closed:
+            self._thread.start()
+        if first:
+            holders = [each for each in ahead if each != self.process]
+            self._waiters.watch(owner, holders)
+            for holder in holders:
+                self._is_connected(holder)
+            if any(holder in self._dead for holder in holders):
+                self._waiters.ring(owner, Ask())
             return
-        all_dead = True
         for process in ahead:
-            if process == self.process:
-                self._waiters.watch(owner)  # Another waiter here is before it, and watches.
+            if process == self.process:  # Another waiter here is before it, and watches.
+                self._waiters.watch(owner, ())
                 return
-            if self._follow(owner, process):
+            # Before the connection is made: its end may come at once.
+            self._waiters.watch(owner, (process,))
+            if self._is_connected(process):
                 return
-            all_dead = all_dead and process in self._dead
-        if all_dead:
-            self._waiters.ask(owner)
-
-    def _watch_all(self, owner: str, processes: Sequence[str]) -> None:
-        """Make a waiter ask again when one of several holders dies."""
-        self._waiters.watch(owner, *processes)
-        for process in processes:
-            self._follow(owner, process, *processes)
-        if any(process in self._dead for process in processes):
-            self._waiters.ask(owner)
-
-    def _follow(self, owner: str, process: str, *watched: str) -> bool:
-        """Return whether there is now a connection that tells the owner of the process's death."""
-        with self._guard:
-            self._waiters.watch(owner, *(watched or [process]))
-            if process in self._dead or process in self._lifelines:
-                return process not in self._dead
-        return self._connect(process)
+        if all(process in self._dead for process in ahead):
+            self._waiters.ring(owner, Ask())
 
     def freshen(self) -> None:
         """Keep our sockets from programs that remove what was not touched for long.
 
         If they were removed, new ones are created; a process that is connected to the old ones
-        stays so.
+        stays so. Connections that others have closed are accepted, to make room in the backlog.
         """
         with self._guard:
             try:
@@ -186,7 +197,17 @@ class Processes:
                     os.utime(name, dir_fd=self._directory.fd)
             except FileNotFoundError:
                 self._bind()
-            self._drop_callers_that_left()
+            for life in self._lives:
+                with contextlib.suppress(OSError):
+                    while True:
+                        self._callers.append(life.accept()[0])
+                        close_in_children(self._callers[-1])
+            callers, self._callers = self._callers, []
+            for caller in callers:
+                if _is_up(caller):
+                    self._callers.append(caller)
+                else:
+                    caller.close()
         if self._thread.running:
             self._wake_thread()
 
@@ -196,18 +217,31 @@ class Processes:
         self._wake_thread()
         self._thread.join()
         self._close_sockets()
-        self._unlink(self.process)
+        self._unlink()
 
     def _close_sockets(self) -> None:
         for each in (*self._open, *self._callers, *self._lifelines.values()):
             each.close()
 
+    def _unlink(self) -> None:
+        for name in (_bell_name(self.process), self._life_name(self.process)):
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=self._directory.fd)
+
+    def _is_connected(self, process: str) -> bool:
+        """Return whether there is now a connection that ends when the process dies."""
+        with self._guard:
+            if process in self._dead or process in self._lifelines:
+                return process not in self._dead
+        return self._connect(process)
+
     def _connect(self, process: str) -> bool:
-        """Return whether it connected; if not, and no death is proven, a heartbeat retries."""
         try:
-            line = _unix_socket(socket.SOCK_STREAM)
+            line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         except OSError:
             return False  # No descriptor is left.
+        close_in_children(line)
+        line.settimeout(0)
         try:
             line.connect(self._directory.short_path(self._life_name(process)))
         except OSError as error:
@@ -238,17 +272,14 @@ class Processes:
             pass
         return True
 
-    def _start_thread(self) -> None:
+    def _wake_thread(self) -> None:
         if not self._closed:
             self._thread.start()
-
-    def _wake_thread(self) -> None:
-        self._start_thread()
         with contextlib.suppress(OSError):  # One that has been woken so often is awake.
             self._waker.send(b"!")
 
     def _listen(self) -> None:
-        """Run the thread: it passes grants on, and notices deaths."""
+        """Run the thread: it passes messages on, notices deaths, and sends what was not sent."""
         attempts = 0
         while not self._closed:
             self._hang_up_spare()
@@ -266,41 +297,21 @@ class Processes:
                         self._receive(bell)
                 only_rung = not self._unsent and all(fd in bells for fd in ready)
             self._hang_up([lines[fd] for fd in ready if fd in lines])
-            self._wake_up()
+            with contextlib.suppress(BlockingIOError):
+                while self._wakened.recv(4096):
+                    pass
             attempts = attempts + 1 if self._unsent else 0
             self._send_again(give_up=attempts > _ATTEMPTS)
 
-    def _hang_up(self, processes: Sequence[str]) -> None:
-        for process in processes:
-            with self._guard:
-                self._bury(process)
-                line, behind = self._lifelines.pop(process), self._waiters.behind(process)
-            line.close()
-            for owner in behind:
-                self._waiters.ask(owner)
-
-    def _hang_up_spare(self) -> None:
-        with self._guard:
-            if len(self._lifelines) <= _SPARE:
-                return
-            spare = self._lifelines.keys() - self._waiters.watched()
-            lines = [self._lifelines.pop(process) for process in spare]
-        for line in lines:
-            line.close()
-
     def _receive(self, bell: socket.socket) -> None:
         """Receive one message; the bell is then ready for another, and waiters come in between."""
-        with contextlib.suppress(OSError):
+        try:
             # One byte more than a message has, so that a longer datagram is not cut to its length.
-            rung = _rung(bell.recv(_MESSAGE.size + 1))
-            if rung:
-                self._waiters.ring(*rung)
-
-    def _wake_up(self) -> None:
-        """Consume all wake-up calls so far."""
-        with contextlib.suppress(BlockingIOError):
-            while self._wakened.recv(_MANY):
-                pass
+            owner, fence, until = _MESSAGE.unpack(bell.recv(_MESSAGE.size + 1))
+            if math.isfinite(until):
+                self._waiters.ring(owner.decode(), Grasp(fence, until) if fence != _ASK else Ask())
+        except (OSError, struct.error, UnicodeDecodeError):
+            pass  # No process of weblock has sent it.
 
     def _send_again(self, *, give_up: bool) -> None:
         for _ in range(len(self._unsent)):
@@ -308,20 +319,40 @@ class Processes:
             if not self._send(process, message) and not give_up:
                 self._unsent.append((process, message))
 
-    def _bind(self) -> None:
-        self._bells.append(self._bound(socket.SOCK_DGRAM, _bell_name(self.process)))
-        self._lives.append(self._bound(socket.SOCK_STREAM, self._life_name(self.process)))
+    def _hang_up(self, processes: Sequence[str]) -> None:
+        """Make the waiters directly behind processes that have died ask."""
+        for process in processes:
+            with self._guard:
+                self._bury(process)
+                line, waiters = self._lifelines.pop(process), tuple(self._waiters.watched.items())
+            line.close()
+            for owner, watched in waiters:
+                if process in watched:
+                    self._waiters.ring(owner, Ask())
 
-    def _bound(self, kind: socket.SocketKind, name: str) -> socket.socket:
-        """Return a socket that gets its name only when it is ready to accept."""
-        made = self._keep(_unix_socket(kind))
-        fd = self._directory.fd
-        made.bind(self._directory.short_path(f"{_NEW}.{name}"))
-        if kind is socket.SOCK_STREAM:
-            made.listen(_BACKLOG)
-        os.chmod(f"{_NEW}.{name}", 0o600, dir_fd=fd)
-        os.rename(f"{_NEW}.{name}", name, src_dir_fd=fd, dst_dir_fd=fd)
-        return made
+    def _hang_up_spare(self) -> None:
+        with self._guard:
+            if len(self._lifelines) <= _SPARE:
+                return
+            watched = {each for every in tuple(self._waiters.watched.values()) for each in every}
+            lines = [self._lifelines.pop(each) for each in self._lifelines.keys() - watched]
+        for line in lines:
+            line.close()
+
+    def _bind(self) -> None:
+        """Create our sockets. Each gets its name only when it is ready to accept."""
+        for kind, name, bound in (
+            (socket.SOCK_DGRAM, _bell_name(self.process), self._bells),
+            (socket.SOCK_STREAM, self._life_name(self.process), self._lives),
+        ):
+            made = self._keep(socket.socket(socket.AF_UNIX, kind))
+            fd = self._directory.fd
+            made.bind(self._directory.short_path(f"{_NEW}.{name}"))
+            if kind is socket.SOCK_STREAM:
+                made.listen(_BACKLOG)
+            os.chmod(f"{_NEW}.{name}", 0o600, dir_fd=fd)
+            os.rename(f"{_NEW}.{name}", name, src_dir_fd=fd, dst_dir_fd=fd)
+            bound.append(made)
 
     def _keep(self, made: socket.socket) -> socket.socket:
         close_in_children(made)
@@ -329,83 +360,35 @@ class Processes:
         self._open.append(made)
         return made
 
-    def _drop_callers_that_left(self) -> None:
-        """Accept closed connections, which take the room of others until then."""
-        for life in self._lives:
-            with contextlib.suppress(OSError):
-                while True:
-                    caller = life.accept()[0]
-                    close_in_children(caller)
-                    self._callers.append(caller)
-        callers, self._callers = self._callers, []
-        for caller in callers:
-            if _is_up(caller):
-                self._callers.append(caller)
-            else:
-                caller.close()
+    def _look_around(self) -> None:
+        """Raise ``EngineUnavailable`` if a process lives here that sees another boot.
 
-    def _refuse_other_boots(self) -> None:
-        """Raise ``EngineUnavailable`` if a process lives here that sees another boot."""
-        for name in os.listdir(self._directory.fd):
+        Remove the sockets of processes that died so long ago that none of their leases is left. Until
+        then they prove the death to processes that have not noticed it yet.
+        """
+        for name in filter(is_socket, os.listdir(self._directory.fd)):
             process, _, rest = name.partition(".")
-            boot, _, kind = rest.partition(".")
-            if kind == "life" and boot != self._directory.boot and self.alive(process):
-                self._unlink(self.process)
+            if process == _NEW:
+                continue
+            is_strange = name.endswith(".life") and rest != f"{self._directory.boot}.life"
+            if is_strange and self.alive(process):
+                self._unlink()
                 raise self._directory.unavailable(
                     f"another container of this machine uses {self._directory.path} too, and its clock"
                     " or boot id differs from those here: give each its own directory, run all processes"
                     " in one container, or use redis://"
                 )
-
-    def _remove_dead(self) -> None:
-        """Remove the sockets of processes that died so long ago that none of their leases is left.
-
-        Until then they prove the death to processes that have not noticed it yet.
-        """
-        for name in os.listdir(self._directory.fd):
-            process = name.partition(".")[0]
-            is_ours = is_socket(name) and process != _NEW
-            if is_ours and self._is_old(name) and not self.alive(process):
-                with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # Another process may remove it.
+                touched = os.stat(name, dir_fd=self._directory.fd, follow_symlinks=False).st_mtime
+                if time.time() - touched > _LINGER and not self.alive(process):
                     os.unlink(name, dir_fd=self._directory.fd)
 
     def _life_name(self, process: str) -> str:
         return f"{process}.{self._directory.boot}.life"
 
-    def _is_old(self, name: str) -> bool:
-        try:
-            touched = os.stat(name, dir_fd=self._directory.fd, follow_symlinks=False).st_mtime
-        except FileNotFoundError:
-            return False
-        return time.time() - touched > _LINGER
-
-    def _unlink(self, process: str) -> None:
-        for name in (_bell_name(process), self._life_name(process)):
-            with contextlib.suppress(OSError):
-                os.unlink(name, dir_fd=self._directory.fd)
-
-
-def _rung(message: bytes) -> tuple[str, Message] | None:
-    """Return the owner that a datagram wakes, and its message; ``None`` if it is not ours."""
-    try:
-        packed, fence, until = _MESSAGE.unpack(message)
-        owner = packed.decode()
-    except (struct.error, UnicodeDecodeError):
-        return None
-    if not math.isfinite(until):
-        return None
-    return owner, Ask() if fence == _ASK else Grasp(fence, until)
-
 
 def _bell_name(process: str) -> str:
     return f"{process}.bell"
-
-
-def _unix_socket(kind: socket.SocketKind) -> socket.socket:
-    made = socket.socket(socket.AF_UNIX, kind)
-    close_in_children(made)
-    made.settimeout(0)
-    return made
 
 
 def _is_up(line: socket.socket) -> bool:
