@@ -28,7 +28,7 @@ from ._options import (
     seconds,
 )
 from ._platform.forks import enter_child, getpid, process
-from ._platform.greenlets import renewed_by_greenlet
+from ._platform.greenlets import patched_by
 from ._platform.logs import logger
 from ._runtime.clock import control
 from ._runtime.observing import LOGGER, ROOT, Audience, Observer, as_observer
@@ -82,7 +82,8 @@ class Face:
         options.check_on(engine)
         self._options = options
         self._observers = Audience(engine.name, runtime.now, options.observers)
-        if cause := renewed_by_greenlet(real_keeper=engine.real_keeper):
+        if library := patched_by():
+            cause = f"{library} has replaced this process's threads by greenlets"
             self._observers.tell(NotRenewed(engine=engine.name, cause=cause))
         self._use(engine, runtime)
         self._closed = False

@@ -255,14 +255,6 @@ class Engine(Protocol):
     @property
     def switchboard(self) -> Switchboard: ...
 
-    @property
-    def real_keeper(self) -> bool:
-        """Whether its keeper may be a real thread where all other threads are greenlets.
-
-        Then it shares nothing with them that a greenlet may hold while it waits, or that belongs to
-        the event loop of one thread, as sockets do.
-        """
-
     def connect(self, runtime: Runtime) -> Store: ...
 
     def close(self) -> None:

@@ -34,8 +34,6 @@ from contextlib import ExitStack, suppress
 from os import getpid
 from typing import Final, Protocol
 
-from .greenlets import original
-
 __all__ = ["ForkGuard", "close_in_children", "enter_child", "getpid", "heed_forks", "process"]
 
 
@@ -99,7 +97,7 @@ def enter_child() -> None:
     Other threads of the child wait for the end of it.
     """
     pid = getpid()
-    with _entering.setdefault(pid, original("threading", "RLock")()):
+    with _entering.setdefault(pid, threading.RLock()):
         if pid != process.pid:
             random.seed()  # Else all children would wait for the same random times.
             _replace_inherited()
@@ -152,7 +150,7 @@ class ForkGuard:
             os.register_at_fork(before=self._enter, after_in_parent=self._leave)
 
     def after_fork(self) -> None:
-        self.mutex: threading.RLock = original("threading", "RLock")()
+        self.mutex = threading.RLock()
 
     def _enter(self) -> None:
         self.mutex.acquire()

@@ -1,38 +1,28 @@
-"""Libraries that replace threads by greenlets.
+"""gevent and eventlet, which replace the standard library's threads, locks and queues by their own.
 
-Under gevent the thread that renews leases is a real one nevertheless (``hubs``). Under eventlet it
-is a greenlet, which does not run while another computes; so are the threads of some clients under
-gevent.
+weblock uses these under their usual names, so every thread of its own is a greenlet there, the keeper
+included. Greenlets take turns only while they wait. Two things follow:
+
+- A handler that computes for longer than its ttl loses its lease, because nothing renews it meanwhile.
+  ``NotRenewed`` says so when locks are made.
+- What greenlets share belongs to the event loop (gevent's hub) of one real thread. A call from another
+  one, such as a thread of gevent's threadpool, could wait for ever, and is rejected.
 """
 
 from __future__ import annotations
 
 import importlib
-import queue
 import sys
-import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from .hubs import RealThread
+from ..errors import ConfigurationError
+from .forks import heed_forks
 
 _PATCHERS: Final = {
     "gevent": ("gevent.monkey", "is_module_patched", "threading"),
     "eventlet": ("eventlet.patcher", "is_monkey_patched", "thread"),
 }
 """Where each library says whether it has replaced the threads of this process."""
-
-
-class Thread(Protocol):
-    """The part of ``threading.Thread`` that weblock uses."""
-
-    @property
-    def ident(self) -> int | None: ...
-
-    def start(self) -> None: ...
-
-    def join(self, timeout: float | None = None) -> None: ...
 
 
 def patched_by() -> str | None:
@@ -44,68 +34,28 @@ def patched_by() -> str | None:
     return None
 
 
-def new_thread(name: str, target: Callable[[], None], *, real: bool = False) -> Thread:
-    """Return a daemon thread that is not started yet.
+class _Home:
+    """The real thread whose greenlets lock, which is the first one that does."""
 
-    Under gevent it is a greenlet, or, if it must be ``real``, a thread of the operating system. A
-    greenlet that a real thread starts ends with that thread.
-    """
-    if real and patched_by() == "gevent":
-        return _hubs().RealThread(name, target)  # type: ignore[no-any-return]
-    if here := real_thread_here():
-        return _hubs().Helper(here, target)  # type: ignore[no-any-return]
-    return threading.Thread(target=target, name=name, daemon=True)
+    def __init__(self) -> None:
+        self.after_fork()
+        heed_forks(self)
+
+    def after_fork(self) -> None:
+        self.hub: Any = None
 
 
-def queue_class() -> type[queue.SimpleQueue[Any]]:
-    """Return the class of queues with one getter, into which any thread and any greenlet may put."""
-    if patched_by() == "gevent":
-        return _hubs().HubQueue  # type: ignore[no-any-return]
-    return queue.SimpleQueue
+_home: Final = _Home()
 
 
-def real_thread_here() -> RealThread | None:
-    """Return the real thread that runs this under gevent, or ``None`` in any other thread."""
-    return _hubs().running_here() if patched_by() == "gevent" else None
-
-
-def original(module: str, name: str) -> Any:
-    """Return a class of the standard library as it is without gevent's patches.
-
-    Its locks block a thread with all greenlets in it, so nothing may wait while it holds one. In
-    return, a thread that contends for one waits for no hub.
-    """
-    if patched_by() == "gevent":
-        return importlib.import_module("gevent.monkey").get_original(module, name)
-    return getattr(importlib.import_module(module), name)
-
-
-def do_before_this_thread_ends(work: Callable[[], None]) -> None:
-    """Run ``work`` at the end of the real thread that calls this. Other threads ignore it."""
-    if here := real_thread_here():
-        here.last_works.add(work)
-
-
-def renewed_by_greenlet(*, real_keeper: bool) -> str | None:
-    """Return why leases here are renewed only while callers let other greenlets run, if so.
-
-    ``real_keeper`` says whether the engine's keeper may be a real thread under gevent.
-    """
-    library = patched_by()
-    if library is None or (library == "gevent" and real_keeper):
-        return None
-    return f"{library} has replaced this process's threads by greenlets"
-
-
-def do_at_home(work: Callable[[], object]) -> bool:
-    """Run ``work`` among the greenlets for which this real thread is there.
-
-    Return whether that has been arranged: in any other thread, the caller can do it by itself.
-    """
-    if here := real_thread_here():
-        here.do_at_home(work)
-    return here is not None
-
-
-def _hubs() -> Any:
-    return importlib.import_module(".hubs", __package__)
+def refuse_other_threads() -> None:
+    """Raise ``ConfigurationError`` under gevent, unless this real thread is the first that comes here."""
+    hub = importlib.import_module("gevent").get_hub()
+    if _home.hub is None:
+        _home.hub = hub
+    if hub is not _home.hub:
+        raise ConfigurationError(
+            "this thread is not the one whose greenlets use weblock's locks, but perhaps one of gevent's"
+            " threadpool: acquire and release in a greenlet, and run only the work between in the"
+            " threadpool"
+        )

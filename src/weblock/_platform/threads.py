@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
+import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
-from queue import Empty, SimpleQueue
+from collections.abc import Callable
+from queue import Empty
 from typing import Final
 
 from .forks import heed_forks
-from .greenlets import (
-    Thread,
-    do_at_home,
-    new_thread,
-    original,
-    queue_class,
-    real_thread_here,
-)
 from .logs import Repeats, logger
 
 AGAIN_AFTER: Final = 0.1
@@ -34,25 +26,17 @@ class BackgroundThread:
     ``work`` returns when it has nothing more to do. If it ends in any other way, by ``SystemExit``
     too, the failure is logged (ever more rarely if it goes on, see ``Repeats``) and it is called
     again: what depends on a thread that ended in silence fails much later, and elsewhere.
-
-    Where greenlets replace threads, a ``real`` one is a thread of the operating system nevertheless.
     """
 
     def __init__(
-        self,
-        name: str,
-        work: Callable[[], None],
-        wanted: Callable[[], bool] = lambda: False,
-        *,
-        real: bool = False,
+        self, name: str, work: Callable[[], None], wanted: Callable[[], bool] = lambda: False
     ) -> None:
         self._name = name
         self._work = work
         self._wanted = wanted
-        self._real = real
         self._failures = Repeats()
-        self._thread: Thread | None = None
-        self._turn: threading.Lock = original("threading", "Lock")()
+        self._thread: threading.Thread | None = None
+        self._turn = threading.Lock()
 
     @property
     def running(self) -> bool:
@@ -66,12 +50,7 @@ class BackgroundThread:
         """
         if self._turn.locked():
             return True
-        # A greenlet of a real thread would end with that.
-        if not self._real and do_at_home(self.start):
-            return True
-        of_thread: list[Thread] = []
-        thread = new_thread(self._name, partial(self._run, of_thread), real=self._real)
-        of_thread.append(thread)
+        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._thread = thread
         try:
             thread.start()
@@ -100,25 +79,25 @@ class BackgroundThread:
         if thread and thread.ident and thread is not threading.current_thread():
             thread.join(timeout)
 
-    def _run(self, thread: Sequence[Thread]) -> None:
+    def _run(self) -> None:
         over = False
         try:
             # Who wanted something just before the turn was free has not started another thread.
-            while self._take_turn(*thread) and self._wanted():
+            while self._take_turn() and self._wanted():
                 pass
             over = True
         finally:
             if not over:
                 self.start()
 
-    def _take_turn(self, thread: Thread) -> bool:
+    def _take_turn(self) -> bool:
         """Run the work to its end, unless another thread runs it."""
         turn, taken = self._turn, list[bool]()
         try:
             taken += map(turn.acquire, (False,))  # See ``turns``: a greenlet may be interrupted.
             if taken == [False]:
                 return False
-            self._thread = thread
+            self._thread = threading.current_thread()
             self._until_done()
         finally:
             if taken == [True]:
@@ -130,8 +109,6 @@ class BackgroundThread:
             try:
                 return self._work()
             except BaseException:
-                if (here := real_thread_here()) and here.ending:
-                    return None
                 if times := self._failures.count():
                     logger.critical(
                         "the thread %s failed, and is being restarted (failure %d in a row)",
@@ -157,14 +134,14 @@ class CallQueue:
 
     def after_fork(self) -> None:
         """Drop the queue in a forked child: the calls are made in the parent."""
-        self._made: list[SimpleQueue[Callable[[], object]]] = []
+        self._made: list[queue.SimpleQueue[Callable[[], object]]] = []
         self._thread = BackgroundThread(self._name, self._serve, lambda: not self._queue.empty())
 
     @property
-    def _queue(self) -> SimpleQueue[Callable[[], object]]:
+    def _queue(self) -> queue.SimpleQueue[Callable[[], object]]:
         if not self._made:
             # Not before it is needed: until then, greenlets may replace threads.
-            self._made.append(queue_class()())
+            self._made.append(queue.SimpleQueue())
         return self._made[0]  # Of two that were made at the same time, all use the first.
 
     def call(self, callback: Callable[[], object]) -> bool:

@@ -26,21 +26,14 @@ from collections.abc import Iterator
 from queue import Empty
 from typing import TypeVar
 
-from .greenlets import original
-
 __all__ = ["Empty", "taken_out", "turns"]
 
 T = TypeVar("T")
 
 
-def turns(count: int, *, brief: bool = False) -> queue.SimpleQueue[None]:
-    """Return a queue with ``count`` permits.
-
-    A ``brief`` permit is given back before its caller waits for anything, so that no other greenlet
-    has to run in between.
-    """
-    kind = original("queue", "SimpleQueue") if brief else queue.SimpleQueue
-    free: queue.SimpleQueue[None] = kind()
+def turns(count: int) -> queue.SimpleQueue[None]:
+    """Return a queue with ``count`` permits."""
+    free: queue.SimpleQueue[None] = queue.SimpleQueue()
     for _ in range(count):
         free.put(None)
     return free

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import queue
 import random
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import Any, TypeVar
 
 from .._core.ports import Bell, Message
-from .._platform.greenlets import queue_class
+from .._platform.greenlets import patched_by, refuse_other_threads
+from ..errors import ConfigurationError
 from . import clock
 from .crowd import Crowd
 
@@ -22,6 +24,12 @@ def drive(work: Coroutine[Any, Any, T]) -> T:
 
     The idea is that of gel-python's ``iter_coroutine``. One that suspends is a bug, and raises.
     """
+    if _in_one_thread:
+        try:
+            refuse_other_threads()
+        except ConfigurationError:
+            work.close()
+            raise
     try:
         work.send(None)
     except StopIteration as stop:
@@ -29,6 +37,10 @@ def drive(work: Coroutine[Any, Any, T]) -> T:
         return result
     work.close()
     raise RuntimeError("a coroutine suspended in the blocking runtime")
+
+
+_in_one_thread = False
+"""Whether threads are greenlets: then all of them that lock anything belong to one real thread."""
 
 
 class BlockingRuntime:
@@ -41,10 +53,12 @@ class BlockingRuntime:
 
     def __init__(self, *, renews: bool = False) -> None:
         self.renews = renews
-        self._queue: Callable[[], SimpleQueue[Message]] = queue_class()
+        if patched_by() == "gevent":
+            global _in_one_thread  # noqa: PLW0603 - not before locks are made is it known
+            _in_one_thread = True
 
     def bell(self) -> Bell:
-        return BlockingBell(self._queue())
+        return BlockingBell(queue.SimpleQueue())
 
     def holds_up(self, flow: object) -> bool:
         # Where blocking code runs on an event loop, whatever waits in one task stops all of them.
@@ -82,7 +96,7 @@ class BlockingBell:
 
     deaf = False
 
-    def __init__(self, messages: SimpleQueue[Message]) -> None:
+    def __init__(self, messages: queue.SimpleQueue[Message]) -> None:
         self._messages = messages
         self.ring: Callable[[Message], None] = messages.put
 

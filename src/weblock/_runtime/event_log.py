@@ -8,6 +8,7 @@ the next one says how many were left out.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from functools import partial
 from typing import Any, Final
 
 from .._platform.forks import heed_forks
-from .._platform.greenlets import original
 from .._platform.logs import and_others, audit, logger, printable
 from .._platform.threads import BackgroundThread
 from ..events import (
@@ -286,8 +286,8 @@ def _not_renewed(event: NotRenewed) -> Message | None:
     _said_of.add(event.engine)
     text = (
         "leases of %s are renewed only while handlers wait for something: %s. A handler that"
-        " computes for longer than its ttl loses its lease: give it a longer ttl=, or run the"
-        " application in workers with threads"
+        " computes for longer than its ttl loses its lease: call gevent.sleep(0) or eventlet.sleep(0)"
+        " in it now and then, give it a longer ttl=, or run the application in workers with threads"
     )
     return text, event.engine, _cause(event.cause)
 
@@ -345,7 +345,7 @@ class _Outages:
         heed_forks(self)
 
     def after_fork(self) -> None:
-        self._guard = original("threading", "RLock")()  # A finalizer inside may have to log, too.
+        self._guard = threading.RLock()  # A finalizer inside may have to log, too.
         self._engines: dict[str, _Outage] = {}
 
     def goes_on(self, event: Unavailable) -> tuple[float, int] | None:
@@ -389,7 +389,7 @@ class _Floods:
         heed_forks(self)
 
     def after_fork(self) -> None:
-        self._guard = original("threading", "RLock")()  # A finalizer inside may have to log, too.
+        self._guard = threading.RLock()  # A finalizer inside may have to log, too.
         self._floods: dict[tuple[Any, ...], _Flood] = {}
         self._thread = BackgroundThread("weblock-log", self._until_quiet, lambda: self._swollen)
 

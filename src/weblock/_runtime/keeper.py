@@ -15,9 +15,7 @@ class KeeperThread:
     """Runs one engine's keeper in a daemon thread, from when it is first needed."""
 
     def __init__(self, engine: Engine) -> None:
-        self._thread = BackgroundThread(
-            "weblock-keeper", lambda: drive(self.keeper.run()), real=engine.real_keeper
-        )
+        self._thread = BackgroundThread("weblock-keeper", lambda: drive(self.keeper.run()))
         self.keeper = Keeper(
             BlockingRuntime(renews=True),
             engine.connect,

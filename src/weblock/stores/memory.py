@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from functools import partial
-from threading import get_ident
+from threading import Lock, get_ident
 from typing import Final
 
 from .._core import table
 from .._core.ports import Reply, Runtime, Store, Switchboard
 from .._core.table import GONE, RELEASED, Claim, Grant, Held, KeyState, Moment, Step, current
 from .._platform.forks import heed_forks
-from .._platform.greenlets import original
 from ..errors import EngineUnavailable
 from .cells import CellStore, Done, LocalBells, Transition
 from .marks import MarksInProcess
@@ -34,7 +33,6 @@ class MemoryEngine:
     scope = "process"
     recovery = None
     limits = "any"
-    real_keeper = True
 
     def __init__(self, name: str = "memory://") -> None:
         self.name = name
@@ -55,7 +53,7 @@ class MemoryEngine:
         self.fence = 0
         """The highest fence of all keys that have no state any more."""
         self.pruned_above = PRUNED_FROM
-        self.mutex = original("threading", "Lock")()
+        self.mutex = Lock()
         self.inside = 0
         """The thread that has the mutex."""
 

@@ -23,7 +23,6 @@ class NoopEngine:
     scope = "none"
     recovery = None
     limits = "any"
-    real_keeper = True
 
     def __init__(self, name: str = "noop://") -> None:
         self.name = name

@@ -7,6 +7,7 @@ Werkzeug the connection itself, waitress a function; and uWSGI has a module.
 from __future__ import annotations
 
 import functools
+import importlib
 import select
 import socket
 import sys
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Final
 from wsgiref.types import WSGIEnvironment
 
-from ..._platform.greenlets import original
+from ..._platform.greenlets import patched_by
 
 SOCKETS: Final = ("gunicorn.socket", "werkzeug.socket")
 """Where servers put the connection."""
@@ -60,6 +61,9 @@ def _has_hung_up(descriptor: Callable[[], int]) -> bool:
     number = descriptor()
     if number < 0:
         return True
-    poll = original("select", "poll")()  # gevent's own knows nothing of this event.
+    new_poll = select.poll
+    if patched_by() == "gevent":  # Its own knows nothing of this event.
+        new_poll = importlib.import_module("gevent.monkey").get_original("select", "poll")
+    poll = new_poll()
     poll.register(number, _HUNG_UP)
     return bool(poll.poll(0))

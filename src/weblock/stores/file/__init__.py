@@ -119,7 +119,6 @@ class FileEngine:
     scope = "host"
     recovery = None
     limits = "any"
-    real_keeper = True
 
     def __init__(self, directory: str) -> None:
         self._directory = directory

@@ -35,6 +35,7 @@ import os
 import select
 import socket
 import struct
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -42,7 +43,6 @@ from typing import Final
 
 from ..._core.ports import Ask, Grasp, Switchboard
 from ..._platform.forks import close_in_children
-from ..._platform.greenlets import original
 from ..._platform.threads import BackgroundThread
 from ...errors import EngineUnavailable
 from .directory import Directory, is_socket, lacks_descriptors
@@ -95,7 +95,7 @@ class Processes:
         self._directory = directory
         self._waiters = waiters
         # Nothing waits while it is held, nor does a finalizer that releases a lease inside.
-        self._guard = original("threading", "RLock")()
+        self._guard = threading.RLock()
         self._lifelines: dict[str, socket.socket] = {}
         self._dead: dict[str, None] = {}
         self._unsent: deque[tuple[str, bytes]] = deque()

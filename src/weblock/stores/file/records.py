@@ -119,7 +119,7 @@ class RecordFile:
         self._name = f"records-{index:02d}"
         self.path = f"{directory.path}/{self._name}"
         self._boot = bytes.fromhex(directory.boot)
-        self._free = turns(1, brief=True)
+        self._free = turns(1)
         self._fd = self._inode = -1
         self._size = 0
         self._slots: tuple[_Slot, ...] = ()

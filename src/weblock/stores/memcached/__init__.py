@@ -45,7 +45,6 @@ class MemcachedEngine:
 
     scope = "cluster"
     limits = "any"
-    real_keeper = True
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

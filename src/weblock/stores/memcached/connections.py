@@ -6,18 +6,14 @@ import contextlib
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from ..._platform.forks import close_in_children
-from ..._platform.greenlets import do_before_this_thread_ends, real_thread_here
 from ..._platform.polling import READABLE, new_poll
 from ..._platform.turns import taken_out
 from ...errors import EngineUnavailable
 from .server import refuse_unfit
 from .settings import Settings
-
-if TYPE_CHECKING:
-    from ..._platform.hubs import RealThread
 
 IDLE: Final = 32
 """How many unused connections are kept open at most."""
@@ -76,8 +72,7 @@ class Connections:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._name = settings.name
-        self._idle: dict[RealThread | None, list[Client]] = {}
-        """Unused connections, by the real thread among greenlets that made them."""
+        self._idle: list[Client] = []
         self._silent_at = -LATELY
         self._closed = False
 
@@ -102,16 +97,13 @@ class Connections:
                 self._silent_at = time.monotonic()
             raise EngineUnavailable(self._name, _explained(error)) from error
         else:
-            idle = self._idle_here()
-            if len(idle) >= IDLE:
+            if len(self._idle) >= IDLE:
                 return
-            unused, client = (
-                client,
-                None,
-            )  # First: one that is in use again must not be closed here.
-            idle.append(unused)
+            # First: one that is in use again must not be closed here.
+            unused, client = client, None
+            self._idle.append(unused)
             if self._closed:
-                _close_all(idle)
+                self.close()
         finally:
             if client:
                 client.close()
@@ -122,7 +114,6 @@ class Connections:
 
         if self._closed:
             raise EngineUnavailable(self._name, "it was closed")
-        do_before_this_thread_ends(self.drop)
         host, port, timeout = self._settings.host, self._settings.port, self._settings.timeout
         client: Client = base.Client(
             (host, port),
@@ -141,21 +132,14 @@ class Connections:
 
     def close(self) -> None:
         self._closed = True
-        self.drop()
-
-    def drop(self) -> None:
-        """Close the unused connections of this thread."""
-        _close_all(self._idle.pop(real_thread_here(), []))
-
-    def _idle_here(self) -> list[Client]:
-        return self._idle.setdefault(real_thread_here(), [])
+        for client in taken_out(self._idle):
+            client.close()
 
     def _kept(self) -> Client | None:
         """Return an open connection; one with unexpected data has ended."""
-        idle = self._idle_here()
-        while idle:
+        while self._idle:
             try:
-                client = idle.pop()
+                client = self._idle.pop()
             except IndexError:  # Another thread was quicker.
                 return None
             poll = new_poll()
@@ -164,11 +148,6 @@ class Connections:
                 return client
             client.close()
         return None
-
-
-def _close_all(clients: list[Client]) -> None:
-    for client in taken_out(clients):
-        client.close()
 
 
 def _explained(error: Exception) -> str:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import threading
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ..._core.ports import Ask, Runtime
-from ..._platform.greenlets import do_at_home
 from ..._platform.threads import BackgroundThread
 from ...errors import EngineUnavailable
 from .format import Reading
@@ -51,8 +49,6 @@ class Lookout:
 
     def attend(self, key: str, runtime: Runtime) -> None:
         """Poll a key from now on, until no caller waits for it."""
-        if do_at_home(partial(self.attend, key, runtime)):
-            return
         now = runtime.now()
         with self._changed:
             if self._closed:

@@ -14,8 +14,6 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from ..._platform.greenlets import original
-
 KNOWN: Final = 10_000
 """How many items are remembered with the time when their stamps were first seen."""
 
@@ -46,7 +44,7 @@ class Observer:
     def __init__(self) -> None:
         self.process = secrets.token_hex(8)
         # A finalizer that releases a lease may run inside, and then waits for nobody.
-        self._guard: threading.RLock = original("threading", "RLock")()
+        self._guard = threading.RLock()
         self._by_item: OrderedDict[str, dict[Stamp, float]] = OrderedDict()
 
     def first_seen(self, item: str, stamps: Iterable[Stamp], now: float) -> Seen:

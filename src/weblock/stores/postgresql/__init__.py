@@ -43,7 +43,6 @@ class PostgreSQLEngine:
 
     scope = "cluster"
     limits = "any"
-    real_keeper = True
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

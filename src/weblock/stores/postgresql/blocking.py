@@ -14,7 +14,6 @@ from typing import Final, NamedTuple, TypeVar
 import psycopg
 
 from ..._platform.forks import close_in_children
-from ..._platform.greenlets import do_before_this_thread_ends
 from ..._platform.polling import READABLE, new_poll
 from ..._platform.turns import Empty, taken_out, turns
 from .dialogue import Dialogue, Outcome, Parameter
@@ -228,7 +227,6 @@ class BlockingLinks:
     def _new_link(self) -> BlockingLink:
         if self._closed:
             raise Unfit("it was closed")
-        do_before_this_thread_ends(self._close_idle)
         with self._silence.connecting():
             return self._connect()
 

@@ -9,7 +9,6 @@ import psycopg
 from psycopg import errors
 
 from ..._core.ports import LeaseTable, Switchboard
-from ..._platform.greenlets import real_thread_here
 from ..._platform.loops import in_thread
 from ...errors import ConfigurationError
 from .aio import AsyncioLink, AsyncioLinks
@@ -88,8 +87,6 @@ class Connections:
 
     def _lent(self) -> Lent | None:
         """Return a connection of the callers for the keeper, ahead of all of them, if they have one."""
-        if real_thread_here():  # Theirs are for greenlets.
-            return None
         for links in self._links:
             if lent := links.lend():
                 return lent

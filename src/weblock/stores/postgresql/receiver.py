@@ -16,7 +16,6 @@ from typing import Final
 import psycopg
 
 from ..._core.ports import Ask, Grasp, Switchboard
-from ..._platform.greenlets import do_at_home
 from ..._platform.logs import logger
 from ..._platform.threads import BackgroundThread
 from .blocking import BlockingLink
@@ -63,8 +62,6 @@ class Receiver:
 
     def start(self) -> None:
         """Listen from now on."""
-        if do_at_home(self.start):
-            return
         if not self._pooled and not self._ended.is_set():
             self._thread.start()
 

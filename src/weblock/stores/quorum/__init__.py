@@ -113,7 +113,6 @@ class QuorumEngine:
 
     scope = "cluster"
     limits = "exclusive"
-    real_keeper = True
 
     def __init__(self, settings: Sequence[Settings]) -> None:
         _check(settings)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Coroutine
 from typing import Any, Final, NamedTuple
 
 from ..._core.ports import Ask, Grasp, Message, Reply
 from ..._core.table import HANDOFF, Claim
-from ..._platform.greenlets import original
 from .tally import Tally
 
 LATEST: Final = 5.0
@@ -89,7 +89,7 @@ class Handovers:
 
     def __init__(self, length: float) -> None:
         self._length = length
-        self._guard = original("threading", "Lock")()  # Nothing waits while it is held.
+        self._guard = threading.Lock()  # Nothing waits while it is held.
         self._rung: set[int] = set()
         self._clocks: dict[int, _Clock] = {}
         self._grants: dict[int, _Grant] = {}

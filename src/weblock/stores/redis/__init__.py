@@ -47,7 +47,6 @@ class RedisEngine:
 
     scope = "cluster"
     limits = "any"
-    real_keeper = True
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

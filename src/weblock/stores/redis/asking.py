@@ -13,7 +13,6 @@ from typing import Any, Final, TypeVar
 import redis
 from redis import exceptions
 
-from ..._platform.greenlets import do_before_this_thread_ends, new_thread
 from ..._platform.logs import Repeats, logger
 from ..._platform.loops import running
 from .servers import Unfit
@@ -33,7 +32,7 @@ CALM: Final = 5.0
 
 def in_background(work: Callable[[], None], name: str) -> None:
     """Run ``work`` in a thread of its own. Raises ``RuntimeError`` if there can be none."""
-    new_thread(f"weblock-{name}", work).start()
+    threading.Thread(target=work, name=f"weblock-{name}", daemon=True).start()
 
 
 class Poll:
@@ -95,23 +94,15 @@ class Lookup:
     ``look`` asks them, and returns whether anything has changed. While nothing is known yet, it
     raises redis-py's errors, or ``Unfit``. The known answer is used meanwhile: it is renewed in the
     background after ``every`` seconds, and callers wait for a new one only if it is older than
-    ``stale`` seconds or is doubted. Where no thread can be started, callers look by themselves. Among greenlets, a real thread calls ``on_end`` when it ends,
-    which ends its work in the background.
+    ``stale`` seconds or is doubted. Where no thread can be started, callers look by themselves.
     """
 
-    def __init__(
-        self, look: Callable[[], bool], *, every: float, stale: float, on_end: Callable[[], None]
-    ) -> None:
+    def __init__(self, look: Callable[[], bool], *, every: float, stale: float) -> None:
         self._look = look
-        self._on_end = on_end
         self._every = every
         self._stale = stale
         self._known = False
         self._failures = Repeats()
-        self.forget()
-
-    def forget(self) -> None:
-        """Start anew: a lookup under way has ended with its thread."""
         self._guard = threading.Lock()
         self._looking = 0
         """The thread that has the guard."""
@@ -138,7 +129,6 @@ class Lookup:
 
     def refresh(self) -> None:
         """Look again, unless another caller just has. Raises what ``look`` does."""
-        do_before_this_thread_ends(self._on_end)
         if self._looking == threading.get_ident() and self._guard.locked():
             # The collector ran in the middle of it, and a lease that it ended is to be released.
             raise exceptions.ConnectionError("this very thread is looking for the servers")

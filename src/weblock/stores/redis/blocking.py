@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
-from threading import current_thread, main_thread
+from threading import Thread, current_thread, main_thread
 from typing import TYPE_CHECKING, Any, Final
 
 import hiredis
@@ -17,7 +17,6 @@ from redis import exceptions
 
 from ..._core.ports import Readable
 from ..._platform.forks import close_in_children
-from ..._platform.greenlets import do_before_this_thread_ends, new_thread, real_thread_here
 from ..._platform.polling import READABLE, new_poll, time_out_in_kernel
 from ..._platform.turns import Empty, taken_out, turns
 from .aio import Loan
@@ -28,7 +27,6 @@ from .settings import Address
 from .wire import Errors, Introduce, Link
 
 if TYPE_CHECKING:
-    from ..._platform.hubs import RealThread
     from .receiver import Receiver
 
 _INCOMPLETE: Final = object()
@@ -248,8 +246,6 @@ class BlockingLinks:
         """When a connection last came back with an answer."""
         self._connecting = Connecting()
         self._closed = False
-        self._thread: RealThread | None = None
-        """The real thread whose connections these are, where all other threads are greenlets."""
 
     @property
     def process(self) -> str:
@@ -270,7 +266,7 @@ class BlockingLinks:
         *others, last = works
         threads, here = [], [last]
         for work in others:
-            thread = new_thread("weblock-side-by-side", partial(_driven, work))
+            thread = Thread(target=_driven, args=(work,), name="weblock-side-by-side", daemon=True)
             try:
                 thread.start()
                 threads.append(thread)
@@ -362,8 +358,6 @@ class BlockingLinks:
             each.discard()
 
     def tidy(self) -> None:
-        if self._are_of_another_thread():
-            return
         for idle in tuple(self._idle.values()):
             try:
                 # The last is taken first, so the first has lain idle for longest.
@@ -374,16 +368,12 @@ class BlockingLinks:
 
     def close(self) -> None:
         self._closed = True
-        if not self._are_of_another_thread():  # Which closes them at its end.
-            self._close_idle()
+        self._close_idle()
 
     def _close_idle(self) -> None:
         for links in tuple(self._idle.values()):
             for each in taken_out(links):
                 each.discard()
-
-    def _are_of_another_thread(self) -> bool:
-        return self._thread is not None and self._thread is not real_thread_here()
 
     def _idle_link(self, address: Address) -> BlockingLink | None:
         idle = self._idle.get(address, [])
@@ -398,8 +388,6 @@ class BlockingLinks:
     async def _new_link(self, address: Address, introduce: Introduce) -> BlockingLink:
         if self._closed:
             raise Unfit("it was closed")
-        self._thread = real_thread_here()
-        do_before_this_thread_ends(self._close_idle)
         connection = self._connect(address)
         if self._takes_turns:
             link = await self._connecting.connected(address, connection)
@@ -442,7 +430,7 @@ class Connecting:
         outcome: list[BlockingLink | BaseException] = []
         try:
             work = partial(self._connect, address, connection, theirs, outcome)
-            new_thread("weblock-connecting", work).start()
+            Thread(target=work, name="weblock-connecting", daemon=True).start()
         except RuntimeError as error:
             ours.close()
             theirs.close()

@@ -73,9 +73,7 @@ class ClusterNodes:
         self._slots = {
             bucket: key_slot(layout.tag(bucket).encode()) for bucket in range(layout.buckets)
         }
-        self._lookup = Lookup(
-            self._look, every=ASK_EVERY, stale=float("inf"), on_end=self._start_anew
-        )
+        self._lookup = Lookup(self._look, every=ASK_EVERY, stale=float("inf"))
         self.ready = self._lookup.ready
         self.refresh = self._lookup.refresh
 
@@ -107,11 +105,6 @@ class ClusterNodes:
     def close(self) -> None:
         self._closed = True
         self._hung = set()  # By which the threads that knock know that nobody needs them.
-
-    def _start_anew(self) -> None:
-        """Drop what the threads of a real thread were finding out, which end with it."""
-        self._hung = set()
-        self._lookup.forget()
 
     def _leave_out(self, address: Address) -> None:
         """Let no caller wait for a master, as long as a thread tries whether it answers again.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import cache
 from inspect import signature
 from typing import Any, Final
@@ -18,17 +16,14 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from ..._core.ports import Switchboard
-from ..._platform.greenlets import do_at_home, real_thread_here
 from ...errors import ConfigurationError
 from .aio import AsyncioLinks, LoopLinks
-from .asking import LONGEST_PAUSE
 from .blocking import BlockingLink, BlockingLinks, Lent, connected
 from .calls import Layout
 from .cluster import ClusterNodes
 from .nodes import Nodes, OneNode
 from .receiver import LISTENED_IN, Receiver
 from .sentinel import SentinelNodes
-from .servers import Unfit
 from .settings import Address, Deployment, Settings
 from .store import RedisStore
 from .wire import Admit, Links, Wire
@@ -65,8 +60,6 @@ class Connections:
             on_quiet=self._tidy,
         )
         self._links: list[Links] = []
-        self._nodes_elsewhere: list[Nodes] = []
-        """The nodes of real threads among greenlets."""
 
     def store(
         self, *, suspends: bool, takes_turns: bool = False, renews: bool = False
@@ -91,7 +84,7 @@ class Connections:
                 borrow=self._lent if renews else None,
             )
         self._links.append(links)
-        wire = Wire(self._settings, self._layout, self._nodes_here(), links, admit=self._admit)
+        wire = Wire(self._settings, self._layout, self._nodes, links, admit=self._admit)
         return RedisStore(self._settings.name, self._layout, wire)
 
     def servers(self) -> list[Address]:
@@ -112,36 +105,14 @@ class Connections:
         self._receiver.close()
         for links in self._links:
             links.close()
-        for nodes in (self._nodes, *self._nodes_elsewhere):
-            nodes.close()
+        self._nodes.close()
 
     def _lent(self, address: Address) -> Lent | None:
         """Return a connection of the callers for the keeper, ahead of all of them, if they have one."""
-        if real_thread_here():  # Theirs are for greenlets.
-            return None
         for links in self._links:
             if lent := links.lend(address):
                 return lent
         return None
-
-    def _nodes_here(self) -> Nodes:
-        """Return the nodes for the stores of this thread.
-
-        Callers wait for one another's lookups. A real thread among greenlets finds out for itself,
-        because a greenlet that looks makes no progress while another one computes.
-        """
-        if real_thread_here():
-            nodes = self._nodes_of(self._settings, lambda: do_at_home(self._look_again))
-            self._nodes_elsewhere.append(nodes)
-            return nodes
-        return self._nodes
-
-    def _look_again(self) -> None:
-        """Find out for the callers what the keeper's thread has: perhaps they only wait."""
-        self._nodes.doubt()
-        time.sleep(LONGEST_PAUSE)  # Until then, they do not look again if they just have.
-        with suppress(exceptions.RedisError, Unfit, OSError):  # The next caller will see.
-            self._nodes.refresh()
 
     def _nodes_of(self, settings: Settings, on_change: Callable[[], object]) -> Nodes:
         match settings.deployment:

@@ -48,7 +48,7 @@ class SentinelNodes:
         self._said: dict[Address, Named] = {}
         self._master: Address | None = None
         self._silent_until: dict[Address, float] = {}
-        self._lookup = Lookup(self._look, every=ASK_EVERY, stale=STALE, on_end=self._start_anew)
+        self._lookup = Lookup(self._look, every=ASK_EVERY, stale=STALE)
         self.ready = self._lookup.ready
         self.refresh = self._lookup.refresh
 
@@ -70,11 +70,6 @@ class SentinelNodes:
 
     def close(self) -> None:
         """Do nothing: each lookup ends soon."""
-
-    def _start_anew(self) -> None:
-        """Drop what the threads of a real thread were finding out, which end with it."""
-        self._guard = threading.Lock()
-        self._lookup.forget()
 
     def _look(self) -> bool:
         before = self._master

@@ -19,7 +19,6 @@ from time import monotonic
 from typing import Final, Generic, Protocol, TypeVar
 
 from ..._platform.forks import close_in_children
-from ..._platform.greenlets import do_before_this_thread_ends, real_thread_here
 from ..._platform.loops import BeforeLoopEnds, ByLoop
 from ..._platform.polling import READABLE, new_poll
 from ..._platform.turns import taken_out, turns
@@ -63,8 +62,6 @@ class Pool(Generic[C]):
         self._idle: list[C] = []
         self._keepers: list[C] = []
         """The keeper's connection while it is idle."""
-        self._keepers_thread: object = None
-        """The real thread of the keeper, where other threads are greenlets."""
         self._wanted: list[SimpleQueue[C]] = []
         """Where the next connection goes that comes back: to the keeper, ahead of all callers."""
         self._closed = False
@@ -94,22 +91,17 @@ class Pool(Generic[C]):
         try:
             connection = _usable(idle) or self._new()
         except Exception:
-            # Under gevent, the keeper is a real thread, and the callers' are for greenlets.
-            lent = None if real_thread_here() else self._next_of_callers()
+            lent = self._next_of_callers()
             if lent is None:
                 raise
             connection, idle = lent, self._idle
-        else:
-            self._keepers_thread = real_thread_here()
-            do_before_this_thread_ends(self._close_keepers)
         return self._use(connection, work, idle)
 
     def close(self) -> None:
         """Close the connections, and those in use when they come back."""
         self._closed = True
         _close_all(self._idle)
-        if self._keepers_thread is real_thread_here():  # Else it closes them at its end.
-            self._close_keepers()
+        _close_all(self._keepers)
 
     def _use(self, connection: C, work: Callable[[C], R], idle: list[C]) -> R:
         answered = False
@@ -154,9 +146,6 @@ class Pool(Generic[C]):
             with suppress(Empty):
                 return wanted.get(timeout=LOAN)
         return None
-
-    def _close_keepers(self) -> None:
-        _close_all(self._keepers)
 
 
 class LoopPool(Generic[C]):

@@ -43,9 +43,7 @@ class ZooKeeperEngine:
     recovery = None
     limits = "any"
     # All requests of a process keep their order, because they go through one session: else a renewal
-    # could overtake an extension, and take back what its holder was promised. kazoo's threads send
-    # and receive there, which are greenlets; a session of the keeper's own would lose the order.
-    real_keeper = False
+    # could overtake an extension, and take back what its holder was promised.
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
