@@ -94,7 +94,7 @@ def test_and_one_of_memcached(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = of_memcached.Connections(of_memcached.Settings("localhost", 1))
     link = Link()
     monkeypatch.setattr(pool, "opened", lambda: link)
-    pool._idle[None] = ClosedMeanwhile(pool.close)
+    monkeypatch.setattr(pool, "_idle", ClosedMeanwhile(pool.close))
     with pool.one():
         pass
     assert link.closed

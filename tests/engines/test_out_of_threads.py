@@ -113,7 +113,7 @@ class Clock:
     def __init__(self) -> None:
         self.time = 1000.0
         self.looked: list[float] = []
-        self.lookup = Lookup(self._look, every=0.5, stale=1.0, on_end=lambda: None)
+        self.lookup = Lookup(self._look, every=0.5, stale=1.0)
 
     def monotonic(self) -> float:
         return self.time

@@ -57,7 +57,7 @@ def zookeeper(_folder: Path) -> Iterator[tuple[Any, Callable[[], object]]]:
 
 def servers(_folder: Path) -> Iterator[tuple[Any, Callable[[], object]]]:
     """Who knows where Redis's servers are, and asks them again."""
-    known = Lookup(lambda: True, every=LONG, stale=LONG, on_end=lambda: None)
+    known = Lookup(lambda: True, every=LONG, stale=LONG)
 
     def ask() -> bool:
         try:
@@ -72,7 +72,8 @@ def servers(_folder: Path) -> Iterator[tuple[Any, Callable[[], object]]]:
 def shut(engine: Any) -> None:
     """What makes the engine open again: what it has open is gone."""
     if isinstance(engine, Lookup):
-        engine.forget()
+        engine.doubt()
+        engine._asked_at = engine._again_at = 0.0
     elif isinstance(engine, FileEngine):
         if engine.home:
             engine.leave(engine.home)
