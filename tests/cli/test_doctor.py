@@ -19,7 +19,7 @@ from weblock.stores.memcached import diagnosis as of_memcached
 from weblock.stores.memcached import open_engine
 from weblock.stores.postgresql import diagnosis as of_postgresql
 from weblock.stores.postgresql.settings import parse as postgresql_settings
-from weblock.stores.redis.diagnosis import Seen, of_clocks, of_server
+from weblock.stores.redis.servers import Seen, of_clocks, of_server
 from weblock.stores.redis.settings import Address, Settings, parse
 
 WELL = {
@@ -52,8 +52,8 @@ def test_a_server_that_is_well_has_no_remedies() -> None:
     [
         ({"redis_version": "6.0.9"}, "redis://x", "version", "problem", "Redis 6.0.9"),
         ({"role": "slave"}, "redis://x", "role", "problem", "replica"),
-        ({"connected_slaves": "1"}, "redis://x", "role", "warning", "1 replica,"),
-        ({}, "redis://x?min_replicas=1", "role", "problem", "min_replicas=1"),
+        ({"connected_slaves": "1"}, "redis://x", "replicas", "warning", "1 replica,"),
+        ({}, "redis://x?min_replicas=1", "replicas", "problem", "min_replicas=1"),
         (
             {"rdb_last_bgsave_status": "err"},
             "redis://x",
@@ -127,7 +127,7 @@ def test_a_real_server_is_examined(run, told) -> None:
     """On a server with the least rights all is found, and a key is locked there."""
     url = fresh_url()
     report = findings(told, "--url", url)
-    assert {"version", "role", "eviction", "memory", "clock", "round trip"} <= set(report)
+    assert {"version", "replicas", "eviction", "memory", "clock", "round trip"} <= set(report)
     wrong = {subject for subject, each in report.items() if each["level"] != "ok"}
     assert wrong == {"persistence"}  # For the URL has recovery=off.
     done = run("doctor", "--url", url)
@@ -173,7 +173,7 @@ def test_sentinels_are_examined(run, told) -> None:
 )
 def test_what_a_failover_does_depends_on_recovery(recovery: str, said: str) -> None:
     """A primary with replicas is told what a failover may do with these settings."""
-    finding = found({"connected_slaves": "2"}, f"redis://x?recovery={recovery}")["role"]
+    finding = found({"connected_slaves": "2"}, f"redis://x?recovery={recovery}")["replicas"]
     assert f"forget the last ones, and {said}" in finding.text
 
 

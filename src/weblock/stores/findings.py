@@ -26,6 +26,12 @@ class Finding(NamedTuple):
     where: str = ""
     """The server that it is about, where there are several."""
 
+    @property
+    def reason(self) -> str:
+        """The reason of an error: ``what is wrong: what to do``. ``unfit`` reads it back."""
+        parts = (self.text, self.remedy)
+        return ": ".join(f"{part[:1].lower()}{part[1:]}".rstrip(".") for part in parts)
+
 
 def warning(subject: str, text: str, remedy: str) -> Finding:
     """Return a finding that an operator should know."""

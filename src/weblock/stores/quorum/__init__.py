@@ -20,6 +20,7 @@ from ...errors import ConfigurationError, EngineUnavailable
 from ..findings import Finding
 from ..redis.settings import SCHEMES as REDIS
 from ..redis.settings import Deployment, Settings, parse
+from ..transport.unfit import Unfit
 from ..url import shown
 from .clocks import Clocks
 
@@ -198,8 +199,6 @@ class QuorumEngine:
 
     def _admit(self, number: int, server: Server) -> None:
         """Reject a server that is another one of the list, under another name."""
-        from ..redis.servers import Unfit
-
         others = [run for each, run in self._runs.items() if each != number]
         if server.run in others:
             raise Unfit(

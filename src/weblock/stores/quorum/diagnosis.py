@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from ..findings import Finding, Level, problem, warning
 from ..redis.connections import Connections
-from ..redis.diagnosis import Seen, look_at, of_clocks, of_server
+from ..redis.servers import Seen, look_at, of_clocks, of_server
 from ..redis.settings import Settings
 
 

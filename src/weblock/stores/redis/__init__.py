@@ -67,7 +67,7 @@ class RedisEngine:
 
     def diagnose(self) -> Iterable[Finding]:
         """Return what there is to know of the servers."""
-        from .diagnosis import diagnose
+        from .servers import diagnose
 
         return diagnose(self._connections, self.settings)
 

@@ -23,11 +23,13 @@ from ..._platform.forks import close_in_children
 from ..._platform.logs import logger
 from ..._platform.loops import BeforeLoopEnds, ByLoop, made_for_all
 from ..._platform.turns import turns
+from ..transport.unfit import Unfit
 from .asking import connecting, in_background
 from .calls import packed
+from .failures import NOT_RUNG, explained
 from .internals import take_writer
 from .rings import ring_waiter
-from .servers import NOT_RUNG, Server, Unfit, explained
+from .servers import Server
 from .settings import Address
 from .wire import Errors, Introduce, Link
 

@@ -15,7 +15,7 @@ from redis import exceptions
 
 from ..._platform.logs import Repeats, logger
 from ..._platform.loops import running
-from .servers import Unfit
+from ..transport.unfit import Unfit
 from .settings import Address
 
 T = TypeVar("T")

@@ -19,10 +19,12 @@ from ..._core.ports import Readable
 from ..._platform.forks import close_in_children
 from ..._platform.polling import READABLE, new_poll, time_out_in_kernel
 from ..._platform.turns import Empty, taken_out, turns
+from ..transport.unfit import Unfit
 from .aio import Loan
 from .asking import Connect, connecting
+from .failures import explained
 from .internals import socket_of
-from .servers import Server, Unfit, explained
+from .servers import Server
 from .settings import Address
 from .wire import Errors, Introduce, Link
 

@@ -10,10 +10,11 @@ from typing import Any, Final, NamedTuple
 from redis import exceptions
 from redis.crc import key_slot
 
+from ..transport.unfit import Unfit
 from .asking import Connect, Lookup, Poll, asked, first_answer, in_background, opened
 from .calls import MICRO, Call, Layout, micros
 from .scripts import BEGIN
-from .servers import Server, Unfit, examine
+from .servers import Server, examine
 from .settings import Address, Settings
 
 ASK_EVERY: Final = 5.0

@@ -14,8 +14,8 @@ from ..._platform.logs import Repeats, logger
 from ..._platform.threads import BackgroundThread
 from .blocking import BlockingLink
 from .calls import packed
+from .failures import NOT_RUNG, explained
 from .rings import ring_waiter
-from .servers import NOT_RUNG, explained
 from .settings import Address
 
 LISTENED_IN: Final = 5.0

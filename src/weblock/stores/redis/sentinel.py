@@ -9,8 +9,8 @@ from typing import Final
 
 from redis import exceptions
 
+from ..transport.unfit import Unfit
 from .asking import Connect, Lookup, Poll, asked, opened
-from .servers import Unfit
 from .settings import Address, Settings
 
 ASK_EVERY: Final = 0.5

@@ -1,29 +1,41 @@
-"""A server's own description, and whether locks are safe on it."""
+"""What a Redis server says of itself, and what that means for locks.
+
+``fitness`` decides whether a server may keep leases. A connection asks it when it opens, and refuses a
+server with a problem; ``weblock doctor`` prints the same, and what else an operator should know.
+"""
 
 from __future__ import annotations
 
 import re
-import ssl
-from collections.abc import Mapping
-from typing import Final, NamedTuple
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import redis
 from redis import exceptions
 
-from .settings import Deployment, Settings
+from ..findings import Finding, Level, bytes_of, problem, several, time_of, unfit, warning
+from ..transport.unfit import Unfit
+from .asking import Poll, asked, opened
+from .failures import explained
+from .settings import Address, Deployment, Settings
+
+if TYPE_CHECKING:
+    from .connections import Connections
+
+Facts = Mapping[str, str]
+"""The fields of a server's answer to ``INFO``."""
 
 LEAST_VERSION: Final = (6, 2)
 
+FULL: Final = 0.9
+"""The share of its memory or its connections from which a server counts as nearly full."""
 
-NOT_RUNG: Final = "those who wait for locks cannot be rung, and look once a second instead: %s"
+APART: Final = 1.0
+"""Seconds by which clocks may differ before that is worth a warning."""
 
-
-FULL: Final = "its memory is full, and it takes no new leases: raise maxmemory"
-
-GRANT: Final = "grant it to the user; docs/redis.md has the least rights that do"
-
-
-class Unfit(Exception):
-    """A server that must not keep leases as it is. Says why, and what to do about it."""
+SCANNED: Final = 100
+"""How many requests, of a thousand keys each, are sent to count keys."""
 
 
 class Server(NamedTuple):
@@ -42,81 +54,245 @@ class Server(NamedTuple):
         return f"{self.run}:{self.replid}"
 
 
+class Seen(NamedTuple):
+    """One server's answers, and when it gave them."""
+
+    address: Address
+    facts: Facts
+    took: float
+    ahead: float
+    """Seconds by which its clock is ahead of ours, give or take half of what the answer took."""
+    ours: tuple[int, bool]
+    """How many keys of ours it has, and whether these are all."""
+
+
+def facts_in(info: bytes) -> Facts:
+    """Return the fields of an answer to ``INFO``."""
+    lines = info.decode(errors="replace").splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
 def examine(info: bytes, settings: Settings) -> Server:
-    """Parse the answer to ``INFO``. Raises ``Unfit``."""
-    facts = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
-    version = version_of(facts)
-    if version < LEAST_VERSION:
-        raise Unfit(
-            f"it is Redis {facts.get('redis_version')}, and locks need 6.2 or later: upgrade it, or"
-            " use Valkey"
-        )
-    if facts.get("role") != "master":
-        raise Unfit(
-            f"it is a replica (role:{facts.get('role')}), and locks live on the primary: give the"
-            " primary's address, or redis+sentinel:// to have it found"
-        )
-    clustered = facts.get("cluster_enabled") == "1"
-    if clustered and settings.deployment is not Deployment.CLUSTER:
-        raise Unfit("it is a node of a cluster: write redis+cluster:// instead")
-    if not clustered and settings.deployment is Deployment.CLUSTER:
-        raise Unfit("it is not a node of a cluster: write redis:// instead")
-    _refuse_eviction(facts, settings)
+    """Return which server it is. Raises ``Unfit`` if it must not keep leases as it is."""
+    facts = facts_in(info)
+    for finding in fitness(facts, settings):
+        if finding.level is Level.PROBLEM:
+            raise Unfit(finding.reason)
     return Server(
         facts.get("run_id", "unknown"),
-        version,
+        _version(facts),
         facts.get("master_replid", ""),
         int(facts.get("server_time_usec", 0)),
     )
 
 
-def version_of(facts: Mapping[str, str]) -> tuple[int, ...]:
-    """Return the numbers of the version that a server names in its answer to ``INFO``."""
+def fitness(facts: Facts, settings: Settings) -> Iterator[Finding]:
+    """Yield what decides whether a server may keep leases."""
+    name = "Valkey" if facts.get("server_name") == "valkey" else "Redis"
+    version = facts.get("valkey_version") or facts.get("redis_version", "of no version")
+    text = f"It is {name} {version}, up for {time_of(float(facts.get('uptime_in_seconds', 0)))}"
+    if _version(facts) < LEAST_VERSION:
+        yield problem("version", f"{text}, and locks need 6.2.", "Upgrade it, or use Valkey.")
+    else:
+        yield Finding("version", f"{text}.")
+
+    clustered = facts.get("cluster_enabled") == "1"
+    if facts.get("role") != "master":
+        yield problem(
+            "role",
+            "It is a replica, and locks live on the primary.",
+            "Give the primary's address, or redis+sentinel:// to have it found.",
+        )
+    elif clustered and settings.deployment is not Deployment.CLUSTER:
+        yield problem("role", "It is a node of a cluster.", "Write redis+cluster:// instead.")
+    elif not clustered and settings.deployment is Deployment.CLUSTER:
+        yield problem("role", "It is not a node of a cluster.", "Write redis:// instead.")
+
+    policy, most = facts.get("maxmemory_policy", "noeviction"), int(facts.get("maxmemory", 0))
+    if not most or policy == "noeviction":
+        limit = f"of {bytes_of(most)} " if most else ""
+        yield Finding("eviction", f"It never evicts a lease ({limit or 'no '}maxmemory, {policy}).")
+    else:
+        yield (warning if settings.allow_eviction else problem)(
+            "eviction",
+            f"It may throw leases away when its memory is full (maxmemory-policy {policy}).",
+            "Set maxmemory-policy noeviction, use a server of its own for locks, or accept lost"
+            " leases with allow_eviction=true.",
+        )
+
+
+def _version(facts: Facts) -> tuple[int, ...]:
     # Valkey goes on counting as Redis 7.2 there.
     return tuple(int(part) for part in re.findall(r"\d+", facts.get("redis_version", ""))[:3])
 
 
-def _refuse_eviction(facts: dict[str, str], settings: Settings) -> None:
-    policy = facts.get("maxmemory_policy", "noeviction")
-    if settings.allow_eviction or policy == "noeviction" or facts.get("maxmemory", "0") == "0":
+def diagnose(connections: Connections, settings: Settings) -> Iterator[Finding]:
+    """Return what is found on each server of a deployment."""
+    try:
+        addresses = connections.servers()
+    except (exceptions.RedisError, Unfit, OSError) as error:
+        yield _unreachable("", error)
         return
-    raise Unfit(
-        f"it may throw leases away when its memory is full (maxmemory-policy {policy}): set"
-        " maxmemory-policy noeviction, use a server of its own for locks, or accept lost leases"
-        " with allow_eviction=true"
+    if settings.deployment is Deployment.SENTINEL:
+        yield _sentinels(connections, settings)
+    seen: list[Seen] = []
+    for address in addresses:
+        where = str(address) if len(addresses) > 1 else ""
+        found = look_at(connections, address, settings)
+        if isinstance(found, Seen):
+            seen.append(found)
+            yield from (each._replace(where=where) for each in of_server(found, settings))
+        else:
+            lost = " Keys that are there cannot be locked until it or a replica of it answers."
+            yield found._replace(text=found.text + (lost if where else ""))
+    yield from of_clocks(seen)
+
+
+def look_at(connections: Connections, address: Address, settings: Settings) -> Seen | Finding:
+    """Return a server's own report, or the finding that it cannot be asked."""
+    try:
+        with opened(connections.connection(address)) as connection:
+            return _look(address, connection, settings)
+    except (exceptions.RedisError, Unfit, OSError) as error:
+        return _unreachable(str(address), error)
+
+
+def _unreachable(where: str, error: Exception) -> Finding:
+    remedy = "Start it, or check the address, the password and the network between it and here."
+    if isinstance(error, Unfit):
+        found = unfit("reachable", str(error), remedy)
+    else:
+        text = f"It cannot be asked: {explained(error).rstrip('.')}."
+        found = problem("reachable", text, remedy)
+    return found._replace(where=where)
+
+
+def _sentinels(connections: Connections, settings: Settings) -> Finding:
+    def answers(address: Address) -> bool:
+        with opened(connections.sentinel(address)) as connection:
+            return bool(asked(connection, "PING"))
+
+    poll = Poll(answers)
+    poll.ask_all(settings.addresses)
+    poll.wait(lambda: False, settings.timeout)
+    silent = [each for each in settings.addresses if poll.heard.get(each) is not True]
+    count = len(settings.addresses)
+    text = f"{count - len(silent)} of {count} Sentinels in the URL answer"
+    if not silent:
+        return Finding("sentinels", f"{text}.")
+    return warning(
+        "sentinels",
+        f"{text}, and not {', '.join(map(str, silent))}.",
+        "Start the others, or find out why they do not answer: a failover needs a majority of all.",
     )
 
 
-def explained(error: BaseException) -> str:  # noqa: PLR0911 - a list
-    """Return why a server refused, with the remedy if there is one."""
-    text = str(error) or type(error).__name__
-    if (
-        isinstance(error.__context__, ssl.SSLError)
-        and (cause := str(error.__context__)) not in text
-    ):
-        text = f"{text} {cause}"  # On asyncio, redis-py 5 gives only the number of the error.
-    match error:
-        case Unfit():
-            return text
-        case exceptions.AuthenticationWrongNumberOfArgsError() | exceptions.AuthenticationError():
-            return f"it refused the user or the password ({text}): check them in the URL"
-        case exceptions.NoPermissionError():
-            return f"{text}: {GRANT}"
-        case exceptions.ReadOnlyError():
-            return "it has become a replica"
-        case exceptions.BusyLoadingError():
-            return "it is loading its data"
-        case exceptions.OutOfMemoryError():
-            return FULL
-        case exceptions.TimeoutError():
-            return f"it did not answer in time ({text})"
-    return next((said for mark, said in _SAID_OF if mark in text), "{text}").format(text=text[:300])
+def _look(address: Address, connection: redis.Connection, settings: Settings) -> Seen:
+    sent = time.time()
+    facts = facts_in(asked(connection, "INFO"))
+    heard = time.time()
+    clock = int(facts.get("server_time_usec", 0)) / 1_000_000
+    ahead = clock - (sent + heard) / 2 if clock else 0.0
+    count, cursor = 0, "0"
+    for _ in range(SCANNED):
+        answer: Sequence[Any] = asked(
+            connection, "SCAN", cursor, "MATCH", f"{settings.prefix}:{{*", "COUNT", "1000"
+        )
+        cursor = answer[0].decode()
+        count += len(answer[1])
+        if cursor == "0":
+            break
+    return Seen(address, facts, heard - sent, ahead, (count, cursor == "0"))
 
 
-_SAID_OF: Final = (
-    ("-OOM ", FULL),  # As Redis 6 says it of a script.
-    ("MISCONF", "it cannot write its data to disk, and refuses all writes: {text}"),
-    ("ACL failure", f"{{text}}: {GRANT}"),
-    ("user executing the script", f"{{text}}: {GRANT}"),
-)
-"""What error replies without a type of their own mean, by a part of their text."""
+def of_server(seen: Seen, settings: Settings) -> Iterator[Finding]:
+    """Yield what one server has told of itself."""
+    facts = seen.facts
+    yield from fitness(facts, settings)
+    if facts.get("role") == "master":
+        yield _replicas(facts, settings)
+    yield _persistence(facts, settings)
+
+    used, most = int(facts.get("used_memory", 0)), int(facts.get("maxmemory", 0))
+    count, all_counted = seen.ours
+    text = (
+        f"It uses {bytes_of(used)}{f' of {bytes_of(most)}' if most else ''} in all, and has"
+        f" {several(count, 'key') if all_counted else f'{count} keys or more'} of ours, which start"
+        f" with {settings.prefix}:."
+    )
+    if most and used > FULL * most:
+        yield warning("memory", text, "Raise maxmemory: a full server takes no new leases.")
+    else:
+        yield Finding("memory", text)
+
+    used, most = int(facts.get("connected_clients", 0)), int(facts.get("maxclients", 0))
+    text = f"It has {used} of {most} connections in use."
+    if most and used > FULL * most:
+        remedy = "Raise maxclients, or lower max_connections of clients."
+        yield warning("connections", text, remedy)
+    else:
+        yield Finding("connections", text)
+
+
+def _replicas(facts: Facts, settings: Settings) -> Finding:
+    count, wanted = int(facts.get("connected_slaves", 0)), settings.min_replicas
+    text = f"It is a primary with {several(count, 'replica')}"
+    if count < wanted:
+        remedy = "Bring the other replicas back, or ask for fewer."
+        return problem("replicas", f"{text}, and min_replicas={wanted}.", remedy)
+    if not count or wanted:
+        return Finding("replicas", f"{text}.")
+    then = (
+        "recovery keeps the new primary from granting them again meanwhile"
+        if settings.recovery
+        else "recovery=off lets the new primary grant them again at once"
+    )
+    return warning(
+        "replicas",
+        f"{text}, which get leases a moment later: a failover may forget the last ones, and {then}.",
+        "Add min_replicas=1 to the URL to have a replica acknowledge each lease.",
+    )
+
+
+def _persistence(facts: Facts, settings: Settings) -> Finding:
+    if facts.get("rdb_last_bgsave_status", "ok") != "ok":
+        return problem(
+            "persistence",
+            "Its last snapshot failed, and by default it refuses all writes then.",
+            "Look at its log: often the disk is full, or vm.overcommit_memory is 0.",
+        )
+    kept = (
+        "It writes an append-only file: a crash loses the last second at most"
+        if facts.get("aof_enabled") == "1"
+        else "It writes no append-only file: a crash loses the leases since the last snapshot, or all"
+    )
+    if settings.recovery:
+        then = f"After that it grants none for {settings.recovery:g} s (recovery)"
+        return Finding("persistence", f"{kept}. {then}, so that none is granted twice.")
+    return warning(
+        "persistence",
+        f"{kept}; and recovery=off lets it grant them again at once, while their holders run.",
+        "Leave recovery at its default, unless all sections end by themselves at once.",
+    )
+
+
+def of_clocks(seen: Sequence[Seen]) -> Iterator[Finding]:
+    """Yield how the servers' clocks differ from ours, and from each other's."""
+    if not seen:
+        return
+    worst = max(seen, key=lambda each: abs(each.ahead))
+    offset = f"{abs(worst.ahead):.3f} s {'ahead of' if worst.ahead > 0 else 'behind'} ours"
+    offset += f", give or take {worst.took / 2:.3f} s"
+    if len(seen) == 1:
+        yield Finding("clock", f"Its clock is {offset}. Leases do not depend on that difference.")
+        return
+    apart = max(each.ahead for each in seen) - min(each.ahead for each in seen)
+    text = f"Their clocks differ by {apart:.3f} s; that of {worst.address} is {offset}."
+    if apart > APART:
+        yield warning(
+            "clock",
+            f"{text} When a server that is behind takes over, fences may go back by as much.",
+            "Have a time server (chrony, ntpd) set all clocks.",
+        )
+    else:
+        yield Finding("clock", text)

@@ -16,7 +16,9 @@ from redis import exceptions
 from redis.connection import DefaultParser
 
 from ...errors import EngineUnavailable
+from ..transport.unfit import Unfit
 from .calls import MICRO, Call, Layout, micros, packed
+from .failures import GRANT, explained
 from .nodes import Nodes
 from .scripts import (
     ACQUIRE,
@@ -32,7 +34,7 @@ from .scripts import (
     RENEW,
     TRANSFER,
 )
-from .servers import GRANT, Server, Unfit, examine, explained
+from .servers import Server, examine
 from .settings import Address, Settings
 
 if TYPE_CHECKING:
