@@ -112,7 +112,6 @@ class User:
             switchboard=engine.switchboard,
             engine=engine.name,
             observers=observers,
-            lease_table=getattr(engine, "lease_table", None),
         )
         self._locker = weakref.ref(locker)
         return locker

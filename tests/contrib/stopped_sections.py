@@ -70,7 +70,7 @@ class Rounds:
         self.outcomes: Counter[str] = Counter()
         self.waited = 0
         self.stale = 0
-        self._locks = Locks.from_url(engine, wait=0.05 if engine.startswith("postgresql") else 60)
+        self._locks = Locks.from_url(engine, wait=60)
         words = [url, isolation, engine, "guarded" if guarded else ""]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.contrib.stopped_sections", *words],

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.servers import Postgres
-from weblock.stores.postgresql import statements
 
 from .stopped_sections import Rounds
 
@@ -100,20 +99,7 @@ def leases_in(database: str) -> str:
     "case", [*POSTGRESQL, *PGBOUNCER] if LONG else POSTGRESQL[1:2], ids="-".join
 )
 def test_none_does_where_the_leases_are_in_the_database(urls, case):
-    """The check of the lease itself is as good as that of a fence, and needs no other table."""
+    """The fences and the leases are in two tables of one database."""
     found = rounds(urls, case, leases_in(urls(case[0])), ROUNDS, guarded=True)
     assert found.stale == 0
     assert found.outcomes["StaleFence"]
-
-
-@pytest.mark.timeout(900)
-@pytest.mark.skipif(not LONG, reason="the simulator finds it, too; with WEBLOCK_LONG=1")
-@pytest.mark.parametrize("case", POSTGRESQL[:2], ids="-".join)
-def test_some_do_where_a_lease_is_granted_as_it_is_renewed(urls, case, monkeypatch):
-    """With a lock on the row that the check does not conflict with, stale sections are not refused."""
-    for name in ("_ACQUIRE", "_FREE"):
-        text = getattr(statements, name)
-        assert "FOR UPDATE" in text
-        monkeypatch.setattr(statements, name, text.replace("FOR UPDATE", "FOR NO KEY UPDATE"))
-    found = rounds(urls, case, leases_in(urls(case[0])), ROUNDS, guarded=True)
-    assert found.stale

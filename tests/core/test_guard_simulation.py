@@ -3,18 +3,13 @@
 import pytest
 
 from .simulation.guarded import (
-    LEASE_MUTANTS,
     LEVELS,
     MUTANTS,
-    POSTGRESQL,
     READ_COMMITTED,
     SERIALIZABLE,
-    checked_exclusively,
     continued,
-    granted_by_a_plain_update,
     guarded,
     guarded_by_a_lost_engine,
-    leased,
     runs,
 )
 
@@ -69,38 +64,3 @@ def test_each_mistake_is_found(mutant):
     }
     assert broken
     assert SERIALIZABLE not in broken  # There the database itself sees what was read.
-
-
-@pytest.mark.parametrize("fences", FENCES, ids=str)
-@pytest.mark.parametrize("level", POSTGRESQL)
-def test_with_the_lease_in_the_database_nothing_stale_is_committed(level, fences):
-    """Whoever is granted the key whenever: those that commit have read what the others have committed."""
-    found = list(runs(level, leased, fences))
-    assert not [run for run in found if run.stale]
-    assert all("committed" in run.outcomes for run in found)
-    assert any(run.outcomes.count("committed") == 1 for run in found)
-    assert any(run.outcomes == ("committed",) * 2 for run in found)
-
-
-@pytest.mark.parametrize("mutant", LEASE_MUTANTS, ids=[each.__name__ for each in LEASE_MUTANTS])
-def test_each_mistake_with_the_lease_in_the_database_is_found(mutant):
-    """A check or a grant that is left out, weakened or late lets some order commit what is stale."""
-    broken = {
-        level for level in POSTGRESQL if any(run.stale for run in runs(level, mutant, (1, 2)))
-    }
-    assert READ_COMMITTED in broken
-
-
-def test_a_plain_grant_is_overlooked_by_an_older_snapshot():
-    """At REPEATABLE READ the check would see the lease as it was, and not as it is."""
-    (first,) = {
-        run.order
-        for run in runs("REPEATABLE READ", granted_by_a_plain_update, (1, 2))
-        if run.stale and run.order[:2] == (0, 0) and run.order[2:7] == (1, 1, 1, 1, 1)
-    }
-    assert first[7:] == (0, 0, 0)
-
-
-def test_a_check_that_locks_out_renewals_is_found():
-    """No section with such a check comes to its end: its lease cannot be renewed before COMMIT."""
-    assert not list(runs(READ_COMMITTED, checked_exclusively, (1, 2)))

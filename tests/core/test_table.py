@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from weblock._core import table
 from weblock._core.table import (
     HANDOFF,
@@ -373,34 +371,6 @@ def test_where_nobody_holds_nobody_is_asked() -> None:
     assert table.current(asked, at(2)).blank
 
 
-def test_nobody_is_granted_a_key_before_a_commit() -> None:
-    """While a former holder's transaction is open, its ended lease goes on, whoever asks."""
-    committing = at(TTL + 1)._replace(committing=True)
-    queue = after(claim("a"), claim("b"))
-    asked = table.acquire(queue, committing, claim("c"), room=5)
-    assert (holder(asked.state), queued(asked.state), asked.woken) == ("a", ["b", "c"], ())
-    refused = table.acquire(queue, committing, claim("c"), room=0)
-    assert isinstance(refused.answer, Busy)
-    later = table.refresh(asked.state, at(TTL + 2), "c", TTL)
-    assert holder(later.state) == "c"  # "b" has not kept its place.
-
-
-@pytest.mark.parametrize("release", ["release", "force_release"])
-def test_a_key_released_before_a_commit_is_kept_for_it(release: str) -> None:
-    """It goes to the first waiter when the transaction has ended, and not before."""
-    committing = at(1)._replace(committing=True)
-    queue = after(claim("a"), claim("b"))
-    if release == "release":
-        step = table.release(queue, committing, "a")
-    else:
-        step = table.force_release(queue, committing)
-    assert step.answer == Released()
-    assert (queued(step.state), step.woken) == (["b"], ())
-    assert step.state.fence == queue.fence
-    handed = table.refresh(step.state, at(2), "b", TTL)
-    assert (holder(handed.state), handed.state.fence) == ("b", queue.fence + 1)
-
-
 def test_a_look_shows_what_is_live() -> None:
     """What is live is shown as it is."""
     state = after(claim("a"), claim("b"))
@@ -552,14 +522,6 @@ def test_force_takes_the_leases_of_all_holders() -> None:
     ended = after(reader("a", ttl=2), reader("b", "p2"), claim("w"))
     step = table.force_release(ended, at(3, "p2"))
     assert (step.answer, holders(step.state)) == (Gone(), ["w"])
-
-
-def test_nobody_is_let_in_beside_others_before_a_commit() -> None:
-    """Not even a reader beside a reader."""
-    committing = at(1)._replace(committing=True)
-    asked = table.acquire(after(reader("a")), committing, reader("b"), room=1)
-    assert (holders(asked.state), queued(asked.state)) == (["a"], ["b"])
-    assert holders(table.refresh(asked.state, at(2), "b", TTL).state) == ["a", "b"]
 
 
 def test_a_look_shows_all_holders() -> None:

@@ -6,13 +6,12 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import psycopg
 import pytest
 
 from tests.servers.postgres import fresh_postgresql, shared_postgres
 from tests.support.urls import varied
 from tests.support.waiting import PATIENCE, eventually, waiters
-from weblock import EngineRecovering, Locks, LockTimeout
+from weblock import EngineRecovering, Locks
 from weblock._runtime.blocking import drive
 
 HOUR = 3600.0
@@ -77,7 +76,7 @@ def before_the_grant(
     ask, left = links.ask, [work]
 
     async def interrupted(statement: Any, *parameters: Any) -> Any:
-        if statement.name == "weblock_grant" and left:
+        if statement.name == "weblock_write" and left:
             left.pop()()
         return await ask(statement, *parameters)
 
@@ -202,53 +201,3 @@ class TestBetweenTwoStatements:
         before_the_grant(off, monkeypatch, used_and_forgotten)
         with off.hold("key", limit=2) as lease:
             assert lease.fence > fences[0]
-
-
-def test_a_row_that_appears_during_an_acquisition_is_not_taken_from_a_commit(url) -> None:
-    """A guarded transaction keeps the next holder out, also one whose statement began before the row was there.
-
-    A trigger holds that statement up, as a server that is out of processor time does.
-    """
-    with (
-        Locks.from_url(url, wait=0) as locks,
-        Locks.from_url(varied(url, application_name="slow"), wait=0) as slow,
-        psycopg.connect(shared_postgres().url()) as guarded,
-        psycopg.connect(shared_postgres().url(), autocommit=True) as barrier,
-    ):
-        hold_up(slow)
-        barrier.execute("SELECT pg_advisory_lock(7)")
-        outcomes: list[Any] = []
-        thread = threading.Thread(target=lambda: outcomes.append(outcome_of(slow)))
-        thread.start()
-        waits = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-        eventually(lambda: barrier.execute(waits).fetchone())
-        lease = locks.acquire("key")
-        query = f"SELECT 1 FROM {table_of(locks)} WHERE key LIKE '%key' FOR KEY SHARE"
-        assert guarded.execute(query.encode()).fetchone()
-        lease.release()
-        barrier.execute("SELECT pg_advisory_unlock(7)")
-        thread.join(PATIENCE)
-        assert outcomes == [LockTimeout]
-        guarded.commit()
-        slow.acquire("key", wait=PATIENCE).release()
-
-
-def hold_up(locks: Locks) -> None:
-    """Make the insertions of one client wait for an advisory lock."""
-    rows(
-        locks,
-        "CREATE OR REPLACE FUNCTION hold_up() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-        " IF current_setting('application_name') = 'slow' THEN"
-        " PERFORM pg_advisory_xact_lock(7); END IF; RETURN NEW; END $$",
-    )
-    rows(
-        locks, "CREATE TRIGGER hold_up BEFORE INSERT ON {} FOR EACH ROW EXECUTE FUNCTION hold_up()"
-    )
-
-
-def outcome_of(locks: Locks) -> Any:
-    """The fence that a caller gets, or the kind of its error."""
-    try:
-        return locks.acquire("key").fence
-    except Exception as error:  # noqa: BLE001 - whatever it is, the test shows it
-        return type(error)

@@ -23,7 +23,7 @@ from .keeping import LATEST, Debt, Keeper
 from .observers import Observers
 from .outage import LONGEST as OUTAGE
 from .pace import Pace
-from .ports import Ask, Grasp, LeaseTable, Pulse, Reply, Runtime, Store, Switchboard, Unfinished
+from .ports import Ask, Grasp, Pulse, Reply, Runtime, Store, Switchboard, Unfinished
 from .table import HANDOFF, PLACE, Answer, Busy, Claim, Gone, Held, Waiting
 from .telling import (
     Health,
@@ -104,10 +104,8 @@ class Locker:
         switchboard: Switchboard,
         engine: str,
         observers: Observers | None = None,
-        lease_table: Callable[[], LeaseTable] | None = None,
     ) -> None:
         self.engine = engine
-        self.lease_table = lease_table
         """What returns the table that the leases are in, if they are in a database."""
         self.observers = observers or Observers(engine, runtime.now)
         self.store = store

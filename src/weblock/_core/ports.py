@@ -37,15 +37,6 @@ class Unfinished(EngineUnavailable):
         self.answer = answer
 
 
-class LeaseTable(NamedTuple):
-    """The table of a database that an engine keeps its leases in."""
-
-    database: str
-    """Which database of which server, by what the server says of itself."""
-    table: str
-    """The table's name with its schema, quoted as SQL needs it."""
-
-
 class Pulse(NamedTuple):
     """One heartbeat: ``owner`` keeps its lease of ``key`` for ``ttl``, or its place.
 

@@ -36,9 +36,6 @@ SHARED: Final = 2**31 - 1
 PLACE: Final = 4.0
 """Seconds that a place in the queue lasts without a heartbeat."""
 
-COMMIT: Final = 0.25
-"""Seconds after which it is asked again whether a former holder's transaction has ended."""
-
 SEEN: Final = 16
 """Places of a full queue that one claim checks, to find some that have lapsed."""
 
@@ -103,15 +100,12 @@ class Moment(NamedTuple):
 
     ``now`` is its own clock, in seconds; ``fence_floor`` the lowest fence that it may give;
     ``alive`` says whether a process lives (an engine that cannot tell answers yes, and time
-    decides). ``committing`` says that a former holder's transaction has checked its lease and has not
-    ended yet: until then nobody is granted the key, whatever the time. Only an engine in a database
-    can know of one.
+    decides).
     """
 
     now: float
     fence_floor: int
     alive: Callable[[str], bool] = lambda _process: True
-    committing: bool = False
 
 
 class Held(NamedTuple):
@@ -202,7 +196,7 @@ def acquire(state: KeyState, moment: Moment, claim: Claim, *, room: int) -> Step
     if _holds(state, claim.owner) or _waits(state, claim.owner):
         return _refreshed(state, moment, claim.owner, claim.ttl, woken)
     queue = state.queue
-    if claim.limit > 1 and not queue and not moment.committing and fits(claim, grants):
+    if claim.limit > 1 and not queue and fits(claim, grants):
         granted = _granted(state, moment, claim, claim.ttl, confirmed=True)
         return Step(granted, Held(granted.fence, moment.now + claim.ttl), woken)
     if 0 < room <= len(queue):
@@ -360,10 +354,8 @@ def settle(state: KeyState, moment: Moment) -> tuple[KeyState, tuple[Grant, ...]
         first = grants[0]
         if first.claim.limit == 1 and _lives(first, moment):  # Then nobody fits beside it.
             return state, ()
-    elif not state.queue and not moment.committing:
+    elif not state.queue:
         return state, ()
-    if moment.committing:
-        return _kept_for_a_commit(state, moment), ()
     grants, queue = _lasting(state, moment)
     return _let_in(state._replace(grants=grants, queue=queue), moment)
 
@@ -401,18 +393,6 @@ def _lasting(state: KeyState, moment: Moment) -> tuple[tuple[Grant, ...], tuple[
     if not silent:
         return lasting, state.queue
     return lasting, tuple(each for each in state.queue if each.claim.process not in silent)
-
-
-def _kept_for_a_commit(state: KeyState, moment: Moment) -> KeyState:
-    """Return a state whose leases go on; if all were released already, a lease that nobody has."""
-    until = moment.now + COMMIT
-    grants = tuple(
-        grant if _lives(grant, moment) else grant._replace(until=until) for grant in state.grants
-    )
-    if not grants:
-        claim = Claim("committing", "", COMMIT, "a transaction that has not ended")
-        grants = (Grant(claim, state.fence, moment.now, until, confirmed=True),)
-    return state._replace(grants=grants)
 
 
 def _lives(grant: Grant, moment: Moment) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import re
 import weakref
@@ -23,7 +22,6 @@ from sqlalchemy import (  # noqa: E402 - only what fits can be imported
     DateTime,
     Engine,
     MetaData,
-    Pool,
     String,
     Table,
     event,
@@ -33,12 +31,10 @@ from sqlalchemy.engine import AdaptedConnection, ExceptionContext  # noqa: E402
 from sqlalchemy.exc import DBAPIError, PendingRollbackError  # noqa: E402
 from sqlalchemy.util.concurrency import in_greenlet  # noqa: E402
 
-from .._core.ports import LeaseTable  # noqa: E402
 from .._face import BaseLease  # noqa: E402
 from ..errors import ConfigurationError, LeaseLost  # noqa: E402
 from ..keys import unqualified  # noqa: E402
 from .guarding import (  # noqa: E402
-    DATABASE,
     LENGTHS,
     LOCK_WAIT,
     TABLE,
@@ -50,10 +46,8 @@ from .guarding import (  # noqa: E402
     Runner,
     Trouble,
     dialect_of,
-    dialect_of_leases,
     is_due,
     kind_of,
-    lease_table_of,
     marks_of,
     refuse_commit,
     trouble_of,
@@ -92,8 +86,6 @@ def guard(
     between that check and the COMMIT does not commit after another holder has followed. Before the
     session's first statement, the lease's fence is written into a table of the database
     (``fence_table``), and it is read again, under a lock, before each COMMIT of what was written.
-    If the engine keeps its leases in the same database, the lease itself is read instead, and no
-    other table is needed.
 
     The session stays guarded, even after the lease has been released: create a new session for
     other work. Code that commits without a session, through a ``Connection`` for
@@ -228,11 +220,6 @@ _told: Final[weakref.WeakKeyDictionary[Engine, OrderedDict[str, float]]] = (
 )
 """The last sections that each engine has been told of, and when: see ``is_due``."""
 
-_lease_tables: Final[
-    weakref.WeakKeyDictionary[Pool, dict[Callable[[], LeaseTable], LeaseTable | None]]
-] = weakref.WeakKeyDictionary()
-"""The tables of leases that are in the database of a pool, or ``None`` if they are elsewhere."""
-
 
 class _Guarded:
     """A session that commits nothing once its lease is lost."""
@@ -293,7 +280,6 @@ class _Fenced(_Guarded):
         self._session = session
         self._marks = marks_of(lease)
         super().__init__(session, lease)
-        self._lease_table = lease_table_of(lease)
         self._wait = wait
         self._ending: set[Connection] = set()
         """The connections whose COMMIT has begun."""
@@ -322,8 +308,6 @@ class _Fenced(_Guarded):
                 "guard(..., fence=True) needs a session that is bound to an engine, not to a"
                 " connection, whose transaction may be older than the lease"
             )
-        if not self._dialect_at(bind).raising:
-            return bind
         told = _told.setdefault(bind, OrderedDict())
         for mark in self._marks:
             written = told.get(mark.token)
@@ -412,25 +396,6 @@ class _Fenced(_Guarded):
                     self._check(connection, mark)
                 self._wrote[connection] = False
 
-    def _dialect_at(self, engine: Engine) -> Dialect:
-        """Return the statements for a database: where the leases are, theirs."""
-        if leases := self._lease_table_at(engine):
-            return dialect_of_leases(leases)
-        return _dialect_of(_name_of(engine), self._wait)
-
-    def _lease_table_at(self, engine: Engine) -> LeaseTable | None:
-        """Return the table of the lease, if it is in this database, which is asked once."""
-        if self._lease_table is None or _name_of(engine) != "postgresql":
-            return None
-        known = _lease_tables.setdefault(engine.pool, {})
-        if self._lease_table not in known:
-            with engine.connect() as connection:
-                there = _without_blocking(connection, self._lease_table)
-                known[self._lease_table] = (
-                    there if there.database == _database(connection) else None
-                )
-        return known[self._lease_table]
-
     def _is_held(self, connection: Connection) -> bool:
         """Return whether the engine confirms that the lease is held; false if it cannot be asked."""
         try:
@@ -463,7 +428,7 @@ class _Fenced(_Guarded):
             found = done.first() if done.returns_rows else None
             return done.rowcount, Row(*found) if found else None
 
-        dialect = self._dialect_at(connection.engine)
+        dialect = _dialect_of(_name_of(connection.engine), self._wait)
         return Runner(dialect, self._wait, execute, lambda: self._is_held(connection), _NO_TABLE)
 
     def _check(self, connection: Connection, mark: Mark) -> None:
@@ -532,26 +497,6 @@ def _async_driver(connection: Connection) -> Any:
     """Return the connection of an asyncio driver, or ``None`` for other drivers."""
     driver: Any = connection.connection.dbapi_connection
     return driver if isinstance(driver, AdaptedConnection) else None
-
-
-def _without_blocking(connection: Connection, work: Callable[[], LeaseTable]) -> LeaseTable:
-    """Do what blocks: in a thread, where the session is that of an event loop."""
-    if driver := _async_driver(connection):
-        found: LeaseTable = driver.run_async(lambda _driver: asyncio.to_thread(work))
-        return found
-    return work()
-
-
-def _database(connection: Connection) -> Any:
-    try:
-        return connection.scalar(text(DATABASE))
-    except DBAPIError as error:
-        if trouble_of(error) is Trouble.NO_RIGHT:
-            raise ConfigurationError(
-                "the guard must know whether the leases are in this database: GRANT EXECUTE ON"
-                " FUNCTION pg_control_system() TO your application's user"
-            ) from error
-        raise
 
 
 _NO_TABLE: Final = (

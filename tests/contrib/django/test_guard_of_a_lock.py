@@ -13,7 +13,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import override_settings
 
 from weblock import ConfigurationError
-from weblock.contrib.django import lock, locks
+from weblock.contrib.django import lock
 from weblock.contrib.django.checks import check_guard, check_guarded_locks, check_settings
 from weblock.contrib.guarding import TABLE
 
@@ -235,25 +235,6 @@ def test_two_engines_must_not_share_rows(serve: Any, settings: Any) -> None:
     one, two = {"URL": "memory://one"}, {"URL": "memory://two", "GUARD": "database"}
     settings.WEBLOCK = {"default": one, "b": two}
     assert "weblock.E007" in [each.id for each in check_settings()]
-
-
-def test_a_database_that_has_the_leases_needs_no_table(serve: Any, alias: Any) -> None:
-    """W007 is about the databases in which fences are written: not that of ``django://default``."""
-    serve(items=lock("create_item")(Story().create))
-    alias(URL="django://default?recovery=off&create=true&table=checked_lease", GUARD="database")
-    for using in ("default", "other"):
-        with connections[using].cursor() as cursor:
-            cursor.execute(f"ALTER TABLE {TABLE} RENAME TO elsewhere")
-    try:
-        (found,) = check_guard(databases=["default", "other"])
-        assert "'other'" in found.msg
-    finally:
-        locks.close_where(lambda engine: engine.startswith("postgresql"))
-        for using in ("default", "other"):
-            with connections[using].cursor() as cursor:
-                cursor.execute(f"ALTER TABLE elsewhere RENAME TO {TABLE}")
-        with connection.cursor() as cursor:
-            cursor.execute("DROP TABLE IF EXISTS checked_lease")
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,6 @@ The steps are those that are shipped (``weblock.contrib.guarding.protocol``); th
 of versions, snapshots and row locks, at one of four isolation levels. The engine is the worst
 there can be: it grants the key to everybody, at any time, and its fences may go back. Nothing is
 drawn by lot: all orders of two and three sections are tried.
-
-``leased`` is a section whose lease is in the database itself: there the engine's grant is the first
-step, and the row is also written by renewals, on a connection of their own.
 """
 
 from __future__ import annotations
@@ -33,7 +30,6 @@ REPEATABLE_READ: Final = "REPEATABLE READ"
 INNODB: Final = "REPEATABLE READ of InnoDB"
 SERIALIZABLE: Final = "SERIALIZABLE"
 LEVELS: Final = (READ_COMMITTED, REPEATABLE_READ, INNODB, SERIALIZABLE)
-POSTGRESQL: Final = (READ_COMMITTED, REPEATABLE_READ, SERIALIZABLE)
 
 Steps = Generator[Any, Any, None]
 
@@ -45,11 +41,9 @@ class Database:
     level: str
     row: Row | None = None
     raised: int = 0
-    """How often the row was written, or a new lease was granted in it."""
+    """How often the row was written."""
     items: tuple[int, ...] = ()
     locked_by: Transaction | None = None
-    exclusively: bool = False
-    """Whether that lock also keeps out changes of columns that are no key."""
 
 
 @dataclass(eq=False)
@@ -98,7 +92,7 @@ class Section:
 
 def _unlock(database: Database, transaction: Transaction) -> None:
     if database.locked_by is transaction:
-        database.locked_by, database.exclusively = None, False
+        database.locked_by = None
 
 
 def _ask(database: Database, section: Section, what: Any) -> Any:
@@ -120,23 +114,6 @@ def _ask(database: Database, section: Section, what: Any) -> Any:
             transaction.added.append(section.number)
         case "commit":
             _commit(database, transaction)
-        case _:
-            return _ask_for_a_lease(database, section, what)
-    return None
-
-
-def _ask_for_a_lease(database: Database, section: Section, what: str) -> Any:
-    """What the database answers where the leases are in it: to the engine, or to a check of one."""
-    match what:
-        case "renew":
-            if database.exclusively:
-                raise Blocked
-        case "check exclusively":
-            row = _check(database, section.transaction)
-            database.exclusively = True
-            return row
-        case _:
-            _grant(database, section.mark, plainly=what != "grant")
     return None
 
 
@@ -172,15 +149,6 @@ def _raise(database: Database, transaction: Transaction, mark: Mark) -> bool:
     return False
 
 
-def _grant(database: Database, mark: Mark, *, plainly: bool) -> None:
-    """In a transaction of the engine's; a plain update changes no key, so no check keeps it out."""
-    if not plainly:
-        if database.locked_by:
-            raise Blocked
-        database.raised += 1
-    database.row = Row(mark.fence, mark.token)
-
-
 def _check(database: Database, transaction: Transaction) -> Row | None:
     if database.locked_by not in (None, transaction):
         raise Blocked
@@ -192,76 +160,10 @@ def _check(database: Database, transaction: Transaction) -> Row | None:
     return snapshot[0] if database.level in (REPEATABLE_READ, SERIALIZABLE) else database.row
 
 
-def leased(section: Section) -> Steps:
-    """A section whose lease is in the database, and is renewed while it runs."""
-    yield "grant"
-    yield "read"
-    yield "renew"
-    yield "write"
-    yield from checking(section.mark)
-    yield "renew"
-    yield "commit"
-
-
 def refuse_unless_ours(row: Row | None, mark: Mark) -> None:
-    """Raises ``StaleFence`` for a row of another lease, and for none."""
+    """Raises ``StaleFence`` for a row of another section, and for none."""
     if row is None or row.token != mark.token:
         raise StaleFence("key", fence=mark.fence, newest=None)
-
-
-def granted_by_a_plain_update(section: Section) -> Steps:
-    """The engine grants the lease as it renews it."""
-    yield "grant by a plain update"
-    yield "read"
-    yield "write"
-    yield from checking(section.mark)
-    yield "commit"
-
-
-def lease_never_checked(section: Section) -> Steps:
-    """The lease is left as it is."""
-    yield "grant"
-    yield "read"
-    yield "write"
-    yield "commit"
-
-
-def lease_read_unlocked(section: Section) -> Steps:
-    """The lease is read without a lock, so that another may be granted before COMMIT."""
-    yield "grant"
-    yield "read"
-    yield "write"
-    row = yield "read unlocked"
-    refuse_unless_ours(row, section.mark)
-    yield "commit"
-
-
-def read_before_the_grant(section: Section) -> Steps:
-    """It is read before the lease is granted."""
-    yield "read"
-    yield "grant"
-    yield "write"
-    yield from checking(section.mark)
-    yield "commit"
-
-
-def checked_exclusively(section: Section) -> Steps:
-    """The check locks the row as a change of it does: a renewal waits for COMMIT, and is too late."""
-    yield "grant"
-    yield "read"
-    yield "write"
-    row = yield "check exclusively"
-    refuse_unless_ours(row, section.mark)
-    yield "renew"
-    yield "commit"
-
-
-LEASE_MUTANTS: Final = (
-    granted_by_a_plain_update,
-    lease_never_checked,
-    lease_read_unlocked,
-    read_before_the_grant,
-)
 
 
 def guarded(section: Section) -> Steps:

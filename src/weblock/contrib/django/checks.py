@@ -9,17 +9,17 @@ from typing import Final
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Info
 from django.core.checks import Warning as Caution
-from django.db import DatabaseError, connections
+from django.db import connections
 from django.utils.module_loading import import_string
 
 from ..._options import HoldOptions
-from ...errors import ConfigurationError, WeblockError
+from ...errors import ConfigurationError
 from ..guarding import DATABASE_GUARD, TABLE, GuardKind
 from ..request import limit_of
 from ..rules import Rule
 from ..rules.overlap import SEGMENT
 from .discovery import LANGUAGE, RoutedView, gaps, marked_views, routed_views, undecorated
-from .guard import guarded_databases, has_the_leases
+from .guard import guarded_databases
 from .middleware import LockMiddleware
 from .registry import locks
 from .routers import refuse_split_reads
@@ -156,12 +156,11 @@ def check_reads(**_kwargs: object) -> list[CheckMessage]:
 
 
 def check_guard(databases: Sequence[str] | None = None, **_kwargs: object) -> list[CheckMessage]:
-    """Check that the guarded databases have the table of fences, except those that have the leases."""
+    """Check that the guarded databases have the table of fences."""
     guarded = {
         database
         for each in _guarded_aliases()
         for database in guarded_databases(each.guard.databases).intersection(databases or ())
-        if not _has_the_leases(database, each.alias)
     }
     return [
         Caution(
@@ -212,14 +211,6 @@ def _described_locks() -> Iterator[tuple[str, str, GuardKind | None, HoldOptions
         if rules := of_alias(alias).rules:
             for label, guard, options in rules.guards():
                 yield alias, label, guard, options
-
-
-def _has_the_leases(database: str, alias: str) -> bool:
-    """Return whether the guard reads the leases themselves there; false if that cannot be found out."""
-    try:
-        return has_the_leases(connections[database], locks[alias])
-    except (WeblockError, DatabaseError):
-        return False
 
 
 def _mixed_guards() -> Iterator[CheckMessage]:

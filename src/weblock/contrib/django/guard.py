@@ -6,9 +6,8 @@ it act at the right moments.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
@@ -17,12 +16,9 @@ from django.db import DEFAULT_DB_ALIAS, connections, router
 from django.db.utils import Error
 
 from ..._core.holding import Status
-from ..._core.ports import LeaseTable
 from ..._face import BaseLease
-from ...errors import ConfigurationError
 from ...keys import unqualified
 from ..guarding import (
-    DATABASE,
     TABLE,
     Conflict,
     Dialect,
@@ -32,9 +28,7 @@ from ..guarding import (
     StaleFence,
     Trouble,
     dialect_of,
-    dialect_of_leases,
     is_due,
-    lease_table_of,
     marks_of,
     trouble_of,
 )
@@ -46,17 +40,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class _GuardedLease:
-    """One lease: its databases, how long each may keep us waiting, and the locks it is from.
-
-    ``lease_table`` tells the table that it is in, if it is in a database.
-    """
+    """One lease: its databases, how long each may keep us waiting, and the locks it is from."""
 
     lease: BaseLease
     mark: Mark
     databases: frozenset[str]
     wait: float
     locks: Locks
-    lease_table: Callable[[], LeaseTable] | None
     known_to: dict[str, float] = field(default_factory=dict)
     """The databases that know of it, and since when: see ``is_due``."""
 
@@ -89,7 +79,7 @@ class Guard:
         databases = guarded_databases(wanted.databases)
         known = {each.mark for each in self.leases()}
         self._leases += [
-            _GuardedLease(lease, mark, databases, wanted.wait, locks, lease_table_of(lease))
+            _GuardedLease(lease, mark, databases, wanted.wait, locks)
             for mark in marks_of(lease)
             if mark not in known
         ]
@@ -108,11 +98,7 @@ class Guard:
             if alias not in guarded.databases or not is_due(written) or guarded.is_given_up():
                 continue
             runner, may_sweep = _runner(connection, guarded), not connection.in_atomic_block
-            if runner.dialect.raising:
-                written = runner.begin(guarded.mark, written, may_sweep=may_sweep)
-            else:  # The engine keeps the row.
-                written = math.inf
-            guarded.known_to[alias] = written
+            guarded.known_to[alias] = runner.begin(guarded.mark, written, may_sweep=may_sweep)
 
     def check_on(self, connection: Any) -> None:
         """Raise ``StaleFence`` if another section has begun; keep others out until COMMIT.
@@ -176,56 +162,14 @@ def guarded_databases(only: frozenset[str] | None) -> frozenset[str]:
 
 
 @cache
-def _dialect(vendor: str, wait: float, leases: LeaseTable | None) -> Dialect:
-    return dialect_of_leases(leases) if leases else dialect_of(vendor, wait=wait)
+def _dialect(vendor: str, wait: float) -> Dialect:
+    return dialect_of(vendor, wait=wait)
 
 
 @cache
 def _placed(sql: str) -> str:
     """Return a statement with the placeholders of Django's cursors."""
     return _PARAMETER.sub(r"%(\1)s", sql)
-
-
-def _dialect_at(connection: Any, guarded: _GuardedLease) -> Dialect:
-    """Return the statements for a database, which differ where the leases are in it, too."""
-    return _dialect(
-        _vendor(connection), guarded.wait, _lease_table_at(connection, guarded.lease_table)
-    )
-
-
-_lease_tables: Final[dict[tuple[object, ...], LeaseTable | None]] = {}
-"""The tables of leases that are in a database, or ``None`` if they are elsewhere; each is asked once."""
-
-
-def _lease_table_at(connection: Any, asked: Callable[[], LeaseTable] | None) -> LeaseTable | None:
-    """Return the table of a lease, if it is in this database."""
-    if asked is None or connection.vendor != "postgresql":
-        return None
-    settings = connection.settings_dict
-    place = (asked, *(settings[name] for name in ("HOST", "PORT", "NAME")))
-    if place not in _lease_tables:
-        there = asked()
-        _lease_tables[place] = there if there.database == _database(connection) else None
-    return _lease_tables[place]
-
-
-def has_the_leases(connection: Any, locks: Locks) -> bool:
-    """Return whether the leases of ``locks`` are in this database. Raises as both servers do."""
-    return _lease_table_at(connection, locks._locker.lease_table) is not None  # noqa: SLF001
-
-
-def _database(connection: Any) -> str:
-    try:
-        with connection.cursor() as cursor:
-            cursor.execute(DATABASE)
-            return str(cursor.fetchone()[0])
-    except Error as error:
-        if trouble_of(error) is Trouble.NO_RIGHT:
-            raise ConfigurationError(
-                "the guard must know whether the leases are in the database"
-                f" {connection.alias!r}: GRANT EXECUTE ON FUNCTION pg_control_system() to its user"
-            ) from error
-        raise
 
 
 _PARAMETER: Final = re.compile(r"(?<!:):([a-z_]+)")
@@ -250,5 +194,5 @@ def _runner(connection: Any, guarded: _GuardedLease) -> Runner:
         f"the database {alias!r} has no table {TABLE}, which GUARD needs: run manage.py migrate"
         f" weblock{database}, or name the databases in GUARD_DATABASES"
     )
-    dialect = _dialect_at(connection, guarded)
+    dialect = _dialect(_vendor(connection), guarded.wait)
     return Runner(dialect, guarded.wait, execute, guarded.holds, no_table)

@@ -4,9 +4,6 @@ A small table has one row for each key, with the fence of the section that began
 writes its own there before it reads anything (``raising``), and reads it again, under a lock that
 is kept until COMMIT, before it commits (``checking``). ``docs/guard.md`` has the proof.
 
-Where the leases themselves are in that database, their own table takes its place, and the engine
-writes there.
-
 ``protocol`` decides, and knows no database; ``sql`` says it in each database's words; ``runner``
 runs it through an adapter's ``execute``; ``reading`` tells what a statement does. The adapters of
 Django and SQLAlchemy call it at the right moments.
@@ -14,7 +11,6 @@ Django and SQLAlchemy call it at the right moments.
 
 from __future__ import annotations
 
-from ...stores.postgresql.statements import DATABASE
 from .errors import FenceLocked, StaleFence
 from .kinds import DATABASE_GUARD, GUARDS, LEASE_GUARD, GuardKind, refuse_guard
 from .protocol import (
@@ -25,7 +21,6 @@ from .protocol import (
     Raise,
     Row,
     checking,
-    lease_table_of,
     marks_of,
     raising,
     run,
@@ -39,12 +34,10 @@ from .sql import (
     Dialect,
     Trouble,
     dialect_of,
-    dialect_of_leases,
     trouble_of,
 )
 
 __all__ = [
-    "DATABASE",
     "DATABASE_GUARD",
     "GUARDS",
     "LEASE_GUARD",
@@ -66,10 +59,8 @@ __all__ = [
     "Trouble",
     "checking",
     "dialect_of",
-    "dialect_of_leases",
     "is_due",
     "kind_of",
-    "lease_table_of",
     "marks_of",
     "raising",
     "refuse_commit",

@@ -11,7 +11,6 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from ..._core.ports import LeaseTable
 from ..._face import BaseLease
 from ..._platform.logs import logger
 from ...errors import ConfigurationError
@@ -136,11 +135,6 @@ def marks_of(lease: BaseLease) -> list[Mark]:
             )
     marks = [_mark(each.key, each.fence, each.owner) for each in lease._leased]  # noqa: SLF001
     return sorted(marks, key=lambda mark: mark.digest)
-
-
-def lease_table_of(lease: BaseLease) -> Callable[[], LeaseTable] | None:
-    """Return what tells the table that a lease is in; ``None`` if its engine is no database."""
-    return lease._locker.lease_table  # noqa: SLF001
 
 
 def _mark(name: str, fence: int, owner: str) -> Mark:

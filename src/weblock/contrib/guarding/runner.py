@@ -26,7 +26,7 @@ from .protocol import (
     run,
     still_ours,
 )
-from .sql import Dialect, Trouble, remedy_for, sweep_is_due, trouble_of
+from .sql import Dialect, Trouble, sweep_is_due, trouble_of
 
 
 def is_due(written: float | None) -> bool:
@@ -88,7 +88,7 @@ class Runner:
                 raise Conflict(error) from error
             if trouble is Trouble.LOCKED and isinstance(statement, Raise):
                 raise FenceLocked(unqualified(mark.key), wait=self.wait) from error
-            remedy = self.no_table if trouble is Trouble.NO_TABLE else remedy_for(trouble, dialect)
-            if remedy:
-                raise ConfigurationError(remedy) from error
+            remedies = {Trouble.NO_TABLE: self.no_table, Trouble.NO_RIGHT: sql.NO_RIGHT}
+            if trouble in remedies:
+                raise ConfigurationError(remedies[trouble]) from error
             raise

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-from ..._core.ports import LeaseTable
 from ...errors import ConfigurationError
-from .protocol import SALT, SHOWN
+from .protocol import SHOWN
 
 TABLE: Final = "weblock_fence"
 
@@ -25,8 +24,8 @@ LOCK_WAIT: Final = 5.0
 class Dialect:
     """The statements, with parameters as ``:digest``, and as ``Mark.values`` has them.
 
-    ``table`` is where they look. Without ``raising``, the engine itself writes there. ``certain`` are the numbers of rows after which it is certain that ``raising`` took effect. If
-    it is not certain, ``looking`` finds out.
+    ``certain`` are the numbers of rows after which it is certain that ``raising`` took effect. If it is
+    not certain, ``looking`` finds out.
     """
 
     raising: str
@@ -34,7 +33,6 @@ class Dialect:
     checking: str
     looking: str
     sweeping: str
-    table: str = TABLE
 
     def __post_init__(self) -> None:
         assert ";" not in self.raising, "one statement is one round trip, and one transaction"
@@ -132,25 +130,6 @@ def dialect_of(name: str, *, wait: float = LOCK_WAIT) -> Dialect:
     return _DIALECTS[name](wait)
 
 
-# The engine grants a lease under a lock that conflicts with this one, and renews it under one that does not.
-_LEASED: Final = """
-SELECT fence, left(encode(sha256(convert_to('{salt}' || owner, 'UTF8')), 'hex'), {length})
-FROM {table} WHERE key = :key AND owner <> ''"""
-
-
-def dialect_of_leases(leases: LeaseTable) -> Dialect:
-    """Return the statements for the database that the leases are in: the lease itself is looked at."""
-    looking = _LEASED.format(salt=SALT, length=LENGTHS["token"], table=leases.table)
-    return Dialect(
-        raising="",
-        certain=frozenset(),
-        checking=f"{looking} FOR KEY SHARE",
-        looking=looking,
-        sweeping="",
-        table=leases.table,
-    )
-
-
 class Trouble(Enum):
     """What a database's error means to the guard."""
 
@@ -184,15 +163,10 @@ _BY_MYSQL: Final = {
 _BY_SQLITE: Final = {5: Trouble.LOCKED, 6: Trouble.LOCKED, 517: Trouble.CONFLICT}
 
 
-def remedy_for(trouble: Trouble | None, dialect: Dialect) -> str:
-    """Return what to do about rights that are missing; an empty string for all other trouble."""
-    if trouble is not Trouble.NO_RIGHT:
-        return ""
-    if dialect.table == TABLE:
-        rights = f"SELECT, INSERT, UPDATE, DELETE ON {TABLE}"
-    else:
-        rights = f"SELECT (key, fence, owner), UPDATE (label) ON {dialect.table}"
-    return f"the guard lacks rights in the database: GRANT {rights} TO your application's user"
+NO_RIGHT: Final = (
+    "the guard lacks rights in the database: GRANT SELECT, INSERT, UPDATE, DELETE ON"
+    f" {TABLE} TO your application's user"
+)
 
 
 def trouble_of(error: BaseException) -> Trouble | None:

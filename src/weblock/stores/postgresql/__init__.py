@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from ..._core.ports import Ask, LeaseTable, Runtime, Store, Switchboard
+from ..._core.ports import Ask, Runtime, Store, Switchboard
 from ..._platform.forks import heed_forks
 from ..._requirements import require
 from ...errors import EngineUnavailable
@@ -49,7 +49,6 @@ class PostgreSQLEngine:
         self.name = settings.name
         self.recovery = settings.recovery
         self._tidy_at = 0.0
-        self._lease_table: LeaseTable | None = None
         self.after_fork()
         heed_forks(self)
 
@@ -81,15 +80,6 @@ class PostgreSQLEngine:
     def ddl(self) -> str:
         """The statements that create its table."""
         return self.connections.statements.ddl
-
-    def lease_table(self) -> LeaseTable:
-        """Return the table that its leases are in. It blocks when it is called first.
-
-        Raises ``EngineUnavailable``, or ``ConfigurationError`` if the server does not tell.
-        """
-        if self._lease_table is None:
-            self._lease_table = self.connections.lease_table()
-        return self._lease_table
 
     def diagnose(self) -> Iterable[Finding]:
         """Return what there is to know of the server."""

@@ -12,7 +12,7 @@ import psycopg
 from ..._core.ports import Grasp, Reply, Runtime
 from ..._core.table import Held, KeyState, Moment, Step
 from ...errors import ConfigurationError, EngineRecovering, EngineUnavailable
-from ..cells import Acquire, CellStore, Done, Heartbeats, Release, Transfer, Transition
+from ..cells import Acquire, CellStore, Done, Heartbeats, Release, Transition
 from .failures import LOST_RACE, TOO_MANY, Missing, Unfit, as_setting, unavailable
 from .receiver import payload_of
 from .rows import KEY, READ, Reading, Row, label_of, new_version, reading_of, text_of, written
@@ -191,31 +191,20 @@ class RowCells:
                 outcomes[reading.key] = Done(Step(reading.state, held), reading.now)
         return readings, outcomes
 
-    async def _replace(
-        self, reading: Reading, transition: Transition, *, committing: bool = False
-    ) -> Done | None:
+    async def _replace(self, reading: Reading, transition: Transition) -> Done | None:
         """Write the result of a transition; return ``None`` if another caller was quicker."""
-        step = transition(reading.state, _moment(reading)._replace(committing=committing))
+        step = transition(reading.state, _moment(reading))
         if step.state == reading.state:
             return Done(step, reading.now)
-        grants = _grants(reading, step)
-        if grants and reading.now < reading.quiet:
+        if _grants(reading, step) and reading.now < reading.quiet:
             raise EngineRecovering(
                 self._settings.name,
                 "it was promoted, restored or emptied just now",
                 retry_after=reading.quiet - reading.now,
             )
-        moves = isinstance(transition, Transfer)  # To a holder that must not begin before, either.
-        statement = self._statements.grant if grants or moves else self._statements.write
         row = json.dumps([self._row(reading, step)])
-        for _, refused, *_ in await self._try(statement, row, reading.news):
-            if refused != b"t":
-                return Done(step, reading.now)
-            if moves:
-                reason = "a transaction that has checked the lease before its COMMIT has not ended"
-                raise EngineUnavailable(self._settings.name, reason)
-            return await self._replace(reading, transition, committing=True)
-        return None
+        written = await self._try(self._statements.write, row, reading.news)
+        return Done(step, reading.now) if written else None
 
     def _row(self, reading: Reading, step: Step) -> dict[str, object]:
         row = written(reading, step.state)

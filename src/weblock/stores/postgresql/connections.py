@@ -8,13 +8,12 @@ from typing import Final, Protocol, TypeVar
 import psycopg
 from psycopg import errors
 
-from ..._core.ports import LeaseTable, Switchboard
+from ..._core.ports import Switchboard
 from ..._platform.loops import in_thread
-from ...errors import ConfigurationError
 from .aio import AsyncioLink, AsyncioLinks
 from .blocking import BlockingLink, BlockingLinks, Lent
 from .dialogue import LEAST_LIBPQ, Parameter
-from .failures import OtherFormat, Unfit, unavailable
+from .failures import OtherFormat, Unfit
 from .receiver import Receiver
 from .rows import Row, text_of
 from .settings import Settings
@@ -105,23 +104,6 @@ class Connections:
             connection.close()
             raise
         return link
-
-    def lease_table(self) -> LeaseTable:
-        """Return the table that leases are kept in, by a connection of its own."""
-        try:
-            link = self.blocking()
-            try:
-                ((database, table),) = link.ask(self.statements.lease_table, self.settings.table)
-            finally:
-                link.close()
-        except errors.InsufficientPrivilege as error:
-            raise ConfigurationError(
-                f"{self.settings.name} does not tell which database it is ({error}), which the guard"
-                " needs: GRANT EXECUTE ON FUNCTION pg_control_system() to its user"
-            ) from error
-        except (psycopg.Error, TimeoutError, OSError) as error:
-            raise unavailable(self.settings, error) from error
-        return LeaseTable(text_of(database), text_of(table))
 
     def close(self) -> None:
         self.receiver.close()

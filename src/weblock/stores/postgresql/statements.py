@@ -18,12 +18,6 @@ DONE: Final = "\x01"
 IDLE: Final = 60.0
 """Seconds after which a row that nobody uses may be removed."""
 
-DATABASE: Final = """
-SELECT concat_ws('/', system_identifier, pg_database.oid)
-FROM pg_control_system(), pg_database WHERE datname = current_database()
-"""
-"""What tells a database from all others, also from one that was restored or is fed from it."""
-
 _DDL: Final = """\
 CREATE TABLE {table} (
     key text COLLATE "C" PRIMARY KEY,
@@ -86,14 +80,10 @@ seen AS (
     LEFT JOIN {table} AS lease ON lease.key = wanted.key
 )"""
 
-# The check before a guarded COMMIT locks the row FOR KEY SHARE. A lease is granted, and handed over, under
-# FOR UPDATE, the only lock that conflicts with it: so no lease passes on before that transaction has
-# ended, and one with an older snapshot cannot overlook it. All else locks FOR NO KEY UPDATE, and need
-# not wait. A row that was made after the snapshot of the statement is not locked so, and not taken.
 _ACQUIRE: Final = """
 WITH {server}, {seen}, free AS (
     SELECT lease.key FROM {table} AS lease CROSS JOIN server
-    WHERE lease.key = $1 AND lease.ends <= server.now FOR UPDATE OF lease SKIP LOCKED
+    WHERE lease.key = $1 AND lease.ends <= server.now FOR NO KEY UPDATE OF lease SKIP LOCKED
 ), taken AS (
     INSERT INTO {table} AS lease (key, {columns})
     SELECT $1, $2::bigint, greatest((now * 1e6)::bigint, floor + 1), $3, $4, $5, $6::float8, now,
@@ -105,7 +95,7 @@ WITH {server}, {seen}, free AS (
         process = excluded.process, label = excluded.label, ttl = excluded.ttl,
         since = excluded.since, until = excluded.until, confirmed = true, rest = '',
         ends = excluded.ends
-    WHERE lease.ends <= excluded.since AND EXISTS (SELECT FROM free)
+    WHERE lease.ends <= excluded.since
     RETURNING lease.fence, lease.until
 )
 SELECT seen.*, taken.fence, taken.until FROM seen LEFT JOIN taken ON true
@@ -153,13 +143,11 @@ WITH {server}, new AS (
 ), unchanged AS (
     SELECT lease.key FROM {table} AS lease JOIN new ON new.key = lease.key
     WHERE lease.version = new.seen ORDER BY lease.key FOR NO KEY UPDATE OF lease {skip}
-), free AS (
-    {free}
 ), changed AS (
     UPDATE {table} AS lease SET version = new.version, fence = new.fence, owner = new.owner,
         process = new.process, label = new.label, ttl = new.ttl, since = new.since,
         until = new.until, confirmed = new.confirmed, rest = new.rest, ends = new.ends
-    FROM new JOIN free ON free.key = new.key
+    FROM new JOIN unchanged ON unchanged.key = new.key
     WHERE lease.key = new.key AND lease.version = new.seen
     RETURNING lease.key
 ), added AS (
@@ -170,19 +158,11 @@ WITH {server}, new AS (
 ), done AS (
     SELECT key FROM changed UNION ALL SELECT key FROM added
 )
-SELECT new.key, done.key IS NULL,
-    CASE WHEN done.key IS NOT NULL AND new.rings IS NOT NULL THEN (
-        SELECT count(pg_notify(ring ->> 0, ring ->> 1)) FROM json_array_elements(new.rings) AS ring
-    ) END
-FROM new LEFT JOIN unchanged ON unchanged.key = new.key LEFT JOIN done ON done.key = new.key
-WHERE unchanged.key IS NOT NULL OR done.key IS NOT NULL
+SELECT new.key, CASE WHEN new.rings IS NOT NULL THEN (
+    SELECT count(pg_notify(ring ->> 0, ring ->> 1)) FROM json_array_elements(new.rings) AS ring
+) END
+FROM new JOIN done ON done.key = new.key
 """
-
-_UNCHANGED: Final = "SELECT key FROM unchanged"
-
-_FREE: Final = """
-    SELECT lease.key FROM {table} AS lease JOIN unchanged ON unchanged.key = lease.key
-    FOR UPDATE OF lease SKIP LOCKED"""
 
 # The first row remembers when a loss was noticed, so that each client can add its own recovery to that.
 # The longest that was asked for counts for all. A loss that was noticed at a time to come was noticed
@@ -230,13 +210,6 @@ _MARKED: Final = """
 SELECT 1 FROM {table} WHERE key = $1 AND ends > extract(epoch FROM clock_timestamp())::float8
 """
 
-_LEASE_TABLE: Final = """
-SELECT ({database}), (
-    SELECT format('%I.%I', nspname, relname) FROM pg_class
-    JOIN pg_namespace ON pg_namespace.oid = relnamespace WHERE pg_class.oid = to_regclass($1)
-)
-"""
-
 _FORMAT: Final = "SELECT rest FROM {table} WHERE key = ''"
 
 _SIZE: Final = """
@@ -270,18 +243,15 @@ class Statements:
         self.release = prepared("release", _RELEASE)
         self.renew = prepared("renew", _RENEW)
         """Renews leases, also while others wait or join; all else is only read."""
-        self.write = prepared("write", _WRITE, skip="", free=_UNCHANGED)
-        self.write_some = prepared("write_some", _WRITE, skip="SKIP LOCKED", free=_UNCHANGED)
+        self.write = prepared("write", _WRITE, skip="")
+        self.write_some = prepared("write_some", _WRITE, skip="SKIP LOCKED")
         """Rows that another transaction has locked stay as they are."""
-        self.grant = prepared("grant", _WRITE, skip="", free=_FREE.format(**parts))
-        """Writes a new lease, or a new owner, unless the transaction of a former one has checked its own."""
         self.mark = prepared("mark", _MARK)
         self.marked = prepared("marked", _MARKED)
         self.unmark = Statement(_UNMARK.format(**parts))
         self.names = Statement(_NAMES.format(**parts))
         self.admit = Statement(_ADMIT.format(**parts))
         self.clean = Statement(_CLEAN.format(**parts, idle=IDLE))
-        self.lease_table = Statement(_LEASE_TABLE.format(database=DATABASE))
         self.exists = Statement("SELECT to_regclass($1) IS NOT NULL")
         self.format = Statement(_FORMAT.format(**parts))
         self.size = Statement(_SIZE.format(**parts))
