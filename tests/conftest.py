@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support import elsewhere, longest_first, without_django
-from weblock.stores.file import machines
+from weblock.stores.file import checks
 
 # Tests run in containers too, where file:// warns of it once in a process: some test would be the first.
-machines.told.append("a machine of tests")
+checks.told.append("a machine of tests")
 
 ENGINES_THREADS = {"weblock-keeper", "weblock-bell", "weblock-receiver", "weblock-lookout"}
 

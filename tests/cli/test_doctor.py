@@ -13,7 +13,7 @@ from tests.servers.postgres import fresh_postgresql, shared_postgres
 from tests.servers.sentinel import SERVICE
 from tests.support.waiting import PATIENCE
 from weblock.cli import doctor
-from weblock.stores.file import diagnosis as of_directories
+from weblock.stores.file import checks as of_directories
 from weblock.stores.findings import Finding, Level, bytes_of, time_of
 from weblock.stores.memcached import diagnosis as of_memcached
 from weblock.stores.memcached import open_engine

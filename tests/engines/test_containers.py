@@ -8,7 +8,8 @@ import pytest
 
 from weblock import Locks, _engines
 from weblock.stores import file as file_engine
-from weblock.stores.file import machines
+from weblock.stores.file import checks
+from weblock.stores.file.directory import Mount, linux_mounts, mount_in
 
 MOUNTINFO = """\
 500 400 0:50 / / rw,relatime - overlay overlay rw,lowerdir=/a
@@ -25,17 +26,17 @@ MOUNTINFO = """\
 @pytest.fixture(autouse=True)
 def ordinary(monkeypatch: pytest.MonkeyPatch) -> None:
     """An ordinary machine, which the tests then make something else of."""
-    for mark in machines._MANY_MACHINES:
+    for mark in checks._MANY_MACHINES:
         monkeypatch.delenv(mark, raising=False)
-    monkeypatch.setattr(machines, "_CONTAINERS", {})
-    monkeypatch.setattr(machines, "_cgroups", lambda: "0::/user.slice/session-1.scope")
-    monkeypatch.setattr(machines, "told", [])
+    monkeypatch.setattr(checks, "_CONTAINERS", {})
+    monkeypatch.setattr(checks, "_cgroups", lambda: "0::/user.slice/session-1.scope")
+    monkeypatch.setattr(checks, "told", [])
 
 
 @pytest.fixture
 def in_docker(monkeypatch: pytest.MonkeyPatch) -> None:
     """A container, by a file that is there."""
-    monkeypatch.setattr(machines, "_CONTAINERS", {"/": "a Docker container"})
+    monkeypatch.setattr(checks, "_CONTAINERS", {"/": "a Docker container"})
 
 
 def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -46,7 +47,7 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.parametrize(
     ("mark", "platform"), [("KUBERNETES_SERVICE_HOST", "Kubernetes"), ("DYNO", "Heroku")]
 )
-def test_one_of_many_machines_is_warned_of_once(
+def test_one_of_many_checks_is_warned_of_once(
     url: str,
     mark: str,
     platform: str,
@@ -77,7 +78,7 @@ def test_a_container_is_known_by_its_cgroup(
     url: str, cgroup: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where no file marks it."""
-    monkeypatch.setattr(machines, "_cgroups", lambda: cgroup)
+    monkeypatch.setattr(checks, "_cgroups", lambda: cgroup)
     Locks.from_url(url).close()
     assert "this looks like a container" in warnings_in(caplog)[0]
 
@@ -89,7 +90,7 @@ def test_an_ordinary_machine_is_not_warned_of(
     url: str, cgroup: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Not even where it runs containers itself."""
-    monkeypatch.setattr(machines, "_cgroups", lambda: cgroup)
+    monkeypatch.setattr(checks, "_cgroups", lambda: cgroup)
     Locks.from_url(url).close()
     assert not warnings_in(caplog)
 
@@ -102,7 +103,7 @@ def test_the_default_directory_is_warned_of_and_the_remedy_is_its_url(
 ) -> None:
     """Each container has a ``/tmp`` of its own, even where that is on a volume."""
     monkeypatch.setattr(file_engine, "default_directory", lambda: f"{tmp_path}/default")
-    monkeypatch.setattr(machines, "is_on_volume", lambda path: True)
+    monkeypatch.setattr(checks, "is_on_volume", lambda path: True)
     monkeypatch.setattr(_engines, "_registry", _engines._Registry())  # The default may be in use.
     Locks.from_url("file://?allow_container=true").close()
     assert not warnings_in(caplog)
@@ -114,11 +115,11 @@ def test_a_named_directory_on_a_volume_is_not_warned_of(
     url: str, monkeypatch: pytest.MonkeyPatch, in_docker: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The containers of one host may share it; one in the container's own files is told the remedy."""
-    monkeypatch.setattr(machines, "is_on_volume", lambda path: True)
+    monkeypatch.setattr(checks, "is_on_volume", lambda path: True)
     Locks.from_url(url).close()
     Locks.from_url(f"{url}?allow_container=true").close()
     assert not warnings_in(caplog)
-    monkeypatch.setattr(machines, "is_on_volume", lambda path: False)
+    monkeypatch.setattr(checks, "is_on_volume", lambda path: False)
     Locks.from_url(f"{url}?allow_container=true").close()
     assert not warnings_in(caplog)
     Locks.from_url(url).close()
@@ -137,12 +138,17 @@ def test_a_named_directory_on_a_volume_is_not_warned_of(
         ("/dev/shm/locks", False),
     ],
 )
-def test_what_is_a_volume(path: str, volume: bool) -> None:
+def test_what_is_a_volume(monkeypatch: pytest.MonkeyPatch, path: str, volume: bool) -> None:
     """What is mounted from the host, and not what the container has of its own."""
-    assert machines.volume_in_mountinfo(MOUNTINFO, path) is volume
+
+    def mount_of(path: str) -> Mount:
+        return mount_in(linux_mounts(MOUNTINFO), path)
+
+    monkeypatch.setattr(checks, "mount_of", mount_of)
+    assert checks.is_on_volume(path) is volume
 
 
 @pytest.mark.skipif(not Path("/proc/self/mountinfo").exists(), reason="only Linux has it")
 def test_the_root_is_no_volume() -> None:
     """By what the kernel says of this machine."""
-    assert not machines.is_on_volume("/")
+    assert not checks.is_on_volume("/")

@@ -14,12 +14,8 @@ import pytest
 from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import AlreadyHeld, AsyncLocks, ConfigurationError, EngineUnavailable, Locks
 from weblock.stores import file as file_engine
-from weblock.stores.file import FileEngine, default_directory, directory, trust
-from weblock.stores.file.directory import (
-    filesystem_in_mount,
-    filesystem_in_mountinfo,
-    is_shared,
-)
+from weblock.stores.file import FileEngine, default_directory, directory
+from weblock.stores.file.directory import Mount, is_shared, linux_mounts, macos_mounts, mount_in
 
 from .keys import record_of
 from .processes import Child, Failed
@@ -36,24 +32,30 @@ MOUNTINFO = """\
 
 
 @pytest.mark.parametrize(
-    ("device", "path", "kind", "shared"),
+    ("path", "kind", "shared"),
     [
-        ("254:0", "/var/lib/app", "ext4", False),
-        ("0:21", "/mnt/nfs/locks", "nfs4", True),
-        ("0:22", "/mnt/with space/locks", "cifs", True),
-        ("0:23", "/home/me/drive/locks", "fuse.sshfs", True),
-        ("0:24", "/wsl/locks", "9p", True),
-        ("0:99", "/data/locks", "btrfs", False),
-        ("0:26", "/data/tmp/locks", "tmpfs", False),
-        ("0:99", "/mnt/with space/locks", "cifs", True),
+        ("/var/lib/app", "ext4", False),
+        ("/mnt/nfs/locks", "nfs4", True),
+        ("/mnt/with space/locks", "cifs", True),
+        ("/home/me/drive/locks", "fuse.sshfs", True),
+        ("/home/me/drives/locks", "ext4", False),
+        ("/wsl/locks", "9p", True),
+        ("/data/locks", "btrfs", False),
+        ("/data/tmp/locks", "tmpfs", False),
     ],
 )
 def test_file_systems_that_other_machines_may_share_are_told(
-    device: str, path: str, kind: str, shared: bool
+    path: str, kind: str, shared: bool
 ) -> None:
-    """By the device, or where a device is not to be found, by the place it is mounted at."""
-    assert filesystem_in_mountinfo(MOUNTINFO, device, path) == kind
+    """By the place that they are mounted at."""
+    assert mount_in(linux_mounts(MOUNTINFO), path).kind == kind
     assert is_shared(kind) is shared
+
+
+def test_of_two_file_systems_at_one_place_the_last_counts() -> None:
+    """It hides the other."""
+    hidden = f"{MOUNTINFO}29 22 0:27 / /mnt/nfs rw - tmpfs tmpfs rw\n"
+    assert mount_in(linux_mounts(hidden), "/mnt/nfs/locks").kind == "tmpfs"
 
 
 def test_file_systems_of_macos_are_told() -> None:
@@ -62,8 +64,8 @@ def test_file_systems_of_macos_are_told() -> None:
         "/dev/disk3s1s1 on / (apfs, sealed, local, read-only, journaled)\n"
         "//me@server/share on /Volumes/share (smbfs, nodev, nosuid, mounted by me)\n"
     )
-    assert filesystem_in_mount(printed, "/Users/me/locks") == "apfs"
-    assert filesystem_in_mount(printed, "/Volumes/share/locks") == "smbfs"
+    assert mount_in(macos_mounts(printed), "/Users/me/locks").kind == "apfs"
+    assert mount_in(macos_mounts(printed), "/Volumes/share/locks").kind == "smbfs"
 
 
 @pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "9p", "fuse", "fuse.sshfs"])
@@ -71,7 +73,7 @@ def test_a_shared_file_system_is_refused(
     url: str, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """The error names the directory, the file system and what to do."""
-    monkeypatch.setattr(directory, "filesystem_of", lambda path: kind)
+    monkeypatch.setattr(directory, "mount_of", lambda path: Mount("/", "/", kind))
     with pytest.raises(ConfigurationError, match=rf"/locks is on {kind}, .*redis://"):
         Locks.from_url(url)
 
@@ -215,18 +217,18 @@ def test_who_may_write_above_the_directory(
     """This user, root and their own groups may; in a user namespace so may what is outside."""
     groups = {0: ("root", []), 1000: ("me", []), 100: ("users", []), 50: ("me too", ["you"])}
     info = os.stat_result((stat.S_IFDIR | mode, 1, 1, 1, owner, group, 0, 0, 0, 0))
-    monkeypatch.setattr(trust.os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(trust.os, "lstat", lambda path: info)
-    monkeypatch.setattr(trust, "_uid_map", lambda: "0 0 1\n1000 1000 1\n1001 1001 1\n")
+    monkeypatch.setattr(directory.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(directory.os, "lstat", lambda path: info)
+    monkeypatch.setattr(directory, "_uid_map", lambda: "0 0 1\n1000 1000 1\n1001 1001 1\n")
     monkeypatch.setattr(
-        trust.grp,
+        directory.grp,
         "getgrgid",
         lambda gid: SimpleNamespace(gr_name=groups[gid][0], gr_mem=groups[gid][1]),
     )
     monkeypatch.setattr(
-        trust.pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name="me", pw_gid=1000)
+        directory.pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name="me", pw_gid=1000)
     )
-    assert (trust.stranger_above("/a/locks") is None) == passes
+    assert (directory.stranger_above("/a/locks") is None) == passes
 
 
 @pytest.fixture

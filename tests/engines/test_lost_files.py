@@ -172,6 +172,18 @@ def make_due(engine: FileEngine) -> None:
     engine.home.check_at = engine.home._freshen_at = 0.0
 
 
+@pytest.mark.parametrize("lose", [delete, move, replace])
+def test_a_lost_directory_is_left_although_its_files_are_due(
+    url: str, folder: Path, locks: Locks, lose: Callable[[Path], None]
+) -> None:
+    """There is nothing to look after in it, and nothing to write."""
+    before = locks.acquire("k")
+    lose(folder)
+    make_due(engine_of(url))
+    assert locks.acquire("other", wait=0).fence > before.fence
+    assert (folder / "weblock").exists()
+
+
 def test_removed_sockets_are_made_again(
     url: str, folder: Path, locks: Locks, child: Callable[..., Child]
 ) -> None:

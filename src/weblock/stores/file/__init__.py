@@ -21,15 +21,16 @@ from urllib.parse import unquote
 
 from ..._core.ports import Ask, Grasp, Runtime, Store
 from ..._platform.forks import heed_forks
+from ..._platform.logs import logger
 from ...errors import ConfigurationError, EngineUnavailable
 from ..cells import CellStore, Done, Transition
 from ..entrance import Entrance
-from ..findings import Finding
+from ..findings import Finding, Level
 from ..transport.backoff import spread
 from ..transport.options import flag, options_in
 from ..url import shown
+from . import checks
 from .directory import Directory, lacks_descriptors
-from .machines import warn_if_not_alone
 from .marks import Marks
 from .processes import Processes, Waiters
 from .records import FILES, Changes, DirectoryGone, RecordFile, Visit, file_of
@@ -72,7 +73,8 @@ def open_engine(url: str) -> FileEngine:
     ``file://`` alone names a directory of this user's in ``/tmp``. Where others may have a directory
     of the same name, that is logged as a warning; ``?allow_container=true`` says that none does.
     """
-    if not _is_supported():
+    has_files = sys.platform in ("linux", "darwin") and find_spec("fcntl") is not None
+    if not has_files or not hasattr(socket, "AF_UNIX"):
         raise ConfigurationError(
             f"file://, the default engine, needs the file locks and Unix sockets of Linux or macOS,"
             f" which Python does not have on this machine ({sys.platform}): use redis://host for"
@@ -81,8 +83,10 @@ def open_engine(url: str) -> FileEngine:
     directory, options = _parsed(url)
     engine = FileEngine(directory)
     engine.alone = options.get("allow_container", False)
-    if not engine.alone:
-        warn_if_not_alone(engine.path, named=bool(directory))
+    found = checks.container(engine.path, named=bool(directory), alone=engine.alone)
+    if found.level is not Level.OK and not checks.told:
+        checks.told.append(found.text)
+        logger.warning("%s %s", found.text, found.remedy)
     return engine
 
 
@@ -98,14 +102,6 @@ def _parsed(url: str) -> tuple[str, dict[str, bool]]:
             " file:// alone for the default"
         )
     return directory, options_in(query, {"allow_container": flag}, engine="file://")
-
-
-def _is_supported() -> bool:
-    return (
-        sys.platform in ("linux", "darwin")
-        and find_spec("fcntl") is not None
-        and hasattr(socket, "AF_UNIX")
-    )
 
 
 def default_directory() -> str:
@@ -151,23 +147,15 @@ class FileEngine:
         try:
             home = self.home or self._open()
             if now >= home.check_at:
-                if self.other_paths:
-                    home = self._where_all_paths_lead(home)
+                # As long as our first path names the directory, it is not left: leases in it would be
+                # void, and their holders would not know. The other paths may come back.
+                if home.directory.deleted:
+                    self.leave(home)
+                    home = self._open()
+                home.directory.check_names(self.other_paths)
                 home.tend(now)
         except (ConfigurationError, OSError) as error:
             self.fail(error)
-        return home
-
-    def _where_all_paths_lead(self, home: Home) -> Home:
-        """Return what is open of the directory that all our paths name. Raises ``ConfigurationError``.
-
-        As long as the first path names the directory, it is not left: leases in it would be void, and
-        their holders would not know. The other paths may come back.
-        """
-        if home.directory.deleted:
-            self.leave(home)
-            home = self._open()
-        home.directory.check_names(self.other_paths)
         return home
 
     def fail(self, error: Exception) -> NoReturn:
@@ -200,9 +188,7 @@ class FileEngine:
 
     def diagnose(self) -> Iterable[Finding]:
         """Return what there is to know of the directory."""
-        from .diagnosis import diagnose
-
-        return diagnose(self.path, alone=self.alone)
+        return checks.findings(self.path, named=bool(self._directory), alone=self.alone)
 
     def close(self) -> None:
         """Close the engine. Callers that still wait here are notified."""
@@ -254,7 +240,7 @@ class Home:
             self.directory.check_names(engine.other_paths)
             self.processes = Processes(self.directory, engine.process, engine.switchboard)
             try:
-                self.directory.move_in()
+                self.directory.check_machine(moving_in=True)
             except BaseException:
                 self.processes.close()
                 raise

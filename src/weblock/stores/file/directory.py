@@ -1,4 +1,21 @@
-"""The directory of an engine: private, local, and of this boot of this machine."""
+"""The directory of an engine: private, on a local disk, and of this boot of this machine.
+
+A process that opens the directory rejects one in which leases could not be trusted:
+
+1. *Others could change it.* It must be a directory of this user's, no link, that no other user may
+   write to. Everything above it must belong to this user or to root, and be writable for no other
+   user, as OpenSSH requires for its keys: a user who may rename a directory on the way could put
+   another one in its place, which would be a second set of leases.
+2. *Other machines could share it.* File locks do not work across them. Network file systems are
+   rejected by their type. The *marker*, a file, names the boot that the leases are of: a process that
+   opens the directory writes its own boot there, and checks every second that it is still there. If
+   it has changed, another machine has written it, and the marker is changed to stop both.
+3. *Another version of weblock has written it.* The marker says so.
+
+While the directory is in use, its path may come to name another directory or none (``deleted``). Then the
+engine leaves it, and the leases in it are gone. Programs that remove old temporary files spare the files
+here, because they are touched from time to time.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +26,18 @@ import os
 import stat
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..._platform.forks import close_in_children
 from ...errors import ConfigurationError, EngineUnavailable
-from .trust import stranger_above
 
 try:
     import fcntl
+    import grp
+    import pwd
 except ImportError:  # On Windows, where open_engine() refuses.
     pass
 
@@ -30,6 +49,11 @@ MARKER: Final = "weblock"
 
 CONTESTED: Final = "several machines"
 """The marker's text instead of a boot when two machines have used the directory."""
+
+_LONGEST_SOCKET_PATH: Final = 103
+
+_MOST_LINKS: Final = 40
+"""The most symbolic links on one path, as in the kernel."""
 
 _SHARED_FILESYSTEMS: Final = (
     " 9p afs beegfs ceph cifs fuse gfs2 glusterfs lustre ncpfs nfs nfs4 ocfs2 prl_fs smb3 smbfs"
@@ -48,7 +72,6 @@ class Directory:
         self.fd = _open_private(path)
         close_in_children(self)
         try:
-            self._refuse_shared_filesystem()
             os.close(self.open_file(MARKER))  # Raises if no file can be written here.
         except BaseException:
             self.close()
@@ -133,40 +156,34 @@ class Directory:
             fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
-    def move_in(self) -> None:
-        """Write the boot into the marker, when no process of another boot lives here.
-
-        Raises ``EngineUnavailable`` if several machines have used the directory.
-        """
-        boot = self._boot_of_marker()
-        if boot == CONTESTED:
-            raise self._contested()
-        if boot != self.boot:
-            self._write_marker(self.boot)
-
-    def check_machine(self) -> None:
+    def check_machine(self, *, moving_in: bool = False) -> None:
         """Raise ``EngineUnavailable`` if another machine uses the directory too.
 
-        A process that moves in writes its boot into the marker. If that changes while this process
-        lives, another machine has written it; then the marker is changed to stop the other machine,
-        too. While the marker is unchanged it is not opened, because a renewal must not need a
-        descriptor.
+        A process that is ``moving_in``, after it has found no living process of another boot, replaces
+        the boot in the marker. While the marker is unchanged it is not opened, because a renewal must
+        not need a descriptor.
         """
-        written = self._marker_written()
-        if written is not None and written == self._marker_seen:
+        written = None
+        with contextlib.suppress(OSError):
+            marker = os.stat(MARKER, dir_fd=self.fd, follow_symlinks=False)
+            written = marker.st_ino, marker.st_mtime_ns
+        if written and written == self._marker_seen:
             return
         boot = self._boot_of_marker()
-        if boot in ("", self.boot):
+        if not boot or (moving_in and boot not in (self.boot, CONTESTED)):
+            self._write_marker(self.boot)
+        elif boot == self.boot:
             self._marker_seen = written
-            return
-        if boot != CONTESTED:
-            self._write_marker(CONTESTED)
-        raise self._contested()
+        else:
+            if boot != CONTESTED:
+                self._write_marker(CONTESTED)
+            raise self.unavailable(
+                f"another machine uses {self.path} too, and file:// locks on one machine only: give"
+                f" each its own directory, or use redis://; then remove {self.path}"
+            )
 
     def freshen(self) -> None:
         """Keep the files here from programs that remove what was not touched for long."""
-        if not self._boot_of_marker():
-            self._write_marker(self.boot)
         for name in os.listdir(self.fd):
             if not is_socket(name):
                 with contextlib.suppress(OSError):
@@ -214,20 +231,6 @@ class Directory:
         fd, self.fd = self.fd, -1
         os.close(fd)
 
-    def _contested(self) -> EngineUnavailable:
-        return self.unavailable(
-            f"another machine uses {self.path} too, and file:// locks on one machine only: give"
-            f" each its own directory, or use redis://; then remove {self.path}"
-        )
-
-    def _marker_written(self) -> tuple[int, int] | None:
-        """Return a pair that changes each time a process has written the marker."""
-        try:
-            marker = os.stat(MARKER, dir_fd=self.fd, follow_symlinks=False)
-        except OSError:
-            return None
-        return marker.st_ino, marker.st_mtime_ns
-
     def _boot_of_marker(self) -> str:
         """Return the boot that the marker names; empty if there is no marker."""
         try:
@@ -236,8 +239,8 @@ class Directory:
             return ""
         except OSError:
             fd = self.open_file(MARKER)  # Raises what is to be said of it.
-        with open(fd, "rb") as marker:
-            version, _, boot = marker.read(200).decode(errors="replace").partition("\n")
+        with open(fd, "rb") as file:
+            version, _, boot = file.read(200).decode(errors="replace").partition("\n")
         if version not in ("", FORMAT):  # A crash of the machine may empty a file.
             raise ConfigurationError(
                 f"{self.path} was written by another version of weblock ({version[:40]!r}, and"
@@ -252,22 +255,10 @@ class Directory:
     def _open(self, name: str, flags: int) -> int:
         return os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=self.fd)
 
-    def _refuse_shared_filesystem(self) -> None:
-        kind = filesystem_of(self.path)
-        if is_shared(kind):
-            raise ConfigurationError(
-                f"{self.path} is on {kind}, which other machines may share and where file locks"
-                " cannot be trusted: name a directory on a local disk or in memory"
-                " (file:///dev/shm/...), or use redis://"
-            )
-
 
 def lacks_descriptors(error: BaseException) -> bool:
     """Return whether an error means that the process or machine has too many open files."""
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
-
-
-_LONGEST_SOCKET_PATH: Final = 103
 
 
 def is_socket(name: str) -> bool:
@@ -291,27 +282,36 @@ def _open_private(path: str) -> int:
     except OSError as error:
         if lacks_descriptors(error):
             raise
-        what = "it is no directory of its own" if _is_odd(path) else error.strerror
+        odd = os.path.islink(path) or (os.path.exists(path) and not os.path.isdir(path))
+        what = "it is no directory of its own" if odd else error.strerror
         raise ConfigurationError(
             f"the lock directory {path} cannot be used: {what}; name one that can be made or"
             " written: file:///path/to/locks"
         ) from error
-    found = os.fstat(fd)
-    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022:
-        os.close(fd)
-        raise ConfigurationError(
-            f"the lock directory {path} (owner {found.st_uid}, mode"
-            f" {stat.S_IMODE(found.st_mode):04o}) could be changed by others than user"
-            f" {os.geteuid()}: give it to that user with mode 0700, or name another:"
+    found, kind = os.fstat(fd), mount_of(path).kind
+    mode = stat.S_IMODE(found.st_mode)
+    reason = ""
+    if found.st_uid != os.geteuid() or mode & 0o022:
+        reason = (
+            f"the lock directory {path} (owner {found.st_uid}, mode {mode:04o}) could be changed by"
+            f" others than user {os.geteuid()}: give it to that user with mode 0700, or name another:"
             " file:///path/to/locks"
         )
-    if stranger:
-        os.close(fd)
-        raise ConfigurationError(
+    elif stranger:
+        reason = (
             f"{stranger}, who could put another directory in place of the lock directory {path}:"
             f" give what is above it to user {os.geteuid()} or root and take the right to write from"
             " all others (chmod go-w), or name another: file:///path/to/locks"
         )
+    elif is_shared(kind):
+        reason = (
+            f"{path} is on {kind}, which other machines may share and where file locks cannot be"
+            " trusted: name a directory on a local disk or in memory (file:///dev/shm/...), or use"
+            " redis://"
+        )
+    if reason:
+        os.close(fd)
+        raise ConfigurationError(reason)
     return fd
 
 
@@ -329,55 +329,109 @@ def _make(path: str, mode: int) -> None:
     os.chmod(path, stat.S_IMODE(os.stat(path).st_mode) | 0o700)
 
 
-def _is_odd(path: str) -> bool:
-    return os.path.islink(path) or (os.path.exists(path) and not os.path.isdir(path))
+def stranger_above(path: str) -> str | None:
+    """Say which directory or link on the way to ``path`` others could change; ``None`` if none.
+
+    A directory like ``/tmp`` passes, whose sticky bit keeps them from each other's files. Links are
+    followed, for others must not be able to change them either. Raises ``OSError``.
+    """
+
+    def parts(path: str) -> list[str]:
+        return [part for part in path.split("/") if part not in ("", ".")]
+
+    place, ahead, links = "/", deque(["", *parts(os.path.dirname(path))]), 0
+    while ahead:
+        name = ahead.popleft()
+        there = os.path.dirname(place) if name == ".." else os.path.join(place, name)
+        info = os.lstat(there)
+        if not (info.st_uid in (0, os.geteuid()) or _is_nobody_here(info.st_uid)):
+            return f"{there} belongs to user {info.st_uid}"
+        if stat.S_ISLNK(info.st_mode):
+            links += 1
+            if links > _MOST_LINKS:
+                return f"{there} is a symbolic link without end"
+            target = os.readlink(there)
+            place = "/" if target.startswith("/") else place
+            ahead.extendleft(reversed(parts(target)))
+            continue
+        place, mode = there, stat.S_IMODE(info.st_mode)
+        by_group = mode & 0o020 and not _is_private_group(info.st_gid)
+        if (by_group or mode & 0o002) and not mode & stat.S_ISVTX:
+            return f"{there} (mode {mode:04o}) may be written by others"
+    return None
+
+
+def _is_nobody_here(owner: int) -> bool:
+    """Return whether no user can be this owner: user namespaces show outside owners so."""
+    try:
+        overflow = int(Path("/proc/sys/kernel/overflowuid").read_text())
+        mapped = [list(map(int, line.split())) for line in _uid_map().splitlines()]
+    except (OSError, ValueError):
+        return False
+    inside = any(start <= owner < start + count for start, _, count in mapped)
+    return owner == overflow and not inside
+
+
+def _uid_map() -> str:
+    return Path("/proc/self/uid_map").read_text()
+
+
+def _is_private_group(group: int) -> bool:
+    """Return whether a group is root's or this user's own: many systems give each user one."""
+    try:
+        found, user = grp.getgrgid(group), pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return False
+    ours = group == 0 or (group == user.pw_gid and found.gr_name == user.pw_name)
+    return ours and set(found.gr_mem) <= {"root", user.pw_name}
+
+
+class Mount(NamedTuple):
+    """The mount that a path is in: where, which part of its file system, and of which type."""
+
+    place: str = ""
+    root: str = ""
+    kind: str = ""
+
+
+def mount_of(path: str) -> Mount:
+    """Return the mount that ``path`` is in; an empty one if unknown."""
+    path = os.path.realpath(path)
+    if sys.platform == "darwin":
+        command = ["/sbin/mount"]
+        listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        return mount_in(macos_mounts(listed), path)
+    try:
+        return mount_in(
+            linux_mounts(Path("/proc/self/mountinfo").read_text("utf-8", "replace")), path
+        )
+    except OSError:
+        return Mount()
+
+
+def linux_mounts(mountinfo: str) -> Iterator[Mount]:
+    """Yield the mounts in ``/proc/self/mountinfo``."""
+    for line in mountinfo.splitlines():
+        fields = line.split(" ")
+        yield Mount(fields[4].replace("\\040", " "), fields[3], fields[fields.index("-") + 1])
+
+
+def macos_mounts(listed: str) -> Iterator[Mount]:
+    """Yield the mounts that macOS's ``mount`` prints."""
+    for line in listed.splitlines():
+        place, _, options = line.partition(" on ")[2].rpartition(" (")
+        yield Mount(place, "/", options.rstrip(")").split(", ")[0])
+
+
+def mount_in(mounts: Iterable[Mount], path: str) -> Mount:
+    """Return the innermost mount of a path, and of several at one place the last."""
+    around = [each for each in mounts if Path(path).is_relative_to(each.place)]
+    return max(reversed(around), key=lambda each: len(each.place), default=Mount())
 
 
 def is_shared(kind: str) -> bool:
     """Return whether this type of file system may be shared, or lock in its own way."""
     return f" {kind} " in _SHARED_FILESYSTEMS or kind.startswith(("fuse.", "fuse_"))
-
-
-def filesystem_of(path: str) -> str:
-    """Return the type of the file system of ``path``; empty if unknown."""
-    path = os.path.realpath(path)
-    if sys.platform == "darwin":
-        command = ["/sbin/mount"]
-        listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-        return filesystem_in_mount(listed, path)
-    device = os.stat(path).st_dev
-    try:
-        mounts = Path("/proc/self/mountinfo").read_text("utf-8", "replace")
-    except OSError:
-        return ""
-    return filesystem_in_mountinfo(mounts, f"{os.major(device)}:{os.minor(device)}", path)
-
-
-def filesystem_in_mountinfo(mounts: str, device: str, path: str) -> str:
-    """Return the type of a device's file system, from Linux's ``/proc/self/mountinfo``.
-
-    Some (btrfs) show a device there that no file of theirs has: then the place must tell.
-    """
-    best, kind = "", ""
-    for line in mounts.splitlines():
-        fields = line.split(" ")
-        mounted = fields[fields.index("-") + 1]
-        if fields[2] == device:
-            return mounted
-        place = fields[4].replace("\\040", " ")
-        if len(place) >= len(best) and Path(path).is_relative_to(place):
-            best, kind = place, mounted
-    return kind
-
-
-def filesystem_in_mount(mounts: str, path: str) -> str:
-    """Return the type of the file system of ``path``, from the output of macOS's ``mount``."""
-    best, kind = "", ""
-    for line in mounts.splitlines():
-        place, _, options = line.partition(" on ")[2].rpartition(" (")
-        if len(place) > len(best) and Path(path).is_relative_to(place):
-            best, kind = place, options.rstrip(")").split(", ")[0]
-    return kind
 
 
 def _boot_digest() -> str:

@@ -1,0 +1,144 @@
+"""What an operator should know of a lock directory: ``weblock doctor`` prints it.
+
+What makes a directory useless is rejected when it is opened (``directory``). In a container, or on one of
+many machines, ``file://`` may lock for itself alone, while another one with a directory of its own does the
+same. Nothing tells for certain, so that is a warning, which is also logged when the directory is opened.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from ..findings import Finding, bytes_of, warning
+from .directory import mount_of
+
+try:
+    import pwd
+    import resource
+except ImportError:  # On Windows, where open_engine() refuses.
+    pass
+
+ENOUGH_FILES: Final = 256
+"""Descriptors that a process may need here: one for each record file, and some sockets."""
+
+ENOUGH_SPACE: Final = 16 * 1024 * 1024
+
+_MANY_MACHINES: Final = {
+    "KUBERNETES_SERVICE_HOST": "Kubernetes",
+    "KUBERNETES_PORT": "Kubernetes",
+    "ECS_CONTAINER_METADATA_URI_V4": "Amazon ECS",
+    "AWS_LAMBDA_FUNCTION_NAME": "AWS Lambda",
+    "K_SERVICE": "Cloud Run",
+    "DYNO": "Heroku",
+    "FLY_APP_NAME": "Fly.io",
+    "RENDER": "Render",
+    "RAILWAY_ENVIRONMENT_ID": "Railway",
+    "WEBSITE_INSTANCE_ID": "Azure App Service",
+}
+
+_CONTAINERS: Final = {
+    "/.dockerenv": "a Docker container",
+    "/run/.containerenv": "a Podman container",
+}
+
+_CGROUPS: Final = re.compile(
+    r"/(docker|kubepods|libpod|lxc|crio|cri-containerd|garden)(/|-[0-9a-f]{12}|\.slice|\.payload)"
+)
+
+told: list[str] = []
+"""The warning that this process has logged, once for all directories."""
+
+
+def findings(path: str, *, named: bool, alone: bool) -> Iterator[Finding]:
+    """Return what is found of a directory that is in use; ``named`` and ``alone`` as below."""
+    info = os.stat(path)
+    try:
+        user = pwd.getpwuid(info.st_uid).pw_name
+    except KeyError:
+        user = str(info.st_uid)
+    mode = stat.S_IMODE(info.st_mode)
+    yield Finding("directory", f"{path} belongs to user {user}, with mode {mode:04o}.")
+    kind = mount_of(path).kind or "unknown"
+    yield Finding("mount", f"It is on a file system of the type {kind}.")
+    yield container(path, named=named, alone=alone)
+    count = sum(name.endswith(".life") for name in os.listdir(path))
+    yield Finding("processes", f"{count} have it open, or were killed while they had.")
+    yield _descriptors()
+    yield _space(path)
+
+
+def container(path: str, *, named: bool, alone: bool) -> Finding:
+    """Return whether others may have a directory of the same name, and exclude nobody here.
+
+    ``named``: the user has named the directory, so that on a volume that is mounted into a container it
+    is taken to be the same for all. ``alone``: the user says that there are no others
+    (``allow_container``).
+    """
+    platform = platform_here()
+    if not platform:
+        text = "This looks like an ordinary machine, and all of it locks here."
+    elif alone:
+        text = f"This looks like {platform}, and allow_container=true says that no other locks."
+    elif named and is_on_volume(path):
+        text = (
+            f"This looks like {platform}, and the directory is on a volume that is mounted into it."
+        )
+    else:
+        return warning(
+            "container",
+            f"weblock locks in {path}, for this container or machine only, but this looks like"
+            f" {platform}, where others may run the same application with a directory of their own."
+            " They would not exclude each other.",
+            "Use an engine that all share (redis://...), or, for the containers of one host, a directory"
+            " on a volume that all of them mount (file:///volume/locks). If there are no others, set"
+            f" file://{path if named else ''}?allow_container=true",
+        )
+    return Finding("container", text)
+
+
+def platform_here() -> str:
+    """Return the platform that this looks like; empty for an ordinary machine."""
+    platform = next((name for mark, name in _MANY_MACHINES.items() if mark in os.environ), "")
+    container = next((name for mark, name in _CONTAINERS.items() if os.path.exists(mark)), "")
+    return platform or container or ("a container" if _CGROUPS.search(_cgroups()) else "")
+
+
+def is_on_volume(path: str) -> bool:
+    """Return whether a path is on a volume of Linux, not in a container's own files or memory.
+
+    A container's own memory is mounted from its root, and a part of the host's memory is not.
+    """
+    place, root, kind = mount_of(path)
+    return place not in ("", "/") and not (kind in ("tmpfs", "ramfs") and root == "/")
+
+
+def _cgroups() -> str:
+    try:
+        return Path("/proc/self/cgroup").read_text("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _descriptors() -> Finding:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = "any number of" if soft == resource.RLIM_INFINITY else str(soft)
+    text = f"A process of this user may open {limit} files, as far as this shell is concerned."
+    if soft != resource.RLIM_INFINITY and soft < ENOUGH_FILES:
+        return warning("descriptors", text, "Raise it: ulimit -n, or LimitNOFILE= of systemd.")
+    return Finding("descriptors", text)
+
+
+def _space(path: str) -> Finding:
+    info = os.statvfs(path)
+    free = info.f_bavail * info.f_frsize
+    text = f"{bytes_of(free)} are free there."
+    if free < ENOUGH_SPACE:
+        return warning(
+            "space", text, "Make room: where a record cannot be written, nothing is locked."
+        )
+    return Finding("space", text)
