@@ -20,10 +20,8 @@ from .stores import url as urls
 class _Registry:
     """What is open here. One mutex for all of it, and for all who open and leave.
 
-    The collector may end a generator that has locks open, in the thread that is inside: so the mutex
-    is one that its thread can acquire again, and each step looks at what such an end may have changed.
-    With a second mutex, two threads could wait for one another: each has one, and collects what
-    wants the other. Nobody waits for a server or a thread with it.
+    Its thread can acquire it again: one that opens the engine of a URL also begins to use it. Nobody
+    waits for a server or a thread with it.
     """
 
     def __init__(self) -> None:
@@ -147,15 +145,12 @@ def use(engine: Engine) -> User:
     if getpid() != process.pid:
         enter_child()
     with _registry.guard:
-        while True:
-            in_use = _registry.in_use.get(engine)
-            if in_use is None:
-                in_use = _registry.in_use.setdefault(engine, _InUse(engine))
-            user = User(in_use)
-            in_use.users.add(user)
-            # Else the collector has had its last user leave, in this thread.
-            if _registry.in_use.get(engine) is in_use:
-                return user
+        in_use = _registry.in_use.get(engine)
+        if in_use is None:
+            in_use = _registry.in_use[engine] = _InUse(engine)
+        user = User(in_use)
+        in_use.users.add(user)
+        return user
 
 
 def use_url(url: str | Sequence[str]) -> User:
@@ -165,12 +160,8 @@ def use_url(url: str | Sequence[str]) -> User:
     """
     if getpid() != process.pid:
         enter_child()
-    while True:
-        with _registry.guard:
-            user = use(engine_for(url))
-            if engine_for(url) is user.engine:
-                return user
-        user.leave()  # The collector has closed the engine's last locks, in this thread.
+    with _registry.guard:
+        return use(engine_for(url))
 
 
 def engine_for(url: str | Sequence[str]) -> Engine:
@@ -183,8 +174,10 @@ def engine_for(url: str | Sequence[str]) -> Engine:
     urls.refuse_what_is_no_url(url)
     name = "\n".join(map(str, url)) if isinstance(url, list | tuple) else str(url)
     with _registry.guard:
-        by_url = _registry.by_url
-        return by_url.get(name) or by_url.setdefault(name, _open(url))
+        engine = _registry.by_url.get(name)
+        if engine is None:
+            engine = _registry.by_url[name] = _open(url)
+        return engine
 
 
 def _open(url: str | Sequence[str]) -> Engine:

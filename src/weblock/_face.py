@@ -27,6 +27,7 @@ from ._options import (
     in_turn,
     seconds,
 )
+from ._platform.collector import collector, end_later
 from ._platform.forks import enter_child, getpid, process
 from ._platform.greenlets import patched_by
 from ._platform.logs import logger
@@ -460,6 +461,9 @@ class Face:
     def _close(self) -> None:
         if getpid() != process.pid:
             enter_child()
+        if collector.thread is not None and collector.runs_here():
+            end_later(self._close)
+            return
         with registering():
             self._closed = True
             locker, user = self._locker, self._user
@@ -632,6 +636,10 @@ class BaseLease:
             name, label = leased[0].key, leased[0].label
             locker.health.refused(failure, "hand_over", name, label, since=since)
             raise
+
+    def _release_later(self) -> None:
+        """Release what the garbage collector ends."""
+        end_later(partial(self._locker.abandon, self._holdings))
 
     def _leave(self) -> None:
         """End the lease for its holder, while it lasts in the engine: ``release`` does nothing then.

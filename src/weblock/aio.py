@@ -24,6 +24,7 @@ from ._options import (
     skips_where_busy,
     without_waiting,
 )
+from ._platform.collector import collector
 from ._platform.forks import enter_child, getpid, process
 from ._platform.loops import beside_loop
 from ._runtime.aio import AsyncioRuntime
@@ -456,7 +457,10 @@ class AsyncLocks(Face):
         this takes up to 5 seconds, after which they end at their ttl. Where other locks still use it,
         leases go on, and are renewed, until they are released.
         """
-        await beside_loop(self._close)
+        if collector.thread is not None and collector.runs_here():
+            self._close()
+        else:
+            await beside_loop(self._close)
 
     async def __aenter__(self) -> Self:
         return self
@@ -518,7 +522,10 @@ class AsyncLease(BaseLease):
         """
         if getpid() != process.pid:
             enter_child()
-        await self._locker.release(self._holdings)
+        if collector.thread is not None and collector.runs_here():
+            self._release_later()
+        else:
+            await self._locker.release(self._holdings)
 
     async def __aenter__(self) -> Self:
         """Return the lease, which is released when the block ends."""
@@ -532,6 +539,9 @@ class AsyncLease(BaseLease):
     ) -> None:
         if getpid() != process.pid:
             enter_child()
+        if collector.thread is not None and collector.runs_here():
+            self._release_later()
+            return
         try:
             await self._locker.release(self._holdings)
         except LeaseLost as loss:

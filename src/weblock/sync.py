@@ -24,6 +24,7 @@ from ._options import (
     skips_where_busy,
     without_waiting,
 )
+from ._platform.collector import collector
 from ._platform.forks import enter_child, getpid, process
 from ._platform.threads import callbacks
 from ._runtime.blocking import BlockingRuntime, drive
@@ -521,7 +522,10 @@ class Lease(BaseLease):
         """
         if getpid() != process.pid:
             enter_child()
-        drive(self._locker.release(self._holdings))
+        if collector.thread is not None and collector.runs_here():
+            self._release_later()
+        else:
+            drive(self._locker.release(self._holdings))
 
     def __enter__(self) -> Self:
         """Return the lease, which is released when the block ends."""
@@ -535,6 +539,9 @@ class Lease(BaseLease):
     ) -> None:
         if getpid() != process.pid:
             enter_child()
+        if collector.thread is not None and collector.runs_here():
+            self._release_later()
+            return
         try:
             drive(self._locker.release(self._holdings))
         except LeaseLost as loss:

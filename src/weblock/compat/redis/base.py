@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import logging
 import threading
@@ -15,6 +14,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 from ..._face import BaseLease, Face
 from ..._options import HoldOptions
+from ..._platform.collector import end_later
 from ...errors import ConfigurationError, EngineUnavailable, LeaseLost
 from ...inspection import KeyInfo
 
@@ -161,7 +161,8 @@ class PerClient(Generic[F]):
             return self._known[pool]
         ours = self._face.from_client(client)
         locks = self._known.setdefault(pool, ours)  # Another thread may have come first.
-        weakref.finalize(pool, _close, ours).atexit = False
+        # The collector, which must not wait for it, may run in a thread that has a mutex.
+        weakref.finalize(pool, end_later, ours._close).atexit = False  # noqa: SLF001
         return locks
 
     def leave(self, client: Any) -> F | None:
@@ -172,13 +173,3 @@ class PerClient(Generic[F]):
 def _pool_of(client: Any) -> Any:
     """Return the pool that short-lived clients share; a cluster's client has only itself."""
     return getattr(client, "connection_pool", client)
-
-
-def _close(locks: Face) -> None:
-    """Close in the background, because the garbage collector must not wait for it.
-
-    Nor for the start of a thread, which needs a mutex of ``threading``: the collector may run in a
-    thread that has it.
-    """
-    closing = threading.Thread(target=locks._close, name="weblock-closing", daemon=True)  # noqa: SLF001
-    _thread.start_new_thread(closing.start, ())

@@ -13,6 +13,7 @@ import os
 import secrets
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +25,6 @@ from ..._platform.forks import heed_forks
 from ..._platform.logs import logger
 from ...errors import ConfigurationError, EngineUnavailable
 from ..cells import CellStore, Done, Transition
-from ..entrance import Entrance
 from ..findings import Finding, Level
 from ..transport.backoff import spread
 from ..transport.options import flag, options_in
@@ -133,7 +133,7 @@ class FileEngine:
         self.switchboard = Waiters()
         self.process = secrets.token_hex(8)
         self.home: Home | None = None
-        self._entrance = Entrance()
+        self._opening = threading.RLock()
 
     def connect(self, runtime: Runtime) -> Store:
         cells = _RecordCells(self, runtime)
@@ -192,7 +192,7 @@ class FileEngine:
 
     def close(self) -> None:
         """Close the engine. Callers that still wait here are notified."""
-        with self._entrance.mutex:
+        with self._opening:
             self._closed = True
             home, self.home = self.home, None
         if home:
@@ -205,7 +205,7 @@ class FileEngine:
         Its leases are gone: the keeper will find out. Waiters ask again, in the new directory, and under
         another name: should the directory come back, other processes take us for dead under this one.
         """
-        with self._entrance.mutex:
+        with self._opening:
             if self.home is not home:
                 return
             self.home, self.process = None, secrets.token_hex(8)
@@ -213,18 +213,16 @@ class FileEngine:
         self.switchboard.ring_all(Ask())
 
     def _open(self) -> Home:
-        return self._entrance.opened(self.name, self._opened)
-
-    def _opened(self) -> Home:
-        if self._closed:
-            raise ConfigurationError(f"{self.name} has been closed")
-        if self.home is None:
-            self._find_directory()  # A forked child may run as another user by now.
-            try:
-                self.home = Home(self)
-            except OSError as error:
-                self.fail(error)
-        return self.home
+        with self._opening:
+            if self._closed:
+                raise ConfigurationError(f"{self.name} has been closed")
+            if self.home is None:
+                self._find_directory()  # A forked child may run as another user by now.
+                try:
+                    self.home = Home(self)
+                except OSError as error:
+                    self.fail(error)
+            return self.home
 
     def _find_directory(self) -> None:
         self.path = self._directory or default_directory()

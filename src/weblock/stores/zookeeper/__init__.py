@@ -7,6 +7,7 @@ is seen of them, and ``session`` the connection that all of a process share.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,6 @@ from ..._platform.forks import heed_forks
 from ..._platform.logs import logger
 from ..._requirements import require
 from ...errors import EngineUnavailable
-from ..entrance import Entrance
 from ..findings import Finding
 from ..url import without_secrets
 from .memory import Memory
@@ -57,7 +57,7 @@ class ZooKeeperEngine:
         """Begin without a session."""
         self.switchboard = Switchboard()
         self.memory = Memory()
-        self._entrance = Entrance()
+        self._opening = threading.RLock()
         session, self._session = self._session, None
         if session:
             session.disown()
@@ -84,7 +84,7 @@ class ZooKeeperEngine:
 
     def close(self) -> None:
         """End the session. Callers that still wait here are notified."""
-        with self._entrance.mutex:
+        with self._opening:
             self._closed = True
             session, self._session = self._session, None
         if session:
@@ -92,20 +92,20 @@ class ZooKeeperEngine:
         self.switchboard.ring_all(Ask())
 
     def _open(self) -> Session:
-        return self._entrance.opened(self.name, self._opened)
-
-    def _opened(self) -> Session:
-        if self._closed:
-            raise EngineUnavailable(self.name, "it was closed")
-        if self._session and self._session.ended:
-            logger.warning("the ZooKeeper client of %s failed, and is being restarted", self.name)
-            self._session.begin_to_close()
-            self._session = None
-            self.memory.watched.clear()  # Nothing rings for what that session watched: it is watched anew.
-            self.switchboard.ring_all(Ask())
-        if self._session is None:
-            self._session = self._new_session()
-        return self._session
+        with self._opening:
+            if self._closed:
+                raise EngineUnavailable(self.name, "it was closed")
+            if self._session and self._session.ended:
+                logger.warning(
+                    "the ZooKeeper client of %s failed, and is being restarted", self.name
+                )
+                self._session.begin_to_close()
+                self._session = None
+                self.memory.watched.clear()  # Nothing rings for what that session watched: it is watched anew.
+                self.switchboard.ring_all(Ask())
+            if self._session is None:
+                self._session = self._new_session()
+            return self._session
 
     def _new_session(self) -> Session:
         from .session import Session
