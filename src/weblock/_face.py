@@ -638,7 +638,9 @@ class BaseLease:
             raise
 
     def _release_later(self) -> None:
-        """Release what the garbage collector ends."""
+        """Release what the garbage collector ends. Its holder no longer has it."""
+        for each in self._leased:
+            self._locker.keeper.drop_holding(each)
         end_later(partial(self._locker.abandon, self._holdings))
 
     def _leave(self) -> None:

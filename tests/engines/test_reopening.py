@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import sys
 import threading
@@ -16,7 +17,7 @@ from redis.exceptions import ConnectionError  # noqa: A004 - redis-py's
 from tests.support.collecting import collect
 from tests.support.interrupts import Interrupter
 from tests.support.waiting import PATIENCE, eventually
-from weblock import ConfigurationError, LeaseLost, Locks
+from weblock import AsyncLocks, ConfigurationError, LeaseLost, Locks
 from weblock._engines import _registry, registering
 from weblock.stores.file import FileEngine
 from weblock.stores.redis.asking import Lookup
@@ -85,6 +86,22 @@ def test_a_release_while_its_thread_looks_for_the_servers_is_refused() -> None:
         thread.join(PATIENCE)
         assert not thread.is_alive(), f"it waits for itself in {interrupter.where}"
         assert ask()
+
+
+async def test_a_lease_of_a_coroutine_that_is_collected_is_released() -> None:
+    """A coroutine that nobody finishes can wait for nothing in its ``async with`` blocks."""
+
+    async def unfinished(locks: AsyncLocks) -> None:
+        async with locks.hold("key"):
+            await asyncio.Event().wait()
+
+    async with AsyncLocks.from_url("memory://coroutine") as locks:
+        coroutine = unfinished(locks)
+        coroutine.send(None)
+        assert await locks.inspect("key")
+        collect(coroutine.close)
+        async with locks.hold("key", wait=PATIENCE):
+            pass
 
 
 def test_locks_that_are_collected_while_others_on_their_engine_open(tmp_path: Path) -> None:
