@@ -1,6 +1,6 @@
 """What the garbage collector ends goes on in another thread.
 
-The collector may run at any allocation, and so in a thread that has a mutex, or is at work in an engine.
+The collector may run at any allocation, and so in a thread that has a mutex, or is asking an engine.
 There it calls finalizers: it ends a generator that holds a lease or has locks open, and calls what an
 application does in ``__del__``. To release a lease or to close locks takes mutexes and asks an engine,
 for which that thread might wait for itself. So both begin like this:
