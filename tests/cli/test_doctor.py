@@ -15,7 +15,6 @@ from tests.support.waiting import PATIENCE
 from weblock.cli import doctor
 from weblock.stores.file import checks as of_directories
 from weblock.stores.findings import Finding, Level, bytes_of, time_of
-from weblock.stores.memcached import diagnosis as of_memcached
 from weblock.stores.memcached import open_engine
 from weblock.stores.postgresql import diagnosis as of_postgresql
 from weblock.stores.postgresql.settings import parse as postgresql_settings
@@ -178,9 +177,11 @@ def test_what_a_failover_does_depends_on_recovery(recovery: str, said: str) -> N
 
 
 def test_memcached_that_is_unfit_is_told_why() -> None:
-    """A memcached that may evict is not called unreachable: the finding says what is wrong, and the remedy."""
+    """A memcached that may evict is examined all the same: the finding says what is wrong, and the remedy."""
     with Memcached() as server:
-        (finding,) = open_engine(server.url()).diagnose()
+        found = {each.subject: each for each in open_engine(server.url()).diagnose()}
+    finding = found["eviction"]
+    assert finding.level is Level.PROBLEM
     assert finding.text == "It may throw leases away when its memory is full."
     assert finding.remedy.startswith("Start it with -M")
 
@@ -262,9 +263,12 @@ def test_too_few_descriptors_are_warned_of(monkeypatch) -> None:
 
 
 def test_memcached_that_may_evict_is_warned_of() -> None:
-    """A server without -M may throw leases away."""
-    finding = of_memcached._eviction({b"evictions": 7}, may_evict=True)
-    assert (finding.level, "7 items" in finding.text) == (Level.WARNING, True)
+    """A server without -M may throw leases away, also where that is accepted."""
+    with Memcached() as server:
+        engine = open_engine(server.url(allow_eviction="true"))
+        found = {each.subject: each for each in engine.diagnose()}
+    assert found["eviction"].level is Level.WARNING
+    assert "0 items" in found["eviction"].text
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import pytest
 
 from weblock import AsyncLocks, EngineUnavailable
 from weblock._platform.turns import taken_out
-from weblock.stores.memcached import connections as of_memcached
 from weblock.stores.postgresql.blocking import BlockingLinks as PostgresqlLinks
 from weblock.stores.postgresql.settings import parse
 from weblock.stores.postgresql.silence import Silence
@@ -86,17 +85,6 @@ def test_so_is_one_of_postgresql() -> None:
     pool._idle = ClosedMeanwhile(pool.close)
     list.append(pool._idle, link)
     pool._ask(None, ())  # type: ignore[arg-type]
-    assert link.closed
-
-
-def test_and_one_of_memcached(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a request."""
-    pool = of_memcached.Connections(of_memcached.Settings("localhost", 1))
-    link = Link()
-    monkeypatch.setattr(pool, "opened", lambda: link)
-    monkeypatch.setattr(pool, "_idle", ClosedMeanwhile(pool.close))
-    with pool.one():
-        pass
     assert link.closed
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import Server, fresh_quorum, fresh_url
+from tests.servers import Server, fresh_memcached, fresh_quorum, fresh_url
 from tests.servers.postgres import fresh_postgresql
 from tests.support.interrupts import Interrupt, Interrupter
 from tests.support.renewals import renewed
@@ -60,7 +60,7 @@ def test_a_server_that_was_killed_is_used_again(server: Server) -> None:
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning")
-@pytest.mark.parametrize("engine", ["file", "redis", "quorum", "postgresql"])
+@pytest.mark.parametrize("engine", ["file", "redis", "quorum", "postgresql", "memcached"])
 def test_exceptions_of_signal_handlers_use_none_up(engine: str, tmp_path: Path) -> None:
     """Such an exception at any line costs no permit, also if the application keeps the exception."""
     urls = {
@@ -68,6 +68,7 @@ def test_exceptions_of_signal_handlers_use_none_up(engine: str, tmp_path: Path) 
         "redis": lambda: fresh_url(max_connections=2),
         "quorum": lambda: fresh_quorum(3, max_connections=2),
         "postgresql": lambda: f"{fresh_postgresql()}&max_connections=2",
+        "memcached": lambda: f"{fresh_memcached()}&max_connections=2",
     }
     kept: list[Interrupt] = []
 

@@ -15,7 +15,7 @@ from weblock._core.table import Claim, Held
 from weblock._runtime.blocking import BlockingRuntime, drive
 from weblock.errors import EngineUnavailable
 from weblock.stores.memcached import open_engine
-from weblock.stores.memcached.stamps import Observer
+from weblock.stores.memcached.items import Observer
 
 TTL = 5.0
 
@@ -33,9 +33,7 @@ class Network:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._client, name)
-        if name == "sock":
-            return Line(found, self._world)
-        if name not in ("gets_many", "cas"):
+        if name not in ("gets_many", "cas", "raw_command"):
             return found
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -47,28 +45,6 @@ class Network:
             return reply
 
         return call
-
-
-class Line:
-    """The socket below it, for what the driver has no function for: a request goes out, and its reply comes in."""
-
-    def __init__(self, sock: Any, world: World) -> None:
-        self._sock = sock
-        self._world = world
-        self.fileno = sock.fileno
-
-    def sendall(self, request: bytes) -> None:
-        self._world.something_happens()
-        self._sock.sendall(request)
-
-    def makefile(self, mode: str) -> Any:
-        reply = self._sock.makefile(mode)
-        reply.peek(1)  # It has taken effect.
-        self._world.something_happens()
-        if self._world.random.random() < 0.02:
-            reply.close()
-            raise OSError("the reply was lost")
-        return reply
 
 
 class Machine:
@@ -86,10 +62,12 @@ class Machine:
         self.engine = open_engine(url)
         runtime = BlockingRuntime()
         runtime.now = self.now
-        connections = self.engine.connections
-        opened = connections.opened
-        connections.opened = lambda: Network(opened(), world)
-        self.engine.lookout.attend = lambda key, runtime: None  # Its thread has a time of its own.
+        pool = self.engine.pool
+        opened = pool._connect
+        pool._connect = lambda: Network(opened(), world)
+        self.engine.lookout.watch = lambda *_waiter, first: (
+            None
+        )  # Its thread has a time of its own.
         self.store = self.engine.connect(runtime)
 
     def now(self) -> float:

@@ -12,12 +12,13 @@ from collections.abc import Callable
 import pytest
 from redis import exceptions
 
+from tests.servers import fresh_memcached
 from weblock import AsyncLocks, ConfigurationError, EngineUnavailable
 from weblock._core.ports import Readable, Switchboard
 from weblock._platform.loops import beside_loop
-from weblock._runtime.aio import AsyncioRuntime
 from weblock._runtime.blocking import BlockingRuntime, drive
-from weblock.stores.memcached.threads import THREADS, Threads
+from weblock.stores.memcached import open_engine as on_memcached
+from weblock.stores.memcached.engine import THREADS
 from weblock.stores.redis import asking, cluster
 from weblock.stores.redis.aio import LoopLinks
 from weblock.stores.redis.asking import Lookup, Poll
@@ -215,14 +216,14 @@ async def test_a_machine_without_threads_is_not_a_closed_memcached(
     no_threads: Callable[[], None],
 ) -> None:
     """What an event loop asks is asked in a thread; who cannot have one is told so."""
-    threads, runtime, done = Threads("memcached://test"), AsyncioRuntime(), []
+    engine, done = on_memcached(fresh_memcached()), []
     with pytest.raises(EngineUnavailable, match="no thread could be started"):
-        await threads.do(runtime, lambda: done.append("given up"))
+        await engine.ask_in_thread(lambda _client: done.append("given up"))
     no_threads()
     for _ in range(THREADS):  # One of them would have what was queued before.
-        await threads.do(runtime, lambda: done.append("done"))
+        await engine.ask_in_thread(lambda _client: done.append("done"))
     assert done == ["done"] * THREADS
-    threads.close()
+    engine.close()
 
 
 @NONE_AT_ALL

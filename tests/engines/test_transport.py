@@ -101,6 +101,9 @@ class TestPool:
         pool.use(lambda _line: pool.use(lambda _line: None))
         with pytest.raises(ValueError, match="in doubt"):
             pool.use(raises(ValueError("in doubt")))
+        assert [line.closed for line in server.lines] == [True, False]
+        with pytest.raises(TimeoutError):
+            pool.use(raises(TimeoutError()))
         assert all(line.closed for line in server.lines)
 
     def test_one_that_the_server_has_ended_is_replaced(self, server: Server) -> None:

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
+
+from .transport.unfit import Unfit
+
+FULL: Final = 0.9
+"""The share of its memory or its connections from which a server counts as nearly full."""
 
 
 class Level(enum.StrEnum):
@@ -47,6 +53,28 @@ def unfit(subject: str, reason: str, remedy: str) -> Finding:
     """Return a problem that an error's reason tells, as ``what is wrong: what to do``, or ``remedy``."""
     text, _, own_remedy = reason.partition(": ")
     return problem(subject, _sentence(text), _sentence(own_remedy or remedy))
+
+
+def unreachable(reason: str, where: str = "") -> Finding:
+    """Return the problem of a server that cannot be asked, with the reason of the error."""
+    remedy = "Start it, or check the address, the login and the network between it and here."
+    found = problem("reachable", f"It cannot be asked: {reason.rstrip('.')}.", remedy)
+    return found._replace(where=where)
+
+
+def share(
+    subject: str, used: int, most: int, remedy: str, *, shown: Callable[[int], str] = str
+) -> Finding:
+    """Return how much of what a server has at ``most`` is in use; a warning if it is nearly all."""
+    text = f"{shown(used)} of {shown(most)} are in use."
+    return warning(subject, text, remedy) if used > FULL * most > 0 else Finding(subject, text)
+
+
+def refuse(findings: Iterable[Finding]) -> None:
+    """Raise ``Unfit`` for the first problem: what ``weblock doctor`` prints keeps an engine from opening."""
+    for each in findings:
+        if each.level is Level.PROBLEM:
+            raise Unfit(each.reason)
 
 
 def _sentence(text: str) -> str:

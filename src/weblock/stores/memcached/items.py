@@ -1,23 +1,40 @@
-"""Items, read with ``gets`` and replaced with ``cas`` or ``add``. All functions block."""
+"""Items, read with ``gets`` and replaced with ``cas`` or ``add``, and what the times in them mean.
+
+Memcached has no clock that a lease could rely on, so there is no clock that all share. The writer
+of a lease says how long it is to last. Its holder counts that from before the write, and every
+other process from when it first saw it, each on a monotonic clock of its own: so the holder's
+deadline comes first, whatever the machines' clocks say.
+
+An item has four parts, with tabs between them: the server's mark when it was written, the key, the
+writer and the time of each entry of the state, and the state (``codec``) with each entry's times by
+the clock of its writer. A process that replaces an item leaves the entries of others as they are.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import secrets
+import threading
 import time
-import zlib
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from ..._core.ports import Runtime
-from ..._core.table import KeyState, Moment, Step
-from ...errors import EngineRecovering, EngineUnavailable
+from ..._core.table import Grant, KeyState, Moment, Place, Voided
+from ...errors import ConfigurationError, EngineRecovering, EngineUnavailable
 from ..cells import Done, Heartbeats, Transition
-from .connections import Client, Value
-from .format import Format, Reading
-from .server import add_unless_lost, heed_mark, items_on, leave_mark
+from ..codec import from_bytes, to_bytes
+from ..transport.backoff import Backoff
+from ..transport.options import RECOVERY
+from .server import Client, add_unless_lost, heed_mark, items_on, leave_mark
 
 if TYPE_CHECKING:
-    from . import MemcachedEngine
+    from .engine import MemcachedEngine
 
 REMEMBERED: Final = 600.0
 """Seconds for which an item outlives what is in it, so that the next fence is larger for sure."""
@@ -27,207 +44,290 @@ LONGEST_EXPIRY: Final = 30 * 86400
 
 FIRST_BACKOFF: Final = 0.002
 LONGEST_BACKOFF: Final = 0.25
-"""Seconds before an item is read again, at most, after another caller has replaced it."""
+"""Seconds before an item is read again, after another caller has replaced it."""
 
 PORTION: Final = 500
 """How many items are fetched in one request."""
 
+KNOWN: Final = 10_000
+"""How many items are remembered with the time when their entries were first seen."""
 
-class Standing(NamedTuple):
-    """What was read of the server together with items."""
+R = TypeVar("R")
 
+Entry = Grant | Place | Voided
+
+
+class Stamp(NamedTuple):
+    """An entry's owner and writer, when it was written, and until when it lasts, by the writer's clock.
+
+    A lease is recognized by the stamp of its last renewal, which others copy as it is.
+    """
+
+    owner: str
+    writer: str
+    written: float
+    until: float
+
+
+class Observer:
+    """This process: as a writer, and as an observer of what others write."""
+
+    def __init__(self) -> None:
+        self.process = secrets.token_hex(8)
+        # A finalizer that releases a lease may run inside, and then waits for nobody.
+        self._guard = threading.RLock()
+        self._by_item: OrderedDict[str, dict[Stamp, float]] = OrderedDict()
+
+    def first_seen(self, item: str, stamps: Iterable[Stamp], now: float) -> Mapping[Stamp, float]:
+        """When each stamp of others in an item was first seen: before now, or now. Others are forgotten.
+
+        Whatever is forgotten too early is counted anew, which only makes us wait for longer.
+        """
+        theirs = [stamp for stamp in stamps if stamp.writer != self.process]
+        with self._guard:
+            known = self._by_item.pop(item, {})
+            seen = {stamp: known.get(stamp, now) for stamp in theirs}
+            if seen:
+                self._by_item[item] = seen
+            while len(self._by_item) > KNOWN:
+                self._by_item.popitem(last=False)
+        return seen
+
+
+class Item(NamedTuple):
+    """An item as it was read."""
+
+    name: str
+    state: KeyState
+    """Its state, by our own clock."""
+    token: bytes | None = None
+    """What ``cas`` needs; there is no such item without it."""
+    written: Mapping[Entry, tuple[Entry, Stamp]] = MappingProxyType({})
+    """Each entry of the state as it is in the item."""
+
+
+class Reading(NamedTuple):
+    """Several items that were read at once, and what was read of the server with them."""
+
+    now: float
     mark: bytes
+    """It is another after the server has lost its data."""
     quiet: bool
-    """Whether it must grant nothing now."""
+    """Whether the server is to grant nothing now."""
+    items: dict[str, Item | ConfigurationError]
+    """By their keys."""
 
 
-class Items:
-    """The items of a server, for one runtime. All methods raise ``EngineUnavailable``."""
+class ItemCells:
+    """The items of a server, as the cells that ``CellStore`` works on, for one runtime."""
 
     def __init__(self, engine: MemcachedEngine, runtime: Runtime) -> None:
+        self._engine = engine
         self._settings = engine.settings
-        self._format = Format(engine.settings, engine.observer)
-        self._names = self._format.names
-        self._connections = engine.connections
-        self._observer = engine.observer
-        self._renewing = engine.renewing
+        self._runtime = runtime
+        # No prefix has a slash in it, so none can reach the items of another.
+        kinds = ("lock/", "done/", "mark", "quiet")
+        names = (f"{engine.settings.prefix}/{kind}" for kind in kinds)
+        self._locks, self._done, self._mark, self._quiet = names
         self._heeded = b""
         """The mark of the server that was heeded last."""
-        self._runtime = runtime
 
-    def read(self, keys: Sequence[str]) -> dict[str, Reading]:
-        """Return the contents of several items; unreadable ones are left out."""
-        with self._connections.one() as client:
-            return self._read(client, keys)[0]
+    async def update(self, key: str, transition: Transition, *, patience: float) -> Done:
+        runtime, renews = self._runtime, isinstance(transition, Heartbeats)
+        # The keepers of other processes come first, too.
+        longest = FIRST_BACKOFF if renews else LONGEST_BACKOFF
+        backoff = Backoff(FIRST_BACKOFF, longest, jitter=runtime.jitter)
+        give_up_at = runtime.now() + patience
+        while True:
+            if not renews:
+                for pause in self._engine.renewing.let_pass(key, runtime, patience):
+                    await runtime.sleep(pause)
+            outcome = (await self._ask(partial(self._change, {key: transition}))).get(key)
+            if isinstance(outcome, Done):
+                return outcome
+            if outcome:
+                raise outcome
+            if runtime.now() >= give_up_at:
+                raise EngineUnavailable(
+                    self._settings.name, "too many callers change the same key at once"
+                )
+            await runtime.sleep(backoff.next())
 
-    def update(self, key: str, transition: Transition, patience: float) -> Done:
-        """Replace an item; no other caller changes it in between."""
-        give_up_at = self._runtime.now() + patience
-        renews, backoff = isinstance(transition, Heartbeats), FIRST_BACKOFF
-        with self._connections.one() as client:
-            while True:
-                if not renews:
-                    for pause in self._renewing.let_pass(key, self._runtime, patience):
-                        time.sleep(pause)
-                readings, standing = self._read(client, (key,))
-                if done := self._replace(client, readings[key], transition, standing):
-                    return done
-                if self._runtime.now() >= give_up_at:
-                    raise EngineUnavailable(
-                        self._settings.name, "too many callers change the same key at once"
-                    )
-                time.sleep(backoff * self._runtime.jitter())
-                if not renews:  # The keepers of other processes come first, too.
-                    backoff = min(LONGEST_BACKOFF, 2 * backoff)
-
-    def update_many(
-        self, changes: Mapping[str, Transition], patience: float
+    async def update_many(
+        self, changes: Mapping[str, Transition], *, patience: float
     ) -> dict[str, Done | EngineUnavailable]:
         """Replace several items: all are read at once, and again if another caller was quicker."""
         outcomes: dict[str, Done | EngineUnavailable] = {}
         keys = list(changes)
         for start in range(0, len(keys), PORTION):
-            outcomes |= self._update_portion(keys[start : start + PORTION], changes)
+            portion = {key: changes[key] for key in keys[start : start + PORTION]}
+            for key, outcome in (await self._ask(partial(self._change, portion))).items():
+                if isinstance(outcome, ConfigurationError):
+                    outcomes[key] = EngineUnavailable(self._settings.name, str(outcome))
+                else:
+                    outcomes[key] = outcome
         for key in changes.keys() - outcomes.keys():
             try:
-                with self._renewing.first(key):
-                    outcomes[key] = self.update(key, changes[key], patience)
+                with self._engine.renewing.first(key):
+                    outcomes[key] = await self.update(key, changes[key], patience=patience)
             except EngineUnavailable as error:
                 outcomes[key] = error
         return outcomes
 
-    def keys(self, prefix: str, patience: float) -> list[str]:
-        """Return the keys that have an item."""
-        keys: list[str] = []
-        with self._connections.one() as client:
-            there = items_on(client, self._settings, patience)
-            items = [each for each in there if each.startswith(self._names.locks)]
+    async def names(self, prefix: str, *, patience: float) -> list[str]:
+        def find(client: Client) -> list[str]:
+            there = items_on(self._settings, patience)
+            items = [each for each in there if each.startswith(self._locks)]
+            keys: list[str] = []
             for start in range(0, len(items), PORTION):
-                found = client.get_many(items[start : start + PORTION])
-                keys += [self._format.fields(value)[0] for value in found.values()]
-        return [key for key in keys if key.startswith(prefix)]
+                for item, value in client.get_many(items[start : start + PORTION]).items():
+                    _mark, key, _stamps, _state = self._parts(item, value)
+                    keys.append(key)
+            return [key for key in keys if key.startswith(prefix)]
 
-    def put_note(self, key: str, keep: float | None) -> None:
-        note = self._names.of_note(key)
-        with self._connections.one() as client:
-            if keep == 0:
-                client.delete(note, noreply=False)
-            else:
-                client.set(note, b"1", 0 if keep is None else _expiry(keep + 1), noreply=False)
+        return await self._ask(find)
 
-    def has_note(self, key: str) -> bool:
-        with self._connections.one() as client:
-            return bool(client.get_many([self._names.of_note(key)]))
+    async def mark(self, key: str, keep: float | None) -> None:
+        item = self._done + _hashed(key)
+        if keep == 0:
+            await self._ask(lambda client: client.delete(item))
+        else:
+            expiry = 0 if keep is None else _expiry(keep + 1)
+            await self._ask(lambda client: client.set(item, b"1", expiry))
 
-    def _update_portion(
-        self, keys: Sequence[str], changes: Mapping[str, Transition]
-    ) -> dict[str, Done | EngineUnavailable]:
-        outcomes: dict[str, Done | EngineUnavailable] = {}
-        with self._connections.one() as client:
-            readings, standing = self._read(client, keys)
-            for key, reading in readings.items():
-                try:
-                    done = self._replace(client, reading, changes[key], standing)
-                except EngineUnavailable as error:
-                    outcomes[key] = error
-                else:
-                    outcomes |= {key: done} if done else {}
+    async def marked(self, key: str) -> bool:
+        return await self._ask(lambda client: client.get(self._done + _hashed(key)) is not None)
+
+    def read(self, client: Client, keys: Sequence[str]) -> Reading:
+        """Read the items of several keys."""
+        names = [self._locks + _hashed(key) for key in keys]
+        while True:
+            found = client.gets_many([*names, self._mark, self._quiet])
+            now = self._runtime.now()
+            if self._mark not in found:
+                leave_mark(client, self._mark)
+                continue
+            mark = found[self._mark][0]
+            if mark == self._heeded:
+                break
+            heed_mark(client, mark, self._quiet, self._settings.recovery)
+            self._heeded = mark
+        items: dict[str, Item | ConfigurationError] = {}
+        for key, name in zip(keys, names, strict=True):
+            try:
+                items[key] = self._item(name, found.get(name), now, mark)
+            except ConfigurationError as error:
+                items[key] = error
+        return Reading(now, mark, self._quiet in found, items)
+
+    async def _ask(self, work: Callable[[Client], R]) -> R:
+        if self._runtime.suspends:
+            return await self._engine.ask_in_thread(work)
+        return self._engine.ask(work, first=self._runtime.renews)
+
+    def _change(
+        self, changes: Mapping[str, Transition], client: Client
+    ) -> dict[str, Done | EngineUnavailable | ConfigurationError]:
+        """Read items, and replace each. Those that another caller replaced first are left out."""
+        reading = self.read(client, list(changes))
+        outcomes: dict[str, Done | EngineUnavailable | ConfigurationError] = {}
+        for key, item in reading.items.items():
+            if isinstance(item, ConfigurationError):
+                outcomes[key] = item
+                continue
+            moment = Moment(reading.now, int(time.time() * 1_000_000))
+            step = changes[key](item.state, moment)
+            known = {grant.fence for grant in item.state.grants}
+            if step.state == item.state:
+                outcomes[key] = Done(step, reading.now)
+            elif reading.quiet and any(each.fence not in known for each in step.state.grants):
+                outcomes[key] = EngineRecovering(
+                    self._settings.name,
+                    "it was started or flushed just now",
+                    retry_after=self._settings.recovery or RECOVERY,
+                )
+            elif self._replace(client, key, item, step.state, reading):
+                outcomes[key] = Done(step, reading.now)
         return outcomes
 
-    def _read(self, client: Client, keys: Sequence[str]) -> tuple[dict[str, Reading], Standing]:
-        """Return the contents of items, and what was read of the server with them.
-
-        Of many, those that cannot be read are left out.
-        """
-        names = self._names
-        items = [names.of_key(key) for key in keys]
-        while True:
-            found = client.gets_many([*items, names.mark, names.quiet])
-            now = self._runtime.now()
-            if names.mark not in found:
-                leave_mark(client, names)
-            elif (mark := found[names.mark][0]) == self._heeded:
-                break
-            else:
-                heed_mark(client, names, mark, self._settings.recovery)
-                self._heeded = mark
-        readings: dict[str, Reading] = {}
-        for key, item in zip(keys, items, strict=True):
-            try:
-                readings[key] = self._reading(key, found.get(item), now, mark)
-            except EngineUnavailable:
-                if len(keys) == 1:
-                    raise
-        return readings, Standing(mark, names.quiet in found)
-
-    def _reading(
-        self, key: str, found: tuple[Value, bytes] | None, now: float, mark: bytes
-    ) -> Reading:
-        """Return the contents of an item, without what was granted across a loss of the server's data.
+    def _item(self, name: str, found: tuple[bytes, bytes] | None, now: float, mark: bytes) -> Item:
+        """Return an item, without what was granted across a loss of the server's data.
 
         A caller whose answer was lost would find its lease there, and believe in it.
         """
-        reading = self._format.read(key, found, now)
-        era = self._era(mark)
-        if found and era and found[0].flags not in (0, era):
-            reading.state = KeyState(reading.state.fence)
-        return reading
-
-    def _era(self, mark: bytes) -> int:
-        """Return what items say of the mark that their writer had read; 0 where that is not said.
-
-        Where items may be evicted, the mark may go and they may stay. Earlier versions of weblock
-        never say it.
-        """
-        return 0 if self._settings.allow_eviction else zlib.crc32(mark) or 1
+        if found is None:
+            self._engine.observer.first_seen(name, (), now)
+            return Item(name, KeyState())
+        value, token = found
+        written_at, _key, texts, state = self._parts(name, value)
+        # Where items may be evicted, the mark may go and they may stay.
+        if written_at != mark and not self._settings.allow_eviction:
+            return Item(name, KeyState(state.fence), token)
+        entries: list[Entry] = [*state.grants, *state.queue, *state.voided]
+        stamps = [
+            Stamp(_owner_of(entry), writer, written, entry.until)
+            for entry, (writer, written) in zip(entries, json.loads(texts), strict=True)
+        ]
+        seen = self._engine.observer.first_seen(name, stamps, now)
+        ours: dict[Entry, tuple[Entry, Stamp]] = {}
+        for entry, stamp in zip(entries, stamps, strict=True):
+            shift = seen[stamp] - stamp.written if stamp in seen else 0.0
+            moved: Entry = entry._replace(until=entry.until + shift)
+            if isinstance(moved, Grant):
+                moved = moved._replace(since=moved.since + shift)
+            ours[moved] = entry, stamp
+        return Item(name, _state_of(state, ours), token, ours)
 
     def _replace(
-        self, client: Client, reading: Reading, transition: Transition, standing: Standing
-    ) -> Done | None:
-        """Write the result of a transition; return ``None`` if it must be done again.
+        self, client: Client, key: str, item: Item, state: KeyState, reading: Reading
+    ) -> bool:
+        """Replace an item; return false if another caller was quicker, or the server has lost its data.
 
-        Another caller was quicker then, or the server has lost its data since the item was read.
+        Unchanged entries stay as their writer wrote them.
         """
-        floor = int(time.time() * 1_000_000)
-        step = transition(reading.state, Moment(reading.now, floor))
-        if step.state == reading.state:
-            return Done(step, reading.now)
-        if standing.quiet and not self._may_grant(reading.state, step):
-            raise EngineRecovering(
-                self._settings.name,
-                "it was started or flushed just now",
-                retry_after=self._settings.recovery,
-            )
-        item = self._names.of_key(reading.key)
-        value = self._format.write(reading, step.state)
-        expiry = _expiry(_use_of(step.state, reading.now))
-        era = self._era(standing.mark)
-        if reading.token is None:
-            at = self._names.mark
-            done = add_unless_lost(client, item, value, expiry, era, at=at, mark=standing.mark)
-        else:  # A server that has lost the item has no token for it, either.
-            done = bool(client.cas(item, value, reading.token, expiry, flags=era))
-        return Done(step, reading.now) if done else None
+        process, now = self._engine.observer.process, reading.now
+        entries: list[Entry] = [*state.grants, *state.queue, *state.voided]
+        written = [
+            item.written.get(each) or (each, Stamp(_owner_of(each), process, now, each.until))
+            for each in entries
+        ]
+        stamps = json.dumps([(stamp.writer, stamp.written) for _, stamp in written])
+        theirs = _state_of(state, [entry for entry, _ in written])
+        value = b"\t".join((reading.mark, key.encode(), stamps.encode(), to_bytes(theirs)))
+        ends = max((each.until for each in entries), default=now)
+        expiry = _expiry(ends - now + REMEMBERED)
+        if item.token is None:
+            mark = reading.mark
+            return add_unless_lost(client, item.name, value, expiry, name=self._mark, mark=mark)
+        # A server that has lost the item has no token for it, either.
+        return bool(client.cas(item.name, value, item.token, expiry))
 
-    def _may_grant(self, before: KeyState, step: Step) -> bool:
-        """Whether a transition is allowed while the server is to grant nothing.
+    def _parts(self, name: str, value: bytes) -> tuple[bytes, str, bytes, KeyState]:
+        """Return the mark, the key, the stamps and the state of an item."""
+        *parts, data = value.split(b"\t", 3)
+        state = from_bytes(data, f"the item {name} on {self._settings.name}")
+        mark, key, stamps = parts
+        return mark, key.decode(), stamps, state
 
-        ``recovery=off`` is said for the callers of this process, and for nobody else.
-        """
-        had = {grant.fence for grant in before.grants}
-        new = [grant for grant in step.state.grants if grant.fence not in had]
-        ours = all(grant.claim.process == self._observer.process for grant in new)
-        return not new or (ours and not self._settings.recovery)
+
+def _owner_of(entry: Entry) -> str:
+    return entry.owner if isinstance(entry, Voided) else entry.claim.owner
+
+
+def _state_of(like: KeyState, entries: Iterable[Entry]) -> KeyState:
+    """Return a state with other entries of the same kinds, in the same order."""
+    by_kind: dict[type, list[Any]] = {Grant: [], Place: [], Voided: []}
+    for each in entries:
+        by_kind[type(each)].append(each)
+    grants, queue, voided = map(tuple, by_kind.values())
+    return like._replace(grants=grants, queue=queue, voided=voided)
+
+
+def _hashed(key: str) -> str:
+    """Return a name that memcached accepts; the key itself is in the item."""
+    return hashlib.sha256(key.encode()).hexdigest()
 
 
 def _expiry(seconds: float) -> int:
     """Return the expiry that makes memcached keep an item for so long, or up to a second longer."""
     return math.ceil(seconds if seconds <= LONGEST_EXPIRY else time.time() + seconds)
-
-
-def _use_of(state: KeyState, now: float) -> float:
-    """Return the seconds after which nothing in it is needed."""
-    ends = [each.until for each in state.queue]
-    ends += [each.until for each in state.voided]
-    ends += [grant.until for grant in state.grants]
-    return max(ends, default=now) - now + REMEMBERED

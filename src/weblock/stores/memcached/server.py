@@ -1,42 +1,102 @@
-"""Checks of the server: is it fit for locks, has it lost data, what does it keep."""
+"""The server: whether it is fit for locks, whether it has lost its data, and what it keeps."""
 
 from __future__ import annotations
 
 import math
 import os
+import socket
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 from urllib.parse import unquote
 
-from ...errors import EngineUnavailable
+from pymemcache.client import base
+from pymemcache.exceptions import MemcacheError, MemcacheUnexpectedCloseError
+
+from ..findings import Finding, bytes_of, problem, refuse, share, time_of, warning
+from ..transport.unfit import Meanings, Unfit
 from .settings import Settings
 
-if TYPE_CHECKING:
-    from .connections import Client
-    from .format import Names
+FAILURES: Final = (MemcacheError, OSError, Unfit)
+"""The errors of a request that has failed."""
+
+MEANINGS: Final[Meanings] = (
+    ("out of memory", "its memory is full, and it takes and renews no leases: raise -m"),
+    ("too large", "too many wait for one key: lower max_waiters, or raise -I"),
+    (MemcacheUnexpectedCloseError, "it closed the connection"),
+)
 
 UPTIME_AHEAD: Final = 3
 """Seconds by which a server may overstate its uptime."""
 
 
-class Unfit(EngineUnavailable):
-    """The server answers, and must not be used for locks: its reason says why, and the remedy."""
+class Client(base.Client):  # type: ignore[misc]  # The driver has no types.
+    """A connection, which is opened by the first request."""
 
-
-def refuse_unfit(client: Client, settings: Settings) -> None:
-    """Raise ``Unfit`` if the server may evict leases, or has no ``cas``."""
-    stats = client.stats("settings")
-    if stats.get(b"cas_enabled") in (b"no", False, 0):
-        raise Unfit(settings.name, "it was started with -C, and locks need cas: start it without")
-    if stats.get(b"evictions") == b"on" and not settings.allow_eviction:
-        raise Unfit(
-            settings.name,
-            "it may throw leases away when its memory is full: start it with -M, use a server"
-            " of its own for locks, or accept lost leases with ?allow_eviction=true",
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(
+            (settings.host, settings.port),
+            connect_timeout=settings.timeout,
+            timeout=settings.timeout,
+            no_delay=True,
+            default_noreply=False,
         )
 
+    def fileno(self) -> int:
+        """Return the number of its socket, which is negative if that is closed."""
+        return self.sock.fileno() if self.sock else -1
 
-def leave_mark(client: Client, names: Names) -> None:
+
+def admitted(settings: Settings) -> Client:
+    """Return a connection to a server that can keep locks. Raises ``Unfit``, or one of ``FAILURES``."""
+    client = Client(settings)
+    try:
+        refuse(examine(client, settings))
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+def examine(client: Client, settings: Settings) -> Iterator[Finding]:
+    """Return what the server tells of itself. A new connection is refused where it is a problem."""
+    facts, options = client.stats(), client.stats("settings")
+    version = bytes(facts.get(b"version", b"?")).decode(errors="replace")
+    yield Finding(
+        "version", f"It is memcached {version}, up for {time_of(facts.get(b'uptime', 0))}."
+    )
+    if options.get(b"cas_enabled") in (b"no", False, 0):
+        yield problem("cas", "It was started with -C, and locks need cas.", "Start it without.")
+    text = "It keeps nothing on disk: a restart forgets all leases"
+    if settings.recovery:
+        text += f", after which it grants none for {settings.recovery:g} s (recovery)."
+        yield Finding("persistence", text)
+    else:
+        text += ", and recovery=off lets it grant them again at once, while their holders run."
+        yield warning("persistence", text, "Leave recovery at its default.")
+    if options.get(b"evictions") != b"on":
+        yield Finding("eviction", "It never evicts a lease (-M).")
+    elif settings.allow_eviction:
+        yield warning(
+            "eviction",
+            "It may evict leases when its memory is full, and has evicted"
+            f" {facts.get(b'evictions', 0)} items so far.",
+            "Start it with -M, or use a server of its own for locks.",
+        )
+    else:
+        yield problem(
+            "eviction",
+            "It may throw leases away when its memory is full.",
+            "Start it with -M, use a server of its own for locks, or accept lost leases with"
+            " ?allow_eviction=true.",
+        )
+    used, most = facts.get(b"bytes", 0), facts.get(b"limit_maxbytes", 0)
+    yield share("memory", used, most, "Raise -m.", shown=bytes_of)
+    used, most = facts.get(b"curr_connections", 0), facts.get(b"max_connections", 0)
+    yield share("connections", used, most, "Raise -c.")
+
+
+def leave_mark(client: Client, name: str) -> None:
     """Mark a server without a mark: it is new to us, or has lost its data.
 
     The mark says at which uptime that was, and is told apart from all others.
@@ -45,68 +105,56 @@ def leave_mark(client: Client, names: Names) -> None:
     lost_at = int(stats.get(b"uptime", 0))
     if stats.get(b"cmd_flush") == stats.get(b"evictions") == 0:
         lost_at = min(lost_at, UPTIME_AHEAD)  # Not since it was started.
-    client.add(names.mark, b"%d %s" % (lost_at, os.urandom(8).hex().encode()), noreply=False)
+    client.add(name, b"%d-%s" % (lost_at, os.urandom(8).hex().encode()))
 
 
-def heed_mark(client: Client, names: Names, mark: bytes, recovery: float) -> None:
+def heed_mark(client: Client, mark: bytes, quiet: str, recovery: float) -> None:
     """Have a server grant no lease until ``recovery`` seconds after it has lost some.
 
-    Each client does so once for each mark that it sees, and the longest recovery counts for all.
+    While the item ``quiet`` is there, nothing is granted. Each client does so once for each mark that it sees, and the longest recovery counts for all.
     """
-    uptime = int(client.stats().get(b"uptime", 0))
-    lost_at = mark.split()[0]
-    left = recovery - (uptime - int(lost_at) if lost_at.isdigit() else 0)
-    until = uptime + math.ceil(left)
-    done = left <= 0
-    while not done:
-        found, token = client.gets_many([names.quiet]).get(names.quiet, (b"0", b""))
+    uptime, lost_at = int(client.stats().get(b"uptime", 0)), int(mark.partition(b"-")[0])
+    left = recovery - (uptime - lost_at)
+    until, expiry = uptime + math.ceil(left), math.ceil(left) + 1
+    while left > 0:
+        found, token = client.gets(quiet, b"0")
         if int(found) >= until:
             return
-        value, expiry = b"%d" % until, math.ceil(left) + 1
-        if token:
-            done = bool(client.cas(names.quiet, value, token, expiry))
-        else:
-            done = client.add(names.quiet, value, expiry, noreply=False)
+        value = b"%d" % until
+        if client.cas(quiet, value, token, expiry) if token else client.add(quiet, value, expiry):
+            return
 
 
 def add_unless_lost(
-    client: Client, item: str, contents: bytes, expiry: int, flags: int, *, at: str, mark: bytes
+    client: Client, item: str, contents: bytes, expiry: int, *, name: str, mark: bytes
 ) -> bool:
     """Add an item; return whether that was done, by a server whose mark was still the same afterwards.
 
     A server that has lost its data since the key was read adds the item of a key that others may
-    hold. So the mark, which is the item ``at``, is read again behind the addition, in one round
-    trip: the driver has no command for both.
+    hold. So its mark is read again behind the addition, in the same round trip. If the answer comes in
+    pieces, the driver loses the first. Then it is left open whether the item was added.
     """
-    from pymemcache.exceptions import MemcacheServerError
-
-    start = b"add %s %d %d %d" % (item.encode(), flags, expiry, len(contents))
-    client.sock.sendall(b"%s\r\n%s\r\nget %s\r\n" % (start, contents, at.encode()))
-    answer: list[bytes] = []
-    with client.sock.makefile("rb") as lines:
-        for line in lines:
-            answer.append(line.removesuffix(b"\r\n"))
-            if answer[-1] == b"END":
-                break
-    if answer[-1:] != [b"END"]:
-        raise ConnectionError("it closed the connection")
-    added, *found = answer
-    if added not in (b"STORED", b"NOT_STORED"):
-        raise MemcacheServerError(added.removeprefix(b"SERVER_ERROR "))
-    return added == b"STORED" and found[1:2] == [mark]
+    add = b"add %s 0 %d %d" % (item.encode(), expiry, len(contents))
+    request = b"%s\r\n%s\r\nget %s" % (add, contents, name.encode())
+    answer: list[bytes] = client.raw_command(request, b"END\r\n").split(b"\r\n")
+    return answer[0] == b"STORED" and answer[2:3] == [mark]
 
 
-def items_on(client: Client, settings: Settings, patience: float) -> list[str]:
+def items_on(settings: Settings, patience: float) -> list[str]:
     """Return the names of all items, whether they are weblock's or not.
 
     The driver cannot read an answer of several packets to a command that it does not know.
     """
     give_up_at = time.monotonic() + patience
     while True:
-        client.sock.sendall(b"lru_crawler metadump hash\r\n")
+        names: list[str] = []
         line = b""
-        with client.sock.makefile("rb") as lines:
-            names: list[str] = []
+        where = (settings.host, settings.port)
+        with (
+            socket.create_connection(where, settings.timeout) as sock,
+            sock.makefile("rb") as lines,
+        ):
+            sock.sendall(b"lru_crawler metadump hash\r\n")
             for line in lines:
                 if line == b"END\r\n":
                     return names
@@ -114,7 +162,5 @@ def items_on(client: Client, settings: Settings, patience: float) -> list[str]:
                     break
                 names.append(unquote(line[4:].partition(b" ")[0].decode()))
         if not line.startswith(b"BUSY") or time.monotonic() >= give_up_at:
-            raise EngineUnavailable(
-                settings.name, f"it does not list its items: {line.decode():.80}"
-            )
+            raise Unfit(f"it does not list its items: {line.decode():.80}")
         time.sleep(0.05)

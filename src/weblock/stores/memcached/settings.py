@@ -6,13 +6,10 @@ import re
 from typing import Final, NamedTuple
 
 from ...errors import ConfigurationError
-from ..transport.options import Reader, flag, options_in, seconds
+from ..transport.options import RECOVERY, Reader, flag, options_in, recovery, seconds, whole
 from ..url import parts_of, shown
 
 DEFAULT_PORT: Final = 11211
-
-RECOVERY: Final = 10.0
-"""Seconds for which a server that may have lost leases grants none."""
 
 
 class Settings(NamedTuple):
@@ -24,6 +21,8 @@ class Settings(NamedTuple):
     """The prefix of all our items."""
     timeout: float = 1.0
     """Seconds to wait for a connection, and for an answer."""
+    max_connections: int = 20
+    """Connections of the threads of this process, at most; the keeper has one more."""
     recovery: float = RECOVERY
     """Seconds; 0 grants at once also where leases may have been lost."""
     allow_eviction: bool = False
@@ -54,11 +53,6 @@ def parse(url: str) -> Settings:
     return Settings(match[1].strip("[]"), int(match[2] or DEFAULT_PORT), **options)
 
 
-def _recovery(name: str, text: str) -> float:
-    words = {"safe": RECOVERY, "off": 0.0}
-    return words[text] if text in words else seconds(name, text)
-
-
 def _prefix(name: str, text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9._:-]{1,100}", text):
         raise ConfigurationError(
@@ -70,6 +64,7 @@ def _prefix(name: str, text: str) -> str:
 _OPTIONS: Final[dict[str, Reader]] = {
     "prefix": _prefix,
     "timeout": seconds,
-    "recovery": _recovery,
+    "max_connections": whole,
+    "recovery": recovery,
     "allow_eviction": flag,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl
@@ -73,3 +74,10 @@ def recovery(name: str, value: Any) -> float:
     """Return a time like ``seconds``, or what ``safe`` or ``off`` stands for."""
     words = {"safe": RECOVERY, "off": 0.0}
     return words[value] if value in words else seconds(name, value)
+
+
+def whole(name: str, value: Any) -> int:
+    """Return a whole number from 1 to 9999, from a number or its text."""
+    if not re.fullmatch(r"[1-9]\d{0,3}", str(value)):
+        raise ConfigurationError(f"{name}={str(value)!r:.40} must be a whole number from 1 to 9999")
+    return int(value)

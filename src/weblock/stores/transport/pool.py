@@ -4,8 +4,8 @@ Drivers have pools, too. Ours keeps the driver's error as the cause of what a ca
 that a server does not answer, loses no permit to an exception of a signal handler, closes its
 connections before their event loop ends, and serves the keeper first.
 
-A connection is used again only after a request that was answered. After any other error it is closed,
-and with it those that are not in use: they have probably lost the same server.
+A connection is used again only after a request that was answered. After any other error it is closed, and
+if that was a ``TimeoutError``, so are those that are not in use: they would wait for the same server.
 """
 
 from __future__ import annotations
@@ -112,6 +112,7 @@ class Pool(Generic[C]):
             raise
         except TimeoutError as error:
             self._silence.notice(error)
+            _close_all(idle)
             raise
         else:
             answered = True
@@ -123,7 +124,7 @@ class Pool(Generic[C]):
                 wanted.put(connection) if wanted else idle.append(connection)
             else:
                 connection.close()
-            if self._closed or not answered:
+            if self._closed:
                 _close_all(idle)
 
     def _new(self) -> C:
@@ -194,6 +195,7 @@ class LoopPool(Generic[C]):
             raise
         except TimeoutError as error:
             self._silence.notice(error)
+            self._close_idle()
             raise
         else:
             answered = True
@@ -204,7 +206,7 @@ class LoopPool(Generic[C]):
                 self._idle.append(connection)
             elif connection:
                 connection.close()
-            if self._closed or not answered:
+            if self._closed:
                 self._close_idle()
             self._end_turn()
 

@@ -1,0 +1,108 @@
+"""What one process has of a server: its connections, its threads, and those of its callers that wait."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
+from typing import Final, TypeVar
+
+from ..._core.ports import Ask, Runtime, Store, Switchboard
+from ..._platform.forks import heed_forks
+from ..._platform.loops import in_thread
+from ...errors import ConfigurationError, EngineUnavailable
+from ..cells import CellStore, Renewing
+from ..findings import Finding, unreachable
+from ..transport.pool import Pool
+from ..transport.silence import Silence
+from ..transport.unfit import explained
+from .items import ItemCells, Observer
+from .lookout import Lookout
+from .server import FAILURES, MEANINGS, Client, admitted, examine
+from .settings import Settings
+
+PATIENCE: Final = 5.0
+"""Seconds of losing races for one key to other callers, before that is an error."""
+
+BEAT_PATIENCE: Final = 1.0
+"""Patience of heartbeats: the next comes soon."""
+
+THREADS: Final = 16
+"""Threads that ask for the event loops of this process, at most: the driver blocks."""
+
+R = TypeVar("R")
+
+
+class MemcachedEngine:
+    """The leases on one server, as this process sees them."""
+
+    scope = "cluster"
+    limits = "any"
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.name = settings.name
+        self.recovery = settings.recovery
+        self.after_fork()
+        heed_forks(self)
+
+    def after_fork(self) -> None:
+        """Begin with nothing open, as a process that has written nothing and seen nothing."""
+        settings = self.settings
+        self.switchboard = Switchboard()
+        self.observer = Observer()
+        self.renewing = Renewing()
+        self.pool = Pool(
+            partial(admitted, settings),
+            Silence(
+                partial(explained, meanings=MEANINGS, timeout=settings.timeout),
+                timeout=settings.timeout,
+                answers=(EngineUnavailable, ConfigurationError),
+            ),
+            room=settings.max_connections,
+            patience=settings.timeout,
+        )
+        self.lookout = Lookout(self)
+        self._closed = False
+        self._threads = ThreadPoolExecutor(THREADS, "weblock-memcached")
+
+    def connect(self, runtime: Runtime) -> Store:
+        self.lookout.runtime, cells = runtime, ItemCells(self, runtime)
+        return CellStore(cells, self.lookout, patience=PATIENCE, beat_patience=BEAT_PATIENCE)
+
+    def ask(self, work: Callable[[Client], R], *, first: bool = False) -> R:
+        """Do something with a connection; ``first`` is for the keeper. Raises ``EngineUnavailable``."""
+        try:
+            return self.pool.use_first(work) if first else self.pool.use(work)
+        except FAILURES as error:
+            raise self._unavailable(error) from error
+
+    def ask_in_thread(self, work: Callable[[Client], R], *, first: bool = False) -> Awaitable[R]:
+        """Do the same for an event loop."""
+        try:
+            return in_thread(self._threads, partial(self.ask, work, first=first))
+        except RuntimeError as error:
+            reason = "it was closed" if self._closed else f"no thread could be started: {error}"
+            raise EngineUnavailable(self.name, reason) from error
+
+    def diagnose(self) -> Iterable[Finding]:
+        """Return what there is to know of the server."""
+        try:
+            with closing(Client(self.settings)) as client:
+                yield from examine(client, self.settings)
+        except FAILURES as error:
+            yield unreachable(self._unavailable(error).reason)
+
+    def close(self) -> None:
+        """Close the engine. Callers that still wait here are notified."""
+        self._closed = True
+        self.lookout.close()
+        self._threads.shutdown(wait=False)
+        self.pool.close()
+        self.switchboard.ring_all(Ask())
+
+    def _unavailable(self, error: BaseException) -> EngineUnavailable:
+        return EngineUnavailable(
+            self.name, explained(error, MEANINGS, timeout=self.settings.timeout)
+        )
