@@ -1,8 +1,21 @@
 """``file://``: one machine, any number of processes, nothing to install. The embedded default.
 
-The leases are kept in record files (``records``) in a private directory (``directory``), and
-processes wake one another, and notice one another's death, by Unix sockets (``processes``). The
-time is the machine's monotonic clock, which all of them share.
+The engine is made of these chapters:
+
+- ``directory``: where the leases are, and which directories are rejected.
+- ``records``: the files with the states of the keys, and the lock of each file.
+- ``processes``: how processes wake one another, and notice the death of another.
+- ``marks``: what is recorded as done.
+- ``checks``: what an operator should know of the directory.
+
+A process opens a directory when it first locks something, and keeps it open (``Home``). An operation
+tries to get into the record file of its key. A record file is tried, and tried again after a moment,
+rather than waited for: in asyncio the loop goes on meanwhile, and no caller hangs because a process
+inside was stopped: after a few seconds it gets an error. The time is the machine's monotonic clock, which
+all processes share.
+
+If the directory is deleted or moved away, its leases are gone. A process finds that out with its next
+operation, and goes on in the directory that its path names then, under another name: see ``leave``.
 """
 
 from __future__ import annotations
@@ -110,7 +123,7 @@ def default_directory() -> str:
 
 
 class FileEngine:
-    """The leases of one directory, as this process sees them."""
+    """The leases of one directory, as this process sees them. It is also the bells of ``CellStore``."""
 
     scope = "host"
     recovery = None
@@ -137,7 +150,19 @@ class FileEngine:
 
     def connect(self, runtime: Runtime) -> Store:
         cells = _RecordCells(self, runtime)
-        return CellStore(cells, _HomeBells(self), patience=PATIENCE, beat_patience=BEAT_PATIENCE)
+        return CellStore(cells, self, patience=PATIENCE, beat_patience=BEAT_PATIENCE)
+
+    def ring(self, process: str, owner: str, grasp: Grasp) -> None:
+        if home := self.home:
+            home.processes.ring(process, owner, grasp)
+
+    def watch(self, key: str, owner: str, ahead: Sequence[str], *, first: bool) -> None:
+        if home := self.home:
+            home.processes.watch(owner, ahead, first=first)
+
+    def close_up(self, process: str, owner: str) -> None:
+        if home := self.home:
+            home.processes.close_up(process, owner)
 
     def home_at(self, now: float) -> Home:
         """What this process has open; it is opened when it is first needed, and after a fork.
@@ -233,18 +258,14 @@ class Home:
     """What one process has open of a directory."""
 
     def __init__(self, engine: FileEngine) -> None:
-        self.directory = Directory(engine.path, engine.name)
-        try:
+        with contextlib.ExitStack() as undo:
+            self.directory = Directory(engine.path, engine.name)
+            undo.callback(self.directory.close)
             self.directory.check_names(engine.other_paths)
             self.processes = Processes(self.directory, engine.process, engine.switchboard)
-            try:
-                self.directory.check_machine(moving_in=True)
-            except BaseException:
-                self.processes.close()
-                raise
-        except BaseException:
-            self.directory.close()
-            raise
+            undo.callback(self.processes.close)
+            self.directory.check_machine(moving_in=True)
+            undo.pop_all()
         self.marks = Marks(self.directory)
         self.records = [RecordFile(self.directory, index) for index in range(FILES)]
         self.check_at = 0.0
@@ -408,24 +429,3 @@ def _process_inside(path: str) -> str:
             if "FLOCK" in fields and "->" not in fields and fields[5].endswith(f":{inode}"):
                 return fields[4]
     return ""
-
-
-class _HomeBells:
-    def __init__(self, engine: FileEngine) -> None:
-        self._engine = engine
-
-    @property
-    def process(self) -> str:
-        return self._engine.process
-
-    def ring(self, process: str, owner: str, grasp: Grasp) -> None:
-        if home := self._engine.home:
-            home.processes.ring(process, owner, grasp)
-
-    def watch(self, key: str, owner: str, ahead: Sequence[str], *, first: bool) -> None:
-        if home := self._engine.home:
-            home.processes.watch(owner, ahead, first=first)
-
-    def close_up(self, process: str, owner: str) -> None:
-        if home := self._engine.home:
-            home.processes.close_up(process, owner)

@@ -150,8 +150,12 @@ class Directory:
         that is forked meanwhile has a copy of it, hence to close it would not be enough.
         """
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.fd)
+        locked = False
         try:
-            yield _is_locked(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+                locked = True
+            yield locked
         finally:
             fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
@@ -233,14 +237,8 @@ class Directory:
 
     def _boot_of_marker(self) -> str:
         """Return the boot that the marker names; empty if there is no marker."""
-        try:
-            fd = self._open(MARKER, os.O_RDONLY)
-        except FileNotFoundError:
-            return ""
-        except OSError:
-            fd = self.open_file(MARKER)  # Raises what is to be said of it.
-        with open(fd, "rb") as file:
-            version, _, boot = file.read(200).decode(errors="replace").partition("\n")
+        marker = self.read(MARKER) or b""
+        version, _, boot = marker.decode(errors="replace").partition("\n")
         if version not in ("", FORMAT):  # A crash of the machine may empty a file.
             raise ConfigurationError(
                 f"{self.path} was written by another version of weblock ({version[:40]!r}, and"
@@ -264,14 +262,6 @@ def lacks_descriptors(error: BaseException) -> bool:
 def is_socket(name: str) -> bool:
     """Return whether a file in the directory is a socket of a process, by its name."""
     return name.endswith((".bell", ".life"))
-
-
-def _is_locked(fd: int, how: int) -> bool:
-    try:
-        fcntl.flock(fd, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _open_private(path: str) -> int:
