@@ -183,8 +183,7 @@ def engine_for(url: str | Sequence[str]) -> Engine:
 def _open(url: str | Sequence[str]) -> Engine:
     # A process with two engines in one directory could not see that it waits for itself.
     for each in tuple(_registry.by_url.values()):
-        serves = getattr(each, "serves", None)
-        if serves and isinstance(url, str) and serves(url):
+        if isinstance(url, str) and each.serves(url):
             return each
     return urls.open_engine(url)
 

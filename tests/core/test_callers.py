@@ -12,7 +12,7 @@ from weblock._core.acquiring import LOOK, Caller, Locker
 from weblock._core.attempts import Attempts
 from weblock._core.holding import Terms
 from weblock._core.keeping import Keeper
-from weblock._core.ports import Reply, Switchboard
+from weblock._core.ports import Reply, Store, Switchboard
 from weblock._core.table import Answer, Busy, Claim, Held
 from weblock._runtime.blocking import drive
 from weblock.errors import EngineUnavailable, LockTimeout
@@ -59,7 +59,7 @@ class Patience:
         self.clock += timeout
 
 
-class Engine:
+class Engine(Store):
     """Answers as it is told, or not at all."""
 
     process = ""

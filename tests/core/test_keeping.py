@@ -10,7 +10,7 @@ import pytest
 
 from weblock._core.holding import Hands, Holding, Terms
 from weblock._core.keeping import LINGER, NAP, PORTION, Debt, Keeper
-from weblock._core.ports import Pulse, Reply
+from weblock._core.ports import Pulse, Reply, Store
 from weblock._core.table import Gone, Held, Waiting
 from weblock._runtime.blocking import BlockingRuntime, drive
 from weblock.errors import EngineUnavailable
@@ -40,7 +40,7 @@ class Place:
         return 0.0
 
 
-class Engine:
+class Engine(Store):
     """Answers heartbeats, and ends its keeper when it has had those of all."""
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class Sleeper:
         yield timeout
 
 
-class Naps:
+class Naps(Store):
     """A keeper that a test wakes when its sleep is over, and the requests that it sends."""
 
     def __init__(self) -> None:
@@ -215,7 +215,7 @@ def test_a_keeper_whose_start_was_interrupted_is_started_again(begun: bool) -> N
     assert (starts, naps.runtime.rung) == (2, int(begun))
 
 
-class Slow:
+class Slow(Store):
     """An engine that waits for long for a part of it, unless it is asked in haste."""
 
     def __init__(self, asked: list[str], how: str = "patiently") -> None:

@@ -10,7 +10,7 @@ from weblock import LeaseLost
 from weblock._core.acquiring import Locker
 from weblock._core.holding import Hands, Holding, Terms
 from weblock._core.keeping import Keeper
-from weblock._core.ports import Reply, Switchboard
+from weblock._core.ports import Reply, Store, Switchboard
 from weblock._core.table import Claim, Gone, Held
 from weblock._runtime.blocking import BlockingRuntime, drive
 
@@ -18,7 +18,7 @@ TTL = 10.0
 TERMS = Terms(ttl=TTL, max_hold=None, renew=True, max_waiters=9, label="")
 
 
-class Engine:
+class Engine(Store):
     """Grants whatever is asked for, and takes ``late`` seconds to say that it knows no such lease."""
 
     process = ""

@@ -192,7 +192,7 @@ def fresh_postgresql(**query: object) -> str:
     options = {"table": table, "recovery": "off", **ANSWERED, **query}
     url = f"{server.url(user='locks:secret')}?{urlencode(options)}"
     _, grant = _least_rights()
-    server.execute(open_engine(url).ddl, grant.replace("weblock_lease", table))
+    server.execute(open_engine(url).ddl(), grant.replace("weblock_lease", table))
     return url
 
 

@@ -235,7 +235,7 @@ class Keeper:
     async def run(self) -> None:
         """Run the loop; ``spawn`` runs it again if it fails."""
         store = self._store = self._store or self._connect(self._runtime)
-        hasty = _hasty(store)
+        hasty = store.hasty()
         while not self._ends:
             # Anything that is added from here on rings, so the check below misses nothing.
             asked_for, self._wakes_at = self._wakes_at, float("inf")
@@ -384,16 +384,6 @@ class Keeper:
             self.drop_holding(each)
         else:
             self.drop(each)
-
-
-def _hasty(store: Store) -> Store:
-    """Return the store by which debts are paid while leases need renewal.
-
-    One that would wait for long for a part of its engine has a hasty one: what is stuck in that part
-    must not delay the heartbeats of all others.
-    """
-    hasty: Callable[[], Store] | None = getattr(store, "hasty", None)
-    return hasty() if hasty else store
 
 
 def _seconds(timeout: float) -> float | None:

@@ -6,7 +6,8 @@ runtime blocks, so that one ``send(None)`` drives a whole coroutine; the simulat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator, Sequence
+import enum
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from ..errors import EngineUnavailable
@@ -106,6 +107,13 @@ class Store(Protocol):
 
     async def marked(self, key: str) -> bool:
         """Return whether there is such a mark. After ``mark`` returns, every caller sees it."""
+
+    def hasty(self) -> Store:
+        """Return a store for requests that must not hold up the heartbeats of other keys.
+
+        It gives up earlier where a part of the engine, such as one file, can be stuck for long.
+        """
+        return self
 
 
 class Grasp(NamedTuple):
@@ -224,29 +232,64 @@ class Switchboard:
             bell.ring(message)
 
 
-class Engine(Protocol):
-    """What keeps the leases, as one process knows it; shared by all its ``Locks``."""
+class Level(enum.StrEnum):
+    """How bad a finding is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    """Locks work, and may fail some day, or promise less than one may think."""
+    PROBLEM = "problem"
+    """Locks do not work, or exclude nobody."""
+
+
+class Finding(NamedTuple):
+    """One fact, in a plain sentence; one that is not ``OK`` has a remedy."""
+
+    subject: str
+    text: str
+    level: Level = Level.OK
+    remedy: str = ""
+    where: str = ""
+    """The server that it is about, where there are several."""
 
     @property
-    def name(self) -> str:
-        """Its URL, without secrets."""
+    def reason(self) -> str:
+        """The reason of an error: ``what is wrong: what to do``."""
+        parts = (self.text, self.remedy)
+        return ": ".join(f"{part[:1].lower()}{part[1:]}".rstrip(".") for part in parts)
 
-    @property
-    def scope(self) -> str:
-        """One of ``SCOPES``."""
 
-    @property
-    def limits(self) -> str:
-        """One of ``LIMITS``."""
+class Engine:
+    """What keeps the leases, as one process knows it; shared by all its ``Locks``.
 
-    @property
-    def recovery(self) -> float | None:
-        """Seconds for which it grants nothing after a loss of data; ``None`` where that does not apply."""
+    What has a value or a body here is what most engines need.
+    """
 
-    @property
-    def switchboard(self) -> Switchboard: ...
+    name: str
+    """Its URL, without secrets."""
+    scope: str
+    """One of ``SCOPES``."""
+    limits: str = "any"
+    """One of ``LIMITS``."""
+    recovery: float | None = None
+    """Seconds for which it grants nothing after a loss of data; ``None`` where that does not apply."""
+    switchboard: Switchboard
 
-    def connect(self, runtime: Runtime) -> Store: ...
+    def connect(self, runtime: Runtime) -> Store:
+        """Return the engine as a runtime talks to it. Connects to nothing before its first request."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Free what the engine has in this process: connections, threads, files."""
+
+    def serves(self, _url: str) -> bool:
+        """Return whether another URL names the same place, so that this engine serves it, too."""
+        return False
+
+    def diagnose(self) -> Iterable[Finding]:
+        """Return what there is to tell an operator. It may block."""
+        return ()
+
+    def ddl(self) -> str | None:
+        """Return the SQL that creates its table, if it has one."""
+        return None

@@ -16,7 +16,7 @@ def ddl_command(session: Session) -> None:
     """
     urls = session.urls()
     engine = engine_for(urls[0]) if len(urls) == 1 else None
-    ddl = getattr(engine, "ddl", None)
+    ddl = engine.ddl() if engine else None
     if ddl is None:
         given = engine.name if engine else f"{len(urls)} URLs" if urls else "not given"
         raise ConfigurationError(

@@ -77,8 +77,7 @@ def _found(locks: Locks, ttl: float, *, measure: bool) -> Iterator[Finding]:
     engine = locks._engine  # noqa: SLF001 - it has more to say
     if engine.recovery:  # Where it is off, the engine says what that means.
         yield _of_ttl(ttl, engine.recovery)
-    diagnose = getattr(engine, "diagnose", None)
-    of_engine: list[Finding] = list(diagnose()) if diagnose else []
+    of_engine = list(engine.diagnose())
     yield from of_engine
     if not any(map(_is_fatal, of_engine)):
         yield from _tried(locks, measure=measure)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from .._core import table
-from .._core.ports import Grasp, Look, Pulse, Reply, Runtime, Switchboard
+from .._core.ports import Grasp, Look, Pulse, Reply, Runtime, Store, Switchboard
 from .._core.table import Answer, Claim, Gone, Grant, KeyState, Moment, Step, Waiting
 from ..errors import EngineUnavailable
 
@@ -165,7 +165,7 @@ class LocalBells:
         pass
 
 
-class CellStore:
+class CellStore(Store):
     """The lock protocol on cells and bells."""
 
     def __init__(

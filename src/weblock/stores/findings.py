@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
+from typing import Final
 
+from .._core.ports import Finding, Level
 from .transport.unfit import Unfit
+
+__all__ = [
+    "FULL",
+    "Finding",
+    "Level",
+    "bytes_of",
+    "problem",
+    "refuse",
+    "several",
+    "share",
+    "time_of",
+    "unfit",
+    "unreachable",
+    "warning",
+]
 
 FULL: Final = 0.9
 """The share of its memory or its connections from which a server counts as nearly full."""
-
-
-class Level(enum.StrEnum):
-    """How bad a finding is."""
-
-    OK = "ok"
-    WARNING = "warning"
-    """Locks work, and may fail some day, or promise less than one may think."""
-    PROBLEM = "problem"
-    """Locks do not work, or exclude nobody."""
-
-
-class Finding(NamedTuple):
-    """One fact, in a plain sentence; one that is not ``OK`` has a remedy."""
-
-    subject: str
-    text: str
-    level: Level = Level.OK
-    remedy: str = ""
-    where: str = ""
-    """The server that it is about, where there are several."""
-
-    @property
-    def reason(self) -> str:
-        """The reason of an error: ``what is wrong: what to do``. ``unfit`` reads it back."""
-        parts = (self.text, self.remedy)
-        return ": ".join(f"{part[:1].lower()}{part[1:]}".rstrip(".") for part in parts)
 
 
 def warning(subject: str, text: str, remedy: str) -> Finding:

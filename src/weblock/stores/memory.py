@@ -9,7 +9,7 @@ from threading import Lock, get_ident
 from typing import Final
 
 from .._core import table
-from .._core.ports import Reply, Runtime, Store, Switchboard
+from .._core.ports import Engine, Reply, Runtime, Store, Switchboard
 from .._core.table import GONE, RELEASED, Claim, Grant, Held, KeyState, Moment, Step, current
 from .._platform.forks import heed_forks
 from ..errors import EngineUnavailable
@@ -27,12 +27,10 @@ _new: Final = tuple.__new__
 """Makes a named tuple in half the time that a call of its class takes."""
 
 
-class MemoryEngine:
+class MemoryEngine(Engine):
     """Keeps the leases in a dict. A fork leaves the child with an empty one."""
 
     scope = "process"
-    recovery = None
-    limits = "any"
 
     def __init__(self, name: str = "memory://") -> None:
         self.name = name
@@ -42,9 +40,6 @@ class MemoryEngine:
 
     def connect(self, runtime: Runtime) -> Store:
         return _MemoryStore(_MemoryCells(self, runtime), LocalBells(self.switchboard))
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def after_fork(self) -> None:
         """Start empty in a forked child: no leases, no marks."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from .._core.ports import Look, Pulse, Reply, Runtime, Store, Switchboard
+from .._core.ports import Engine, Look, Pulse, Reply, Runtime, Store, Switchboard
 from .._core.table import Asked, Claim, Gone, Grant, Held, KeyState, Released
 from .marks import MarksInProcess
 from .transport.options import options_in
@@ -17,12 +17,10 @@ PRUNED_FROM: Final = 128
 """How many leases there may be before ended ones are searched and dropped."""
 
 
-class NoopEngine:
+class NoopEngine(Engine):
     """Grants every key to every caller at once. Fences still increase."""
 
     scope = "none"
-    recovery = None
-    limits = "any"
 
     def __init__(self, name: str = "noop://") -> None:
         self.name = name
@@ -34,9 +32,6 @@ class NoopEngine:
 
     def connect(self, runtime: Runtime) -> Store:
         return _NoopStore(self, runtime)
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def prune(self, now: float) -> None:
         """Drop leases that have ended, whenever their number has doubled."""
@@ -57,7 +52,7 @@ class _Lease:
         self.asked = False
 
 
-class _NoopStore:
+class _NoopStore(Store):
     process = ""
 
     def __init__(self, engine: NoopEngine, runtime: Runtime) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from weblock._core.ports import Look, Pulse, Reply
+from weblock._core.ports import Look, Pulse, Reply, Store
 from weblock._core.table import Claim
 from weblock.errors import EngineUnavailable
 
@@ -24,7 +24,7 @@ from .network import Connection, Exchange, Network
 from .process import Process
 
 
-class SimulatedStore:
+class SimulatedStore(Store):
     """A client with a pool of connections, or with a single one that all share."""
 
     def __init__(

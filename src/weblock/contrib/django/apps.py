@@ -51,4 +51,4 @@ def _create(using: str, url: str) -> None:
     with transaction.atomic(using), connections[using].cursor() as cursor:
         cursor.execute("SELECT to_regclass(%s)", [engine.settings.table])
         if cursor.fetchone() == (None,):
-            cursor.execute(engine.ddl)
+            cursor.execute(engine.ddl())

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 from urllib.parse import unquote
 
-from ..._core.ports import Ask, Grasp, Runtime, Store
+from ..._core.ports import Ask, Engine, Grasp, Runtime, Store
 from ..._platform.forks import heed_forks
 from ..._platform.logs import logger
 from ...errors import ConfigurationError, EngineUnavailable
@@ -122,12 +122,10 @@ def default_directory() -> str:
     return f"/tmp/weblock-{os.geteuid()}"  # noqa: S108 - checked to be private before it is used
 
 
-class FileEngine:
+class FileEngine(Engine):
     """The leases of one directory, as this process sees them. It is also the bells of ``CellStore``."""
 
     scope = "host"
-    recovery = None
-    limits = "any"
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -143,7 +141,7 @@ class FileEngine:
 
     def after_fork(self) -> None:
         """Begin with nothing open, as a process that had no name before."""
-        self.switchboard = Waiters()
+        self.switchboard: Waiters = Waiters()
         self.process = secrets.token_hex(8)
         self.home: Home | None = None
         self._opening = threading.RLock()

@@ -8,7 +8,7 @@ from contextlib import closing
 from functools import partial
 from typing import Final, TypeVar
 
-from ..._core.ports import Ask, Runtime, Store, Switchboard
+from ..._core.ports import Ask, Engine, Runtime, Store, Switchboard
 from ..._platform.forks import heed_forks
 from ..._platform.loops import in_thread
 from ...errors import ConfigurationError, EngineUnavailable
@@ -34,11 +34,10 @@ THREADS: Final = 16
 R = TypeVar("R")
 
 
-class MemcachedEngine:
+class MemcachedEngine(Engine):
     """The leases on one server, as this process sees them."""
 
     scope = "cluster"
-    limits = "any"
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from ..._core.ports import Ask, Runtime, Store, Switchboard
+from ..._core.ports import Ask, Engine, Runtime, Store, Switchboard
 from ..._platform.forks import heed_forks
 from ..._requirements import require
 from ...errors import EngineUnavailable
@@ -38,11 +38,10 @@ def open_engine(url: str) -> PostgreSQLEngine:
     return PostgreSQLEngine(parse(url))
 
 
-class PostgreSQLEngine:
+class PostgreSQLEngine(Engine):
     """The leases in one table, as this process sees them."""
 
     scope = "cluster"
-    limits = "any"
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -76,7 +75,6 @@ class PostgreSQLEngine:
         except EngineUnavailable:
             pass
 
-    @property
     def ddl(self) -> str:
         """The statements that create its table."""
         return self.connections.statements.ddl

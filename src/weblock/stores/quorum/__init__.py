@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from ..._core.ports import Ask, Message, Runtime, Store, Switchboard
+from ..._core.ports import Ask, Engine, Message, Runtime, Store, Switchboard
 from ..._platform.forks import heed_forks
 from ..._requirements import require
 from ...errors import ConfigurationError, EngineUnavailable
@@ -109,7 +109,7 @@ class Health:
         self._failure, self._known_at = None, now
 
 
-class QuorumEngine:
+class QuorumEngine(Engine):
     """The leases of a majority, as this process sees them."""
 
     scope = "cluster"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from ..._core.ports import Look, Pulse, Reply, Runtime, Unfinished
+from ..._core.ports import Look, Pulse, Reply, Runtime, Store, Unfinished
 from ..._core.table import Busy, Claim, Gone, Waiting
 from ...errors import EngineUnavailable
 from ..redis.calls import MICRO
@@ -24,7 +24,7 @@ PAUSES: Final = (0.002, 0.005, 0.01, 0.02)
 Question = Callable[[RedisStore], Coroutine[Any, Any, T]]
 
 
-class QuorumStore:
+class QuorumStore(Store):
     """A store on several Redis stores: it asks all, and follows the majority."""
 
     process = ""

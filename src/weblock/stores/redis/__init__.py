@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ..._core.ports import Ask, Runtime, Store, Switchboard
+from ..._core.ports import Ask, Engine, Runtime, Store, Switchboard
 from ..._platform.forks import heed_forks
 from ..._requirements import require
 from ..findings import Finding
@@ -42,11 +42,10 @@ def adopt(client: object, **options: Any) -> RedisEngine:
     return RedisEngine(settings_of(client, options))
 
 
-class RedisEngine:
+class RedisEngine(Engine):
     """The leases of one deployment, as this process sees them."""
 
     scope = "cluster"
-    limits = "any"
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

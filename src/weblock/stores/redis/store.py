@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ..._core.ports import Look, Pulse, Reply
+from ..._core.ports import Look, Pulse, Reply, Store
 from ..._core.table import Claim, Waiting
 from ...errors import EngineUnavailable
 from .calls import Call, Layout, look_of, micros, reply_of
@@ -30,7 +30,7 @@ FEW: Final = 16
 """Heartbeats of one key that are processed one by one; for more, its leases are read together."""
 
 
-class RedisStore:
+class RedisStore(Store):
     """One script for each operation, in one round trip."""
 
     def __init__(self, name: str, layout: Layout, wire: Wire) -> None:

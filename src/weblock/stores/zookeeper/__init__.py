@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ..._core.ports import Ask, Runtime, Store, Switchboard
+from ..._core.ports import Ask, Engine, Runtime, Store, Switchboard
 from ..._platform.forks import heed_forks
 from ..._platform.logs import logger
 from ..._requirements import require
@@ -36,12 +36,10 @@ def open_engine(url: str) -> ZooKeeperEngine:
     return ZooKeeperEngine(parse(url))
 
 
-class ZooKeeperEngine:
+class ZooKeeperEngine(Engine):
     """The leases below one node, as this process sees them."""
 
     scope = "cluster"
-    recovery = None
-    limits = "any"
     # All requests of a process keep their order, because they go through one session: else a renewal
     # could overtake an extension, and take back what its holder was promised.
 

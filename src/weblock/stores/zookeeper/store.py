@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from kazoo.exceptions import BadVersionError
 
 from ..._core import table
-from ..._core.ports import Look, Pulse, Reply, Runtime
+from ..._core.ports import Look, Pulse, Reply, Runtime, Store
 from ..._core.table import Asked, Claim, Gone, Grant, KeyState, Released
 from ...errors import EngineUnavailable
 from .acquiring import Acquiring
@@ -40,7 +40,7 @@ _PORTION: Final = 500
 """How many keys are read at once when many are listed."""
 
 
-class ZooKeeperStore:
+class ZooKeeperStore(Store):
     """One runtime's way to an ensemble."""
 
     process = ""  # Nobody else rings us: ZooKeeper does, in our session.
