@@ -206,12 +206,19 @@ def test_postgresql_is_examined(told) -> None:
     assert nowhere["reachable"]["level"] == "problem"
 
 
-POSTGRESQL: Final = {"fsync": "on", "synchronous_commit": "on", "standbys": "", "replicas": "1"}
+POSTGRESQL: Final = {
+    "unlogged": False,
+    "fsync": "on",
+    "synchronous_commit": "on",
+    "standbys": "",
+    "replicas": 1,
+}
 
 
 @pytest.mark.parametrize(
     ("facts", "options", "subject", "level", "said"),
     [
+        ({"unlogged": True}, "", "unlogged", Level.PROBLEM, "SET LOGGED"),
         ({}, "", "persistence", Level.OK, "before it answers"),
         ({"synchronous_commit": "off"}, "", "persistence", Level.WARNING, "ALTER ROLE"),
         ({"standbys": "*"}, "", "replicas", Level.OK, "before it is granted"),
@@ -228,11 +235,8 @@ def test_what_a_crash_and_a_promotion_cost_on_postgresql(
 ) -> None:
     """It depends on ``synchronous_commit``, ``synchronous_standby_names`` and ``recovery``."""
     settings = postgresql_settings(f"postgresql://x/db{options}")
-    known = POSTGRESQL | facts
-    finding = {
-        "persistence": of_postgresql._persistence(known),
-        "replicas": of_postgresql._replicas(known, settings),
-    }[subject]
+    found = of_postgresql.of_a_loss(POSTGRESQL | facts, settings)
+    (finding,) = (each for each in found if each.subject == subject)
     assert finding.level is level
     assert said in finding.text + finding.remedy
 

@@ -11,11 +11,10 @@ import pytest
 
 from weblock import AsyncLocks, EngineUnavailable
 from weblock._platform.turns import taken_out
-from weblock.stores.postgresql.blocking import BlockingLinks as PostgresqlLinks
-from weblock.stores.postgresql.settings import parse
-from weblock.stores.postgresql.silence import Silence
 from weblock.stores.redis.blocking import BlockingLink as RedisLink
 from weblock.stores.redis.blocking import BlockingLinks as RedisLinks
+from weblock.stores.transport.pool import Pool
+from weblock.stores.transport.silence import Silence
 
 
 class Taken(list[Any]):
@@ -75,17 +74,13 @@ def test_a_connection_that_comes_back_while_its_pool_is_closed_is_closed() -> No
     assert link.closed
 
 
-def test_so_is_one_of_postgresql() -> None:
-    """After a statement, which is its use."""
-    silence = Silence(parse("postgresql://host"))
-    pool = PostgresqlLinks(None, silence, room=1, patience=0.0)  # type: ignore[arg-type]
-    link = Link()
-    link.usable = lambda: True  # type: ignore[attr-defined]
-    link.ask = lambda *_statement: pool._idle.clear() or []  # type: ignore[attr-defined]
+def test_so_is_one_of_a_pool() -> None:
+    """After the work, which is its use."""
+    pool = Pool(Link, Silence(str, timeout=1.0), room=1, patience=0.0)  # type: ignore[type-var]
     pool._idle = ClosedMeanwhile(pool.close)
-    list.append(pool._idle, link)
-    pool._ask(None, ())  # type: ignore[arg-type]
-    assert link.closed
+    links: list[Link] = []
+    pool.use(links.append)
+    assert links[0].closed
 
 
 @pytest.mark.parametrize(

@@ -27,11 +27,13 @@ from weblock import (
 from weblock._core.ports import Ask, Grasp, Message, Switchboard
 from weblock._runtime.blocking import drive
 from weblock.cli.app import app
-from weblock.stores.postgresql import aio, silence
+from weblock.stores.postgresql import connections
 from weblock.stores.postgresql.connections import Connections
+from weblock.stores.postgresql.links import AsyncioLink
 from weblock.stores.postgresql.receiver import payload_of
 from weblock.stores.postgresql.settings import parse
-from weblock.stores.postgresql.statements import DONE, Statement
+from weblock.stores.postgresql.statements import DONE
+from weblock.stores.transport import silence
 
 LONG = 60.0
 
@@ -78,13 +80,15 @@ class Asked:
 
     def __init__(self, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
         self.names: list[str] = []
-        (links,) = locks._engine.connections._links[:1]  # type: ignore[attr-defined]
+        cells = locks._locker.store._cells  # type: ignore[attr-defined]
+        links, statements = cells._links, cells._statements
+        known = {statements.acquire: "acquire", statements.release: "release"}
         ask = links.ask
 
         async def counted(statement: Any, *parameters: Any) -> Any:
-            # The keeper has threads of its own, and what is rare has no name.
-            if statement.name and threading.current_thread() is threading.main_thread():
-                self.names.append(statement.name)
+            # The keeper has a thread of its own.
+            if threading.current_thread() is threading.main_thread():
+                self.names.append(known.get(statement, "another"))
             return await ask(statement, *parameters)
 
         monkeypatch.setattr(links, "ask", counted)
@@ -96,7 +100,7 @@ class TestStatements:
         asked = Asked(locks, monkeypatch)
         for _ in range(3):
             locks.acquire("key").release()
-        assert asked.names == ["weblock_acquire", "weblock_release"] * 3
+        assert asked.names == ["acquire", "release"] * 3
 
     def test_a_refusal_changes_nothing(self, locks, monkeypatch) -> None:
         """A key that is held is refused in one statement, which leaves the row as it is."""
@@ -106,7 +110,7 @@ class TestStatements:
             with pytest.raises(LockTimeout):
                 locks.acquire("key", wait=0)
             assert rows_of(locks, "xmin::text, xmax::text, version") == before
-        assert asked.names == ["weblock_acquire", "weblock_acquire", "weblock_release"]
+        assert asked.names == ["acquire", "acquire", "release"]
 
     def test_what_changes_stays_on_its_page(self, locks) -> None:
         """Updates are heap-only: no index grows with the number of acquisitions."""
@@ -381,11 +385,11 @@ class TestFaults:
     def test_a_reload_does_not_make_commits_asynchronous(self, server) -> None:
         """A connection keeps ``synchronous_commit`` in its session, which no change of the server reaches."""
         server.execute("ALTER ROLE postgres SET synchronous_commit = 'local'")
-        connections = Connections(parse(server.url()), Switchboard())
-        asked = "SELECT setting, source FROM pg_settings WHERE name = 'synchronous_commit'"
+        connections = Connections(parse(f"{server.url()}?create=true"), Switchboard())
+        asked = b"SELECT setting, source FROM pg_settings WHERE name = 'synchronous_commit'"
         try:
-            link = connections.blocking()
-            assert link.ask(Statement(asked)) == [[b"local", b"session"]]
+            link = connections.open()
+            assert link.ask(asked) == [("local", "session")]
             link.close()
         finally:
             connections.close()
@@ -475,18 +479,18 @@ class TestSilence:
     def test_tasks_that_want_one_key_wait_for_it_once(self, mute, monkeypatch) -> None:
         """Of many tasks, one finds that no connection can be made, and the others do not try it again."""
         monkeypatch.setattr(silence, "LATELY", LONG)
-        connect, tries = Connections._asyncio, []
+        connect, tries = AsyncioLink.open, []
 
-        async def counted(connections: Connections) -> Any:
-            tries.append(connections)
-            return await connect(connections)
+        async def counted(settings: Any) -> AsyncioLink:
+            tries.append(settings)
+            return await connect(settings)
 
         async def main() -> list[Any]:
             async with AsyncLocks.from_url(f"{mute}?connect_timeout=1", wait=0) as locks:
                 asked = (locks.acquire("key") for _ in range(5))
                 return await asyncio.gather(*asked, return_exceptions=True)
 
-        monkeypatch.setattr(Connections, "_asyncio", counted)
+        monkeypatch.setattr(AsyncioLink, "open", counted)
         errors = asyncio.run(main())
         assert [type(each) for each in errors] == [EngineUnavailable] * 5
         assert len(tries) == 1
@@ -512,7 +516,7 @@ class TestSilence:
 
     async def test_a_task_does_not_wait_for_its_turn_for_ever(self, url, monkeypatch) -> None:
         """If others have changed the key all the time, and the server answers, the error says that."""
-        monkeypatch.setattr(aio, "PATIENCE", 0.01)
+        monkeypatch.setattr(connections, "PATIENCE", 0.01)
         async with AsyncLocks.from_url(url, wait=0) as locks:
             await (await locks.acquire("other")).release()
             links = locks._locker.store._cells._links  # type: ignore[attr-defined]

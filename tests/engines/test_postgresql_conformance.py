@@ -12,9 +12,8 @@ from weblock._runtime.blocking import BlockingRuntime, drive
 from weblock.stores.cells import LocalBells
 from weblock.stores.postgresql import PostgreSQLEngine, open_engine
 from weblock.stores.postgresql.rows import Row
-from weblock.stores.postgresql.statements import Statement
 
-NOW = "extract(epoch FROM clock_timestamp())"
+NOW = b"extract(epoch FROM clock_timestamp())"
 
 
 def test_a_real_server_does_the_same() -> None:
@@ -41,9 +40,10 @@ class Rows:
         self._links, self._cells._links = self._cells._links, self
         self.in_turn = self._links.in_turn
 
-    async def ask(self, statement: Statement, *parameters: Any) -> list[Row]:
+    async def ask(self, statement: bytes, *parameters: Any) -> list[Row]:
         now = f"{self._clock.now / 1e6!r}::float8"
-        return await self._links.ask(Statement(statement.text.replace(NOW, now)), *parameters)
+        rows: list[Row] = await self._links.ask(statement.replace(NOW, now.encode()), *parameters)
+        return rows
 
     def acquire(self, claim: Claim, room: int) -> Answer:
         self._bells.process = (

@@ -15,11 +15,11 @@ from weblock import ConfigurationError, Locks
 from weblock._core.table import SHARED, Claim, Grant, KeyState, Place, Voided
 from weblock.stores import codec
 from weblock.stores.postgresql import PostgreSQLEngine, open_engine
-from weblock.stores.postgresql.rows import reading_of, written
+from weblock.stores.postgresql.rows import Row, reading_of, written
 
 from .test_postgresql_conformance import Rows
 
-SERVER: Final = (b"1000.0", b"t", b"0", b"0", b"0", b"key", b"1")
+SERVER: Final = (1000.0, True, 0.0, 0, 0, "key", 1)
 """What a row begins with: the time, what is known of the server, the key, and the row's version."""
 
 
@@ -35,15 +35,13 @@ def grant(owner: str, limit: int, fence: int, until: float = 1600.0) -> Grant:
 
 def row_of(state: KeyState) -> dict[str, Any]:
     """What is written for a state."""
-    return written(reading_of([*SERVER, *[None] * 10], "t")._replace(key="key"), state)
+    return written(reading_of((*SERVER, 0, "", "", "", 0.0, 0.0, 0.0, True, "", 0.0), "t"), state)
 
 
-def as_read(row: dict[str, Any]) -> list[bytes | None]:
+def as_read(row: dict[str, Any]) -> Row:
     """A row as the server returns it."""
     columns = ["fence", "owner", "process", "label", "ttl", "since", "until", "confirmed"]
-    values = [row[name] for name in (*columns, "rest", "ends")]
-    words = ["ft"[each] if isinstance(each, bool) else str(each) for each in values]
-    return [*SERVER, *(word.encode() for word in words)]
+    return (*SERVER, *(row[name] for name in (*columns, "rest", "ends")))
 
 
 READERS: Final = KeyState(

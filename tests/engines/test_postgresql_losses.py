@@ -72,11 +72,12 @@ def before_the_grant(
     locks: Locks, monkeypatch: pytest.MonkeyPatch, work: Callable[[], Any]
 ) -> None:
     """Do something between what a caller reads and what it then writes, once."""
-    (links,) = locks._engine.connections._links[:1]  # type: ignore[attr-defined]
+    cells = locks._locker.store._cells  # type: ignore[attr-defined]
+    links, write = cells._links, cells._statements.write
     ask, left = links.ask, [work]
 
     async def interrupted(statement: Any, *parameters: Any) -> Any:
-        if statement.name == "weblock_write" and left:
+        if statement == write and left:
             left.pop()()
         return await ask(statement, *parameters)
 

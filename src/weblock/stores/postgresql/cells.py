@@ -13,14 +13,16 @@ from ..._core.ports import Grasp, Reply, Runtime
 from ..._core.table import Held, KeyState, Moment, Step
 from ...errors import ConfigurationError, EngineRecovering, EngineUnavailable
 from ..cells import Acquire, CellStore, Done, Heartbeats, Release, Transition
-from .failures import LOST_RACE, TOO_MANY, Missing, Unfit, as_setting, unavailable
+from ..transport.unfit import Unfit
+from .connections import TOO_MANY
+from .failures import LOST_RACE, Missing, as_setting, unavailable
 from .receiver import payload_of
-from .rows import KEY, READ, Reading, Row, label_of, new_version, reading_of, text_of, written
-from .statements import DONE, Statement
+from .rows import KEY, READ, Reading, Row, label_of, new_version, reading_of, written
+from .statements import DONE
 
 if TYPE_CHECKING:
     from . import PostgreSQLEngine
-    from .dialogue import Parameter
+    from .links import Parameter
 
 PATIENCE: Final = 5.0
 """Seconds of losing to others who change the same key after which that is an error."""
@@ -68,7 +70,7 @@ class RowCells:
         return outcomes
 
     async def names(self, prefix: str, *, patience: float) -> list[str]:
-        return [text_of(key) for (key,) in await self._ask_here(self._statements.names, prefix)]
+        return [key for (key,) in await self._ask_here(self._statements.names, prefix)]
 
     async def mark(self, key: str, keep: float | None) -> None:
         if keep == 0:
@@ -118,9 +120,7 @@ class RowCells:
         """Do the most common cases in one statement; return what it has read if this is none of them."""
         match transition:
             case Acquire(claim=claim) if claim.limit == 1:
-                whose: tuple[Parameter, ...] = (
-                    *(claim.owner, claim.process, label_of(claim), claim.ttl),
-                )
+                whose = (claim.owner, claim.process, label_of(claim), claim.ttl)
                 rows = await self._try(self._statements.acquire, key, new_version(), *whose)
             case Release(owner=owner, void=0):
                 rows = await self._try(self._statements.release, key, new_version(), owner)
@@ -131,9 +131,9 @@ class RowCells:
         reading, (fence, *until) = self._reading(rows[0]), rows[0][READ:]
         if fence is None:
             return reading
-        state = KeyState(int(fence))
+        state = KeyState(fence)
         if until:
-            return Done(Step(state, Held(int(fence), float(until[0] or 0))), reading.now)
+            return Done(Step(state, Held(fence, *until)), reading.now)
         # A lease that had ended by then was no longer there to be released.
         answer = transition(reading.state, _moment(reading)).answer
         return Done(Step(state, answer), reading.now)
@@ -164,7 +164,7 @@ class RowCells:
                 news = reading.news  # One statement has read them all.
         if rows:
             for name, *_ in await self._try(self._statements.write_some, json.dumps(rows), news):
-                outcomes[text_of(name)] = changed[text_of(name)]
+                outcomes[name] = changed[name]
         return outcomes
 
     async def _renew(
@@ -178,15 +178,13 @@ class RowCells:
             try:
                 reading, (fence, until) = self._reading(row), row[READ:]
             except ConfigurationError as error:
-                key = text_of(row[KEY])
-                outcomes[key] = EngineUnavailable(self._settings.name, str(error))
+                outcomes[row[KEY]] = EngineUnavailable(self._settings.name, str(error))
                 continue
             heartbeats = changes[reading.key]
             if fence is None or not isinstance(heartbeats, Heartbeats):
                 readings[reading.key] = reading
             else:
-                asked = int(fence) <= reading.state.asked
-                held = Held(int(fence), float(until or 0), asked=asked)
+                held = Held(fence, until, asked=fence <= reading.state.asked)
                 heartbeats.answers[heartbeats.pulses[0].owner] = held
                 outcomes[reading.key] = Done(Step(reading.state, held), reading.now)
         return readings, outcomes
@@ -218,7 +216,7 @@ class RowCells:
             row["rings"] = rings
         return row
 
-    async def _try(self, statement: Statement, *parameters: Parameter) -> list[Row]:
+    async def _try(self, statement: bytes, *parameters: Parameter) -> list[Row]:
         """Return the rows of a transition; none if another caller was quicker."""
         try:
             return await self._ask(statement, *parameters)
@@ -227,14 +225,14 @@ class RowCells:
                 return []
             raise
 
-    async def _ask(self, statement: Statement, *parameters: Parameter) -> list[Row]:
+    async def _ask(self, statement: bytes, *parameters: Parameter) -> list[Row]:
         """Return the rows that a statement results in. Raises ``EngineUnavailable``."""
         try:
             return await self._links.ask(statement, *parameters)
-        except (psycopg.Error, TimeoutError, OSError) as error:
+        except (psycopg.Error, Unfit, OSError) as error:
             raise unavailable(self._settings, error) from error
 
-    async def _ask_here(self, statement: Statement, *parameters: Parameter) -> list[Row]:
+    async def _ask_here(self, statement: bytes, *parameters: Parameter) -> list[Row]:
         try:
             return await self._ask(statement, *parameters)
         except Missing as error:

@@ -1,46 +1,53 @@
-"""What one process has open of a server: connections of both worlds, and the receiver's."""
+"""What one process has open of a server: connections of threads and event loops, and the receiver's."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final, Protocol, TypeVar
 
 import psycopg
 from psycopg import errors
 
 from ..._core.ports import Switchboard
-from ..._platform.loops import in_thread
-from .aio import AsyncioLink, AsyncioLinks
-from .blocking import BlockingLink, BlockingLinks, Lent
-from .dialogue import LEAST_LIBPQ, Parameter
-from .failures import OtherFormat, Unfit
+from ..._platform.loops import ByLoop, in_thread
+from ..._platform.turns import Empty, turns
+from ..transport.pool import LoopPools, Pool
+from ..transport.silence import Silence
+from ..transport.unfit import Unfit
+from .failures import ABOUT_THE_TABLE, HARMLESS, OtherFormat, explained
+from .links import AsyncioLink, BlockingLink, Link, Parameter
 from .receiver import Receiver
-from .rows import Row, text_of
+from .rows import Row
 from .settings import Settings
-from .silence import Silence
-from .statements import FORMAT, INTRODUCE, Statement, Statements
+from .statements import FORMAT, Statements
 
 T = TypeVar("T")
 
 LEAST_SERVER: Final = 120000
 
+STRIPES: Final = 64
+"""Keys that can be changed at the same time by the threads, or by the tasks of a loop."""
+
+PATIENCE: Final = 5.0
+"""Seconds that a caller waits for its turn at a key: others may wait for a disk ahead of it."""
+
+TOO_MANY: Final = "too many callers change the same key at once"
+"""Why a caller did not get to change a key."""
+
 
 class Links(Protocol):
-    """The connections of one world."""
+    """The connections, as one runtime uses them."""
 
-    async def ask(self, statement: Statement, *parameters: Parameter) -> list[Row]:
-        """Return the rows that a statement results in. Raises psycopg's errors."""
+    async def ask(self, statement: bytes, *parameters: Parameter) -> list[Row]:
+        """Return the rows that a statement results in. Raises psycopg's errors, or ``Unfit``."""
 
     async def in_turn(self, key: str, work: Callable[[], Awaitable[T]]) -> T:
         """Return the result of ``work``, during which no other caller here changes the key.
 
-        A few other keys share its turn. Raises psycopg's errors if the turn does not come in time.
+        A few other keys share its turn. Raises ``Unfit`` if the turn does not come in time.
         """
-
-    def lend(self) -> Lent | None:
-        """Return the next connection that is free, for the keeper, which gives it back soon."""
-
-    def close(self) -> None: ...
 
 
 class Connections:
@@ -49,128 +56,151 @@ class Connections:
     def __init__(self, settings: Settings, switchboard: Switchboard) -> None:
         self.settings = settings
         self.statements = Statements(settings.table, settings.recovery)
-        self.receiver = Receiver(settings, switchboard, self.blocking)
+        self.silence = silence = Silence(
+            partial(explained, settings),
+            timeout=settings.timeout,
+            answers=(*HARMLESS, *ABOUT_THE_TABLE),
+        )
+        room, patience = settings.max_connections, settings.timeout
+        self.pool = Pool(self.open, silence, room=room, patience=patience)
+        self.loops = LoopPools(self._open_in_loop, silence, room=room, patience=patience)
+        self.receiver = Receiver(settings, switchboard, self.open)
         self._created = not settings.create
-        self._links: list[Links] = []
 
     def links(self, *, suspends: bool, renews: bool = False) -> Links:
-        """Return the connections for one world.
+        """Return the connections for one runtime, of which that of the keeper ``renews``."""
+        return OfLoops(self) if suspends else OfThreads(self, renews=renews)
 
-        One that ``renews`` borrows a connection of the others where it can open none.
-        """
-        settings, silence = self.settings, Silence(self.settings)
-        links: Links
-        if suspends:
-            links = AsyncioLinks(self._asyncio, silence)
-        else:
-            links = BlockingLinks(
-                self.blocking,
-                silence,
-                room=settings.max_connections,
-                patience=settings.timeout,
-                borrow=self._lent if renews else None,
-            )
-        self._links.append(links)
-        return links
-
-    def blocking(self) -> BlockingLink:
-        """Return a new connection for a thread. Raises psycopg's errors."""
+    def open(self) -> BlockingLink:
+        """Return a new connection for a thread. Raises psycopg's errors, or ``Unfit``."""
         self._create_table()
-        link = self._blocking()
+        link = BlockingLink(self.settings)
         try:
-            check_format(self.settings.table, link.ask(self.statements.format))
+            self._check(link, link.ask(self.statements.format))
         except BaseException:
             link.close()
             raise
         return link
 
-    def _lent(self) -> Lent | None:
-        """Return a connection of the callers for the keeper, ahead of all of them, if they have one."""
-        for links in self._links:
-            if lent := links.lend():
-                return lent
-        return None
-
-    def _blocking(self) -> BlockingLink:
-        connection = psycopg.Connection[tuple[object, ...]].connect(
-            **self.settings.libpq, autocommit=True
-        )
-        try:
-            check(connection)
-            link = BlockingLink(connection, timeout=self.settings.timeout)
-            backend = connection.pgconn.backend_pid
-            link.dialogue.pooled = not link.ask(INTRODUCE, backend, self._limit)
-        except BaseException:
-            connection.close()
-            raise
-        return link
-
-    def close(self) -> None:
-        self.receiver.close()
-        for links in self._links:
-            links.close()
-
-    async def _asyncio(self) -> AsyncioLink:
+    async def _open_in_loop(self) -> AsyncioLink:
         try:
             if not self._created:
                 await in_thread(None, self._create_table)
-            connection = await psycopg.AsyncConnection[tuple[object, ...]].connect(
-                **self.settings.libpq, autocommit=True
-            )
+            link = await AsyncioLink.open(self.settings)
         except RuntimeError as error:  # No thread could be started: names of hosts need one, too.
             raise Unfit(f"it could not be connected: {error}") from error
         try:
-            check(connection)
-        except Unfit:
-            connection.pgconn.finish()
-            raise
-        link = AsyncioLink(connection, timeout=self.settings.timeout)
-        try:
-            backend = connection.pgconn.backend_pid
-            link.dialogue.pooled = not await link.ask(INTRODUCE, backend, self._limit)
-            check_format(self.settings.table, await link.ask(self.statements.format))
+            self._check(link, await link.ask(self.statements.format))
         except BaseException:
-            link.close()  # Its loop must not look at a socket that is closed.
+            link.close()
             raise
         return link
+
+    def _check(self, link: Link, first_row: list[Row]) -> None:
+        """Raise ``Unfit`` if the server or the table is not what the engine needs."""
+        if link.info.server_version < LEAST_SERVER:
+            raise Unfit("PostgreSQL is older than 12: upgrade it")
+        encoding = link.info.parameter_status("server_encoding")
+        if encoding not in {"UTF8", "SQL_ASCII"}:
+            raise Unfit(
+                f"its database is encoded in {encoding}, which not every key fits: use UTF8"
+            )
+        for (found,) in first_row:
+            if found != FORMAT:
+                raise OtherFormat(
+                    f"the table {self.settings.table} has the format {found!r:.20}, and this version of"
+                    f" weblock reads and writes the format {FORMAT!r}: stop all that lock here for the"
+                    " longest ttl, drop it, and create it anew"
+                )
 
     def _create_table(self) -> None:
         """Create the table if that was asked for, and it is missing."""
         if self._created:
             return
-        link = self._blocking()
+        link = BlockingLink(self.settings)
         try:
-            if link.ask(self.statements.exists, self.settings.table) == [[b"f"]]:
-                for statement in self.statements.creation:
-                    link.ask(statement)
+            if link.ask(self.statements.exists, self.settings.table) == [(False,)]:
+                link.ask(self.statements.ddl.encode())
         except (errors.DuplicateTable, errors.UniqueViolation):
             pass  # Another process has just created it.
         finally:
             link.close()
         self._created = True
 
-    @property
-    def _limit(self) -> str:
-        """The time after which the server gives up, so that its answer still arrives in time."""
-        return f"{750 * self.settings.timeout:.0f}ms"
+    def close(self) -> None:
+        self.receiver.close()
+        self.pool.close()
+        self.loops.close()
 
 
-def check(connection: psycopg.Connection | psycopg.AsyncConnection) -> None:
-    """Raise ``Unfit`` if the server or libpq lacks what the engine needs."""
-    if psycopg.pq.version() < LEAST_LIBPQ:
-        raise Unfit("libpq is older than 14: pip install 'psycopg[binary]'")
-    if connection.info.server_version < LEAST_SERVER:
-        raise Unfit("PostgreSQL is older than 12: upgrade it")
-    encoding = connection.info.parameter_status("server_encoding")
-    if encoding not in {"UTF8", "SQL_ASCII"}:
-        raise Unfit(f"its database is encoded in {encoding}, which not every key fits: use UTF8")
+class OfThreads:
+    """The connections of the threads, and the keeper's."""
+
+    def __init__(self, connections: Connections, *, renews: bool) -> None:
+        self._pool = connections.pool
+        self._loops = connections.loops
+        self._silence = connections.silence
+        self._renews = renews
+        self._turns = [turns(1) for _ in range(STRIPES)]
+
+    async def ask(self, statement: bytes, *parameters: Parameter) -> list[Row]:
+        if not self._renews:
+            return self._pool.use(lambda link: link.ask(statement, *parameters))
+        try:
+            return self._pool.use_first(lambda link: link.ask(statement, *parameters))
+        except TimeoutError:
+            raise
+        except (psycopg.OperationalError, OSError, Unfit):
+            try:
+                return self._loops.use_first(lambda link: link.ask(statement, *parameters))
+            except Unfit:
+                pass  # There is no event loop.
+            raise
+
+    async def in_turn(self, key: str, work: Callable[[], Awaitable[T]]) -> T:
+        free = self._turns[hash(key) % STRIPES]
+        permits: list[None] = []
+        try:
+            try:
+                permits += map(free.get, (True,), (PATIENCE,))
+            except Empty:
+                raise self._silence.turn_in_vain(TOO_MANY) from None
+            return await work()
+        finally:
+            if permits:
+                free.put(None)
 
 
-def check_format(table: str, rows: list[Row]) -> None:
-    """Raise ``OtherFormat`` if another version of weblock has made the table."""
-    for (found,) in rows:
-        if text_of(found) != FORMAT:
-            raise OtherFormat(
-                f"the table {table} has the format {text_of(found)!r:.20}, and this version of weblock"
-                f" reads and writes the format {FORMAT!r}"
-            )
+class OfLoops:
+    """The connections of whichever event loop runs."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._loops = connections.loops
+        self._silence = connections.silence
+        self._turns = ByLoop(_Turns)
+
+    async def ask(self, statement: bytes, *parameters: Parameter) -> list[Row]:
+        return await self._loops.use(lambda link: link.ask(statement, *parameters))
+
+    async def in_turn(self, key: str, work: Callable[[], Awaitable[T]]) -> T:
+        turn = self._turns.here().locks[hash(key) % STRIPES]
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await turn.acquire()
+        except TimeoutError:
+            raise self._silence.turn_in_vain(TOO_MANY) from None
+        try:
+            return await work()
+        finally:
+            turn.release()
+
+
+class _Turns:
+    """The turns of one event loop."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.locks = [asyncio.Lock() for _ in range(STRIPES)]
+
+    def close(self) -> None:
+        pass

@@ -1,20 +1,18 @@
-"""Examines a PostgreSQL server that keeps leases."""
+"""What an operator should know of a PostgreSQL server, besides what connecting checks."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 import psycopg
 
-from ..findings import Finding, bytes_of, problem, time_of, warning
-from .blocking import BlockingLink
+from ..findings import Finding, bytes_of, problem, several, time_of, unfit, warning
+from ..transport.unfit import Unfit
 from .connections import Connections
-from .failures import explained, remedy_for
-from .rows import text_of
+from .failures import Missing, unavailable
 from .settings import Settings
-from .statements import Statement
 
 FULL: Final = 0.9
 """The share of its connections from which a server counts as nearly full."""
@@ -22,146 +20,105 @@ FULL: Final = 0.9
 LARGE: Final = 64 * 1024 * 1024
 """Bytes from which a table of leases is larger than it should be."""
 
-_FACTS: Final = Statement(
-    """
-SELECT current_setting('server_version'),
-    extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::float8,
-    extract(epoch FROM clock_timestamp())::float8,
-    current_setting('synchronous_commit'), current_setting('synchronous_standby_names'),
-    current_setting('fsync'), (SELECT count(*) FROM pg_stat_replication),
-    (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'),
-    current_setting('max_connections')
-"""
-)
-
-_NAMES: Final = (
-    "version",
-    "uptime",
-    "clock",
-    "synchronous_commit",
-    "standbys",
-    "fsync",
-    "replicas",
-    "used",
-    "connections",
-)
-
-_PERSISTENCE: Final = Statement(
-    "SELECT relpersistence = 'u' FROM pg_class WHERE oid = to_regclass($1)"
-)
-
-Facts = Mapping[str, str]
+_FACTS: Final = {
+    "version": "current_setting('server_version')",
+    "uptime": "extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::float8",
+    "clock": "extract(epoch FROM clock_timestamp())::float8",
+    "synchronous_commit": "current_setting('synchronous_commit')",
+    "standbys": "current_setting('synchronous_standby_names')",
+    "fsync": "current_setting('fsync')",
+    "replicas": "(SELECT count(*) FROM pg_stat_replication)",
+    "used": "(SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend')",
+    "connections": "current_setting('max_connections')::int",
+    "unlogged": "(SELECT relpersistence = 'u' FROM pg_class WHERE oid = to_regclass($1))",
+}
 
 
 def diagnose(connections: Connections) -> Iterator[Finding]:
     """Return the findings about the server."""
     settings = connections.settings
     try:
-        link = connections.blocking()
-    except (psycopg.Error, TimeoutError, OSError) as error:
-        remedy = "Start it, or check the address, the password and the network between it and here."
-        reason = explained(settings, error).rstrip(".")
-        yield problem("reachable", f"It cannot be asked: {reason}.", remedy)
+        link = connections.open()
+        try:
+            sent = time.time()
+            ((*values,),) = link.ask(
+                f"SELECT {', '.join(_FACTS.values())}".encode(), settings.table
+            )
+            heard = time.time()
+            ((held, rows, size),) = link.ask(connections.statements.size)
+        finally:
+            link.close()
+    except (psycopg.Error, Unfit, OSError) as error:
+        found = unavailable(settings, error)
+        if isinstance(found, Missing):
+            yield unfit("table", found.reason, "Look at its log.")
+        else:
+            remedy = (
+                "Start it, or check the address, the password and the network between it and here."
+            )
+            reason = found.reason.rstrip(".")
+            yield problem("reachable", f"It cannot be asked: {reason}.", remedy)
         return
-    try:
-        yield from _of_server(link, settings)
-        yield from _of_table(link, connections)
-    finally:
-        link.close()
-
-
-def _of_server(link: BlockingLink, settings: Settings) -> Iterator[Finding]:
-    sent = time.time()
-    facts = dict(zip(_NAMES, map(text_of, link.ask(_FACTS)[0]), strict=True))
-    heard = time.time()
-    up = time_of(float(facts["uptime"]))
+    facts = dict(zip(_FACTS, values, strict=True))
+    up = time_of(facts["uptime"])
     yield Finding("version", f"It is PostgreSQL {facts['version']}, up for {up}.")
-    yield _pooler(link, facts)
-    yield _persistence(facts)
-    yield _replicas(facts, settings)
-    yield _connections(facts)
-    ahead = float(facts["clock"]) - (sent + heard) / 2
+    if link.pooled:
+        yield warning(
+            "pooler",
+            "It is reached through a pooler: LISTEN does not work, and a waiter gets its key up to a"
+            f" second after the release; synchronous_commit is {facts['synchronous_commit']}.",
+            "Give the server's own address. A process needs few connections, and shares them.",
+        )
+    else:
+        yield Finding("pooler", "Nothing stands between it and here: waiters are notified.")
+    yield from of_a_loss(facts, settings)
+    text = f"It has {facts['used']} of {facts['connections']} connections in use."
+    if facts["used"] > FULL * facts["connections"]:
+        remedy = "Raise max_connections, or put a pooler before others."
+        yield warning("connections", text, remedy)
+    else:
+        yield Finding("connections", text)
+    ahead = facts["clock"] - (sent + heard) / 2
     offset = f"{abs(ahead):.3f} s {'ahead of' if ahead > 0 else 'behind'} ours"
     yield Finding("clock", f"Its clock is {offset}. Leases do not depend on that difference.")
-
-
-def _of_table(link: BlockingLink, connections: Connections) -> Iterator[Finding]:
-    settings = connections.settings
-    try:
-        (held, rows, size), *_ = link.ask(connections.statements.size)
-    except psycopg.Error as error:
-        remedy = remedy_for(settings, error) or "Look at its log."
-        yield problem("table", f"{settings.table}: {error}.", f"{remedy[0].upper()}{remedy[1:]}.")
-        return
-    text = (
-        f"{settings.table} has {text_of(rows)} keys, {text_of(held)} of them held, in"
-        f" {bytes_of(int(size or 0))}."
-    )
-    if int(size or 0) > LARGE:
+    text = f"{settings.table} has {rows} keys, {held} of them held, in {bytes_of(size)}."
+    if size > LARGE:
         remedy = f"VACUUM FULL {settings.table}, and end transactions that stay open for hours."
         yield warning("table", text, remedy)
     else:
         yield Finding("table", text)
-    if link.ask(_PERSISTENCE, settings.table) == [[b"t"]]:
-        yield problem(
-            "unlogged",
-            "The table is unlogged: a crash empties it, while holders run.",
-            f"ALTER TABLE {settings.table} SET LOGGED.",
-        )
 
 
-def _pooler(link: BlockingLink, facts: Facts) -> Finding:
-    if not link.dialogue.pooled:
-        return Finding("pooler", "Nothing stands between it and here: waiters are notified.")
-    return warning(
-        "pooler",
-        "It is reached through a pooler: LISTEN does not work, and a waiter gets its key up to a"
-        f" second after the release; synchronous_commit is {facts['synchronous_commit']}.",
-        "Give the server's own address. A process needs few connections, and shares them.",
-    )
-
-
-def _persistence(facts: Facts) -> Finding:
+def of_a_loss(facts: Mapping[str, Any], settings: Settings) -> Iterator[Finding]:
+    """Yield what a crash and a promotion may lose."""
+    if facts["unlogged"]:
+        text = "The table is unlogged: a crash empties it, while holders run."
+        yield problem("unlogged", text, f"ALTER TABLE {settings.table} SET LOGGED.")
+    before = "before it answers"
     if facts["fsync"] == "off":
-        return problem(
-            "persistence",
-            "It does not write to disk before it answers (fsync=off): a crash of the machine loses"
-            " leases.",
-            "Set fsync = on.",
+        text = (
+            f"It does not write to disk {before} (fsync=off): a crash of the machine loses leases."
         )
-    if facts["synchronous_commit"] == "off":  # Behind a pooler; else the connection has set it.
-        return warning(
-            "persistence",
-            "It answers before it has written (synchronous_commit=off): a crash loses the last"
-            " leases.",
-            "ALTER ROLE ... SET synchronous_commit = on for the user of the locks.",
-        )
-    return Finding("persistence", "It writes each lease to disk before it answers.")
-
-
-def _replicas(facts: Facts, settings: Settings) -> Finding:
-    count = int(facts["replicas"])
-    having = f"It has {count} replica{'' if count == 1 else 's'}"
-    if not count:
-        return Finding("replicas", "It has no replica.")
-    if facts["standbys"] and facts["synchronous_commit"] not in {"off", "local"}:
-        return Finding("replicas", f"{having}, and some have each lease before it is granted.")
-    text = f"{having}, which get leases a moment later: a promotion may forget the last ones"
-    if settings.recovery:
-        return Finding(
+        yield problem("persistence", text, "Set fsync = on.")
+    elif facts["synchronous_commit"] == "off":  # Behind a pooler; else the connection has set it.
+        text = "It answers before it has written (synchronous_commit=off): a crash loses the last leases."
+        remedy = "ALTER ROLE ... SET synchronous_commit = on for the user of the locks."
+        yield warning("persistence", text, remedy)
+    else:
+        yield Finding("persistence", f"It writes each lease to disk {before}.")
+    having = f"It has {several(facts['replicas'], 'replica')}"
+    promotion = f"{having}, which get leases a moment later: a promotion may forget the last ones"
+    if not facts["replicas"]:
+        yield Finding("replicas", f"{having}.")
+    elif facts["standbys"] and facts["synchronous_commit"] not in {"off", "local"}:
+        yield Finding("replicas", f"{having}, and some have each lease before it is granted.")
+    elif settings.recovery:
+        after = f"After it none is granted for {settings.recovery:g} s (recovery)."
+        yield Finding("replicas", f"{promotion}. {after}")
+    else:
+        yield warning(
             "replicas",
-            f"{text}. After it none is granted for {settings.recovery:g} s (recovery).",
+            f"{promotion}, and recovery=off lets them be granted again at once, while their holders"
+            " run.",
+            "Leave recovery at its default, or set synchronous_standby_names.",
         )
-    return warning(
-        "replicas",
-        f"{text}, and recovery=off lets them be granted again at once, while their holders run.",
-        "Leave recovery at its default, or set synchronous_standby_names.",
-    )
-
-
-def _connections(facts: Facts) -> Finding:
-    used, most = int(facts["used"]), int(facts["connections"])
-    text = f"It has {used} of {most} connections in use."
-    if used > FULL * most:
-        return warning("connections", text, "Raise max_connections, or put a pooler before others.")
-    return Finding("connections", text)

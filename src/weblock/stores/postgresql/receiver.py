@@ -6,10 +6,8 @@ learn with their next heartbeat that they have been granted their key.
 
 from __future__ import annotations
 
-import random
 import re
 import secrets
-import threading
 from collections.abc import Callable
 from typing import Final
 
@@ -17,16 +15,13 @@ import psycopg
 
 from ..._core.ports import Ask, Grasp, Switchboard
 from ..._platform.logs import logger
-from ..._platform.threads import BackgroundThread
-from .blocking import BlockingLink
-from .failures import explained
+from ..transport.listener import Listener
+from .links import BlockingLink
 from .settings import Settings
-from .statements import PING, Statement
+from .statements import PING
 
 LISTENED_IN: Final = 5.0
 """Seconds of silence after which a connection is asked whether it lives."""
-
-LONGEST_PAUSE: Final = 2.0
 
 AHEAD: Final = 1_000_000
 """By how many microseconds a fence may be ahead of the server's clock."""
@@ -40,71 +35,34 @@ def payload_of(owner: str, grasp: Grasp) -> str:
 
 
 class Receiver:
-    """Listens on one channel, from when the first caller waits.
-
-    Whenever it has begun to listen, all waiters ask again: a notification may have been lost before.
-    """
+    """Listens on one channel, from when the first caller waits."""
 
     def __init__(
-        self,
-        settings: Settings,
-        switchboard: Switchboard,
-        connect: Callable[[], BlockingLink],
+        self, settings: Settings, switchboard: Switchboard, connect: Callable[[], BlockingLink]
     ) -> None:
         self._settings = settings
         self._switchboard = switchboard
-        self._connect = connect
-        self._thread = BackgroundThread("weblock-receiver", self._run)
-        self._ended = threading.Event()
+        self._listener = Listener(connect, self._hear, lost=(psycopg.Error,))
         self.channel = f"weblock_{secrets.token_hex(8)}"
-        self._link: BlockingLink | None = None
-        self._pooled = False
+        self.start = self._listener.start
+        self.close = self._listener.close
 
-    def start(self) -> None:
-        """Listen from now on."""
-        if not self._pooled and not self._ended.is_set():
-            self._thread.start()
-
-    def close(self, timeout: float = 1.0) -> None:
-        self._ended.set()
-        if link := self._link:
-            link.wake()
-        self._thread.join(timeout)
-
-    def _run(self) -> None:
-        pause = 0.05
-        while not self._ended.is_set():
-            try:
-                self._link = link = self._connect()
-                if self._ended.is_set():  # It was closed before there was anything to wake.
-                    return
-                pause = 0.05
-                if link.dialogue.pooled:
-                    self._pooled = True
-                    logger.warning(
-                        "%s is reached through a pooler, where LISTEN does not work: a waiter gets a key"
-                        " up to a second after its release. For faster hand-overs, give the address of"
-                        " the server itself",
-                        self._settings.name,
-                    )
-                    return
-                self._listen(link)
-            except (psycopg.Error, TimeoutError, OSError) as error:
-                if not self._ended.is_set():
-                    reason = explained(self._settings, error)
-                    logger.debug("the weblock receiver lost its connection: %s", reason)
-            finally:
-                if self._link:
-                    self._link.close()
-            self._ended.wait(pause * (0.5 + random.random() / 2))
-            pause = min(LONGEST_PAUSE, 2 * pause)
-
-    def _listen(self, link: BlockingLink) -> None:
-        link.ask(Statement(f'LISTEN "{self.channel}"'))
-        self._switchboard.ring_all(Ask())
-        while not self._ended.is_set():
-            heard = link.heard(LISTENED_IN)
-            for _channel, payload in heard:
+    def _hear(self, link: BlockingLink) -> None:
+        ended = self._listener.ended
+        if link.pooled:
+            ended.set()
+            logger.warning(
+                "%s is reached through a pooler, where LISTEN does not work: a waiter gets a key up to a"
+                " second after its release. For faster hand-overs, give the address of the server itself",
+                self._settings.name,
+            )
+            return
+        link.ask(f'LISTEN "{self.channel}"'.encode())
+        self._switchboard.ring_all(Ask())  # A notification may have been lost before.
+        while not ended.is_set():
+            heard = False
+            for payload in link.heard(LISTENED_IN):
+                heard = True
                 self._ring(payload)
             if not heard:
                 link.ask(PING)

@@ -8,14 +8,13 @@ exclusive, the queue, and the owners that gave up. In most rows, ``rest`` is emp
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from ..._core.table import Claim, Grant, KeyState, Place, Voided
 from .. import codec
 
-Row = Sequence[bytes | None]
-"""A row of a result, in PostgreSQL's text format."""
+Row = tuple[Any, ...]
+"""A row of a result."""
 
 
 class Reading(NamedTuple):
@@ -49,18 +48,8 @@ def reading_of(row: Row, table: str) -> Reading:
     Raises ``ConfigurationError`` for a row whose state has another format.
     """
     now, known, quiet, floor, news, key, version, *lease = row[:READ]
-    name = text_of(key)
-    state = KeyState() if version is None else _state(lease, f"the row {name!r:.80} of {table}")
-    return Reading(
-        name,
-        state,
-        None if version is None else int(version),
-        _number(now),
-        known == b"t",
-        _number(quiet),
-        int(floor or 0),
-        int(news or 0),
-    )
+    state = KeyState() if version is None else _state(lease, f"the row {key!r:.80} of {table}")
+    return Reading(key, state, version, now, known, quiet, floor, news or 0)
 
 
 def written(reading: Reading, state: KeyState) -> dict[str, Any]:
@@ -100,21 +89,10 @@ def label_of(claim: Claim) -> str:
     return claim.label.replace("\0", "").encode(errors="replace").decode()
 
 
-def _state(lease: Row, where: str) -> KeyState:
+def _state(lease: list[Any], where: str) -> KeyState:
     fence, owner, process, label, ttl, since, until, confirmed, rest, _ends = lease
-    state = codec.from_bytes(rest, where) if rest else KeyState()
+    state = codec.from_bytes(rest.encode(), where) if rest else KeyState()
     grants = state.grants
     if owner:
-        claim = Claim(text_of(owner), text_of(process), _number(ttl), text_of(label))
-        fresh = confirmed == b"t"
-        grants = (Grant(claim, int(fence or 0), _number(since), _number(until), fresh),)
-    return state._replace(fence=int(fence or 0), grants=grants)
-
-
-def text_of(value: bytes | None) -> str:
-    """Return a text of a row; an empty one for none."""
-    return (value or b"").decode()
-
-
-def _number(value: bytes | None) -> float:
-    return float(value or 0)
+        grants = (Grant(Claim(owner, process, ttl, label), fence, since, until, confirmed),)
+    return state._replace(fence=fence, grants=grants)

@@ -12,15 +12,12 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from ...errors import ConfigurationError
-from ..transport.options import Reader, checked, flag, options_in, seconds
+from ..transport.options import RECOVERY, Reader, checked, flag, options_in, recovery, seconds
 from ..url import parts_of
 
 DEFAULT_PORT: Final = 5432
 
 TABLE: Final = "weblock_lease"
-
-RECOVERY: Final = 10.0
-"""Seconds for which a server that may have lost leases grants none."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +36,8 @@ class Settings:
     """Seconds that the server has for an answer."""
     connect_timeout: int = 3
     """Seconds that each host has to accept a connection."""
-    max_connections: int = 4
-    """Connections of the threads of this process, at most."""
+    max_connections: int = 10
+    """Connections of the threads of this process, and of each event loop, at most."""
     recovery: float = RECOVERY
     """Seconds; 0 grants at once also where leases may have been lost."""
 
@@ -120,18 +117,13 @@ def _whole(name: str, value: Any) -> int:
     return int(value)
 
 
-def _recovery(name: str, value: Any) -> float:
-    words = {"safe": RECOVERY, "off": 0.0}
-    return words[value] if value in words else seconds(name, value)
-
-
 _OPTIONS: Final[dict[str, Reader]] = {
     "table": _table,
     "create": flag,
     "timeout": seconds,
     "connect_timeout": _whole,
     "max_connections": _whole,
-    "recovery": _recovery,
+    "recovery": recovery,
 }
 
 _OF_LIBPQ: Final = frozenset(

@@ -7,7 +7,7 @@ with ``DONE`` are marks.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 FORMAT: Final = "1"
 """The format of the table. A table of another format is rejected when a connection is opened."""
@@ -218,13 +218,6 @@ FROM {table} WHERE key > E'\\x1f'
 """
 
 
-class Statement(NamedTuple):
-    """A statement, and the name under which connections prepare it; none for what is rare."""
-
-    text: str
-    name: str = ""
-
-
 class Statements:
     """The statements for one table, and for a client that asks for this ``recovery``."""
 
@@ -235,29 +228,26 @@ class Statements:
         parts["server"] = _SERVER.format(**parts)
         parts["seen"] = _SEEN.format(**parts)
 
-        def prepared(name: str, text: str, **more: object) -> Statement:
-            return Statement(text.format(**parts, **more), f"weblock_{name}")
+        def made(text: str, **more: object) -> bytes:
+            return text.format(**parts, **more).encode()
 
-        self.look = prepared("look", _LOOK)
-        self.acquire = prepared("acquire", _ACQUIRE)
-        self.release = prepared("release", _RELEASE)
-        self.renew = prepared("renew", _RENEW)
+        self.look = made(_LOOK)
+        self.acquire = made(_ACQUIRE)
+        self.release = made(_RELEASE)
+        self.renew = made(_RENEW)
         """Renews leases, also while others wait or join; all else is only read."""
-        self.write = prepared("write", _WRITE, skip="")
-        self.write_some = prepared("write_some", _WRITE, skip="SKIP LOCKED")
+        self.write = made(_WRITE, skip="")
+        self.write_some = made(_WRITE, skip="SKIP LOCKED")
         """Rows that another transaction has locked stay as they are."""
-        self.mark = prepared("mark", _MARK)
-        self.marked = prepared("marked", _MARKED)
-        self.unmark = Statement(_UNMARK.format(**parts))
-        self.names = Statement(_NAMES.format(**parts))
-        self.admit = Statement(_ADMIT.format(**parts))
-        self.clean = Statement(_CLEAN.format(**parts, idle=IDLE))
-        self.exists = Statement("SELECT to_regclass($1) IS NOT NULL")
-        self.format = Statement(_FORMAT.format(**parts))
-        self.size = Statement(_SIZE.format(**parts))
-        self.creation = tuple(
-            map(Statement, ("BEGIN", *self.ddl.rstrip().rstrip(";").split(";\n"), "COMMIT"))
-        )
+        self.mark = made(_MARK)
+        self.marked = made(_MARKED)
+        self.unmark = made(_UNMARK)
+        self.names = made(_NAMES)
+        self.admit = made(_ADMIT)
+        self.clean = made(_CLEAN, idle=IDLE)
+        self.exists = b"SELECT to_regclass($1) IS NOT NULL"
+        self.format = made(_FORMAT)
+        self.size = made(_SIZE)
 
     @property
     def ddl(self) -> str:
@@ -265,8 +255,7 @@ class Statements:
         return _DDL.format(table=self._table, run=_RUN, format=FORMAT)
 
 
-INTRODUCE: Final = Statement(
-    """
+INTRODUCE: Final = b"""
 SELECT set_config('statement_timeout', $2, false), set_config('lock_timeout', $2, false),
     set_config('default_transaction_isolation', 'read committed', false),
     set_config('synchronous_commit', CASE current_setting('synchronous_commit')
@@ -274,11 +263,10 @@ SELECT set_config('statement_timeout', $2, false), set_config('lock_timeout', $2
     set_config('weblock.system', (SELECT system_identifier::text FROM pg_control_system()), false)
 WHERE pg_backend_pid() = $1::int
 """
-)
 """What a connection needs that is ours alone. Behind a pooler it would go to other clients' servers.
 
 ``synchronous_commit`` is set in any case: when the server reloads its configuration, only a session that has set
 it keeps its value. With ``off``, a crash would forget leases that were granted just before.
 """
 
-PING: Final = Statement("SELECT 1")
+PING: Final = b"SELECT 1"

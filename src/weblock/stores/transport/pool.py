@@ -162,6 +162,7 @@ class LoopPool(Generic[C]):
         self._patience = patience
         self._idle: list[C] = []
         self._waiters: deque[asyncio.Future[None]] = deque()
+        self._at_work: set[asyncio.Task[None] | None] = set()
         self._closed = False
         self._end = BeforeLoopEnds(self._close_idle)
 
@@ -171,10 +172,14 @@ class LoopPool(Generic[C]):
         A caller that is cancelled leaves the work to run to its end. ``first`` is for the keeper, which
         waits ahead of all callers. Raises what ``Pool.use`` does.
         """
-        await self._take_turn(first=first)
-        doing = self.loop.create_task(self._use(work))
-        doing.add_done_callback(_look_at)
-        return await asyncio.shield(doing)
+        if self._free and not first:
+            self._free -= 1
+        else:
+            await self._take_turn(first=first)
+        outcome: asyncio.Future[R] = self.loop.create_future()
+        task = self.loop.create_task(self._use(work, outcome))
+        self._at_work.add(task)
+        return await outcome
 
     def close(self) -> None:
         """Close the connections, and those in use when they come back. It must run in the loop."""
@@ -185,22 +190,28 @@ class LoopPool(Generic[C]):
             if not waiter.done():
                 waiter.set_exception(Unfit("it was closed"))
 
-    async def _use(self, work: Callable[[C], Awaitable[R]]) -> R:
+    async def _use(self, work: Callable[[C], Awaitable[R]], outcome: asyncio.Future[R]) -> None:
+        """Do the work, and tell its caller, unless that was cancelled."""
         connection, answered = None, False
         try:
             connection = _usable(self._idle) or await self._new()
             result = await work(connection)
-        except self._silence.answers:
-            answered = connection is not None
-            raise
-        except TimeoutError as error:
-            self._silence.notice(error)
-            self._close_idle()
-            raise
-        else:
             answered = True
-            return result
+            if not outcome.done():
+                outcome.set_result(result)
+        except Exception as error:  # noqa: BLE001 - its caller raises it
+            answered = connection is not None and isinstance(error, self._silence.answers)
+            if isinstance(error, TimeoutError):
+                self._silence.notice(error)
+                self._close_idle()
+            if not outcome.done():
+                outcome.set_exception(error)
+                outcome.exception()  # Its caller may be cancelled now, and asyncio must not log it.
+        except BaseException:
+            outcome.cancel()  # The loop ends.
+            raise
         finally:
+            self._at_work.discard(asyncio.current_task())
             if connection and answered:
                 self._silence.answered_at = monotonic()
                 self._idle.append(connection)
@@ -306,9 +317,3 @@ def _usable(idle: list[C]) -> C | None:
 def _close_all(idle: list[C]) -> None:
     for connection in taken_out(idle):
         connection.close()
-
-
-def _look_at(done: asyncio.Task[object]) -> None:
-    """Look at the failure of a task whose caller was cancelled, so that asyncio does not log it."""
-    if not done.cancelled():
-        done.exception()
