@@ -182,7 +182,7 @@ def _as_written(self: Any, item: str, stamps: Any, now: float) -> Any:
 def _from_the_first_lease(self: Any, item: str, stamps: Any, now: float) -> Any:
     known = self.__dict__.setdefault("owners", {})
     theirs = [each for each in stamps if each.writer != self.process]
-    return {each: known.setdefault(each.owner, now) for each in theirs}
+    return {each: known.setdefault(each.entry[0], now) for each in theirs}
 
 
 _first = Observer.first_seen

@@ -58,15 +58,14 @@ Entry = Grant | Place | Voided
 
 
 class Stamp(NamedTuple):
-    """An entry's owner and writer, when it was written, and until when it lasts, by the writer's clock.
+    """An entry as it is in an item, by the clock of its writer, and when it was written.
 
     A lease is recognized by the stamp of its last renewal, which others copy as it is.
     """
 
-    owner: str
+    entry: Entry
     writer: str
     written: float
-    until: float
 
 
 class Observer:
@@ -102,8 +101,8 @@ class Item(NamedTuple):
     """Its state, by our own clock."""
     token: bytes | None = None
     """What ``cas`` needs; there is no such item without it."""
-    written: Mapping[Entry, tuple[Entry, Stamp]] = MappingProxyType({})
-    """Each entry of the state as it is in the item."""
+    stamps: Mapping[Entry, Stamp] = MappingProxyType({})
+    """By the entries of the state."""
 
 
 class Reading(NamedTuple):
@@ -259,23 +258,22 @@ class ItemCells:
             self._engine.observer.first_seen(name, (), now)
             return Item(name, KeyState())
         value, token = found
-        written_at, _key, texts, state = self._parts(name, value)
+        written_at, _key, marks, state = self._parts(name, value)
         # Where items may be evicted, the mark may go and they may stay.
         if written_at != mark and not self._settings.allow_eviction:
             return Item(name, KeyState(state.fence), token)
         entries: list[Entry] = [*state.grants, *state.queue, *state.voided]
         stamps = [
-            Stamp(_owner_of(entry), writer, written, entry.until)
-            for entry, (writer, written) in zip(entries, json.loads(texts), strict=True)
+            Stamp(entry, *mark) for entry, mark in zip(entries, json.loads(marks), strict=True)
         ]
         seen = self._engine.observer.first_seen(name, stamps, now)
-        ours: dict[Entry, tuple[Entry, Stamp]] = {}
-        for entry, stamp in zip(entries, stamps, strict=True):
+        ours: dict[Entry, Stamp] = {}
+        for stamp in stamps:
             shift = seen[stamp] - stamp.written if stamp in seen else 0.0
-            moved: Entry = entry._replace(until=entry.until + shift)
-            if isinstance(moved, Grant):
-                moved = moved._replace(since=moved.since + shift)
-            ours[moved] = entry, stamp
+            entry = stamp.entry._replace(until=stamp.entry.until + shift)
+            if isinstance(entry, Grant):
+                entry = entry._replace(since=entry.since + shift)
+            ours[entry] = stamp
         return Item(name, _state_of(state, ours), token, ours)
 
     def _replace(
@@ -287,13 +285,10 @@ class ItemCells:
         """
         process, now = self._engine.observer.process, reading.now
         entries: list[Entry] = [*state.grants, *state.queue, *state.voided]
-        written = [
-            item.written.get(each) or (each, Stamp(_owner_of(each), process, now, each.until))
-            for each in entries
-        ]
-        stamps = json.dumps([(stamp.writer, stamp.written) for _, stamp in written])
-        theirs = _state_of(state, [entry for entry, _ in written])
-        value = b"\t".join((reading.mark, key.encode(), stamps.encode(), to_bytes(theirs)))
+        stamps = [item.stamps.get(each) or Stamp(each, process, now) for each in entries]
+        marks = json.dumps([(writer, written) for _, writer, written in stamps]).encode()
+        theirs = _state_of(state, [stamp.entry for stamp in stamps])
+        value = b"\t".join((reading.mark, key.encode(), marks, to_bytes(theirs)))
         ends = max((each.until for each in entries), default=now)
         expiry = _expiry(ends - now + REMEMBERED)
         if item.token is None:
@@ -308,10 +303,6 @@ class ItemCells:
         state = from_bytes(data, f"the item {name} on {self._settings.name}")
         mark, key, stamps = parts
         return mark, key.decode(), stamps, state
-
-
-def _owner_of(entry: Entry) -> str:
-    return entry.owner if isinstance(entry, Voided) else entry.claim.owner
 
 
 def _state_of(like: KeyState, entries: Iterable[Entry]) -> KeyState:

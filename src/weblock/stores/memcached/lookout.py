@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -20,16 +20,13 @@ FIRST_LOOK: Final = 0.003
 LONGEST_LOOK: Final = 0.25
 """Seconds between two reads of a key that others hold, while a caller here waits for it."""
 
-ATTENTION: Final = 3.0
-"""Seconds for which a key is polled after a waiter's last heartbeat."""
-
 
 @dataclass
 class _Watch:
-    """A key that a caller here waits for."""
+    """A key that callers here wait for."""
 
     due: float
-    until: float = 0.0
+    owners: set[str] = field(default_factory=set)
     pause: float = FIRST_LOOK
     fence: int = 0
 
@@ -56,16 +53,14 @@ class Lookout:
             self._engine.switchboard.ring(owner, grasp)
 
     def watch(self, key: str, owner: str, ahead: Sequence[str], *, first: bool) -> None:
-        """Poll a key from now on, until no caller waits for it."""
         assert self.runtime
-        now = self.runtime.now()
         with self._changed:
             if self._closed:
                 return
             if key not in self._watches:
-                self._watches[key] = _Watch(now + FIRST_LOOK)
+                self._watches[key] = _Watch(self.runtime.now() + FIRST_LOOK)
                 self._changed.notify()
-            self._watches[key].until = now + ATTENTION
+            self._watches[key].owners.add(owner)
         self._thread.start()
 
     def close_up(self, process: str, owner: str) -> None:
@@ -82,45 +77,41 @@ class Lookout:
         runtime, cells = self.runtime, ItemCells(self._engine, self.runtime)
         while due := self._wait_for_due(runtime):
             try:
-                items = self._engine.ask(partial(cells.read, keys=list(due))).items
+                items = self._engine.ask(partial(cells.read, keys=due)).items
             except EngineUnavailable:
                 items = {}
             with self._changed:
-                for key, until in due.items():
-                    self._plan(key, items.get(key), until, runtime)
+                for key in due:
+                    self._plan(key, items.get(key), runtime)
 
-    def _wait_for_due(self, runtime: Runtime) -> dict[str, float]:
-        """Return the keys to poll now, and until when; none at the end."""
+    def _wait_for_due(self, runtime: Runtime) -> list[str]:
+        """Return the keys to poll now; none at the end."""
         with self._changed:
             while not self._closed:
                 now = runtime.now()
-                watches = self._watches.items()
-                due = [(key, watch.until) for key, watch in watches if watch.due <= now]
+                due = [key for key, watch in self._watches.items() if watch.due <= now]
                 if due:
-                    return dict(due[:PORTION])
+                    return due[:PORTION]
                 next_at = min((watch.due for watch in self._watches.values()), default=None)
                 self._changed.wait(None if next_at is None else next_at - now)
-        return {}
+        return []
 
-    def _plan(self, key: str, item: object, until: float, runtime: Runtime) -> None:
-        """Notify the waiters here that have got the key, and plan when to look again."""
-        watch, now, pause = self._watches[key], runtime.now(), LONGEST_LOOK
+    def _plan(self, key: str, item: object, runtime: Runtime) -> None:
+        """Notify the waiters here that have got the key, and plan when to look again, if any are left."""
+        watch, bells, pause = self._watches[key], self._engine.switchboard.bells, LONGEST_LOOK
+        watch.owners = {owner for owner in watch.owners if owner in bells}
+        if not watch.owners:
+            del self._watches[key]
+            return
         if isinstance(item, Item):
             new = [grant for grant in item.state.grants if grant.fence > watch.fence]
             if new:
                 watch.fence, watch.pause = new[-1].fence, FIRST_LOOK
             for grant in new:
-                if grant.claim.process == self.process and not grant.confirmed:
+                if grant.claim.owner in watch.owners and not grant.confirmed:
                     self._engine.switchboard.ring(grant.claim.owner, Ask())
             processes = [place.claim.process for place in item.state.queue]
-            ours = self.process in processes
-            if not ours and watch.until == until:  # Nor joined since it was looked at.
-                del self._watches[key]
-                return
-            ahead = processes.index(self.process) if ours else 0
+            ahead = processes.index(self.process) if self.process in processes else 0
             pause = min(LONGEST_LOOK, watch.pause * (1 + ahead))
             watch.pause = min(LONGEST_LOOK, 1.5 * watch.pause)
-        if now >= watch.until:
-            del self._watches[key]
-        else:
-            watch.due = now + pause * (0.75 + runtime.jitter() / 2)
+        watch.due = runtime.now() + pause * (0.75 + runtime.jitter() / 2)
