@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -12,7 +11,7 @@ from ._core.acquiring import Locker
 from ._core.observers import Observers
 from ._core.ports import Engine, Runtime, Store
 from ._core.telling import Health
-from ._platform.forks import enter_child, getpid, heed_forks, process
+from ._platform.forks import Mutex, enter_child, getpid, heed_forks, process
 from ._runtime.keeper import KeeperThread
 from .stores import url as urls
 
@@ -25,7 +24,7 @@ class _Registry:
     """
 
     def __init__(self) -> None:
-        self.guard = threading.RLock()
+        self.guard = Mutex()
         self.by_url: dict[str, Engine] = {}
         self.in_use: dict[Engine, _InUse] = {}
 
@@ -34,12 +33,8 @@ class _Registry:
             if each is engine:
                 self.by_url.pop(url, None)
 
-    def after_fork(self) -> None:
-        self.guard = threading.RLock()
-
 
 _registry: Final = _Registry()
-heed_forks(_registry)
 
 
 class _InUse:
@@ -60,7 +55,7 @@ class _InUse:
 
     def after_fork(self) -> None:
         """Begin anew in a forked child. The leases here are its parent's."""
-        self.thread.keeper.disown()
+        self.thread.keeper.after_fork()
         self._begin()
         for user in tuple(self.users):
             user.connect()
@@ -130,7 +125,7 @@ class User:
         if self._left:
             return
         in_use = self._in_use
-        with _registry.guard:
+        with _registry.guard.lock:
             in_use.users.discard(self)
             is_last = not in_use.users
             if is_last:
@@ -144,7 +139,7 @@ def use(engine: Engine) -> User:
     """Return a new user of a ready engine."""
     if getpid() != process.pid:
         enter_child()
-    with _registry.guard:
+    with _registry.guard.lock:
         in_use = _registry.in_use.get(engine)
         if in_use is None:
             in_use = _registry.in_use[engine] = _InUse(engine)
@@ -160,7 +155,7 @@ def use_url(url: str | Sequence[str]) -> User:
     """
     if getpid() != process.pid:
         enter_child()
-    with _registry.guard:
+    with _registry.guard.lock:
         return use(engine_for(url))
 
 
@@ -173,7 +168,7 @@ def engine_for(url: str | Sequence[str]) -> Engine:
         enter_child()
     urls.refuse_what_is_no_url(url)
     name = "\n".join(map(str, url)) if isinstance(url, list | tuple) else str(url)
-    with _registry.guard:
+    with _registry.guard.lock:
         engine = _registry.by_url.get(name)
         if engine is None:
             engine = _registry.by_url[name] = _open(url)
@@ -190,4 +185,4 @@ def _open(url: str | Sequence[str]) -> Engine:
 
 def registering() -> AbstractContextManager[object]:
     """Keep other threads from opening or leaving an engine, for a step that does more than that."""
-    return _registry.guard
+    return _registry.guard.lock

@@ -734,7 +734,9 @@ class TestSettings:
     def test_a_fork_opens_its_own(self, bare):
         """A child that was forked while a thread of its parent opened the locks can open them."""
         web = WebLock(bare, "memory://")
-        web._opening.acquire()
-        web.after_fork()
+        other = threading.Thread(target=web._opening.lock.acquire)
+        other.start()
+        other.join()
+        web._opening.after_fork()
         with web.locks as locks:
             assert locks.scope == "process"

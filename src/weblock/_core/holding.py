@@ -243,8 +243,8 @@ class Holding:
         self.status = Status.HELD
         self.lose("taken")
 
-    def disown(self) -> None:
-        """Mark the copy of a lease in a forked child, without calling the parent's callbacks."""
+    def after_fork(self) -> None:
+        """End the copy of a lease in a child, without calling the parent's callbacks."""
         self._when_lost.clear()
         self._when_asked.clear()
         self.lose("forked")

@@ -226,11 +226,11 @@ class Keeper:
         self._ends = True
         self._bell.ring(Ask())
 
-    def disown(self) -> None:
-        """End the leases here in a forked child, which has another keeper: they are its parent's."""
+    def after_fork(self) -> None:
+        """End the leases here in a child, which has another keeper: they are its parent's."""
         for each in tuple(self._kept.values()):
             if isinstance(each, Holding):
-                each.disown()
+                each.after_fork()
 
     async def run(self) -> None:
         """Run the loop; ``spawn`` runs it again if it fails."""

@@ -6,9 +6,10 @@ have held. None of them is of any use to the child. So the child drops all of it
 
 - What has an open file or socket calls ``close_in_children``. The child closes its copy of the descriptor
   behind the back of the driver or event loop that has opened it, which could disturb the parent.
-- What has a state that belongs to the process, mutexes included, calls ``heed_forks``. Its ``after_fork``
-  makes a new state, as ``__init__`` does. An engine is one such object, so the connections, threads and
-  memories below it need not know of forks. Its stores are made anew, too (``_engines``).
+- What has a state that belongs to the process calls ``heed_forks``. Its ``after_fork`` makes a new state,
+  as ``__init__`` does. An engine is one such object, so the connections, threads and memories below it
+  need not know of forks. Its keeper and its stores are made anew, too (``_engines``).
+- A mutex that is no part of such a state is a ``Mutex``.
 
 The former states are never used again, and never finalized: their finalizers would act for the parent.
 
@@ -34,7 +35,7 @@ from contextlib import ExitStack, suppress
 from os import getpid
 from typing import Final, Protocol
 
-__all__ = ["ForkGuard", "close_in_children", "enter_child", "getpid", "heed_forks", "process"]
+__all__ = ["Mutex", "close_in_children", "enter_child", "getpid", "heed_forks", "process"]
 
 
 class Forking(Protocol):
@@ -140,23 +141,26 @@ def _close_copy(opened: Open) -> None:
     os.close(null)
 
 
-class ForkGuard:
-    """``with guard.mutex:`` is a block that no announced fork interrupts: the fork waits for its end."""
+class Mutex:
+    """``with mutex.lock:`` keeps other threads out. A child gets a new one.
 
-    def __init__(self) -> None:
+    One that ``delays_forks`` is held only where no announced fork must come in between.
+    """
+
+    def __init__(self, *, delays_forks: bool = False) -> None:
         self.after_fork()
         heed_forks(self)
-        if hasattr(os, "register_at_fork"):
+        if delays_forks and hasattr(os, "register_at_fork"):
             os.register_at_fork(before=self._enter, after_in_parent=self._leave)
 
     def after_fork(self) -> None:
-        self.mutex = threading.RLock()
+        self.lock = threading.RLock()
 
     def _enter(self) -> None:
-        self.mutex.acquire()
+        self.lock.acquire()
 
     def _leave(self) -> None:
-        self.mutex.release()
+        self.lock.release()
 
 
 class _Collector(threading.local):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import threading
 from collections.abc import Sequence
 from typing import Any, Final, NoReturn, Unpack
 
@@ -12,7 +11,7 @@ from celery import Celery, Task
 from celery.app.annotations import resolve_all
 
 from ..._options import LocksOptions, Options
-from ..._platform.forks import enter_child, getpid, heed_forks, process
+from ..._platform.forks import Mutex, enter_child, getpid, process
 from ...errors import ConfigurationError
 from ...sync import Locks
 from ..settings import Wanted, configured, opened, refuse_other_application
@@ -45,8 +44,7 @@ class WebLock:
         self._options = options
         self._app: Celery | None = None
         self._opened: Locks | None = None
-        self.after_fork()
-        heed_forks(self)
+        self._opening = Mutex()
         if app is not None:
             self.init_app(app)
 
@@ -82,14 +80,10 @@ class WebLock:
         if self._opened is None:
             if getpid() != process.pid:
                 enter_child()
-            with self._opening:
+            with self._opening.lock:
                 if self._opened is None:
                     self._opened = opened(*self._configured())
         return self._opened
-
-    def after_fork(self) -> None:
-        """Replace the mutex, which another thread of the parent may have held."""
-        self._opening = threading.Lock()
 
     def _configured(self) -> tuple[Wanted, LocksOptions]:
         if self._app is None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from ..._face import Face
-from ..._platform.forks import enter_child, getpid, heed_forks, process
+from ..._platform.forks import Mutex, enter_child, getpid, process
 from ..._runtime.observing import Observer, as_observers
 from ...aio import AsyncLocks
 from ...errors import ConfigurationError
@@ -30,8 +29,7 @@ class LocksByAlias(Mapping[str, L], Generic[L]):
     def __init__(self, face: type[L]) -> None:
         self._face: type[L] = face
         self._made: dict[str, L] = {}
-        self.after_fork()
-        heed_forks(self)
+        self._guard = Mutex()
 
     def __getitem__(self, alias: str) -> L:
         """Return the locks of an alias; raise ``ConfigurationError`` if it is unknown or invalid."""
@@ -47,7 +45,7 @@ class LocksByAlias(Mapping[str, L], Generic[L]):
 
     def close_where(self, is_over: Callable[[str], bool]) -> None:
         """Close the locks on engines that are no longer needed, such as those of a test."""
-        with self._guard:
+        with self._guard.lock:
             gone = {key: made for key, made in self._made.items() if is_over(made.engine)}
             for key in gone:
                 del self._made[key]
@@ -57,7 +55,7 @@ class LocksByAlias(Mapping[str, L], Generic[L]):
     def _make_once(self, given: settings.AliasSettings) -> L:
         if getpid() != process.pid:
             enter_child()
-        with self._guard:
+        with self._guard.lock:
             if given.identity not in self._made:
                 self._made[given.identity] = self._make(given)
             return self._made[given.identity]
@@ -70,10 +68,6 @@ class LocksByAlias(Mapping[str, L], Generic[L]):
             return self._face.from_url(given.url, **options)
         except ConfigurationError as error:
             raise ConfigurationError(f"WEBLOCK[{given.alias!r}]: {error}") from error
-
-    def after_fork(self) -> None:
-        """Replace the mutex, which another thread of the parent may have held."""
-        self._guard = threading.Lock()
 
 
 def _observers(face: type[Face], alias: str) -> Iterator[Observer]:

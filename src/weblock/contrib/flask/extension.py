@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar, Unpack
 
 from flask import Flask, current_app, has_request_context
 
 from ..._options import HoldOptions, LocksOptions
-from ..._platform.forks import enter_child, getpid, heed_forks, process
+from ..._platform.forks import Mutex, enter_child, getpid, process
 from ...errors import ConfigurationError
 from ...keys import in_order
 from ...sync import Lease, Locks
@@ -170,7 +169,9 @@ class WebLock:
             return
         if getpid() != process.pid:
             enter_child()
-        with installed.beginning:  # Sessions must not be in use while listeners are added to them.
+        with (
+            installed.beginning.lock
+        ):  # Sessions must not be in use while listeners are added to them.
             if not installed.has_begun:
                 _refuse_late_settings(installed)
                 refuse_unlocked(installed.app, self._views)
@@ -188,13 +189,7 @@ class _Installed:
     settings: Mapping[str, Any]
     """Our settings in its ``config`` when the extension was installed, which are those that count."""
     has_begun: bool = False
-
-    def __post_init__(self) -> None:
-        self.after_fork()
-        heed_forks(self)
-
-    def after_fork(self) -> None:
-        self.beginning = threading.Lock()
+    beginning: Mutex = field(default_factory=Mutex)
 
 
 def _refuse_late_settings(installed: _Installed) -> None:

@@ -37,7 +37,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ..._core.table import KeyState, Moment, Step
-from ..._platform.forks import ForkGuard, close_in_children
+from ..._platform.forks import Mutex, close_in_children
 from ..._platform.turns import Empty, turns
 from ...errors import ConfigurationError, EngineUnavailable
 from ..cells import Transition
@@ -58,8 +58,8 @@ _LARGEST_SLOT: Final = 16 * 1024 * 1024
 _HEADROOM: Final = 512
 """Bytes by which a record may grow while no caller joins a queue."""
 
-_no_fork: Final = ForkGuard()
-"""Its mutex is held while a file is opened: a child that knew nothing of the file would keep it locked."""
+_no_fork: Final = Mutex(delays_forks=True)
+"""It is held while a file is opened: a child that knew nothing of the file would keep it locked."""
 
 _PERMIT_PATIENCE: Final = 0.1
 """Seconds to wait for another thread of this process to leave a file."""
@@ -234,7 +234,7 @@ class RecordFile:
         if self._closed or self._directory.deleted:
             raise DirectoryGone
         self._known = _EMPTY
-        with _no_fork.mutex:
+        with _no_fork.lock:
             self._fd = self._directory.open_file(self._name)
         self._inode = os.fstat(self._fd).st_ino
 

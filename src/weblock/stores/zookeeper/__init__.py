@@ -58,7 +58,7 @@ class ZooKeeperEngine(Engine):
         self._opening = threading.RLock()
         session, self._session = self._session, None
         if session:
-            session.disown()
+            session.after_fork()
 
     def connect(self, runtime: Runtime) -> Store:
         from .store import ZooKeeperStore

@@ -108,7 +108,7 @@ class Session:
             return None
         return thread
 
-    def disown(self) -> None:
+    def after_fork(self) -> None:
         """Keep a forked child from waiting, at its end, for kazoo's threads: they run in its parent."""
         atexit.unregister(self.client.handler.stop)
 
