@@ -144,7 +144,11 @@ class Options:
     def check_on(self, engine: Engine) -> None:
         """Check from now on what this engine cannot do, too. Raises ``ConfigurationError``."""
         self._engine = engine
-        check_limit(self.own[0].limit, engine)
+        terms = self.own[0]
+        check_limit(terms.limit, engine)
+        if terms.renew and engine.recovery:
+            engine.recovery.cover(terms.ttl)
+        check_ttl(terms, engine)
 
     def after_fork(self) -> None:
         """Take the label of the child process, if the label is the default."""
@@ -172,6 +176,7 @@ class Options:
         _refuse_unknown(given, _CHECKS)
         options = self._terms_of(self._merged(given))
         check_limit(options[0].limit, self._engine)
+        check_ttl(options[0], self._engine)
         if len(self._known) < REMEMBERED:
             self._known[said] = options
         return options
@@ -227,6 +232,18 @@ def check_limit(limit: int, engine: Engine | None) -> None:
     raise ConfigurationError(
         f"engine {engine.name} cannot grant a key to several holders, as {given} wants: choose an"
         " engine that can, such as file:// or redis://"
+    )
+
+
+def check_ttl(terms: Terms, engine: Engine | None) -> None:
+    """Raise ``ConfigurationError`` if a renewed lease could outlast the recovery of its engine."""
+    recovery = engine.recovery if engine else None
+    if engine is None or recovery is None or not terms.renew or recovery.covers(terms.ttl):
+        return
+    raise ConfigurationError(
+        f"ttl={terms.ttl:g} is longer than recovery={recovery.seconds:g}, after which engine {engine.name}"
+        " grants keys again when it has lost its data: add"
+        f" recovery={terms.ttl:g} to the URL in all programs that lock the same keys, or shorten the ttl"
     )
 
 

@@ -230,7 +230,7 @@ class TestServers:
             # Without renewals, it is not the holder who notices what has happened.
             with (
                 Locks.from_url(url, ttl=2, renew=False) as holder,
-                Locks(open_engine(url)) as other,
+                Locks(open_engine(url), ttl=3) as other,
             ):
                 lease = _as_soon_as_it_grants(holder)
                 if how == "flush":
@@ -248,7 +248,7 @@ class TestServers:
     @pytest.mark.parametrize("answered", [True, False], ids=["answered", "unanswered"])
     def test_a_loss_between_reading_and_writing(self, *, answered: bool) -> None:
         """A key that was free before a flush is not granted after it, however often its caller asks."""
-        with Memcached("-M") as server, Locks.from_url(server.url(recovery=3)) as locks:
+        with Memcached("-M") as server, Locks.from_url(server.url(recovery=3), ttl=3) as locks:
             _as_soon_as_it_grants(locks).release()  # Before it recovers, nothing is granted anyway.
             holder, late = (Machine(server.url(recovery=3), clock) for clock in (5000.0, 0.0))
             opened, clients = late.engine.pool._connect, []
@@ -290,7 +290,10 @@ class TestServers:
         """After a flush, the longest recovery of all clients counts for all, also for those without one."""
         with Memcached("-M") as server:
             sooner, later = server.url(recovery=first), server.url(recovery=600)
-            with Locks.from_url(sooner, wait=0) as one, Locks.from_url(later, wait=0) as other:
+            with (
+                Locks.from_url(sooner, ttl=1, wait=0) as one,
+                Locks.from_url(later, wait=0) as other,
+            ):
                 server.ask(b"flush_all")
                 if first == "off":
                     one.acquire("key").release()
@@ -440,7 +443,7 @@ class TestServers:
         ("memcached://a,b", "several servers"),
         ("memcached://h?ttl=3", "no memcached option 'ttl'"),
         ("memcached://h?timeout=0", "timeout='0' must be seconds"),
-        ("memcached://h?recovery=never", "recovery='never' must be seconds"),
+        ("memcached://h?recovery=never", "recovery='never' must be 'safe', 'off'"),
         ("memcached://h?allow_eviction=perhaps", "must be true or false"),
         ("memcached://h?prefix=a%20b", "prefix='a b' must be"),
     ],

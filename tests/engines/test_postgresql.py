@@ -306,7 +306,7 @@ class TestTheTable:
     def test_a_loss_that_was_noticed_while_the_clock_was_ahead(self, url) -> None:
         """When the clock is right again, the recovery begins anew, and is as long as any client wanted it."""
         now = "extract(epoch FROM clock_timestamp())"
-        with Locks.from_url(url.replace("recovery=off", "recovery=1"), wait=0) as locks:
+        with Locks.from_url(url.replace("recovery=off", "recovery=1"), ttl=1, wait=0) as locks:
             locks.acquire("before").release()
             change(locks, f"since = {now} + 3600, ends = {now} + 3630", "key = ''")
             with pytest.raises(EngineRecovering) as refused:

@@ -41,7 +41,7 @@ def off(url: str) -> Iterator[Locks]:
 @pytest.fixture
 def less(url: str) -> Iterator[Locks]:
     """Locks of another process, which want a moment without a grant after a loss."""
-    with Locks.from_url(varied(url, recovery=0.001), wait=0) as locks:
+    with Locks.from_url(varied(url, recovery=0.001), renew=False, wait=0) as locks:
         yield locks
 
 

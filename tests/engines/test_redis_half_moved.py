@@ -20,7 +20,7 @@ from weblock.stores.redis.calls import Layout
 
 from .seats import Seat, store_of
 
-TTL = 2.0
+TTL = 5.0
 LAYOUT = Layout("weblock", 128)
 BUCKET = 5
 KEYS = [
@@ -67,8 +67,8 @@ def test_leases_outlive_a_slot_that_stays_half_moved(
     held, free, handed = KEYS[:3]
     with (
         ThreadPoolExecutor(2) as pool,
-        Locks.from_url(cluster.url(recovery=TTL), ttl=PATIENCE, wait=PATIENCE) as locks,
-        Locks.from_url(cluster.url(recovery=TTL), ttl=PATIENCE, wait=PATIENCE) as others,
+        Locks.from_url(cluster.url(recovery=TTL), ttl=TTL, wait=PATIENCE) as locks,
+        Locks.from_url(cluster.url(recovery=TTL), ttl=TTL, wait=PATIENCE) as others,
     ):
         fence = fence_of(locks, free)
         lease = locks.acquire(held)
@@ -137,7 +137,7 @@ def test_a_process_that_comes_while_a_slot_is_half_moved_can_lock(cluster: Clust
     """What a new connection tries on its server is sent on, and nothing else that is asked there.
 
     On servers that have forgotten all, it waits as long as ``recovery`` says for a key of another slot,
-    and not for its own ttl, which would be longer than its wait.
+    and then has it.
     """
     slots = {bucket: key_slot(LAYOUT.tag(bucket).encode()) for bucket in range(128)}
     first = cluster.master_of(slots[0])
@@ -147,7 +147,7 @@ def test_a_process_that_comes_while_a_slot_is_half_moved_can_lock(cluster: Clust
         cluster.master_of(SLOTS * third // 3).command("FLUSHALL")
     move = cluster.begin_move(slots[0])
     try:
-        with Locks.from_url(cluster.url(recovery=TTL), ttl=PATIENCE, wait=PATIENCE / 2) as locks:
+        with Locks.from_url(cluster.url(recovery=TTL), ttl=TTL, wait=PATIENCE / 2) as locks:
             fence_of(locks, keys[others[0]])
         with Locks.from_url(cluster.url(recovery="off"), wait=PATIENCE) as locks:
             fence_of(locks, keys[0])
@@ -160,7 +160,7 @@ def test_a_process_that_comes_while_a_slot_is_half_moved_can_lock(cluster: Clust
 
 async def test_asyncio_goes_on_too(cluster: Cluster) -> None:
     """Tasks hold, wait for and hand over keys of a slot that is half-moved."""
-    async with AsyncLocks.from_url(cluster.url(recovery=TTL), ttl=PATIENCE, wait=PATIENCE) as locks:
+    async with AsyncLocks.from_url(cluster.url(recovery=TTL), ttl=TTL, wait=PATIENCE) as locks:
         lease = await locks.acquire(KEYS[3])
         move = await asyncio.to_thread(moved, cluster, ":lock:")
         try:
@@ -207,7 +207,7 @@ def test_keys_that_move_one_by_one_under_load(cluster: Cluster) -> None:
 
     urls = [cluster.url(recovery=TTL)] * 2
     with ThreadPoolExecutor(4) as pool:
-        engines = [Locks.from_url(url, ttl=PATIENCE, wait=PATIENCE) for url in urls]
+        engines = [Locks.from_url(url, ttl=TTL, wait=PATIENCE) for url in urls]
         calls = [pool.submit(work, engines[number % 2]) for number in range(4)]
         try:
             for parts in PARTS.values():
@@ -231,11 +231,11 @@ def test_replicas_must_have_a_lease_that_was_asked_elsewhere(cluster: Cluster) -
     """With ``min_replicas``, a lease of a half-moved slot counts only when replicas have it."""
     url = cluster.url(recovery=TTL, min_replicas=1)
     with (
-        Locks.from_url(url, ttl=PATIENCE, wait=PATIENCE) as locks,
+        Locks.from_url(url, ttl=TTL, wait=PATIENCE) as locks,
         Locks.from_url(
             # It waits for half of the timeout that there are so many.
             cluster.url(recovery=TTL, min_replicas=5, timeout=2),
-            ttl=PATIENCE,
+            ttl=TTL,
             wait=0,
         ) as demanding,
     ):
@@ -256,7 +256,7 @@ def test_what_was_done_is_known_in_a_half_moved_slot(cluster: Cluster) -> None:
     steps: dict[str, Callable[[], None]] = {
         key: lambda key=key: done.append(key) for key in KEYS[8:10]
     }
-    with Locks.from_url(cluster.url(recovery=TTL), ttl=PATIENCE, wait=PATIENCE) as locks:
+    with Locks.from_url(cluster.url(recovery=TTL), ttl=TTL, wait=PATIENCE) as locks:
         locks.once(KEYS[8], steps[KEYS[8]])
         move = moved(cluster, ":lock:", ":epoch")
         try:

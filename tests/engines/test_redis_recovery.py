@@ -13,12 +13,15 @@ import pytest
 from tests.servers import Cluster, SentinelDeployment, Server, binaries
 from tests.support.renewals import renewed
 from tests.support.waiting import PATIENCE, eventually, now
-from weblock import EngineRecovering, Lease, LeaseLost, Locks
+from weblock import ConfigurationError, EngineRecovering, Lease, LeaseLost, Locks
 
 T = TypeVar("T")
 
 TTL = 1.0
 """Seconds of a lease, and of recovery."""
+
+JOB = 4.0
+"""Seconds of a longer lease, and of the recovery where there are both."""
 
 
 @pytest.fixture(params=sorted(binaries()))
@@ -76,12 +79,15 @@ def test_nobody_gets_a_key_whose_holder_was_forgotten(
 
 def test_a_lease_outlives_a_server_that_keeps_its_data(each_server: Server) -> None:
     """Who holds a lease when the server restarts with its data goes on holding it."""
-    with locks_on(each_server) as locks, Locks.from_url(each_server.url(recovery="off")) as others:
-        # What is left of a recovery would be as long as the next ttl.
-        use(locks, "another")
-        with locks.hold("held", ttl=PATIENCE) as lease:
-            each_server.restart(keep_data=True)
-            renewed(locks, lease)
+    settle_at_once(each_server)
+    with (
+        Locks.from_url(each_server.url(recovery=PATIENCE), ttl=PATIENCE) as locks,
+        Locks.from_url(each_server.url(recovery="off")) as others,
+        locks.hold("held") as lease,
+    ):
+        each_server.restart(keep_data=True)
+        renewed(locks, lease)
+        with suppress(EngineRecovering):
             assert others.try_acquire("held") is None
 
 
@@ -132,20 +138,30 @@ def test_recovery_can_be_turned_off(server: Server) -> None:
         assert lease
 
 
-def test_a_longer_ttl_is_remembered() -> None:
-    """The recovery lasts as long as the longest lease that the server has granted."""
-    with (
-        Server(appendonly="yes", appendfsync="always") as server,
-        Locks.from_url(server.url(recovery=1), ttl=1, wait=PATIENCE) as locks,
-    ):
-        use(locks, "a")
-        lease = locks.acquire("long", ttl=30)
+def test_the_recovery_is_the_longest_ttl_of_the_locks_on_an_engine(server: Server) -> None:
+    """By default a server that was restarted grants nothing until leases of that ttl have ended."""
+    url = server.url()
+    with Locks.from_url(url, ttl=1) as locks, Locks.from_url(url, ttl=30) as others:
         restarted = now()
-        server.restart(keep_data=True)
+        server.restart(keep_data=False)
         with pytest.raises(EngineRecovering, match="started just now") as refused:
             locks.acquire("a", wait=0)
-        assert refused.value.retry_after + now() - restarted > 20
-        lease.release()
+        assert 20 < refused.value.retry_after + now() - restarted <= 32
+        with pytest.raises(
+            ConfigurationError, match=r"ttl=31 is longer than recovery=30.*recovery=31"
+        ):
+            others.acquire("a", ttl=31)
+
+
+def test_a_renewed_lease_must_end_before_the_recovery(server: Server) -> None:
+    """A ttl above five minutes needs a recovery of its own; a lease that is not renewed does not."""
+    with pytest.raises(ConfigurationError, match=r"ttl=301 is longer than recovery=300"):
+        Locks.from_url(server.url(), ttl=301)
+    with Locks.from_url(server.url(recovery="off"), ttl=301) as locks:
+        locks.acquire("a", ttl=1000).release()
+    settle_at_once(server)
+    with Locks.from_url(server.url(recovery=TTL), ttl=TTL) as locks:
+        locks.acquire("a", ttl=1000, renew=False).release()
 
 
 def test_a_lease_of_a_day_that_was_given_back_closes_nothing() -> None:
@@ -155,7 +171,7 @@ def test_a_lease_of_a_day_that_was_given_back_closes_nothing() -> None:
         Locks.from_url(server.url(recovery=1), ttl=1, wait=PATIENCE) as locks,
     ):
         use(locks, "a")
-        locks.acquire("b", ttl=86_400).release()
+        locks.acquire("b", ttl=86_400, renew=False).release()
         server.restart(keep_data=True)
         use(locks, "a")
 
@@ -294,7 +310,7 @@ def test_a_slot_that_moves_takes_its_locks_along() -> None:
     """A lease survives the move of its slot to another master, which then grants without delay."""
     with (
         Cluster(node_timeout=30) as cluster,
-        Locks.from_url(cluster.url(recovery=3), ttl=60, wait=PATIENCE) as locks,
+        Locks.from_url(cluster.url(recovery=5), ttl=5, wait=PATIENCE) as locks,
     ):
         fence_of(locks, "held")
         lease = locks.acquire("held")
@@ -305,20 +321,11 @@ def test_a_slot_that_moves_takes_its_locks_along() -> None:
         assert locks.acquire("held", wait=0).fence > lease.fence
 
 
-longer_than_recovery = pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="a ttl that is longer than recovery is not known after a loss, unless an acquire with it comes first",
-)
-"""For leases of which a server that has lost its data does not know how long they are."""
-
-
-@longer_than_recovery
 def test_a_release_that_comes_first_after_a_flush(server: Server) -> None:
-    """A release says nothing of the ttl of other leases: the key of a live holder is granted after ``recovery``."""
+    """A release says nothing of the ttl of other leases: but it says how long to recover."""
     settle_at_once(server)
-    url = server.url(recovery=TTL)
-    with Locks.from_url(url, ttl=2 * PATIENCE) as locks:
+    url = server.url(recovery=JOB)
+    with Locks.from_url(url, ttl=JOB) as locks:
         lease, other = locks.acquire("held"), locks.acquire("other")
         flush(server)
         with pytest.raises(LeaseLost):
@@ -326,32 +333,33 @@ def test_a_release_that_comes_first_after_a_flush(server: Server) -> None:
         assert not held_when_granted_again(url, lease)
 
 
-@longer_than_recovery
 def test_a_caller_with_a_shorter_ttl_that_comes_first_after_a_crash(server: Server) -> None:
-    """A web request says nothing of the ttl of a job: a second job starts while the first one runs."""
+    """A web request says nothing of the ttl of a job, but it says how long to recover."""
     settle_at_once(server)
-    url = server.url(recovery=TTL)
-    with Locks.from_url(url, ttl=2 * PATIENCE) as jobs, locks_on(server) as requests:
+    url = server.url(recovery=JOB)
+    with (
+        Locks.from_url(url, ttl=JOB) as jobs,
+        Locks.from_url(url, ttl=TTL, wait=PATIENCE) as requests,
+    ):
         lease = jobs.acquire("held")
         restart_empty(server)
         use(requests, "of a request")
         assert not held_when_granted_again(url, lease)
 
 
-@longer_than_recovery
 def test_a_master_of_a_cluster_that_was_flushed() -> None:
-    """A request that wants the key of a job gets it after ``recovery``, or its own ttl if that is longer."""
+    """A request that wants the key of a job gets it when the job has lost it."""
     with Cluster() as cluster:
-        url = cluster.url(recovery=TTL)
-        with Locks.from_url(url, ttl=2 * PATIENCE) as jobs:
+        url = cluster.url(recovery=JOB)
+        with Locks.from_url(url, ttl=JOB, wait=PATIENCE) as jobs:
             lease = jobs.acquire("held")
             flush(cluster.master_of(slot_of(cluster, "held")))
             assert not held_when_granted_again(url, lease, ttl=TTL)
 
 
-def held_when_granted_again(url: str, lease: Lease, ttl: float = 2 * PATIENCE) -> bool:
+def held_when_granted_again(url: str, lease: Lease, ttl: float = JOB) -> bool:
     """Whether a holder still has its key when another caller gets it."""
-    with Locks.from_url(url, ttl=ttl, wait=4 * PATIENCE) as others:
+    with Locks.from_url(url, ttl=ttl, wait=PATIENCE) as others:
         _, was_held = in_a_thread(lambda: (others.acquire("held"), lease.held))
         return was_held
 

@@ -110,7 +110,7 @@ class Workers:
         fences = out_of_order(history.fences)
         fences = [each for each in fences if not any(each[0] in loss for loss in self._losses)]
         assert not fences, f"fences: {fences[:3]}"
-        with Locks.from_url(self._url) as locks:
+        with Locks.from_url(self._url, ttl=TTL) as locks:
             give_up_at = time.monotonic() + PATIENCE
             while locks.inspect(KEY) is not None:
                 assert time.monotonic() < give_up_at, f"left behind: {locks.inspect(KEY)}"

@@ -259,6 +259,36 @@ class Finding(NamedTuple):
         return ": ".join(f"{part[:1].lower()}{part[1:]}".rstrip(".") for part in parts)
 
 
+class Recovery:
+    """How long an engine that may have lost leases grants none: one number for all who lock there.
+
+    It must be at least every ttl that a renewed lease may have. By default it is the largest ttl of
+    the ``Locks`` on the engine, from ``LEAST`` to ``MOST`` seconds. 0 means that the engine grants at once.
+    """
+
+    LEAST: Final = 10.0
+    MOST: Final = 300.0
+
+    def __init__(self, given: float | None = None) -> None:
+        self._given = given is not None
+        self._set(self.LEAST if given is None else given)
+        self.on_longer: Callable[[], object] = lambda: None
+
+    def cover(self, ttl: float) -> None:
+        """Take note that a ``Locks`` renews leases of this ttl."""
+        if not self._given and self.seconds < (longer := min(ttl, self.MOST)):
+            self._set(longer)
+            self.on_longer()
+
+    def covers(self, ttl: float) -> bool:
+        """Return whether a lease of this ttl has ended when the engine grants again."""
+        return ttl <= self.seconds or not self.seconds
+
+    def _set(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.micros = f"{seconds * 1e6:.0f}"
+
+
 class Engine:
     """What keeps the leases, as one process knows it; shared by all its ``Locks``.
 
@@ -271,8 +301,8 @@ class Engine:
     """One of ``SCOPES``."""
     limits: str = "any"
     """One of ``LIMITS``."""
-    recovery: float | None = None
-    """Seconds for which it grants nothing after a loss of data; ``None`` where that does not apply."""
+    recovery: Recovery | None = None
+    """How long it grants nothing after a loss of data; ``None`` where it loses none."""
     switchboard: Switchboard
 
     def connect(self, runtime: Runtime) -> Store:

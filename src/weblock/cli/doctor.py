@@ -75,8 +75,10 @@ def doctor_command(session: Session, *, check: bool, ttl: float) -> None:
 def _found(locks: Locks, ttl: float, *, measure: bool) -> Iterator[Finding]:
     yield _SCOPES[locks.scope]
     engine = locks._engine  # noqa: SLF001 - it has more to say
-    if engine.recovery:  # Where it is off, the engine says what that means.
-        yield _of_ttl(ttl, engine.recovery)
+    if (
+        engine.recovery and engine.recovery.seconds
+    ):  # Where it is off, the engine says what that means.
+        yield _of_ttl(ttl, engine.recovery.seconds)
     of_engine = list(engine.diagnose())
     yield from of_engine
     if not any(map(_is_fatal, of_engine)):
@@ -90,7 +92,8 @@ def _of_ttl(ttl: float, recovery: float) -> Finding:
         return Finding("ttl", f"{text}, and no lease of up to {ttl:g} s lasts longer.")
     return warning(
         "ttl",
-        f"{text}, and a lease of {ttl:g} s can last longer: a second caller could get its key.",
+        f"{text}, and a lease of {ttl:g} s can last longer: a second caller could get its key, if the"
+        " first caller after the loss is another program with a shorter ttl.",
         f"Add recovery={ttl:g} to the URL, in all programs that lock the same keys.",
     )
 

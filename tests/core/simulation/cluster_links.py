@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from redis import exceptions
 
+from weblock._core.ports import Recovery
 from weblock.stores.redis.calls import MICRO
 from weblock.stores.redis.cluster import ASK_EVERY, HUNG
 from weblock.stores.redis.settings import Address, Deployment, Settings
@@ -142,7 +143,7 @@ class ClusterStore(WitnessedStore):
         self._sent = sent
         self._links = links
         nodes = SimulatedNodes(links.at, links.engine)
-        settings = Settings(Deployment.CLUSTER, ADDRESSES, recovery=links.engine.recovery)
+        settings = Settings(Deployment.CLUSTER, ADDRESSES, recovery=Recovery(links.engine.recovery))
         wire = Wire(
             settings,
             LAYOUT,

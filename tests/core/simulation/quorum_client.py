@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from weblock._core.ports import Pulse, Reply, Runtime, Switchboard
+from weblock._core.ports import Pulse, Recovery, Reply, Runtime, Switchboard
 from weblock._core.table import Claim
 from weblock.errors import EngineUnavailable
 from weblock.stores.quorum import QuorumEngine, _Board
@@ -70,7 +70,10 @@ class SimulatedQuorumEngine(QuorumEngine):
         self.swarm = swarm
         places = [Address(f"s{server.number}", 1) for server in quorum.servers]
         super().__init__(
-            [Settings(Deployment.SINGLE, (each,), recovery=quorum.recovery) for each in places]
+            [
+                Settings(Deployment.SINGLE, (each,), recovery=Recovery(quorum.recovery))
+                for each in places
+            ]
         )
 
     def _connected(self, number: int, settings: Settings) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 from redis import exceptions
 
-from weblock._core.ports import Ask, Pulse, Reply, Switchboard
+from weblock._core.ports import Ask, Pulse, Recovery, Reply, Switchboard
 from weblock._core.table import Claim
 from weblock.errors import EngineUnavailable
 from weblock.stores.redis.calls import micros
@@ -204,7 +204,7 @@ class WitnessedStore(RedisStore):
 
     def __init__(self, links: SimulatedLinks, recovery: float, sent: Sent) -> None:
         self._sent = sent
-        settings = Settings(Deployment.SINGLE, (ADDRESS,), recovery=recovery)
+        settings = Settings(Deployment.SINGLE, (ADDRESS,), recovery=Recovery(recovery))
         wire = Wire(
             settings,
             LAYOUT,

@@ -24,13 +24,12 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from ..._core.ports import Runtime
+from ..._core.ports import Recovery, Runtime
 from ..._core.table import Grant, KeyState, Moment, Place, Voided
 from ...errors import ConfigurationError, EngineRecovering, EngineUnavailable
 from ..cells import Done, Heartbeats, Transition
 from ..codec import from_bytes, to_bytes
 from ..transport.backoff import Backoff
-from ..transport.options import RECOVERY
 from .server import Client, add_unless_lost, heed_mark, items_on, leave_mark
 
 if TYPE_CHECKING:
@@ -128,8 +127,8 @@ class ItemCells:
         kinds = ("lock/", "done/", "mark", "quiet")
         names = (f"{engine.settings.prefix}/{kind}" for kind in kinds)
         self._locks, self._done, self._mark, self._quiet = names
-        self._heeded = b""
-        """The mark of the server that was heeded last."""
+        self._heeded = b"", 0.0
+        """The mark of the server that was heeded last, and the recovery then."""
 
     async def update(self, key: str, transition: Transition, *, patience: float) -> Done:
         runtime, renews = self._runtime, isinstance(transition, Heartbeats)
@@ -207,10 +206,11 @@ class ItemCells:
                 leave_mark(client, self._mark)
                 continue
             mark = found[self._mark][0]
-            if mark == self._heeded:
+            recovery = self._settings.recovery.seconds
+            if self._heeded == (mark, recovery):
                 break
-            heed_mark(client, mark, self._quiet, self._settings.recovery)
-            self._heeded = mark
+            heed_mark(client, mark, self._quiet, recovery)
+            self._heeded = mark, recovery
         items: dict[str, Item | ConfigurationError] = {}
         for key, name in zip(keys, names, strict=True):
             try:
@@ -243,7 +243,7 @@ class ItemCells:
                 outcomes[key] = EngineRecovering(
                     self._settings.name,
                     "it was started or flushed just now",
-                    retry_after=self._settings.recovery or RECOVERY,
+                    retry_after=self._settings.recovery.seconds or Recovery.LEAST,
                 )
             elif self._replace(client, key, item, step.state, reading):
                 outcomes[key] = Done(step, reading.now)

@@ -68,8 +68,8 @@ def examine(client: Client, settings: Settings) -> Iterator[Finding]:
     if options.get(b"cas_enabled") in (b"no", False, 0):
         yield problem("cas", "It was started with -C, and locks need cas.", "Start it without.")
     text = "It keeps nothing on disk: a restart forgets all leases"
-    if settings.recovery:
-        text += f", after which it grants none for {settings.recovery:g} s (recovery)."
+    if settings.recovery.seconds:
+        text += f", after which it grants none for {settings.recovery.seconds:g} s (recovery)."
         yield Finding("persistence", text)
     else:
         text += ", and recovery=off lets it grant them again at once, while their holders run."

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
+from ..._core.ports import Recovery
 from ...errors import ConfigurationError
-from ..transport.options import RECOVERY, Reader, flag, options_in, recovery, seconds, whole
+from ..transport.options import Reader, flag, options_in, recovery, seconds, whole
 from ..url import parts_of, shown
 
 DEFAULT_PORT: Final = 11211
@@ -23,9 +24,8 @@ class Settings(NamedTuple):
     """Seconds to wait for a connection, and for an answer."""
     max_connections: int = 20
     """Connections of the threads of this process, at most; the keeper has one more."""
-    recovery: float = RECOVERY
-    """Seconds; 0 grants at once also where leases may have been lost."""
     allow_eviction: bool = False
+    recovery: Recovery = Recovery(0.0)
 
     @property
     def name(self) -> str:
@@ -49,7 +49,7 @@ def parse(url: str) -> Settings:
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:/#\s]+)(?::(\d{1,5}))?/?", where)
     if not match or not 0 < int(match[2] or DEFAULT_PORT) < 65536:
         raise ConfigurationError(f"{shown(url)} names no server: write memcached://host:port")
-    options = options_in(query, _OPTIONS, engine="memcached")
+    options = {"recovery": Recovery(), **options_in(query, _OPTIONS, engine="memcached")}
     return Settings(match[1].strip("[]"), int(match[2] or DEFAULT_PORT), **options)
 
 

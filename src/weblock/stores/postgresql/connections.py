@@ -55,7 +55,9 @@ class Connections:
 
     def __init__(self, settings: Settings, switchboard: Switchboard) -> None:
         self.settings = settings
-        self.statements = Statements(settings.table, settings.recovery)
+        recovery = settings.recovery
+        self.statements = Statements(settings.table, recovery.seconds)
+        recovery.on_longer = lambda: self.statements.ask_for(recovery.seconds)
         self.silence = silence = Silence(
             partial(explained, settings),
             timeout=settings.timeout,

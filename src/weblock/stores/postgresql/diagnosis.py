@@ -112,8 +112,8 @@ def of_a_loss(facts: Mapping[str, Any], settings: Settings) -> Iterator[Finding]
         yield Finding("replicas", f"{having}.")
     elif facts["standbys"] and facts["synchronous_commit"] not in {"off", "local"}:
         yield Finding("replicas", f"{having}, and some have each lease before it is granted.")
-    elif settings.recovery:
-        after = f"After it none is granted for {settings.recovery:g} s (recovery)."
+    elif settings.recovery.seconds:
+        after = f"After it none is granted for {settings.recovery.seconds:g} s (recovery)."
         yield Finding("replicas", f"{promotion}. {after}")
     else:
         yield warning(

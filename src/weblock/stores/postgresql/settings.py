@@ -11,8 +11,9 @@ from urllib.parse import quote, urlencode
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from ..._core.ports import Recovery
 from ...errors import ConfigurationError
-from ..transport.options import RECOVERY, Reader, checked, flag, options_in, recovery, seconds
+from ..transport.options import Reader, checked, flag, options_in, recovery, seconds
 from ..url import parts_of
 
 DEFAULT_PORT: Final = 5432
@@ -38,8 +39,7 @@ class Settings:
     """Seconds that each host has to accept a connection."""
     max_connections: int = 10
     """Connections of the threads of this process, and of each event loop, at most."""
-    recovery: float = RECOVERY
-    """Seconds; 0 grants at once also where leases may have been lost."""
+    recovery: Recovery = field(default_factory=Recovery)
 
 
 def parse(url: str) -> Settings:

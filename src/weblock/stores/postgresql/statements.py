@@ -222,7 +222,12 @@ class Statements:
     """The statements for one table, and for a client that asks for this ``recovery``."""
 
     def __init__(self, table: str, recovery: float) -> None:
-        self._table = table = ".".join(f'"{part}"' for part in table.split("."))
+        self._table = ".".join(f'"{part}"' for part in table.split("."))
+        self.ask_for(recovery)
+
+    def ask_for(self, recovery: float) -> None:
+        """Have all statements ask for a recovery of so many seconds."""
+        table = self._table
         parts = {"table": table, "run": _RUN, "columns": _COLUMNS, "read": _READ, "format": FORMAT}
         parts["recovery"] = f"{recovery!r}::float8"
         parts["server"] = _SERVER.format(**parts)

@@ -62,6 +62,12 @@ def _settings(url: str) -> Settings:
 
 
 def _check(settings: Sequence[Settings]) -> None:
+    recoveries = sorted({each.recovery.seconds for each in settings})
+    if len(recoveries) > 1:
+        raise ConfigurationError(
+            f"the URLs of a quorum say recovery={recoveries[0]:g} and recovery={recoveries[-1]:g}: give"
+            " all of them the same recovery="
+        )
     addresses = [each.addresses[0] for each in settings]
     if len(addresses) < 3 or len(addresses) % 2 == 0:
         raise ConfigurationError(
@@ -117,8 +123,8 @@ class QuorumEngine(Engine):
 
     def __init__(self, settings: Sequence[Settings]) -> None:
         _check(settings)
-        self._settings = settings
-        self.recovery = min(each.recovery for each in settings)
+        self.recovery = settings[0].recovery
+        self._settings = [replace(each, recovery=self.recovery) for each in settings]
         self.name = f"quorum of {', '.join(each.name for each in settings)}"
         self.order = sorted(range(len(settings)), key=lambda number: settings[number].name)
         """The servers in the same order in all programs, in whichever order their URLs are listed."""

@@ -12,7 +12,7 @@ from redis.crc import key_slot
 
 from ..transport.unfit import Unfit
 from .asking import Connect, Lookup, Poll, asked, first_answer, in_background, opened
-from .calls import MICRO, Call, Layout, micros
+from .calls import MICRO, Call, Layout
 from .scripts import BEGIN
 from .servers import Server, examine
 from .settings import Address, Settings
@@ -203,7 +203,7 @@ class ClusterNodes:
 
     def _begin_on(self, master: Address, run: str, buckets: Sequence[int]) -> None:
         """Begin the epochs of one master. The first caller begins those that could not be begun."""
-        longest = micros(self._settings.recovery)
+        longest = self._settings.recovery.micros
         with opened(self._connect(master)) as connection:
             for bucket in buckets:
                 call = Call(BEGIN, bucket, (self._layout.epoch(bucket),))

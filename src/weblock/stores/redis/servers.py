@@ -244,7 +244,7 @@ def _replicas(facts: Facts, settings: Settings) -> Finding:
         return Finding("replicas", f"{text}.")
     then = (
         "recovery keeps the new primary from granting them again meanwhile"
-        if settings.recovery
+        if settings.recovery.seconds
         else "recovery=off lets the new primary grant them again at once"
     )
     return warning(
@@ -266,8 +266,8 @@ def _persistence(facts: Facts, settings: Settings) -> Finding:
         if facts.get("aof_enabled") == "1"
         else "It writes no append-only file: a crash loses the leases since the last snapshot, or all"
     )
-    if settings.recovery:
-        then = f"After that it grants none for {settings.recovery:g} s (recovery)"
+    if settings.recovery.seconds:
+        then = f"After that it grants none for {settings.recovery.seconds:g} s (recovery)"
         return Finding("persistence", f"{kept}. {then}, so that none is granted twice.")
     return warning(
         "persistence",

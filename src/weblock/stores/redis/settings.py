@@ -12,15 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
+from ..._core.ports import Recovery
 from ...errors import ConfigurationError
-from ..transport.options import Reader, checked, flag, options_in, seconds
+from ..transport.options import Reader, checked, flag, options_in, recovery, seconds
 from ..url import parts_of
 
 DEFAULT_PORT: Final = 6379
 SENTINEL_PORT: Final = 26379
-
-RECOVERY: Final = 10.0
-"""Seconds for which a server that may have lost leases grants none, unless a longer ttl is known."""
 
 
 class Deployment(enum.Enum):
@@ -69,8 +67,7 @@ class Settings:
     db: int = 0
     prefix: str = "weblock"
     """The prefix of all our keys and channels."""
-    recovery: float = RECOVERY
-    """Seconds; 0 grants at once also where leases may have been lost."""
+    recovery: Recovery = field(default_factory=Recovery)
     min_replicas: int = 0
     timeout: float = 1.0
     """Seconds that a server has for an answer."""
@@ -224,19 +221,6 @@ def _connections(name: str, value: Any) -> int:
     return int(value)
 
 
-def _recovery(name: str, value: Any) -> float:
-    if value == "safe":
-        return RECOVERY
-    if value == "off":
-        return 0.0
-    try:
-        return seconds(name, value)
-    except ConfigurationError:
-        raise ConfigurationError(
-            f"{name}={str(value)!r:.40} must be 'safe', 'off', or your longest ttl in seconds"
-        ) from None
-
-
 def _prefix(name: str, value: Any) -> str:
     if not re.fullmatch(r"[A-Za-z0-9._:/-]{1,100}", str(value)):
         raise ConfigurationError(
@@ -276,7 +260,7 @@ _OF_SENTINEL: Final = {"sentinel_username": "username", "sentinel_password": "pa
 
 OF_LOCKING: Final[dict[str, Reader]] = {
     "prefix": _prefix,
-    "recovery": _recovery,
+    "recovery": recovery,
     "min_replicas": _whole,
     "timeout": seconds,
     "connect_timeout": seconds,

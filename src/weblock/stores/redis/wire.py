@@ -17,7 +17,7 @@ from redis.connection import DefaultParser
 
 from ...errors import EngineUnavailable
 from ..transport.unfit import Unfit
-from .calls import MICRO, Call, Layout, micros, packed
+from .calls import MICRO, Call, Layout, packed
 from .failures import GRANT, explained
 from .nodes import Nodes
 from .scripts import (
@@ -164,9 +164,9 @@ class Wire:
         self._admit = admit
         self._name = settings.name
         self._settings = settings
+        self._recovery = settings.recovery
         self._layout = layout
         self._nodes = nodes
-        self._longest = micros(settings.recovery)
         self._replicated = bool(settings.min_replicas)
         self._known: set[str] = set()
         self._examine_at: defaultdict[Address, float] = defaultdict(float)
@@ -186,7 +186,7 @@ class Wire:
             try:
                 if call.script is ACQUIRE and self._now() >= self._examine_at[address]:
                     await self._examine_again(link)
-                command = call.by_name(link.incarnation, self._longest, nodes.peers)
+                command = call.by_name(link.incarnation, self._recovery.micros, nodes.peers)
                 reply = await link.ask(command)
             finally:
                 links.give_back(link)
@@ -322,7 +322,7 @@ class Wire:
         grants = any(call.script is ACQUIRE for call in calls)
         if grants and self._now() >= self._examine_at[link.address]:
             await self._examine_again(link)
-        run, longest, peers = link.incarnation, self._longest, self._nodes.peers
+        run, longest, peers = link.incarnation, self._recovery.micros, self._nodes.peers
         sent = partial(self._sent, link, asking=asking, binding=any(map(_binds, calls)))
         outcomes = await sent([call.by_name(run, longest, peers) for call in calls])
         unknown = [

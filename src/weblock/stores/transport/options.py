@@ -5,13 +5,11 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any
 from urllib.parse import parse_qsl
 
+from ..._core.ports import Recovery
 from ...errors import ConfigurationError
-
-RECOVERY: Final = 10.0
-"""Seconds for which a server that may have lost leases grants none, by default."""
 
 Reader = Callable[[str, Any], Any]
 """Converts an option's name and text to its value. Raises ``ConfigurationError``."""
@@ -70,10 +68,18 @@ def flag(name: str, value: Any) -> bool:
         raise ConfigurationError(f"{name}={str(value)!r:.40} must be true or false") from None
 
 
-def recovery(name: str, value: Any) -> float:
-    """Return a time like ``seconds``, or what ``safe`` or ``off`` stands for."""
-    words = {"safe": RECOVERY, "off": 0.0}
-    return words[value] if value in words else seconds(name, value)
+def recovery(name: str, value: Any) -> Recovery:
+    """Return how long an engine grants nothing after a loss: ``safe``, ``off``, or seconds."""
+    if value == "safe":
+        return Recovery()
+    if value == "off":
+        return Recovery(0.0)
+    try:
+        return Recovery(seconds(name, value))
+    except ConfigurationError:
+        raise ConfigurationError(
+            f"{name}={str(value)!r:.40} must be 'safe', 'off', or your longest ttl in seconds"
+        ) from None
 
 
 def whole(name: str, value: Any) -> int:
