@@ -34,7 +34,6 @@ from weblock import (
     observe,
 )
 from weblock._core import observers, telling
-from weblock._platform.logs import Seldom
 from weblock._runtime import event_log, observing
 from weblock.events import EVENTS, Acquired, Answered, Available, Event, Lost, NotRenewed, Released
 
@@ -94,7 +93,9 @@ def test_events_beyond_what_a_slow_observer_may_leave_are_dropped(
 ) -> None:
     """A slow observer costs bounded memory, and a warning says that it misses events."""
     monkeypatch.setattr(observing, "MOST_UNTOLD", 10)
-    monkeypatch.setattr(observing, "_too_slow", Seldom(60.0))  # No other test has been told yet.
+    monkeypatch.setattr(
+        observing, "_too_slow", observing.Seldom(60.0)
+    )  # No other test has been told yet.
     observer = Observer(stuck)
     with Locks.from_url(url, observers=[observer]) as locks:
         for _ in range(20):

@@ -26,8 +26,8 @@ from ._options import (
 )
 from ._platform.collector import collector
 from ._platform.forks import enter_child, getpid, process
-from ._platform.threads import callbacks
 from ._runtime.blocking import BlockingRuntime, drive
+from ._runtime.calls import callbacks
 from .caching import CacheOptions, Keeping, Turns, of_hold, value_of
 from .errors import LeaseLost, LockTimeout
 from .inspection import KeyInfo, KeyInfos

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from weblock import AsyncLocks, EngineUnavailable
-from weblock._platform.turns import taken_out
 from weblock.stores.redis.blocking import BlockingLink as RedisLink
 from weblock.stores.redis.blocking import BlockingLinks as RedisLinks
 from weblock.stores.transport.pool import Pool
 from weblock.stores.transport.silence import Silence
+from weblock.stores.transport.turns import taken_out
 
 
 class Taken(list[Any]):

@@ -48,23 +48,6 @@ def and_others(count: int) -> str:
     return f" and {count} other{'s' if count > 1 else ''}" if count else ""
 
 
-class Seldom:
-    """Returns true at most once in a number of seconds."""
-
-    __slots__ = ("_next", "_pause")
-
-    def __init__(self, pause: float) -> None:
-        self._pause = pause
-        self._next = float("-inf")
-
-    def due(self) -> bool:
-        now = time.monotonic()
-        if now < self._next:
-            return False
-        self._next = now + self._pause
-        return True
-
-
 class Repeats:
     """Counts what fails again and again, so that the log is not flooded.
 

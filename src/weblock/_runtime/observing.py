@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -14,11 +15,11 @@ from typing import Any, Final
 
 from .._core.observers import Listener, Observers
 from .._platform.forks import enter_child, getpid, heed_forks, process
-from .._platform.logs import Seldom, logger
-from .._platform.threads import CallQueue
+from .._platform.logs import logger
 from ..errors import ConfigurationError
 from ..events import EVENTS, Answered, Event
 from . import event_log
+from .calls import CallQueue
 
 MOST_UNTOLD: Final = 10_000
 """Events that wait for a slow observer; further ones are dropped."""
@@ -38,6 +39,23 @@ Comparing them for each request costs no call, which ``isEnabledFor`` would.
 
 def _always(_event: Event) -> bool:
     return True
+
+
+class Seldom:
+    """Returns true at most once in a number of seconds."""
+
+    __slots__ = ("_next", "_pause")
+
+    def __init__(self, pause: float) -> None:
+        self._pause = pause
+        self._next = float("-inf")
+
+    def due(self) -> bool:
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + self._pause
+        return True
 
 
 class Observer:
@@ -220,7 +238,7 @@ class _Everywhere:
         while self._changes:
             taken: list[bool] = []
             try:
-                taken += map(self._guard.acquire, (False,))  # See ``turns``.
+                taken += map(self._guard.acquire, (False,))  # See ``transport.turns``.
                 if taken == [False]:
                     return
                 while self._changes:

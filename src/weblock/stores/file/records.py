@@ -38,10 +38,10 @@ from typing import Final, NamedTuple
 
 from ..._core.table import KeyState, Moment, Step
 from ..._platform.forks import Mutex, close_in_children
-from ..._platform.turns import Empty, turns
 from ...errors import ConfigurationError, EngineUnavailable
 from ..cells import Transition
 from ..codec import from_bytes, to_bytes
+from ..transport.turns import Empty, turns
 from .directory import Directory
 
 try:

@@ -11,10 +11,11 @@ import psycopg
 from psycopg import errors
 
 from ..._core.ports import Switchboard
-from ..._platform.loops import ByLoop, in_thread
-from ..._platform.turns import Empty, turns
+from ..._platform.loops import in_thread
+from ..transport.loops import ByLoop
 from ..transport.pool import LoopPools, Pool
 from ..transport.silence import Silence
+from ..transport.turns import Empty, turns
 from ..transport.unfit import Unfit
 from .failures import ABOUT_THE_TABLE, HARMLESS, OtherFormat, explained
 from .links import AsyncioLink, BlockingLink, Link, Parameter

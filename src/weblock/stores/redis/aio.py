@@ -21,8 +21,8 @@ from redis import exceptions
 from ..._core.ports import Ask, Switchboard
 from ..._platform.forks import close_in_children
 from ..._platform.logs import logger
-from ..._platform.loops import BeforeLoopEnds, ByLoop, made_for_all
-from ..._platform.turns import turns
+from ..transport.loops import BeforeLoopEnds, ByLoop, made_for_all
+from ..transport.turns import turns
 from ..transport.unfit import Unfit
 from .asking import connecting, in_background
 from .calls import packed

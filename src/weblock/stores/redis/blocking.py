@@ -18,7 +18,7 @@ from redis import exceptions
 from ..._core.ports import Readable
 from ..._platform.forks import close_in_children
 from ..._platform.polling import READABLE, new_poll, time_out_in_kernel
-from ..._platform.turns import Empty, taken_out, turns
+from ..transport.turns import Empty, taken_out, turns
 from ..transport.unfit import Unfit
 from .aio import Loan
 from .asking import Connect, connecting

@@ -1,6 +1,7 @@
 """How engines reach their servers: what two or more of them need is written once, here.
 
 - ``pool``: connections for threads, and for the tasks of event loops.
+- ``loops``: what belongs to one event loop each. ``turns``: permits, which no signal handler takes for good.
 - ``listener``: the thread that listens for notifications on a connection of its own.
 - ``silence``: a server that does not answer delays each of many callers only once.
 - ``backoff``: growing pauses, with jitter.

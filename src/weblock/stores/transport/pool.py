@@ -19,10 +19,10 @@ from time import monotonic
 from typing import Final, Generic, Protocol, TypeVar
 
 from ..._platform.forks import close_in_children
-from ..._platform.loops import BeforeLoopEnds, ByLoop
 from ..._platform.polling import READABLE, new_poll
-from ..._platform.turns import taken_out, turns
+from .loops import BeforeLoopEnds, ByLoop
 from .silence import Silence
+from .turns import taken_out, turns
 from .unfit import Unfit
 
 LOAN: Final = 0.2

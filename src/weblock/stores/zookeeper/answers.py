@@ -16,7 +16,7 @@ from typing import Any
 from kazoo.handlers import utils
 from kazoo.handlers.threading import SequentialThreadingHandler
 
-from ..._platform.turns import taken_out
+from ..transport.turns import taken_out
 
 _RLock: Any = type(threading.RLock())
 
