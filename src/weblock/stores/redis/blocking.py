@@ -84,6 +84,7 @@ class BlockingLink:
         self._next_reply = reader.gets
         self._poll = new_poll()
         self._poll.register(self._socket, READABLE)
+        self.fileno = self._socket.fileno
         close_in_children(self._socket)
 
     async def ask(self, command: bytes) -> Any:
@@ -153,6 +154,8 @@ class BlockingLink:
     def discard(self) -> None:
         self.alive = False
         self._connection.disconnect()
+
+    close = discard
 
     def usable(self) -> bool:
         """Whether the server has kept the connection open, so that a request can arrive.

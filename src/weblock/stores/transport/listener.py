@@ -75,6 +75,9 @@ class Listener(Generic[C]):
             except self._lost as error:
                 if not self.ended.is_set():
                     logger.debug("the weblock receiver lost its connection: %s", error)
+            except Exception:
+                if not self.ended.is_set():  # Else it was closed while it was in use.
+                    raise
             finally:
                 if self.connection:
                     self.connection.close()
