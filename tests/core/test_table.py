@@ -403,6 +403,14 @@ def test_a_look_shows_no_place_that_a_silent_process_has_lost() -> None:
     assert queued(table.current(state, at(1 + HANDOFF))) == ["d"]
 
 
+def test_a_release_names_the_waiter_behind_a_place() -> None:
+    """A waiter that watches the one before it learns that this one has left."""
+    state = after(claim("a"), claim("b"), claim("c"))
+    assert table.release(state, at(1), "b").following == claim("c")
+    for owner in ("a", "c", "stranger"):
+        assert table.release(state, at(1), owner).following is None
+
+
 def test_as_many_as_the_limit_are_granted_at_once() -> None:
     """Each has a lease of its own, with a fence above those before; one more waits."""
     state = after(*(claim(owner, f"of {owner}", limit=3) for owner in "abc"))

@@ -263,9 +263,23 @@ class Locker:
         lost: Holding | None = None
         try:
             while pending:
-                last = pending[-1]
-                if isinstance(last, Holding) and not await self._release(last):
-                    lost = lost or last
+                holding = pending[-1]
+                if isinstance(holding, Holding) and holding.status is not Status.RELEASED:
+                    self.keeper.drop_holding(holding)
+                    ours = holding.let_go(self.runtime.now())
+                    if ours or not holding.left_to_others:
+                        ttl, void = holding.terms.ttl, holding.void
+                        answer = await self.give_back(holding.key, holding.owner, ttl, void)
+                        # A lease whose release took long may have ended meanwhile: it was valid
+                        # until it was let go of.
+                        in_time = self.runtime.now() < holding.deadline and not self.keeper.over
+                        if ours and isinstance(answer, Gone) and in_time:
+                            holding.refute_release()
+                            ours = False
+                        elif ours and self.observers.wants_leases:
+                            holding.tell_release()
+                    if not ours:
+                        lost = lost or holding
                 pending.pop()
         except BaseException:
             self.abandon(pending)
@@ -321,24 +335,6 @@ class Locker:
     def owe(self, key: str, owner: str, ttl: float, void: float) -> None:
         now = self.runtime.now()
         self.keeper.owe(Debt(key, owner, void, now=now, until=now + max(ttl, PLACE)))
-
-    async def _release(self, holding: Holding) -> bool:
-        """Release a lease, and return whether it was valid until then."""
-        if holding.status is Status.RELEASED:
-            return True
-        self.keeper.drop_holding(holding)
-        ours = holding.let_go(self.runtime.now())
-        if not ours and holding.left_to_others:
-            return False
-        answer = await self.give_back(holding.key, holding.owner, holding.terms.ttl, holding.void)
-        # A lease whose release took long may have ended meanwhile: it was valid until it was let go of.
-        in_time = self.runtime.now() < holding.deadline and not self.keeper.over
-        if ours and isinstance(answer, Gone) and in_time:
-            holding.refute_release()
-            return False
-        if ours and self.observers.wants_leases:
-            holding.tell_release()
-        return ours
 
     def _refuse_to_wait_for_oneself(self, keys: Sequence[str], limit: int) -> None:
         keeper = self.keeper

@@ -24,7 +24,6 @@ and then it costs the others ``HANDOFF`` seconds, not its whole ttl.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Final, NamedTuple
 
 HANDOFF: Final = 1.5
@@ -171,11 +170,15 @@ ASKED_ALL: Final = Asked()
 
 
 class Step(NamedTuple):
-    """The outcome of an operation; ``woken`` are the waiters that have just got a lease."""
+    """The outcome of an operation; ``woken`` are the waiters that have just got a lease.
+
+    ``following`` is the waiter directly behind a place that was given back.
+    """
 
     state: KeyState
     answer: Answer
     woken: tuple[Grant, ...] = ()
+    following: Claim | None = None
 
 
 def acquire(state: KeyState, moment: Moment, claim: Claim, *, room: int) -> Step:
@@ -255,18 +258,21 @@ def release(state: KeyState, moment: Moment, owner: str, *, void: float = 0) -> 
     that gave up without knowing what became of its request.
     """
     answer: Answer = GONE
+    following: Claim | None = None
+    grants, queue = state.grants, state.queue
     if mine := _grant_of(state, owner):
         if moment.now < mine.until:
             answer = RELEASED
-        grants = tuple(grant for grant in state.grants if grant is not mine)
-        state = state._replace(grants=grants)
-    else:
-        queue = tuple(place for place in state.queue if place.claim.owner != owner)
-        state = state._replace(queue=queue)
+        index = grants.index(mine)
+        state = state._replace(grants=grants[:index] + grants[index + 1 :])
+    elif queue and owner in (owners := [place.claim.owner for place in queue]):
+        index = owners.index(owner)
+        state = state._replace(queue=queue[:index] + queue[index + 1 :])
+        following = queue[index + 1].claim if index + 1 < len(queue) else None
     if void > 0:
         state = state._replace(voided=(*state.voided, Voided(owner, moment.now + void)))
     state, woken = settle(state, moment)
-    return Step(state, answer, woken)
+    return Step(state, answer, woken, following)
 
 
 def force_release(state: KeyState, moment: Moment) -> Step:
@@ -328,15 +334,6 @@ def current(state: KeyState, moment: Moment) -> KeyState:
     )
     voided = tuple(each for each in state.voided if moment.now < each.until)
     return state._replace(grants=grants, queue=queue, voided=voided)
-
-
-def behind(state: KeyState, owner: str) -> Claim | None:
-    """Return the claim that waits directly behind the place of ``owner``, if both exist."""
-    if not _holds(state, owner):
-        for place, following in pairwise(state.queue):
-            if place.claim.owner == owner:
-                return following.claim
-    return None
 
 
 def fits(claim: Claim, grants: tuple[Grant, ...]) -> bool:
