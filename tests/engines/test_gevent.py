@@ -157,6 +157,22 @@ with opened() as locks:
     lease.release()
 """
 
+COLLECTS = """
+import greenlet
+from tests.support.collecting import collect
+switches = []
+with opened() as locks:
+    for _ in range(2):
+        lease = locks.acquire("key")
+        greenlet.settrace(lambda *event: switches.append(event))
+        collect(lease.release)
+        greenlet.settrace(None)
+        assert not switches, switches
+        with locks.hold("key"):
+            pass
+        assert not lease.held
+"""
+
 HANGS = """
 server = int(given.pop())
 lease = opened().acquire("key")
@@ -218,6 +234,13 @@ def test_who_computes_for_longer_than_the_ttl_loses_the_lease_and_is_told(urls: 
 def test_a_call_from_a_thread_of_the_threadpool_is_rejected(urls: list[str]) -> None:
     """It says what to do instead, and harms no lease. What costs no I/O works there."""
     done_by(REJECTS, *urls)
+
+
+def test_a_lease_that_is_collected_is_released_without_a_switch_of_greenlets(
+    urls: list[str],
+) -> None:
+    """No other greenlet runs while the garbage collector ends a lease, whatever its greenlet is doing."""
+    done_by(COLLECTS, *urls)
 
 
 @pytest.mark.parametrize("deployment", [SentinelDeployment, Cluster])

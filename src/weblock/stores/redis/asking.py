@@ -130,7 +130,7 @@ class Lookup:
     def refresh(self) -> None:
         """Look again, unless another caller just has. Raises what ``look`` does."""
         if self._looking == threading.get_ident() and self._guard.locked():
-            # The collector ran in the middle of it, and a lease that it ended is to be released.
+            # A signal handler of this thread asks for something in the middle of it.
             raise exceptions.ConnectionError("this very thread is looking for the servers")
         self._alone(self._refreshed)
 
@@ -138,7 +138,7 @@ class Lookup:
         """Do what one thread does at a time, and note which, so that it does not wait for itself."""
         thread = threading.get_ident()
         with self._guard:
-            self._looking = thread  # Without a call before it, after which the collector could run.
+            self._looking = thread  # Without a call before it, after which a handler could run.
             try:
                 work()
             finally:
