@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 from .._core.ports import Finding, Level
 from .transport.unfit import Unfit
 
 __all__ = [
-    "FULL",
     "Finding",
     "Level",
     "bytes_of",
@@ -43,18 +42,18 @@ def unfit(subject: str, reason: str, remedy: str) -> Finding:
     return problem(subject, _sentence(text), _sentence(own_remedy or remedy))
 
 
-def unreachable(reason: str, where: str = "") -> Finding:
-    """Return the problem of a server that cannot be asked, with the reason of the error."""
+def unreachable(error: BaseException, reason: str, where: str = "") -> Finding:
+    """Return the problem of a server that cannot be asked, for this ``reason``."""
     remedy = "Start it, or check the address, the login and the network between it and here."
-    found = problem("reachable", f"It cannot be asked: {reason.rstrip('.')}.", remedy)
+    if isinstance(error, Unfit):
+        found = unfit("reachable", reason, remedy)
+    else:
+        found = problem("reachable", f"It cannot be asked: {reason.rstrip('.')}.", remedy)
     return found._replace(where=where)
 
 
-def share(
-    subject: str, used: int, most: int, remedy: str, *, shown: Callable[[int], str] = str
-) -> Finding:
-    """Return how much of what a server has at ``most`` is in use; a warning if it is nearly all."""
-    text = f"{shown(used)} of {shown(most)} are in use."
+def share(subject: str, text: str, used: float, most: float, remedy: str) -> Finding:
+    """Return a finding that is a warning if nearly all is used of what there is at ``most``."""
     return warning(subject, text, remedy) if used > FULL * most > 0 else Finding(subject, text)
 
 

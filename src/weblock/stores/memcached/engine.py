@@ -91,7 +91,7 @@ class MemcachedEngine(Engine):
             with closing(Client(self.settings)) as client:
                 yield from examine(client, self.settings)
         except FAILURES as error:
-            yield unreachable(self._unavailable(error).reason)
+            yield unreachable(error, self._unavailable(error).reason)
 
     def close(self) -> None:
         """Close the engine. Callers that still wait here are notified."""

@@ -91,9 +91,11 @@ def examine(client: Client, settings: Settings) -> Iterator[Finding]:
             " ?allow_eviction=true.",
         )
     used, most = facts.get(b"bytes", 0), facts.get(b"limit_maxbytes", 0)
-    yield share("memory", used, most, "Raise -m.", shown=bytes_of)
+    text = f"It uses {bytes_of(used)} of {bytes_of(most)}."
+    yield share("memory", text, used, most, "Raise -m.")
     used, most = facts.get(b"curr_connections", 0), facts.get(b"max_connections", 0)
-    yield share("connections", used, most, "Raise -c.")
+    text = f"It has {used} of {most} connections in use."
+    yield share("connections", text, used, most, "Raise -c.")
 
 
 def leave_mark(client: Client, name: str) -> None:

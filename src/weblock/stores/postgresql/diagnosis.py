@@ -8,14 +8,21 @@ from typing import Any, Final
 
 import psycopg
 
-from ..findings import Finding, bytes_of, problem, several, time_of, unfit, warning
+from ..findings import (
+    Finding,
+    bytes_of,
+    problem,
+    several,
+    share,
+    time_of,
+    unfit,
+    unreachable,
+    warning,
+)
 from ..transport.unfit import Unfit
 from .connections import Connections
 from .failures import Missing, unavailable
 from .settings import Settings
-
-FULL: Final = 0.9
-"""The share of its connections from which a server counts as nearly full."""
 
 LARGE: Final = 64 * 1024 * 1024
 """Bytes from which a table of leases is larger than it should be."""
@@ -53,11 +60,7 @@ def diagnose(connections: Connections) -> Iterator[Finding]:
         if isinstance(found, Missing):
             yield unfit("table", found.reason, "Look at its log.")
         else:
-            remedy = (
-                "Start it, or check the address, the password and the network between it and here."
-            )
-            reason = found.reason.rstrip(".")
-            yield problem("reachable", f"It cannot be asked: {reason}.", remedy)
+            yield unreachable(error, found.reason)
         return
     facts = dict(zip(_FACTS, values, strict=True))
     up = time_of(facts["uptime"])
@@ -73,11 +76,8 @@ def diagnose(connections: Connections) -> Iterator[Finding]:
         yield Finding("pooler", "Nothing stands between it and here: waiters are notified.")
     yield from of_a_loss(facts, settings)
     text = f"It has {facts['used']} of {facts['connections']} connections in use."
-    if facts["used"] > FULL * facts["connections"]:
-        remedy = "Raise max_connections, or put a pooler before others."
-        yield warning("connections", text, remedy)
-    else:
-        yield Finding("connections", text)
+    remedy = "Raise max_connections, or put a pooler before others."
+    yield share("connections", text, facts["used"], facts["connections"], remedy)
     ahead = facts["clock"] - (sent + heard) / 2
     offset = f"{abs(ahead):.3f} s {'ahead of' if ahead > 0 else 'behind'} ours"
     yield Finding("clock", f"Its clock is {offset}. Leases do not depend on that difference.")

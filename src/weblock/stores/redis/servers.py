@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import redis
 from redis import exceptions
 
-from ..findings import Finding, Level, bytes_of, problem, several, time_of, unfit, warning
+from ..findings import (
+    Finding,
+    bytes_of,
+    problem,
+    refuse,
+    several,
+    share,
+    time_of,
+    unreachable,
+    warning,
+)
 from ..transport.unfit import Unfit
 from .asking import Poll, asked, opened
 from .failures import explained
@@ -27,9 +37,6 @@ Facts = Mapping[str, str]
 """The fields of a server's answer to ``INFO``."""
 
 LEAST_VERSION: Final = (6, 2)
-
-FULL: Final = 0.9
-"""The share of its memory or its connections from which a server counts as nearly full."""
 
 APART: Final = 1.0
 """Seconds by which clocks may differ before that is worth a warning."""
@@ -75,9 +82,7 @@ def facts_in(info: bytes) -> Facts:
 def examine(info: bytes, settings: Settings) -> Server:
     """Return which server it is. Raises ``Unfit`` if it must not keep leases as it is."""
     facts = facts_in(info)
-    for finding in fitness(facts, settings):
-        if finding.level is Level.PROBLEM:
-            raise Unfit(finding.reason)
+    refuse(fitness(facts, settings))
     return Server(
         facts.get("run_id", "unknown"),
         _version(facts),
@@ -131,7 +136,7 @@ def diagnose(connections: Connections, settings: Settings) -> Iterator[Finding]:
     try:
         addresses = connections.servers()
     except (exceptions.RedisError, Unfit, OSError) as error:
-        yield _unreachable("", error)
+        yield unreachable(error, explained(error))
         return
     if settings.deployment is Deployment.SENTINEL:
         yield _sentinels(connections, settings)
@@ -154,17 +159,7 @@ def look_at(connections: Connections, address: Address, settings: Settings) -> S
         with opened(connections.connection(address)) as connection:
             return _look(address, connection, settings)
     except (exceptions.RedisError, Unfit, OSError) as error:
-        return _unreachable(str(address), error)
-
-
-def _unreachable(where: str, error: Exception) -> Finding:
-    remedy = "Start it, or check the address, the password and the network between it and here."
-    if isinstance(error, Unfit):
-        found = unfit("reachable", str(error), remedy)
-    else:
-        text = f"It cannot be asked: {explained(error).rstrip('.')}."
-        found = problem("reachable", text, remedy)
-    return found._replace(where=where)
+        return unreachable(error, explained(error), str(address))
 
 
 def _sentinels(connections: Connections, settings: Settings) -> Finding:
@@ -220,18 +215,13 @@ def of_server(seen: Seen, settings: Settings) -> Iterator[Finding]:
         f" {several(count, 'key') if all_counted else f'{count} keys or more'} of ours, which start"
         f" with {settings.prefix}:."
     )
-    if most and used > FULL * most:
-        yield warning("memory", text, "Raise maxmemory: a full server takes no new leases.")
-    else:
-        yield Finding("memory", text)
+    remedy = "Raise maxmemory: a full server takes no new leases."
+    yield share("memory", text, used, most, remedy)
 
     used, most = int(facts.get("connected_clients", 0)), int(facts.get("maxclients", 0))
     text = f"It has {used} of {most} connections in use."
-    if most and used > FULL * most:
-        remedy = "Raise maxclients, or lower max_connections of clients."
-        yield warning("connections", text, remedy)
-    else:
-        yield Finding("connections", text)
+    remedy = "Raise maxclients, or lower max_connections of clients."
+    yield share("connections", text, used, most, remedy)
 
 
 def _replicas(facts: Facts, settings: Settings) -> Finding:
