@@ -14,12 +14,10 @@ import pytest
 import redis
 import redis.asyncio
 import redis.sentinel
-from kazoo.client import KazooClient
 
 from weblock._runtime import internals as of_asyncio
 from weblock.stores.redis import internals as of_redis
 from weblock.stores.redis.connections import quiet
-from weblock.stores.zookeeper import internals as of_kazoo
 
 SOURCE = Path(__file__).parents[1] / "src" / "weblock"
 
@@ -123,23 +121,6 @@ def test_a_sentinel_has_the_address_that_it_forces() -> None:
         assert of_redis.forced_master_of(sentinel([("h", 1)])) is None
         if "force_master_ip" in inspect.signature(sentinel).parameters:
             assert of_redis.forced_master_of(sentinel([("h", 1)], force_master_ip="i")) == "i"
-
-
-def test_the_connection_of_a_kazoo_client_can_be_ended(listener: socket.socket) -> None:
-    """Its sockets, which a forked child closes, have these names; to shut it down ends the connection."""
-    host, port = listener.getsockname()
-    client = KazooClient(f"{host}:{port}", timeout=60)
-    client.start_async()
-    server, _ = listener.accept()
-    with server:
-        server.settimeout(30)
-        assert server.recv(4096)  # Its greeting: it has all its sockets by now.
-        assert all(of_kazoo.Socket(client, name).fileno() >= 0 for name in of_kazoo.SOCKETS)
-        of_kazoo.shut_down(client)
-        while server.recv(4096):
-            pass
-    client.stop()
-    client.close()
 
 
 def test_asyncio_tells_which_loop_runs_without_an_exception() -> None:

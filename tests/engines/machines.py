@@ -54,9 +54,9 @@ class Machine:
 
     def take_over(self, scene: Scene, owner: str, limit: int = 1) -> Any:
         """What comes of a turn that is taken as that look showed it."""
-        grant = self.store._acquiring._for_our_turn(scene)
-        with self.engine.memory.acquires(owner):
-            return drive(self.store._acquiring._grant(scene.key, self.claim(owner, limit), grant))
+        grant = self.store._for_our_turn(scene)
+        self.engine.memory.owners.add(owner)
+        return drive(self.store._grant(scene.key, self.claim(owner, limit), grant))
 
 
 @contextmanager

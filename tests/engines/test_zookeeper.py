@@ -31,12 +31,13 @@ from tests.support.waiting import PATIENCE, eventually, now, waiters
 from weblock import ConfigurationError, EngineUnavailable, Lease, LeaseLost, Locks, LockTimeout
 from weblock._core.table import HANDOFF, Gone, Held, Waiting
 from weblock._runtime.blocking import BlockingRuntime, drive
+from weblock.cli.doctor import _found
 from weblock.stores.marks import PORTION
-from weblock.stores.zookeeper.memory import Memory, Own
-from weblock.stores.zookeeper.session import Session, blocking_answer
-from weblock.stores.zookeeper.settings import parse
+from weblock.stores.zookeeper import parse
+from weblock.stores.zookeeper.nodes import Content
+from weblock.stores.zookeeper.scenes import Memory, Own
+from weblock.stores.zookeeper.session import Session, Wire, blocking_answer
 from weblock.stores.zookeeper.store import ZooKeeperStore
-from weblock.stores.zookeeper.wire import Wire
 
 from .machines import Machine, starting_machines
 
@@ -108,18 +109,16 @@ def keys_left(client: KazooClient, url: str) -> list[str]:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_client_that_fails_is_started_again(server, caplog) -> None:
-    """An error of kazoo's own is an outage for the caller, and the next one gets a new session with new watches."""
+    """An error of kazoo's own is an outage for the caller, and the next one gets a new session."""
     with Locks.from_url(f"zookeeper://{server.address}/failing") as locks:
         first = hold(locks)
-        session, memory = locks._engine.session(), locks._engine.memory
-        memory.watched.add(("/failing/keys/default:key/lease-x", "waiter"))
+        session = locks._engine.session()
         # As kazoo finds it where an answer is not the one that it waits for: its thread ends.
         session.client._connection._connect_attempt = None
         session.hang_up()
         eventually(lambda: session.ended)
         assert hold(locks) > first
         assert locks._engine.session() is not session
-        assert not memory.watched  # What the new session is to ring for, it has to watch itself.
         assert "failed, and is being restarted" in caplog.text
 
 
@@ -430,9 +429,9 @@ class TestLateDecisions:
         other.acquire("other")
         holder.release("holder")
         scene = one.scene()
-        places = scene.family.places
+        places = scene.places
         assert isinstance(one.acquire("one"), Held)
-        swapped = scene._replace(family=scene.family._replace(places=places[::-1]))
+        swapped = scene._replace(places=places[::-1])
         assert other.take_over(swapped, "other") is None
         assert isinstance(one.renew("one"), Held)
 
@@ -459,7 +458,7 @@ class TestLateDecisions:
         behind.clock += HANDOFF
         eventually(lambda: isinstance(behind.acquire("behind"), Held))
         assert stopped.take_over(scene, "first") is None
-        assert behind.scene().family.places == ()
+        assert behind.scene().places == ()
 
     def test_who_waits_again_has_all_the_time_for_its_turn(self, machine) -> None:
         """Is not passed over for a turn that it did not take in an earlier life of the key's node."""
@@ -473,18 +472,18 @@ class TestLateDecisions:
             assert isinstance(behind.acquire("behind"), Waiting)
 
         queue()
-        names = [place.name for place in behind.scene().family.places]
+        names = [place.name for place in behind.scene().places]
         stopped.release("first")
         behind.release("behind")
         behind.clock += HANDOFF
         queue()
-        assert [place.name for place in behind.scene().family.places] == names
+        assert [place.name for place in behind.scene().places] == names
         assert isinstance(stopped.acquire("first"), Held)
 
 
 def owners_waiting(machine: Machine) -> list[str]:
     """The owners of the places, first come, first served."""
-    return [place.owner for place in machine.scene().family.places]
+    return [place.owner for place in machine.scene().places]
 
 
 class TestTraces:
@@ -508,17 +507,17 @@ class TestTraces:
     def test_a_release_ends_an_acquisition(self, machine, monkeypatch) -> None:
         """What another thread has released makes neither a lease nor a place any more."""
         here, there = machine(), machine()
-        acquiring = here.store._acquiring
-        prepared = acquiring._for_free_key
+        store = here.store
+        prepared = store._for_free_key
 
         def released_meanwhile(key: object) -> object:
             here.release("ours")
             return prepared(key)
 
-        monkeypatch.setattr(acquiring, "_for_free_key", released_meanwhile)
+        monkeypatch.setattr(store, "_for_free_key", released_meanwhile)
         assert isinstance(here.acquire("ours"), Gone)
         scene = there.scene()
-        assert (scene.live, scene.family.places) == ((), ())
+        assert (scene.live, scene.places) == ((), ())
 
     def test_a_lease_that_its_waiter_did_not_know_of(self, machine) -> None:
         """A waiter whose lease has ended before it knew of it keeps its place when it asks again."""
@@ -526,7 +525,7 @@ class TestTraces:
         holder.acquire("holder")
         here.engine.switchboard.bells["ours"] = BlockingRuntime().bell()
         here.acquire("ours")
-        here.engine.memory.leases["ours"] = Own(here.clock, "", 1)
+        here.engine.memory.leases["ours"] = Own(here.clock, Content("5e", "", 10.0, 1))
         here.renew("ours")
         assert isinstance(here.acquire("ours"), Waiting)
         assert owners_waiting(holder) == ["ours"]
@@ -702,6 +701,25 @@ class TestMarks:
 def _marks_of(store: ZooKeeperStore) -> str:
     """The node above all marks."""
     return drive(store._wire.session()).layout.marks
+
+
+class TestFormat:
+    """Nodes that another version of weblock keeps its leases in."""
+
+    def test_another_format_is_named_and_nothing_is_changed(self, client) -> None:
+        """Locking, looking, and the doctor's check fail with the remedy, whoever created the nodes."""
+        url, servers = fresh_zookeeper(), client()
+        root = "/" + url.rpartition("/")[2].partition("?")[0]
+        servers.create(f"{root}/keys", b"2", makepath=True)
+        with Locks.from_url(url) as locks:
+            for ask in (locks.try_acquire, locks.inspect, locks.force_release):
+                with pytest.raises(
+                    ConfigurationError, match=r"format b'2'.*another node in the URL"
+                ):
+                    ask("key")
+            assert any("format b'2'" in each.text for each in _found(locks, 10, measure=False))
+        assert servers.get_children(f"{root}/keys") == []
+        assert servers.get(f"{root}/keys")[0] == b"2"
 
 
 class TestAccess:

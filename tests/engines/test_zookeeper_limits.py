@@ -1,9 +1,8 @@
-"""Leases of ZooKeeper that are not exclusive: its nodes, the pure functions, and an earlier version."""
+"""ZooKeeper's nodes, and leases there that are not exclusive, beside the pure functions."""
 
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
@@ -11,15 +10,16 @@ from typing import Any
 import pytest
 
 from tests.support.waiting import eventually
+from weblock import ConfigurationError
 from weblock._core import table
 from weblock._core.table import HANDOFF, SHARED, Claim, Gone, Held, KeyState, Moment, Waiting
 from weblock.stores.zookeeper.nodes import (
-    ENDLESS,
+    Content,
     Lease,
-    family_of,
+    content_of,
     lease_of,
     name_of_place,
-    packed,
+    places_in,
 )
 from weblock.stores.zookeeper.scenes import Scene
 
@@ -98,7 +98,9 @@ class Crowd:
 
     def move(self, owner: str) -> None:
         claim = self.new_claim(10.0, 1)
-        fence = next(lease.fence for lease in self.machines[0].scene().live if lease.owner == owner)
+        fence = next(
+            lease.grant.fence for lease in self.machines[0].scene().live if lease.owner == owner
+        )
         step = table.transfer(self.state, self.moment(), owner, claim)
         self.take(step, self.claims[claim.owner][1].transfer(owner, claim, fence))
 
@@ -120,7 +122,7 @@ class Crowd:
             self.ask(owner)
         scene, *_ = [machine.scene() for machine in self.machines]
         assert holders_in(scene) == [(g.claim.owner, g.claim.limit) for g in self.state.grants]
-        queue = [(place.owner, place.limit) for place in scene.family.places]
+        queue = [(place.owner, place.limit) for place in scene.places]
         assert queue == [(place.claim.owner, place.claim.limit) for place in self.state.queue]
         self.most = max(self.most, len(self.state.grants))
 
@@ -140,7 +142,7 @@ class Crowd:
 
 def holders_in(scene: Scene) -> list[tuple[str, int]]:
     """Those who hold the key, in the order of their fences, and their limits."""
-    return [(lease.owner, lease.limit) for lease in scene.live]
+    return [(lease.owner, lease.content.limit) for lease in scene.live]
 
 
 def alike(answer: Any) -> Any:
@@ -216,8 +218,8 @@ class TestTurns:
         holder.release("leaves")
         scene = one.scene()
         assert isinstance(one.acquire("one", limit=2), Held)
-        places = scene.family.places[::-1]
-        swapped = scene._replace(family=scene.family._replace(places=places))
+        places = scene.places[::-1]
+        swapped = scene._replace(places=places)
         assert other.take_over(swapped, "other", limit=2) is None
         assert holders_in(other.scene()) == [("stays", 2), ("one", 2)]
 
@@ -280,43 +282,40 @@ def crowds() -> Iterator[tuple[int, ...]]:
 def scene_of(limits: tuple[int, ...]) -> Scene:
     """A key that is held with these limits."""
     live = tuple(
-        Lease(
-            f"lease-{number}", str(number), "", "", 10.0, number, number, 0, 0.0, 0.0, limit, 10.0
-        )
-        for number, limit in enumerate(limits)
+        Lease(str(number), Content("", "", 10.0, limit), number, 0, 0.0, 0.0, 10.0)
+        for number, limit in enumerate(limits, 1)
     )
     key: Any = None
-    return Scene(key, family_of(()), live, (), 10.0)
+    return Scene(key, 0, 0, (), live, (), 10.0)
 
 
 class TestNodes:
-    """What two versions that lock on one ensemble see of each other's nodes."""
+    def test_a_lease_is_read_as_it_was_written(self) -> None:
+        """Its fence is the number of the transaction that created it, until it passes to another owner."""
+        content = Content("5e", "web-1", 10.0, 3)
+        lease = lease_of("lease-a1", content.to_bytes(), Stat())
+        assert (lease.name, lease.content, lease.grant.fence) == ("lease-a1", content, 5)
+        moved = content._replace(fence=7, asked=True)
+        lease = lease_of("lease-a1", moved.to_bytes(), Stat())
+        assert (lease.content, lease.grant.fence) == (moved, 7)
 
-    def test_exclusive_ones_are_as_ever(self) -> None:
-        """The lease and the place of an exclusive claim have the names and contents that they always had."""
-        said = b'{"session": "5e", "label": "web-1", "ttl": 10.0}'
-        assert packed("5e", "web-1", 10.0) == said
-        assert packed("5e", "web-1", 10.0, fence=7) == said[:-1] + b', "fence": 7}'
-        assert name_of_place("5e", "a1", 1) == "place-5e-a1-"
-
-    def test_an_earlier_version_waits_for_all_others(self) -> None:
-        """It finds leases that outlast it, and places of one owner each; it knows nothing of limits."""
-        said = json.loads(packed("5e", "web-1", 10.0, limit=3))
-        assert said["ttl"] == ENDLESS
-        _, _, owner, number = (name_of_place("5e", "a1", 3) + "0000000012").split("-", 3)
-        assert (owner, int(number)) == ("a1", 12)
-
-    def test_what_is_written_is_read(self) -> None:
-        """The ttl and the limit of a lease, and who waits where with which limit, come back as they were."""
-        lease = lease_of("lease-a1", packed("5e", "web-1", 10.0, limit=3, fence=7), Stat())
-        assert (lease.owner, lease.ttl, lease.limit, lease.fence) == ("a1", 10.0, 3, 7)
-        names = [f"{name_of_place('5e', owner, limit)}{9 - limit:010}" for owner, limit in WAITERS]
-        places = family_of(names).places
-        assert [(each.owner, each.limit) for each in places] == WAITERS[::-1]
+    def test_places_are_in_the_order_of_their_numbers(self) -> None:
+        """The name of a place tells its session, its owner and its limit, whatever characters the owner has."""
+        waiters = [("a1", 1), ("b-2", 2), ("c3", SHARED)]
+        names = [
+            f"{name_of_place('5e', Claim(owner, '', 10.0, '', limit))}{9 - index:010}"
+            for index, (owner, limit) in enumerate(waiters)
+        ]
+        places = places_in([*names, "lease-a1"])
+        assert [(each.owner, each.limit) for each in places] == waiters[::-1]
+        assert [each.name for each in places] == names[::-1]
         assert {each.session for each in places} == {"5e"}
 
-
-WAITERS = [("a1", 1), ("b2", 2), ("c3", 3)]
+    @pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b"\xff", b"[1, 2, 3, 4, 5, 6, 7]"])
+    def test_what_no_weblock_wrote_is_no_lease(self, data: bytes) -> None:
+        """It is shown, and taken for nothing."""
+        with pytest.raises(ConfigurationError, match="no lease of weblock"):
+            content_of(data)
 
 
 class Stat:

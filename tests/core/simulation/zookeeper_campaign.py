@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, Final
 
 from weblock._core.holding import DRIFT
-from weblock.stores.zookeeper.settings import Settings
+from weblock.stores.zookeeper import Settings
 
 from .campaign import Campaign
 from .client import Client

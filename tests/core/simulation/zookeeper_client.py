@@ -19,9 +19,8 @@ from kazoo.protocol.states import KazooState, KeeperState
 from weblock._core.ports import Pulse, Reply, Runtime
 from weblock._core.table import Claim
 from weblock.errors import EngineUnavailable
-from weblock.stores.zookeeper import ZooKeeperEngine
+from weblock.stores.zookeeper import Settings, ZooKeeperEngine
 from weblock.stores.zookeeper.session import Session
-from weblock.stores.zookeeper.settings import Settings
 from weblock.stores.zookeeper.store import ZooKeeperStore
 
 from .client import Client
@@ -130,7 +129,7 @@ class SimulatedKazoo:
         self._queue: deque[Exchange] = deque()
         self._pending: deque[Exchange] = deque()
         self._flushing = False
-        self._watchers: defaultdict[str, list[Callable[[Any], None]]] = defaultdict(list)
+        self._watchers: defaultdict[str, dict[Callable[[Any], None], None]] = defaultdict(dict)
         self._next = ensemble.world.random.randrange(SERVERS)
         self._tries = 0
         self._stopped = False
@@ -223,7 +222,7 @@ class SimulatedKazoo:
             return
         exchange.result.set(answer)
         if isinstance(request, Read) and request.watch:
-            self._watchers[request.path].append(request.watch)
+            self._watchers[request.path][request.watch] = None
 
     def happened(self, path: str) -> None:
         """Something has become of a node that was watched."""
@@ -331,7 +330,7 @@ class SimulatedKazoo:
             exchange.result.set_exception(error())
 
     def _end_watches(self) -> None:
-        watchers, self._watchers = self._watchers, defaultdict(list)
+        watchers, self._watchers = self._watchers, defaultdict(dict)
         for each in watchers.values():
             for watch in each:
                 self.process.soon(partial(watch, None))

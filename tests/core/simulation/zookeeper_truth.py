@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -10,6 +9,7 @@ from weblock._core.acquiring import BEAT
 from weblock._core.holding import DRIFT
 from weblock._core.ports import Reply
 from weblock._core.table import PLACE, Claim, Grant, KeyState, Place, Step, fits
+from weblock.stores.zookeeper.nodes import LEASE, content_of, places_in
 
 from .engine import Change, Refresh, Request
 from .process import Process
@@ -104,10 +104,10 @@ class Ledger:
         tree = self._ensemble.tree
         node = tree.get(f"{KEYS}{key}")
         names = node.children if node else ()
-        grants = [self._grant(f"{KEYS}{key}/{name}") for name in names if name.startswith("lease-")]
-        places = sorted((name for name in names if name.startswith("place-")), key=_number_of)
+        grants = [self._grant(f"{KEYS}{key}/{name}") for name in names if name.startswith(LEASE)]
+        places = [Claim(each.owner, "", 0.0, "", each.limit) for each in places_in(names)]
         fresh_grants = tuple(sorted(grants, key=lambda grant: grant.fence))
-        queue = tuple(Place(_claim(name), float("inf")) for name in places)
+        queue = tuple(Place(claim, float("inf")) for claim in places)
         return KeyState(
             max([before.fence, *(grant.fence for grant in grants)]),
             before.grants if fresh_grants == before.grants else fresh_grants,
@@ -120,11 +120,10 @@ class Ledger:
         known = self._grants.get(path)
         if known and known[0] == node.mzxid:
             return known[1]
-        said, now = json.loads(node.data), self._ensemble.now()
+        content, now = content_of(node.data), self._ensemble.now()
         since = known[1].since if known and known[1].fence == node.czxid else now
-        lasts = said.get("lasts", said["ttl"])
-        claim = Claim(owner_of(path), "", 0.0, "", said.get("limit", 1))
-        grant = Grant(claim, node.czxid, since, now + lasts / FASTER, confirmed=True)
+        claim = Claim(owner_of(path), "", 0.0, "", content.limit)
+        grant = Grant(claim, node.czxid, since, now + content.ttl / FASTER, confirmed=True)
         self._grants[path] = node.mzxid, grant
         return grant
 
@@ -132,21 +131,12 @@ class Ledger:
 def owner_of(path: str) -> str:
     """The owner of a lease or a place."""
     name = path.rpartition("/")[2]
-    return name.removeprefix("lease-") if name.startswith("lease-") else name.split("-", 3)[2]
+    return name.removeprefix(LEASE) if name.startswith(LEASE) else places_in([name])[0].owner
 
 
 def in_calls(truth: Truth) -> float:
     """How long a call may take where nothing fails."""
     return ROUNDS * truth.swarm.delay * 1.2 + SLACK
-
-
-def _number_of(place: str) -> int:
-    return int(place.rpartition("-")[2])
-
-
-def _claim(place: str) -> Claim:
-    session, owner = place.split("-", 3)[1:3]
-    return Claim(owner, "", 0.0, "", int(session.partition("~")[2] or 1))
 
 
 class ZooKeeperTruth(Truth):
@@ -271,7 +261,7 @@ class NothingRemembered(NoLeak):
             if client.process.dead or client.keeper.over:
                 continue
             memory = client.engine.memory  # type: ignore[attr-defined]
-            if left := {*memory.leases, *memory.asked}:
+            if left := {*memory.leases, *memory.owners}:
                 self.fail(f"{left} are remembered in {client.process.name}")
 
     def _given_up(self, owner: str) -> bool:

@@ -1,64 +1,122 @@
 """``zookeeper://``: leases in a ZooKeeper ensemble, which agrees on each of them.
 
-A key is a node, and its children are the lease and the places of waiters (``nodes``). ``acquiring``
-and ``renewing`` are what happens to them, by the rules at the top of ``store``; ``scenes`` is what
-is seen of them, and ``session`` the connection that all of a process share.
+A key is a node, and its children are the lease and the places of waiters. ``nodes`` is the codec,
+``session`` the transport. ZooKeeper's watches are the bell. ``scenes`` reads what exists, and ``store``
+decides what happens to it.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
 
 from ..._core.ports import Ask, Engine, Runtime, Store, Switchboard
 from ..._platform.forks import heed_forks
 from ..._platform.logs import logger
 from ..._requirements import require
-from ...errors import EngineUnavailable
+from ...errors import ConfigurationError, EngineUnavailable
 from ..findings import Finding
-from ..url import without_secrets
-from .memory import Memory
-from .settings import Settings, parse
+from ..transport.options import options_in, seconds
+from ..url import parts_of, without_secrets
 
 if TYPE_CHECKING:
     from .session import Session
 
-__all__ = ["ZooKeeperEngine", "open_engine"]
+__all__ = ["Settings", "ZooKeeperEngine", "open_engine", "parse"]
+
+DEFAULT_PORT: Final = 2181
+DEFAULT_ROOT: Final = "/weblock"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to reach the servers, and how to lock there. Nothing secret shows in its ``repr``."""
+
+    hosts: tuple[str, ...]
+    root: str = DEFAULT_ROOT
+    """The node below which we keep everything."""
+    session_timeout: float = 10.0
+    """Seconds after which the servers count a silent process as dead; we request it."""
+    timeout: float = 2.0
+    """Seconds that the servers have for an answer."""
+    credentials: str = field(default="", repr=False)
+    """User and password, for ACLs of the scheme ``digest``."""
+
+    @property
+    def name(self) -> str:
+        """The URL, without secrets and options."""
+        return f"zookeeper://{','.join(self.hosts)}{self.root}"
 
 
 def open_engine(url: str) -> ZooKeeperEngine:
-    """The engine of ``zookeeper://host:port,host:port/chroot``.
+    """Return the engine of ``zookeeper://host:port,host:port/chroot``, which connects when it is first used.
 
-    It connects when it is first used. Raises ``ConfigurationError``.
+    Raises ``ConfigurationError``.
     """
     require(without_secrets(url), "zookeeper")
     return ZooKeeperEngine(parse(url))
+
+
+def parse(url: str) -> Settings:
+    """Parse a URL. Raises ``ConfigurationError``, whose message shows no password."""
+    userinfo, place, query = parts_of(url)
+    user, colon, password = userinfo.partition(":")
+    if userinfo and not (user and colon and password):
+        raise ConfigurationError(
+            "the zookeeper:// URL has a user without a password, or a password without a user: write"
+            " user:password@, or neither"
+        )
+    hosts, slash, path = place.partition("/")
+    root = unquote(slash + path).rstrip("/") or DEFAULT_ROOT
+    if not re.fullmatch(r"(/[A-Za-z0-9_:-][A-Za-z0-9._:-]*){1,20}", root) or len(root) > 200:
+        raise ConfigurationError(
+            f"the zookeeper:// URL names no node with {root!r:.80}: write names of letters, digits"
+            " or any of . _ : -, separated by '/'"
+        )
+    return Settings(
+        hosts=tuple(_host(each) for each in hosts.split(",")),
+        root=root,
+        credentials=f"{unquote(user)}:{unquote(password)}" if userinfo else "",
+        **options_in(query, {"session_timeout": seconds, "timeout": seconds}, engine="ZooKeeper"),
+    )
+
+
+def _host(text: str) -> str:
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]*)(?::(\d{1,5}))?", text)
+    if not match or not 0 < int(match[2] or DEFAULT_PORT) < 65536:
+        harmless = re.sub(r":(?!\d+$).*", "", text)  # What is no port may be a password.
+        raise ConfigurationError(
+            f"the zookeeper:// URL names no server with {harmless!r:.80}: write"
+            " zookeeper://host:port,host:port/chroot; a '/' or '@' inside of a password must be"
+            " percent-encoded"
+        )
+    return f"{match[1] or 'localhost'}:{match[2] or DEFAULT_PORT}"
 
 
 class ZooKeeperEngine(Engine):
     """The leases below one node, as this process sees them."""
 
     scope = "cluster"
-    # All requests of a process keep their order, because they go through one session: else a renewal
-    # could overtake an extension, and take back what its holder was promised.
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.name = settings.name
-        self._session: Session | None = None
         self._closed = False
         self.after_fork()
         heed_forks(self)
 
     def after_fork(self) -> None:
         """Begin without a session."""
+        from .scenes import Memory
+
         self.switchboard = Switchboard()
         self.memory = Memory()
         self._opening = threading.RLock()
-        session, self._session = self._session, None
-        if session:
-            session.after_fork()
+        self._session: Session | None = None
 
     def connect(self, runtime: Runtime) -> Store:
         from .store import ZooKeeperStore
@@ -99,7 +157,7 @@ class ZooKeeperEngine(Engine):
                 )
                 self._session.begin_to_close()
                 self._session = None
-                self.memory.watched.clear()  # Nothing rings for what that session watched: it is watched anew.
+                # Nothing rings for what that session watched: it is watched anew.
                 self.switchboard.ring_all(Ask())
             if self._session is None:
                 self._session = self._new_session()

@@ -10,15 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
 from typing import Any, Final
-
-from kazoo.exceptions import NoNodeError, RolledBackError, RuntimeInconsistency
 
 from ...errors import EngineUnavailable
 from ..marks import Rounds
-from .session import Session
-from .wire import Wire
+from .session import Session, Wire
 
 _ATTEMPTS: Final = 100
 """How often to retry when a mark is removed while it is written."""
@@ -35,13 +31,23 @@ class Marks:
 
     async def put(self, key: str, keep: float | None) -> None:
         session = await self._wire.session()
-        path = session.layout.of_mark(key)
+        client, path, data = session.client, session.layout.of_mark(key), json.dumps(keep).encode()
         if keep == 0:
-            await self._wire.all(session.client.delete_async(path))
+            await self._wire.all(client.delete_async(path))
             return
-        await self._write(session, path, json.dumps(keep).encode())
-        with contextlib.suppress(EngineUnavailable):  # The mark is there, and the next tries again.
-            await self._remove_ended(session)
+        for _ in range(_ATTEMPTS):
+            write = client.transaction()
+            write.set_data(session.layout.marks, b"")
+            write.set_data(path, data)
+            create = client.create_async(path, data)
+            _, parts = await self._wire.all(create, write.commit_async())
+            if not self._wire.refused(parts):
+                with contextlib.suppress(EngineUnavailable):  # The next mark tries again.
+                    await self._remove_ended(session)
+                return
+            # Another process has removed the node, or another client those above it.
+            await self._wire.all(*session.prepare())
+        raise self._wire.unavailable("other processes kept removing what was written")
 
     async def has(self, key: str) -> bool:
         session = await self._wire.session()
@@ -51,19 +57,6 @@ class Marks:
             return False
         end = _end_of(*found)
         return end == _NEVER or await self._wire.stamp(session) < end
-
-    async def _write(self, session: Session, path: str, data: bytes) -> None:
-        for _ in range(_ATTEMPTS):
-            write = session.client.transaction()
-            write.set_data(session.layout.marks, b"")
-            write.set_data(path, data)
-            create = session.client.create_async(path, data)
-            _, parts = await self._wire.all(create, write.commit_async())
-            if not self._is_refused(parts):
-                return
-            # Another process has removed the node, or another client those above it.
-            await self._wire.all(*session.prepare())
-        raise self._wire.unavailable("other processes kept removing what was written")
 
     async def _remove_ended(self, session: Session) -> None:
         """Remove a few of the marks that have ended, unless others are written meanwhile."""
@@ -83,24 +76,13 @@ class Marks:
         }
         if isinstance(known, Exception) or all(end == _NEVER for end in ends.values()):
             return
-        stamp = await self._wire.stamp(session)
-        ended = [path for path, end in ends.items() if end <= stamp]
-        await self._wire.all(*(_removal(session, path, known[1].version) for path in ended))
-
-    def _is_refused(self, parts: Sequence[Any]) -> bool:
-        """Return whether a transaction has changed nothing, because a node was missing."""
-        refused = [part for part in parts if isinstance(part, Exception)]
-        for part in refused:
-            if not isinstance(part, (NoNodeError, RolledBackError, RuntimeInconsistency)):
-                raise self._wire.unavailable(part) from part
-        return bool(refused)
-
-
-def _removal(session: Session, path: str, version: int) -> Any:
-    removal = session.client.transaction()
-    removal.check(session.layout.marks, version)
-    removal.delete(path)
-    return removal.commit_async()
+        stamp, removals = await self._wire.stamp(session), []
+        for path in (path for path, end in ends.items() if end <= stamp):
+            removal = client.transaction()
+            removal.check(above, known[1].version)
+            removal.delete(path)
+            removals.append(removal.commit_async())
+        await self._wire.all(*removals)
 
 
 def _end_of(data: bytes, stat: Any) -> float:

@@ -1,22 +1,88 @@
-"""What exists below the nodes of keys, and which of it has ended."""
+"""What exists below the nodes of keys, which of it has ended, and what a process remembers of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import threading
+from collections import OrderedDict
+from collections.abc import Container, Hashable, Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
 
+from ..._core import table
 from ..._core.holding import DRIFT
-from ..._core.table import HANDOFF, Answer, Busy, Gone, Waiting
-from .memory import Memory
-from .nodes import Family, Lease, family_of, lease_of
-from .wire import Key, Wire
+from ..._core.table import HANDOFF, Answer, Busy, Claim, Gone, Grant, Waiting
+from .nodes import LEASE, Content, Lease, Place, lease_of, places_in
+from .session import Key, Wire
+
+_REMEMBERED: Final = 10_000
+
+
+class Own(NamedTuple):
+    """A lease of this process: its earliest end, and what its node contains."""
+
+    until: float
+    content: Content
+
+
+class Memory:
+    """What a process remembers. To forget it costs a request or some time. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self.sending = threading.RLock()
+        """Held while a request is decided on and sent, where another thread's must not come between.
+
+        The collector of garbage may end a generator there, which releases its own lease in the same thread.
+        """
+        self.leases: dict[str, Own] = {}
+        """What this process holds, by owner."""
+        self.owners: set[str] = set()
+        """Owners that may have a lease or a place, perhaps because an answer was lost."""
+        self._seen: OrderedDict[Hashable, float] = OrderedDict()
+
+    def first_seen(self, what: Hashable, now: float) -> float:
+        """Return when this process first saw ``what``: now, or earlier.
+
+        Leases are timed from then on: a lease whose node stays unchanged for its ttl was not renewed
+        in that time, whatever clocks its holder and the servers have.
+        """
+        seen = self._seen.setdefault(what, now)
+        with suppress(KeyError):  # Another thread has dropped it just now.
+            self._seen.move_to_end(what)  # What is looked at again and again is dropped last.
+        while len(self._seen) > _REMEMBERED:
+            self._seen.popitem(last=False)
+        return seen
+
+    def ended(self, what: Hashable) -> None:
+        """Record that ``what`` has ended, as if it had always been seen."""
+        self._seen[what] = float("-inf")
+
+    def forget(self, owner: str) -> None:
+        """Forget an owner, for which nothing is created any more."""
+        with self.sending:
+            self.leases.pop(owner, None)
+            self.owners.discard(owner)
+
+    def forget_ended(self, now: float, waiting: Container[str]) -> None:
+        """Forget leases that were never released, and their owners except those that are ``waiting``.
+
+        An acquisition may have had a lease without knowing it, and go on waiting.
+        """
+        for owner, own in tuple(self.leases.items()):
+            if own.until <= now:
+                self.leases.pop(owner, None)
+                if owner not in waiting:
+                    self.owners.discard(owner)
 
 
 class Scene(NamedTuple):
     """The nodes below a key's node, at one moment."""
 
     key: Key
-    family: Family
+    born: int
+    """The transaction that created the key's node."""
+    version: int
+    """Every grant and every transfer raises it."""
+    places: tuple[Place, ...]
     live: tuple[Lease, ...]
     """In the order of their fences."""
     ended: tuple[Lease, ...]
@@ -24,54 +90,57 @@ class Scene(NamedTuple):
     until: float
     """When the first live lease counts as ended, unless it is renewed before."""
 
+    @property
+    def grants(self) -> tuple[Grant, ...]:
+        return tuple(lease.grant for lease in self.live)
+
     def admits(self, limit: int) -> bool:
         """Return whether a claim with this limit fits beside the leases that live."""
-        return len(self.live) < min([limit, *(lease.limit for lease in self.live)])
+        return table.fits(Claim("", "", 0.0, "", limit), self.grants)
 
     @property
     def admits_first(self) -> bool:
         """Whether it is the turn of the first waiter."""
-        places = self.family.places
-        return bool(places) and self.admits(places[0].limit)
+        return bool(self.places) and self.admits(self.places[0].limit)
 
     def in_the_way_of(self, limit: int) -> Sequence[Lease]:
         """Return as few leases as possible of which one must end before a claim with this limit fits.
 
         While none of them ends, at least as many leases live as the smallest limit among them and the claim.
         """
-        live = sorted(self.live, key=lambda lease: lease.limit)
-        return live[: min(limit, live[0].limit)] if live else ()
+        live = sorted(self.live, key=lambda lease: lease.content.limit)
+        return live[: min(limit, live[0].content.limit)] if live else ()
 
     def lease_of(self, owner: str) -> Lease | None:
-        """Return the lease of an owner, if it was read."""
-        found = [lease for lease in (*self.live, *self.ended) if lease.owner == owner]
-        return found[0] if found else None
+        return next((each for each in (*self.live, *self.ended) if each.owner == owner), None)
+
+    def position_of(self, owner: str) -> int | None:
+        """Return how many wait before an owner, if it waits."""
+        owners = [place.owner for place in self.places]
+        return owners.index(owner) if owner in owners else None
 
     def standing(self, owner: str) -> Answer:
         """Return the state of a waiter; ``Gone`` if it has no place, or if it is its turn to ask."""
-        position = self.family.position_of(owner)
+        position = self.position_of(owner)
         if position is None or (position == 0 and self.admits_first):
             return Gone()
         return self.waiting(position)
 
     def waiting(self, position: int) -> Waiting:
         """Return the answer to a caller in this place."""
-        return Waiting(position, self.until, (), "", self.holder, self.others)
+        holder, others = self._holders
+        return Waiting(position, self.until, (), holder=holder, others=others)
 
     def busy(self, waiters: int) -> Busy:
         """Return the answer to a caller that does not wait behind these waiters."""
-        return Busy(self.until, waiters, holder=self.holder, others=self.others)
+        holder, others = self._holders
+        return Busy(self.until, waiters, holder=holder, others=others)
 
     @property
-    def holder(self) -> str:
-        """The label of the oldest holder."""
+    def _holders(self) -> tuple[str, int]:
+        """The label of the oldest holder, and how many leases live besides its own."""
         leases = self.live or self.ended
-        return leases[0].label if leases else ""
-
-    @property
-    def others(self) -> int:
-        """How many leases live besides that of the oldest holder."""
-        return max(0, len(self.live) - 1)
+        return leases[0].content.label if leases else "", max(0, len(self.live) - 1)
 
 
 class Scenes:
@@ -86,36 +155,40 @@ class Scenes:
         found = await self._wire.all(
             *(key.session.client.get_children_async(key.node, include_data=True) for key in keys)
         )
-        families = [
-            family_of(()) if isinstance(each, Exception) else family_of(*each) for each in found
+        families: list[tuple[Sequence[str], Any]] = [
+            ((), None) if isinstance(each, Exception) else each for each in found
         ]
-        read = await self._wire.all(
-            *(
-                key.session.client.get_async(key.path(name))
-                for key, family in zip(keys, families, strict=True)
-                for name in family.leases
-            )
+        leases = [
+            (key, name)
+            for key, (names, _) in zip(keys, families, strict=True)
+            for name in names
+            if name.startswith(LEASE)
+        ]
+        contents = await self._wire.all(
+            *(key.session.client.get_async(key.path(name)) for key, name in leases)
         )
-        contents = iter(read)
-        return [
-            self._scene(key, family, [(name, next(contents)) for name in family.leases])
-            for key, family in zip(keys, families, strict=True)
-        ]
+        read: dict[Key, list[Lease]] = {key: [] for key in keys}
+        for (key, name), content in zip(leases, contents, strict=True):
+            if not isinstance(content, Exception):
+                read[key].append(lease_of(name, *content))
+        scenes = []
+        for key, (names, stat) in zip(keys, families, strict=True):
+            born, version = (stat.czxid, stat.version) if stat else (0, 0)
+            scene = Scene(key, born, version, places_in(names), tuple(read[key]), (), 0.0)
+            scenes.append(self._timed(scene))
+        return scenes
 
-    def _scene(self, key: Key, family: Family, read: Sequence[tuple[str, Any]]) -> Scene:
-        leases = [lease_of(name, *data) for name, data in read if not isinstance(data, Exception)]
-        return self._timed(key, family, leases)
-
-    def _timed(self, key: Key, family: Family, leases: Sequence[Lease]) -> Scene:
+    def _timed(self, scene: Scene) -> Scene:
+        """Return the scene with its leases as they have ended, or not, for this process."""
         now, first_seen = self._wire.now(), self._memory.first_seen
         timed = [
-            lease._replace(until=first_seen(_version(key, lease), now) + lease.ttl)
-            for lease in sorted(leases, key=lambda lease: lease.fence)
+            lease._replace(until=first_seen(_version(scene.key, lease), now) + lease.content.ttl)
+            for lease in sorted((*scene.live, *scene.ended), key=lambda lease: lease.grant.fence)
         ]
         live = tuple(lease for lease in timed if now < lease.until)
         ended = tuple(lease for lease in timed if now >= lease.until)
         until = min((lease.until for lease in live), default=now)
-        return Scene(key, family, live, ended, until)
+        return scene._replace(live=live, ended=ended, until=until)
 
     async def without_the_dead(self, scene: Scene) -> Scene:
         """Return the scene, with leases counted as ended that had ended before this process could time them.
@@ -123,7 +196,7 @@ class Scenes:
         Their holders' sessions must have expired: only then are the servers' stamps believed.
         """
         session = scene.key.session
-        holders = list(dict.fromkeys(lease.session for lease in scene.live))
+        holders = list(dict.fromkeys(lease.content.session for lease in scene.live))
         signs = [session.client.get_async(session.layout.of_session(each)) for each in holders]
         found = zip(holders, await self._wire.all(*signs), strict=True)
         dead = {holder for holder, sign in found if isinstance(sign, Exception)}
@@ -132,31 +205,30 @@ class Scenes:
         stamp = await self._wire.stamp(session)
         for lease in scene.live:
             unchanged = stamp - lease.renewed
-            if lease.session in dead and unchanged >= lease.ttl * (1 + 2 * DRIFT):
+            if lease.content.session in dead and unchanged >= lease.content.ttl * (1 + 2 * DRIFT):
                 self._memory.ended(_version(scene.key, lease))
-        return self._timed(scene.key, scene.family, [*scene.live, *scene.ended])
+        return self._timed(scene)
 
     def remove_orphans(self, scene: Scene) -> None:
         """Remove the places of this process whose owners it has given up for want of an answer."""
-        session, asked = scene.key.session, self._memory.asked
-        for place in scene.family.places:
-            if place.owner not in asked and place.session == session.name:
+        session, owners = scene.key.session, self._memory.owners
+        for place in scene.places:
+            if place.owner not in owners and place.session == session.name:
                 session.client.delete_async(scene.key.path(place.name))
 
     def pass_over_first(self, scene: Scene) -> None:
         """Remove the first place if it does not take its turn, and all of its process."""
         if not scene.admits_first:
             return
-        now, family = self._wire.now(), scene.family
-        first = family.places[0]
+        now, first = self._wire.now(), scene.places[0]
         ended = tuple(_version(scene.key, lease) for lease in scene.ended)
-        turn = (scene.key.node, family.born, first.name, ended)
+        turn = (scene.key.node, scene.born, first.name, ended)
         if now - self._memory.first_seen(turn, now) >= HANDOFF:
-            for place in family.places:
+            for place in scene.places:
                 if place.session == first.session:
                     scene.key.session.client.delete_async(scene.key.path(place.name))
 
 
 def _version(key: Key, lease: Lease) -> tuple[str, str, int, int]:
     """Return what changes with each renewal of a lease, and is another for the owner's next lease."""
-    return (key.node, lease.name, lease.born, lease.version)
+    return (key.node, lease.owner, lease.born, lease.version)

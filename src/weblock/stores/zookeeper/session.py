@@ -1,7 +1,12 @@
-"""The session of a process: one kazoo client, which all stores of an engine share.
+"""The transport: one kazoo client for a process, and how callers wait for what it receives.
 
-Requests take effect in the order in which they were sent. So a release undoes an acquire that was
-sent before it, even if nobody waits for the answer to that any more.
+Requests take effect in the order in which they were sent. A release therefore undoes an acquire that
+was sent before it, even if no caller waits for the answer to that any more, and no renewal overtakes
+an extension, which would take back what its holder was promised.
+
+kazoo guards its results by a ``threading.Condition``, which is written in Python. An exception that a
+signal handler raises inside of it leaves it locked for good, and then the thread that receives all
+answers waits forever. Here the lock is entered and left in C, and a caller waits for a listener.
 """
 
 from __future__ import annotations
@@ -9,24 +14,157 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import queue
+import socket
 import threading
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    AuthFailedError,
+    BadVersionError,
+    NoAuthError,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    RolledBackError,
+    RuntimeInconsistency,
+)
+from kazoo.handlers import utils
+from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.security import CREATOR_ALL_ACL
 
+from ..._core.ports import Reply, Runtime
+from ..._core.table import Answer
 from ..._platform.forks import close_in_children
-from .answers import AsyncResult, Handler
-from .internals import SOCKETS, Socket, shut_down
-from .nodes import Layout
-from .settings import Settings
+from ...errors import ConfigurationError, EngineUnavailable
+from ..transport.turns import taken_out
+from .nodes import LEASE, VERSION, Layout
+
+if TYPE_CHECKING:
+    from . import Settings, ZooKeeperEngine
+
+EXPECTED: Final = (BadVersionError, NodeExistsError, NoNodeError, NotEmptyError)
+"""The errors of ZooKeeper for a node that has changed."""
 
 _CLOSING: Final = 5.0
 """Seconds to wait for the servers to confirm the end of a session."""
 
 _RETRY: Final = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
 """How kazoo looks for a server: without end."""
+
+_RLock: Any = type(threading.RLock())
+
+
+class _Condition(_RLock):  # type: ignore[misc]
+    """What kazoo uses of a condition, if no caller waits for the condition itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listeners: list[Callable[[], object]] = []
+
+    def notify_all(self) -> None:
+        for listener in taken_out(self.listeners):
+            listener()
+
+
+class AsyncResult(utils.AsyncResult):  # type: ignore[misc]
+    """The result of one request, or why there is none."""
+
+    def __init__(self, handler: Handler) -> None:
+        condition = _Condition()
+        self._listeners = condition.listeners
+        super().__init__(handler, lambda: condition, handler.timeout_exception)
+
+    @contextlib.contextmanager
+    def listening(self, listener: Callable[[], object]) -> Iterator[None]:
+        """Have a listener called inside this block when the result arrives, in the thread that stores it."""
+        self._listeners.append(listener)
+        try:
+            if self.ready():  # Perhaps it has arrived before the listener was there.
+                listener()
+            yield
+        finally:
+            with contextlib.suppress(ValueError):
+                self._listeners.remove(listener)
+
+    def wait_for(self, timeout: float) -> Any:
+        """Return the result, for which this thread waits. Raises kazoo's errors."""
+        if not self.ready():
+            arrived: queue.SimpleQueue[None] = queue.SimpleQueue()
+            with self.listening(partial(arrived.put, None)), contextlib.suppress(queue.Empty):
+                arrived.get(True, max(0.0, timeout))
+        return self.get(block=False)
+
+
+async def blocking_answer(result: AsyncResult, timeout: float) -> Any:
+    """Return a result, for which this thread waits."""
+    return result.wait_for(timeout)
+
+
+async def asyncio_answer(result: AsyncResult, timeout: float) -> Any:
+    """Return a result, for which a task waits: kazoo's thread passes it to the loop."""
+    if not result.ready():
+        loop = asyncio.get_running_loop()
+        arrived = asyncio.Event()
+
+        def arrive() -> None:
+            with contextlib.suppress(RuntimeError):  # The loop is closed, and its tasks with it.
+                loop.call_soon_threadsafe(arrived.set)
+
+        with result.listening(arrive), contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, timeout)):
+                await arrived.wait()
+    return result.get(block=False)
+
+
+class _Queue(queue.SimpleQueue[Any]):
+    """A queue of callbacks. kazoo tells it of each that is done, and never waits for that."""
+
+    def task_done(self) -> None:
+        """Do nothing."""
+
+
+class Handler(SequentialThreadingHandler):  # type: ignore[misc]
+    """kazoo's threads and sockets, with the results and queues of this module."""
+
+    queue_impl = _Queue
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._connections: list[socket.socket] = []
+
+    def start(self) -> None:
+        super().start()
+        # A forked child would wait at its end for threads that run in its parent.
+        atexit.unregister(self.stop)
+
+    def async_result(self) -> AsyncResult:
+        return AsyncResult(self)
+
+    def create_connection(self, *args: Any, **options: Any) -> socket.socket:
+        connection: socket.socket = super().create_connection(*args, **options)
+        close_in_children(connection)
+        self._connections = [
+            connection,
+            *(each for each in self._connections if each.fileno() >= 0),
+        ]
+        return connection
+
+    def create_socket_pair(self) -> tuple[socket.socket, socket.socket]:
+        read, write = super().create_socket_pair()
+        close_in_children(read)
+        close_in_children(write)
+        return read, write
+
+    def hang_up(self) -> None:
+        """End the connections to servers, in any thread. kazoo has no other way that leaves the session."""
+        for connection in self._connections:
+            with contextlib.suppress(OSError):  # It was closed meanwhile.
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 class Unshown(str):
@@ -44,11 +182,10 @@ class Session:
     def __init__(self, settings: Settings) -> None:
         self.layout = Layout(settings.root)
         self.client = self._new_client(settings)
-        self._sockets = [Socket(self.client, name) for name in SOCKETS]
-        for each in self._sockets:
-            close_in_children(each)
         self.ready: AsyncResult = self.client.handler.async_result()
         """What is there while there is a connection."""
+        self.checked = False
+        """Whether the nodes have the format of this version of weblock."""
         self.ended = False
         """Whether kazoo has given the session up, as it does where it fails itself."""
         self.client.add_listener(self._changed)
@@ -71,9 +208,10 @@ class Session:
         On a new connection these writes come first. A server that lags behind then has to catch up before
         it answers a read, so that one shows what requests without an answer have made.
         """
-        create = self.client.create_async
-        above = [create(path) for path in self.layout.above]
-        return [*above, create(self.layout.of_session(self.name), ephemeral=True)]
+        create, layout = self.client.create_async, self.layout
+        above = [create(path) for path in (*layout.above, layout.marks, layout.sessions)]
+        sign_of_life = create(layout.of_session(self.name), ephemeral=True)
+        return [*above, create(layout.keys, VERSION), sign_of_life]
 
     def why_not_ready(self) -> str:
         """Say why there is no connection although it was waited for.
@@ -90,7 +228,7 @@ class Session:
 
         kazoo notices that by its own pings only, which it does not send while requests are under way.
         """
-        shut_down(self.client)
+        self.client.handler.hang_up()
 
     def close(self) -> None:
         """End the session, and with it our places. A server that hangs is not waited for."""
@@ -107,10 +245,6 @@ class Session:
             self._close()
             return None
         return thread
-
-    def after_fork(self) -> None:
-        """Keep a forked child from waiting, at its end, for kazoo's threads: they run in its parent."""
-        atexit.unregister(self.client.handler.stop)
 
     def _new_client(self, settings: Settings) -> KazooClient:
         credentials = Unshown(settings.credentials)
@@ -139,32 +273,109 @@ class Session:
         self.ended = self.client.client_state == KeeperState.CLOSED
 
 
-async def blocking_answer(result: AsyncResult, timeout: float) -> Any:
-    """Wait in this thread for the result of an exchange, and return it."""
-    return result.wait_for(timeout)
+class Key(NamedTuple):
+    """The node of a key, in the session that asks about it."""
+
+    session: Session
+    node: str
+
+    def path(self, name: str) -> str:
+        return f"{self.node}/{name}"
+
+    def lease_of(self, owner: str) -> str:
+        return f"{self.node}/{LEASE}{owner}"
 
 
-async def asyncio_answer(result: AsyncResult, timeout: float) -> Any:
-    """Wait for an answer in a task: kazoo's thread passes it to the loop."""
-    if not result.ready():
-        loop = asyncio.get_running_loop()
-        arrived = loop.create_future()
+class Wire:
+    """One runtime's way to the servers: it asks in the session, and waits as its runtime does.
 
-        def arrive(_result: AsyncResult) -> None:
-            with contextlib.suppress(RuntimeError):  # The loop is closed, and its tasks with it.
-                loop.call_soon_threadsafe(_set, arrived)
+    All methods that ask raise ``EngineUnavailable`` if there is no answer.
+    """
 
-        result.rawlink(arrive)
+    def __init__(self, engine: ZooKeeperEngine, runtime: Runtime) -> None:
+        self.now = runtime.now
+        self._engine = engine
+        self._timeout = engine.settings.timeout
+        self._wait_for = asyncio_answer if runtime.suspends else blocking_answer
+
+    async def session(self) -> Session:
+        """Return the session when it is connected. Anything sent before would be sent too late.
+
+        Raises ``ConfigurationError`` if another version of weblock keeps its leases in these nodes.
+        """
+        session = self._engine.session()
         try:
-            async with asyncio.timeout(max(0.0, timeout)):
-                await arrived
-        except TimeoutError:
-            pass
-        finally:
-            result.unlink(arrive)
-    return result.get(block=False)
+            await self._wait_for(session.ready, self._timeout)
+        except KazooTimeoutError as error:
+            raise self.unavailable(session.why_not_ready()) from error
+        if not session.checked:
+            path = session.layout.keys
+            (found,) = await self.all(session.client.get_async(path))
+            if not isinstance(found, Exception) and found[0] != VERSION:
+                raise ConfigurationError(
+                    f"{self._engine.name} keeps leases in the format {found[0][:20]!r} (the content of"
+                    f" {path}), and this version of weblock reads and writes the format {VERSION!r}:"
+                    " run the same version in all processes, or name another node in the URL"
+                )
+            session.checked = True
+        return session
 
+    async def key(self, key: str, *, anew: bool = False) -> Key:
+        """Return a key's node. With ``anew``, a server that lags behind first catches up."""
+        session = await self.session()
+        node = Key(session, session.layout.of_key(key))
+        if anew:
+            session.client.sync_async(node.node)
+        return node
 
-def _set(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+    async def all(self, *results: AsyncResult) -> list[Any]:
+        """Return the results of requests, including the errors in ``EXPECTED``."""
+        outcomes = await self.outcomes(*results)
+        for outcome in outcomes:
+            if isinstance(outcome, EngineUnavailable):
+                raise outcome
+        return outcomes
+
+    async def outcomes(self, *results: AsyncResult) -> list[Any]:
+        """Return each outcome by itself: ``EngineUnavailable`` if there was no answer."""
+        until, silent, outcomes = self.now() + self._timeout, False, []
+        for result in results:
+            try:
+                outcomes.append(await self._wait_for(result, until - self.now()))
+            except EXPECTED as error:
+                outcomes.append(error)
+            except Exception as error:  # noqa: BLE001 - kazoo's own failures are no better than an outage
+                silent |= (late := isinstance(error, KazooTimeoutError))
+                reason = f"no answer within {self._timeout:g} s" if late else error
+                outcomes.append(unavailable := self.unavailable(reason))
+                unavailable.__cause__ = error
+        if silent:
+            self._engine.session().hang_up()
+        return outcomes
+
+    def refused(self, parts: list[Any]) -> bool:
+        """Return whether a transaction has changed nothing, because something else had changed."""
+        refused = [part for part in parts if isinstance(part, Exception)]
+        for part in refused:
+            if not isinstance(part, (*EXPECTED, RolledBackError, RuntimeInconsistency)):
+                raise self.unavailable(part) from part
+        return bool(refused)
+
+    async def stamp(self, session: Session) -> float:
+        """Return the servers' time, by their own clock."""
+        (stat,) = await self.all(session.client.set_async(session.layout.sessions, b""))
+        if isinstance(stat, Exception):
+            raise self.unavailable(stat) from stat
+        return float(stat.mtime / 1000)
+
+    def reply(self, answer: Answer) -> Reply:
+        """Return an answer that is true now, in the asking process's own time."""
+        return Reply(answer, self.now())
+
+    def unavailable(self, reason: str | Exception) -> EngineUnavailable:
+        """Return the error to raise for a server's answer."""
+        if isinstance(reason, AuthFailedError):
+            reason = "it refuses the user and password of the URL"
+        elif isinstance(reason, NoAuthError):
+            reason = "the user of the URL may not write below its root: grant it all rights there"
+        return EngineUnavailable(self._engine.name, str(reason) or type(reason).__name__)

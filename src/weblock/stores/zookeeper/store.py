@@ -1,6 +1,9 @@
 """The lock protocol on ZooKeeper's nodes.
 
-Three rules make that safe, whatever is late, repeated or stale:
+The caller that creates the node of a key has a lease: one transaction creates both. Others wait in
+places below it, each watching what is before it. The first place becomes a lease when it fits beside
+those that have neither been released nor have ended. Three rules make that safe, whatever is late,
+repeated or stale:
 
 - every grant is one transaction, on condition that the key's node is new, or that its version is
   the one at which its leases left room for one more: so there are never more than their limits say;
@@ -8,27 +11,26 @@ Three rules make that safe, whatever is late, repeated or stale:
   its own clock. The holder counts from before it sent the change, so it knows earlier. No two
   clocks are compared; only their rates matter, and the holder allows for those;
 - it is removed on condition that it is still unchanged: a renewal under way wins, or fails.
+
+A renewal writes the node of the lease again, which only a majority can confirm.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from kazoo.exceptions import BadVersionError
+from kazoo.exceptions import BadVersionError, NoNodeError
 
 from ..._core import table
-from ..._core.ports import Look, Pulse, Reply, Runtime, Store
-from ..._core.table import Asked, Claim, Gone, Grant, KeyState, Released
+from ..._core.ports import Ask, Look, Pulse, Reply, Runtime, Store, Switchboard
+from ..._core.table import Answer, Asked, Claim, Gone, Held, KeyState, Released
 from ...errors import EngineUnavailable
-from .acquiring import Acquiring
 from .marks import Marks
-from .nodes import Lease, Place, asking, fields_of, key_of
-from .renewing import Renewing
-from .scenes import Scenes
-from .session import Session
-from .wire import Key, Wire
+from .nodes import Content, content_of, key_of, name_of_place, places_in
+from .scenes import Own, Scene, Scenes
+from .session import AsyncResult, Key, Wire
 
 if TYPE_CHECKING:
     from . import ZooKeeperEngine
@@ -40,114 +42,340 @@ _PORTION: Final = 500
 """How many keys are read at once when many are listed."""
 
 
+class Renewal(NamedTuple):
+    """A lease that is being renewed, and until when it will last."""
+
+    owner: str
+    sent: float
+    until: float
+    fence: int
+    read: AsyncResult
+    """The node just before: another client may have written into it that it wants the key."""
+    written: AsyncResult
+
+
+class Watch(NamedTuple):
+    """Notifies an owner when something happens to a node. kazoo keeps one of several that are equal."""
+
+    switchboard: Switchboard
+    owner: str
+
+    def __call__(self, _event: object) -> None:
+        """Run in kazoo's thread."""
+        self.switchboard.ring(self.owner, Ask())
+
+
 class ZooKeeperStore(Store):
     """One runtime's way to an ensemble."""
 
-    process = ""  # Nobody else rings us: ZooKeeper does, in our session.
+    process = ""  # No other process notifies us: ZooKeeper does, in our session.
 
     def __init__(self, engine: ZooKeeperEngine, runtime: Runtime) -> None:
-        wire, memory = Wire(engine, runtime), engine.memory
-        self._wire = wire
-        self._memory = memory
+        self._wire = Wire(engine, runtime)
+        self._memory = engine.memory
         self._switchboard = engine.switchboard
-        self._scenes = Scenes(wire, memory)
-        self._renewing = Renewing(wire, memory)
-        self._acquiring = Acquiring(wire, memory, self._scenes, self._renewing, engine.switchboard)
-        self._marks = Marks(wire)
+        self._scenes = Scenes(self._wire, engine.memory)
+        self._marks = Marks(self._wire)
 
     async def acquire(self, key: str, claim: Claim, *, room: int) -> Reply:
-        with self._memory.acquires(claim.owner):
-            node = await self._wire.key(key)
-            for _ in range(_ATTEMPTS):
-                if reply := await self._acquiring.attempt(node, claim, room):
-                    return reply
+        owners, new = self._memory.owners, claim.owner not in self._memory.owners
+        owners.add(claim.owner)
+        node = await self._wire.key(key)
+        # A caller that has asked before looks first: the answer may have been lost.
+        if new and (reply := await self._begin(node, claim, room)):
+            return reply
+        for _ in range(_ATTEMPTS):
+            if claim.owner not in owners:
+                return self._wire.reply(Gone())
+            if reply := await self._attempt(node, claim, room, new=new):
+                return reply
         raise self._wire.unavailable("other processes kept changing the key")
+
+    async def _attempt(self, key: Key, claim: Claim, room: int, *, new: bool) -> Reply | None:
+        """Acquire the key, or wait for it; ``None`` if things have changed meanwhile."""
+        (scene,) = await self._scenes.look(key)
+        self._scenes.remove_orphans(scene)
+        if lease := scene.lease_of(claim.owner):
+            # The limit with which it was granted stands, whatever is named later.
+            return await self._renew_again(key, claim._replace(limit=lease.content.limit))
+        position = scene.position_of(claim.owner)
+        if position is not None:
+            claim = claim._replace(limit=scene.places[position].limit)
+        elif room:
+            return await self._begin(key, claim, room)
+        if new and not scene.admits(claim.limit):
+            scene = await self._scenes.without_the_dead(scene)
+        if scene.admits(claim.limit):
+            return await self._succeed(scene, claim, room)
+        return await self._stay(scene, claim, room)
+
+    async def _succeed(self, scene: Scene, claim: Claim, room: int) -> Reply | None:
+        """Acquire the key, which has room for us, if it is our turn."""
+        if not scene.places:
+            return await self._begin(scene.key, claim, 1)  # As the first, also without room.
+        if scene.places[0].owner == claim.owner:
+            return await self._grant(scene.key, claim, self._for_our_turn(scene))
+        self._scenes.pass_over_first(scene)
+        return await self._stay(scene, claim, room)
+
+    async def _begin(self, key: Key, claim: Claim, room: int) -> Reply | None:
+        """Acquire the key if it is free, else take a place."""
+        reply = await self._grant(key, claim, self._for_free_key(key))
+        if room and not reply:
+            await self._join(key, claim)
+        return reply
+
+    def _for_free_key(self, key: Key) -> Any:
+        """Grant, provided that the key has no holder and no waiters."""
+        grant = key.session.client.transaction()
+        grant.create(key.node, b"")
+        return grant
+
+    def _for_our_turn(self, scene: Scene) -> Any:
+        """Grant, provided that nothing has changed: no other lease, and we are first."""
+        key, grant = scene.key, scene.key.session.client.transaction()
+        grant.set_data(key.node, b"", version=scene.version)
+        for lease in scene.ended:
+            grant.delete(key.path(lease.name), version=lease.version)
+        grant.delete(key.path(scene.places[0].name))
+        return grant
+
+    async def _grant(self, key: Key, claim: Claim, grant: Any) -> Reply | None:
+        """Create the lease on conditions; the number of that transaction is its fence."""
+        path, memory, content = key.lease_of(claim.owner), self._memory, _content(key, claim)
+        grant.create(path, content.to_bytes())
+        with memory.sending:
+            if claim.owner not in memory.owners:
+                return None
+            sent = self._wire.now()
+            results = grant.commit_async(), key.session.client.get_async(path)
+        parts, found = await self._wire.all(*results)
+        if self._wire.refused(parts):
+            if isinstance(parts[0], NoNodeError):
+                # Another client has removed the nodes above ours.
+                await self._wire.all(*key.session.prepare())
+            return None
+        if isinstance(found, Exception):
+            return None
+        if claim.owner in memory.owners:
+            memory.leases[claim.owner] = Own(sent + claim.ttl, content)
+        return Reply(Held(found[1].czxid, sent + claim.ttl), sent)
+
+    async def _join(self, key: Key, claim: Claim) -> None:
+        """Take a place behind all others, unless the key has become free."""
+        with self._memory.sending:
+            if claim.owner not in self._memory.owners:
+                return
+            result = key.session.client.create_async(
+                key.path(name_of_place(key.session.name, claim)),
+                _content(key, claim).to_bytes(),
+                ephemeral=True,
+                sequence=True,
+            )
+        await self._wire.all(result)
+
+    async def _stay(self, scene: Scene, claim: Claim, room: int) -> Reply | None:
+        """Wait in our place, if there is room."""
+        places, position = scene.places, scene.position_of(claim.owner)
+        if position is None:
+            self._memory.forget(claim.owner)
+            return self._wire.reply(scene.busy(len(places)))
+        if position >= room:
+            await self._give_back(scene.key, claim.owner)
+            # Not before: without an answer, it may still wait there.
+            self._memory.forget(claim.owner)
+            return self._wire.reply(scene.busy(len(places) - 1))
+        if position:
+            before = [places[position - 1].name]
+        else:
+            before = [lease.name for lease in scene.in_the_way_of(claim.limit)]
+        get, watch = scene.key.session.client.get_async, Watch(self._switchboard, claim.owner)
+        found = await self._wire.all(*(get(scene.key.path(name), watch) for name in before))
+        if not found or any(isinstance(each, Exception) for each in found):
+            return None
+        return self._wire.reply(scene.waiting(position))
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
         """Remove whatever the owner has; ``void`` is needless where requests keep their order.
 
-        An acquisition of the owner that is still under way in another thread or task makes nothing from now on.
+        An acquisition of the owner that is still under way in another thread or task creates nothing from now on.
         """
         held = owner in self._memory.leases
-        self._memory.release(owner)
+        self._memory.forget(owner)
         node = await self._wire.key(key)
-        return self._wire.reply(await self._acquiring.give_back(node, owner, held=held))
+        return self._wire.reply(await self._give_back(node, owner, held=held))
+
+    async def _give_back(self, key: Key, owner: str, *, held: bool = False) -> Answer:
+        """Remove whatever the owner has: a lease, if it is known to be ``held``."""
+        client = key.session.client
+        lease, _ = await self._wire.all(
+            client.delete_async(key.lease_of(owner)),
+            client.delete_async(key.node),  # Which is refused while any caller waits below it.
+        )
+        given_back = not isinstance(lease, Exception)
+        if not (held and given_back):
+            (children,) = await self._wire.all(client.get_children_async(key.node))
+            places = () if isinstance(children, Exception) else places_in(children)
+            gone = [key.path(place.name) for place in places if place.owner == owner]
+            await self._wire.all(*map(client.delete_async, [*gone, key.node] if gone else []))
+        return Released() if given_back else Gone()
 
     async def refresh(self, pulses: Sequence[Pulse]) -> Sequence[Reply | EngineUnavailable]:
         session, memory = await self._wire.session(), self._memory
         memory.forget_ended(self._wire.now(), self._switchboard.bells)
+        keys = {pulse.key: Key(session, session.layout.of_key(pulse.key)) for pulse in pulses}
         held = [pulse for pulse in pulses if pulse.owner in memory.leases]
         waiting = [pulse for pulse in pulses if pulse.owner not in memory.leases]
-        replies = dict(zip(_owners(held), await self._renewing.all(session, held), strict=True))
+        renewals = [self._renewal(keys[pulse.key], pulse.owner, pulse.ttl) for pulse in held]
+        replies: dict[Pulse, Reply | EngineUnavailable]
+        replies = dict(zip(held, await self._renewed(renewals), strict=True))
         try:
-            replies |= zip(_owners(waiting), await self._watch_over(session, waiting), strict=True)
+            looks = await self._scenes.look(*dict.fromkeys(keys[pulse.key] for pulse in waiting))
         except EngineUnavailable as error:
-            replies |= dict.fromkeys(_owners(waiting), error)
-        return [replies[pulse.owner] for pulse in pulses]
+            return [replies.get(pulse, error) for pulse in pulses]
+        scenes = {scene.key: scene for scene in looks}
+        for scene in looks:
+            self._scenes.remove_orphans(scene)
+            self._scenes.pass_over_first(scene)
+        for pulse in waiting:
+            replies[pulse] = self._wire.reply(scenes[keys[pulse.key]].standing(pulse.owner))
+        return [replies[pulse] for pulse in pulses]
+
+    def _renewal(self, key: Key, owner: str, ttl: float) -> Renewal:
+        """Write that a lease goes on: its observers begin to count anew.
+
+        A later renewal keeps what an earlier one has promised: they are sent in order.
+        """
+        memory, client, path = self._memory, key.session.client, key.lease_of(owner)
+        with memory.sending:
+            sent = self._wire.now()
+            own = memory.leases.get(owner) or Own(sent, Content("", "", ttl, 1))
+            until = max(sent + ttl, own.until)
+            content = own.content._replace(session=key.session.name, ttl=until - sent)
+            memory.leases[owner] = Own(until, content)
+            read = client.get_async(path)
+            written = client.set_async(path, content.to_bytes())
+        return Renewal(owner, sent, until, content.fence, read, written)
+
+    async def _renewed(self, renewals: Sequence[Renewal]) -> list[Reply | EngineUnavailable]:
+        """Return what has become of leases; remember which holders were asked to release.
+
+        Only the holder and callers that ask write to the node of a lease. If it was written between our
+        read and our write, which were sent together, another caller has asked, and we have overwritten that.
+        """
+        memory = self._memory
+        replies: list[Reply | EngineUnavailable] = []
+        results = [result for each in renewals for result in (each.read, each.written)]
+        outcomes = iter(await self._wire.outcomes(*results))
+        for renewal, read, stat in zip(renewals, outcomes, outcomes, strict=True):
+            own = memory.leases.get(renewal.owner)
+            if isinstance(stat, EngineUnavailable):
+                replies.append(stat)
+            elif isinstance(stat, Exception):
+                memory.forget(renewal.owner)
+                replies.append(self._wire.reply(Gone()))
+            else:
+                asked = bool(own and own.content.asked)
+                if not isinstance(read, Exception):
+                    asked = content_of(read[0]).asked or stat.version != read[1].version + 1
+                if own and asked:
+                    content = own.content._replace(asked=True)
+                    memory.leases[renewal.owner] = own._replace(content=content)
+                held = Held(renewal.fence or stat.czxid, renewal.until, asked=asked)
+                replies.append(Reply(held, renewal.sent))
+        return replies
+
+    async def _renew_again(self, key: Key, claim: Claim) -> Reply | None:
+        """Renew a lease whose owner asks for it, because it does not know that it has it."""
+        own = Own(self._wire.now(), _content(key, claim))
+        self._memory.leases.setdefault(claim.owner, own)
+        (reply,) = await self._renewed([self._renewal(key, claim.owner, claim.ttl)])
+        if isinstance(reply, EngineUnavailable):
+            raise reply
+        return reply if isinstance(reply.answer, Held) else None
 
     async def transfer(self, key: str, owner: str, claim: Claim, *, fence: int) -> Reply:
+        """Replace the node of a lease with one that belongs to a claim and says what its fence is.
+
+        The limit stays as it is, and so does whether its release was asked for.
+        """
         node = await self._wire.key(key, anew=True)
-        return await self._acquiring.transfer(node, owner, claim, fence)
+        client, old, new = node.session.client, node.lease_of(owner), node.lease_of(claim.owner)
+        found = await self._wire.all(client.get_async(old), client.get_async(new))
+        was = [content_of(each[0]) for each in found if not isinstance(each, Exception)]
+        content = _content(node, claim)._replace(fence=fence)
+        if was:
+            content = content._replace(limit=was[0].limit, asked=was[0].asked)
+        move = client.transaction()
+        # A caller that sees the key between the two nodes must not take it for free.
+        move.set_data(node.node, b"")
+        move.delete(old)
+        move.create(new, content.to_bytes())
+        sent = self._wire.now()
+        (parts,) = await self._wire.all(move.commit_async())
+        self._memory.forget(owner)
+        self._memory.owners.add(claim.owner)
+        self._memory.leases[claim.owner] = Own(sent + claim.ttl, content)
+        if not self._wire.refused(parts):
+            return Reply(Held(fence, sent + claim.ttl, asked=content.asked), sent)
+        # The claim may have it already: the answer to an earlier request was lost.
+        return await self._renew_again(node, claim) or self._wire.reply(Gone())
 
     async def force_release(self, key: str) -> Reply:
         node = await self._wire.key(key, anew=True)
         (scene,) = await self._scenes.look(node)
         if not scene.live:
             return self._wire.reply(Gone())
-        client = node.session.client
-        leases = (*scene.live, *scene.ended)
-        *done, _ = await self._wire.all(
-            *(client.delete_async(node.path(lease.name)) for lease in leases),
-            client.delete_async(node.node),
-        )
+        delete, leases = node.session.client.delete_async, (*scene.live, *scene.ended)
+        paths = [*(node.path(lease.name) for lease in leases), node.node]
+        *done, _ = await self._wire.all(*map(delete, paths))
         refused = all(isinstance(each, Exception) for each in done)
         return self._wire.reply(Gone() if refused else Released())
 
     async def ask_release(self, key: str) -> Reply:
         """Write the request into the nodes of the leases, of which each renewal reads its own."""
         node = await self._wire.key(key, anew=True)
+        write = node.session.client.set_async
         for _ in range(_ATTEMPTS):
             (scene,) = await self._scenes.look(node)
             if not scene.live:
                 return self._wire.reply(Gone())
-            if await self._ask(node, scene.live):
+            # A renewal since the look is not overwritten: then we look again.
+            done = await self._wire.all(
+                *(
+                    write(
+                        node.path(lease.name),
+                        lease.content._replace(asked=True).to_bytes(),
+                        version=lease.version,
+                    )
+                    for lease in scene.live
+                )
+            )
+            reached = any(not isinstance(each, Exception) for each in done)
+            if reached and not any(isinstance(each, BadVersionError) for each in done):
                 return self._wire.reply(Asked())
         raise self._wire.unavailable("other processes kept changing the key")
-
-    async def _ask(self, key: Key, leases: Sequence[Lease]) -> bool:
-        """Ask the holders; return whether all that still are there were reached."""
-        client = key.session.client
-        found = await self._wire.all(*(client.get_async(key.path(each.name)) for each in leases))
-        there = [
-            (lease.name, each)
-            for lease, each in zip(leases, found, strict=True)
-            if not isinstance(each, Exception)
-        ]
-        # A renewal in between is not written over: then we read again.
-        done = await self._wire.outcomes(
-            *(
-                client.set_async(key.path(name), asking(data), version=stat.version)
-                for name, (data, stat) in there
-            )
-        )
-        for each in done:
-            if isinstance(each, EngineUnavailable):
-                raise each
-        return bool(there) and not any(isinstance(each, BadVersionError) for each in done)
 
     async def look(self, key: str) -> Look:
         node = await self._wire.key(key, anew=True)
         (scene,) = await self._scenes.look(node)
-        get, places = node.session.client.get_async, scene.family.places
-        found = await self._wire.all(*(get(node.path(place.name)) for place in places))
-        now = self._wire.now()
-        queue = tuple(
-            _waiter(place, data[0], now)
-            for place, data in zip(places, found, strict=True)
-            if not isinstance(data, Exception)
-        )
-        grants = tuple(_grant(lease, now) for lease in scene.live)
-        return Look(KeyState(grants[-1].fence if grants else 0, grants, queue), now)
+        get = node.session.client.get_async
+        found = await self._wire.all(*(get(node.path(place.name)) for place in scene.places))
+        now, queue, grants = self._wire.now(), [], []
+        for place, each in zip(scene.places, found, strict=True):
+            if not isinstance(each, Exception):
+                _, label, ttl, limit, *_ = content_of(each[0])
+                claim = Claim("", place.session, ttl, label, limit)
+                queue.append(table.Place(claim, now + table.PLACE))
+        for lease in scene.live:
+            # For observers, the servers' stamps are good enough.
+            age, unchanged = (
+                max(0.0, time.time() - stamp) for stamp in (lease.granted, lease.renewed)
+            )
+            until = min(lease.until, now + max(0.0, lease.content.ttl - unchanged))
+            claim = lease.grant.claim._replace(owner="")
+            grants.append(lease.grant._replace(claim=claim, since=now - age, until=until))
+        return Look(KeyState(grants[-1].fence if grants else 0, tuple(grants), tuple(queue)), now)
 
     async def names(self, prefix: str, limit: int) -> Sequence[str]:
         session = await self._wire.session()
@@ -162,12 +390,8 @@ class ZooKeeperStore(Store):
                 break
             portion = names[start : start + _PORTION]
             keys = [Key(session, session.layout.of_key(name)) for name in portion]
-            scenes = await self._scenes.look(*keys)
-            found += [
-                name
-                for name, scene in zip(portion, scenes, strict=True)
-                if scene.family.places or scene.live
-            ]
+            scenes = zip(portion, await self._scenes.look(*keys), strict=True)
+            found += [name for name, scene in scenes if scene.places or scene.live]
         return found[:limit]
 
     async def mark(self, key: str, keep: float | None) -> None:
@@ -176,29 +400,6 @@ class ZooKeeperStore(Store):
     async def marked(self, key: str) -> bool:
         return await self._marks.has(key)
 
-    async def _watch_over(self, session: Session, pulses: Sequence[Pulse]) -> list[Reply]:
-        """Return the state of the waiters; one that does not take its turn is passed over."""
-        keys = {pulse.key: Key(session, session.layout.of_key(pulse.key)) for pulse in pulses}
-        scenes = dict(zip(keys, await self._scenes.look(*keys.values()), strict=True))
-        for scene in scenes.values():
-            self._scenes.remove_orphans(scene)
-            self._scenes.pass_over_first(scene)
-        return [self._wire.reply(scenes[pulse.key].standing(pulse.owner)) for pulse in pulses]
 
-
-def _owners(pulses: Sequence[Pulse]) -> list[str]:
-    return [pulse.owner for pulse in pulses]
-
-
-def _waiter(place: Place, data: bytes, now: float) -> table.Place:
-    said = fields_of(data)
-    claim = Claim("", place.session, said["ttl"], said["label"], place.limit)
-    return table.Place(claim, now + table.PLACE)
-
-
-def _grant(lease: Lease, now: float) -> Grant:
-    """Return a lease for observers, for whom the servers' stamps are good enough."""
-    age, unchanged = (max(0.0, time.time() - stamp) for stamp in (lease.granted, lease.renewed))
-    claim = Claim("", lease.session, lease.ttl, lease.label, lease.limit)
-    until = min(lease.until, now + max(0.0, lease.ttl - unchanged))
-    return Grant(claim, lease.fence, now - age, until, confirmed=True)
+def _content(key: Key, claim: Claim) -> Content:
+    return Content(key.session.name, claim.label, claim.ttl, claim.limit)
