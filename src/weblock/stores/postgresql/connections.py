@@ -187,11 +187,14 @@ class OfLoops:
 
     async def in_turn(self, key: str, work: Callable[[], Awaitable[T]]) -> T:
         turn = self._turns.here().locks[hash(key) % STRIPES]
-        try:
-            async with asyncio.timeout(PATIENCE):
-                await turn.acquire()
-        except TimeoutError:
-            raise self._silence.turn_in_vain(TOO_MANY) from None
+        if not turn.locked():
+            await turn.acquire()
+        else:
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    await turn.acquire()
+            except TimeoutError:
+                raise self._silence.turn_in_vain(TOO_MANY) from None
         try:
             return await work()
         finally:

@@ -162,7 +162,6 @@ class LoopPool(Generic[C]):
         self._patience = patience
         self._idle: list[C] = []
         self._waiters: deque[asyncio.Future[None]] = deque()
-        self._at_work: set[asyncio.Task[None] | None] = set()
         self._closed = False
         self._end = BeforeLoopEnds(self._close_idle)
 
@@ -177,8 +176,8 @@ class LoopPool(Generic[C]):
         else:
             await self._take_turn(first=first)
         outcome: asyncio.Future[R] = self.loop.create_future()
-        task = self.loop.create_task(self._use(work, outcome))
-        self._at_work.add(task)
+        # What the task waits for keeps it: its connection, or the loop.
+        self.loop.create_task(self._use(work, outcome))
         return await outcome
 
     def close(self) -> None:
@@ -211,7 +210,6 @@ class LoopPool(Generic[C]):
             outcome.cancel()  # The loop ends.
             raise
         finally:
-            self._at_work.discard(asyncio.current_task())
             if connection and answered:
                 self._silence.answered_at = monotonic()
                 self._idle.append(connection)
