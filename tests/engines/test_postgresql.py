@@ -224,6 +224,27 @@ class TestTurns:
         await others.close()
 
 
+async def test_a_task_that_is_cancelled_leaves_its_statement(url) -> None:
+    """It runs to its end, and no cancel request reaches it; then its connection is used again."""
+    me, waits = b"SELECT pg_backend_pid()", b"SELECT pg_advisory_lock(33)"
+    async with AsyncLocks.from_url(url) as locks:
+        links = locks._locker.store._cells._links  # type: ignore[attr-defined]
+        ((pid,),) = await links.ask(me)
+        held = f"SELECT granted FROM pg_locks WHERE locktype = 'advisory' AND pid = {pid}".encode()
+        with psycopg.connect(shared_postgres().url(), autocommit=True) as other:
+            other.execute(waits)
+            task = asyncio.create_task(links.ask(waits))
+            await asyncio.to_thread(eventually, lambda: other.execute(held).fetchone())
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert other.execute(held).fetchone() == (False,)
+            other.execute("SELECT pg_advisory_unlock(33)")
+            await asyncio.to_thread(eventually, lambda: other.execute(held).fetchone() == (True,))
+            while [(pid,)] not in await asyncio.gather(links.ask(me), links.ask(me)):
+                pass
+
+
 class TestTheTable:
     def test_a_table_that_is_missing_is_told_with_the_remedy(self) -> None:
         """Whoever locks without the table learns at once how to get it, on both faces."""

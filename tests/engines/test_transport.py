@@ -28,6 +28,10 @@ class Line:
     def __init__(self) -> None:
         self.ours, self.servers = socket.socketpair()
         self.fileno = self.ours.fileno
+        self.settles = asyncio.Event()
+
+    async def settled(self) -> None:
+        await self.settles.wait()
 
     @property
     def closed(self) -> bool:
@@ -187,24 +191,28 @@ class TestLoopPool:
         pool.close()
         assert all(line.closed for line in server.lines)
 
-    async def test_a_cancelled_caller_leaves_its_work(self, server: Server) -> None:
-        """What was begun ends, and then its connection serves the next."""
+    async def test_a_cancelled_caller_leaves_its_connection(self, server: Server) -> None:
+        """It serves the next caller when it has settled."""
         pool = LoopPool(server.connect_in_loop, silence(), room=1, patience=PATIENCE)
-        begun, goes_on, done = asyncio.Event(), asyncio.Event(), []
+        begun, never = asyncio.Event(), asyncio.Event()
 
-        async def work(line: Line) -> None:
+        async def work(_line: Line) -> None:
             begun.set()
-            await goes_on.wait()
-            done.append(line)
+            await never.wait()
+
+        async def which(line: Line) -> Line:
+            return line
 
         task = asyncio.create_task(pool.use(work))
         await begun.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        goes_on.set()
-        await pool.use(work)
-        assert done == [server.lines[0]] * 2
+        following = asyncio.create_task(pool.use(which))
+        await asyncio.sleep(0)
+        assert not following.done()
+        server.lines[0].settles.set()
+        assert [await following] == server.lines
         pool.close()
 
     async def test_the_keeper_gets_the_next(self, server: Server) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
+from psycopg import waiting
 
 from .rows import Row
 from .settings import Settings
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 Parameter = str | float | None
+
+INTERVAL: Final = 0.1
+"""Seconds between two looks whether a statement has reached its limit."""
 
 
 def limited(work: PQGen[R], seconds: float) -> PQGen[R]:
@@ -48,15 +52,24 @@ class _BlockingConnection(psycopg.Connection[Row]):
 
 class _AsyncioConnection(psycopg.AsyncConnection[Row]):
     limit: float
+    _waited_with: PQGen[Any] | None = None
 
-    async def wait(self, gen: PQGen[R], *arguments: Any, **options: Any) -> R:
+    async def wait(
+        self, gen: PQGen[R], interval: float = INTERVAL, timeout: float | None = None
+    ) -> R:
+        # psycopg's own would answer a cancellation with a cancel request, on another connection.
+        self._waited_with = gen = limited(gen, self.limit)
         try:
-            return await super().wait(limited(gen, self.limit), *arguments, **options)
+            return await waiting.wait_async(gen, self.fileno(), interval)
         except psycopg.OperationalError as error:
             # psycopg takes any ``OSError``, of which ``TimeoutError`` is one, for a closed socket.
             if isinstance(error.__cause__, TimeoutError):
                 raise error.__cause__ from None
             raise
+
+    async def settled(self) -> None:
+        if self._waited_with:
+            await self.wait(self._waited_with)
 
 
 class Link:
@@ -133,6 +146,7 @@ class AsyncioLink(Link):
     def __init__(self, connection: _AsyncioConnection, settings: Settings) -> None:
         super().__init__(connection, settings)
         self._cursor = connection.cursor()
+        self.settled = connection.settled
 
     @classmethod
     async def open(cls, settings: Settings) -> AsyncioLink:

@@ -40,7 +40,15 @@ class Connection(Protocol):
     def close(self) -> object: ...
 
 
+class LoopConnection(Connection, Protocol):
+    """One that an event loop uses."""
+
+    async def settled(self) -> None:
+        """Wait for the answer to what a caller that was cancelled has asked."""
+
+
 C = TypeVar("C", bound=Connection)
+L = TypeVar("L", bound=LoopConnection)
 R = TypeVar("R")
 
 
@@ -149,36 +157,47 @@ class Pool(Generic[C]):
         return None
 
 
-class LoopPool(Generic[C]):
+class LoopPool(Generic[L]):
     """The connections of the tasks of one event loop: at most ``room``."""
 
     def __init__(
-        self, connect: Callable[[], Awaitable[C]], silence: Silence, *, room: int, patience: float
+        self, connect: Callable[[], Awaitable[L]], silence: Silence, *, room: int, patience: float
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self._connect = connect
         self._silence = silence
         self._room = self._free = room
         self._patience = patience
-        self._idle: list[C] = []
+        self._idle: list[L] = []
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._closed = False
         self._end = BeforeLoopEnds(self._close_idle)
 
-    async def use(self, work: Callable[[C], Awaitable[R]], *, first: bool = False) -> R:
+    async def use(self, work: Callable[[L], Awaitable[R]], *, first: bool = False) -> R:
         """Return what ``work`` does with a connection.
 
-        A caller that is cancelled leaves the work to run to its end. ``first`` is for the keeper, which
-        waits ahead of all callers. Raises what ``Pool.use`` does.
+        If a caller is cancelled, the connection is used again when it has ``settled``. ``first`` is for
+        the keeper, which waits ahead of all callers. Raises what ``Pool.use`` does.
         """
         if self._free and not first:
             self._free -= 1
         else:
             await self._take_turn(first=first)
-        outcome: asyncio.Future[R] = self.loop.create_future()
-        # What the task waits for keeps it: its connection, or the loop.
-        self.loop.create_task(self._use(work, outcome))
-        return await outcome
+        connection = None
+        try:
+            connection = _usable(self._idle) or await self._new()
+            result = await work(connection)
+        except asyncio.CancelledError:
+            if connection:
+                self.loop.create_task(self._settle(connection))
+            else:
+                self._end_turn()
+            raise
+        except BaseException as error:
+            self._put_back(connection, error)
+            raise
+        self._put_back(connection)
+        return result
 
     def close(self) -> None:
         """Close the connections, and those in use when they come back. It must run in the loop."""
@@ -189,35 +208,28 @@ class LoopPool(Generic[C]):
             if not waiter.done():
                 waiter.set_exception(Unfit("it was closed"))
 
-    async def _use(self, work: Callable[[C], Awaitable[R]], outcome: asyncio.Future[R]) -> None:
-        """Do the work, and tell its caller, unless that was cancelled."""
-        connection, answered = None, False
+    async def _settle(self, connection: L) -> None:
         try:
-            connection = _usable(self._idle) or await self._new()
-            result = await work(connection)
-            answered = True
-            if not outcome.done():
-                outcome.set_result(result)
-        except Exception as error:  # noqa: BLE001 - its caller raises it
-            answered = connection is not None and isinstance(error, self._silence.answers)
-            if isinstance(error, TimeoutError):
-                self._silence.notice(error)
-                self._close_idle()
-            if not outcome.done():
-                outcome.set_exception(error)
-                outcome.exception()  # Its caller may be cancelled now, and asyncio must not log it.
-        except BaseException:
-            outcome.cancel()  # The loop ends.
-            raise
-        finally:
-            if connection and answered:
-                self._silence.answered_at = monotonic()
-                self._idle.append(connection)
-            elif connection:
-                connection.close()
-            if self._closed:
-                self._close_idle()
-            self._end_turn()
+            await connection.settled()
+        except BaseException as error:
+            self._put_back(connection, error)
+            if not isinstance(error, Exception):  # The loop ends.
+                raise
+        else:
+            self._put_back(connection)
+
+    def _put_back(self, connection: L | None, error: BaseException | None = None) -> None:
+        if isinstance(error, TimeoutError):
+            self._silence.notice(error)
+            self._close_idle()
+        if connection and (error is None or isinstance(error, self._silence.answers)):
+            self._silence.answered_at = monotonic()
+            self._idle.append(connection)
+        elif connection:
+            connection.close()
+        if self._closed:
+            self._close_idle()
+        self._end_turn()
 
     async def _take_turn(self, *, first: bool) -> None:
         if self._free and (self._idle or not first):
@@ -245,7 +257,7 @@ class LoopPool(Generic[C]):
                 return
         self._free += 1
 
-    async def _new(self) -> C:
+    async def _new(self) -> L:
         if self._closed:
             raise Unfit("it was closed")
         with self._silence.connecting():
@@ -257,23 +269,23 @@ class LoopPool(Generic[C]):
         _close_all(self._idle)
 
 
-class LoopPools(Generic[C]):
+class LoopPools(Generic[L]):
     """The connections of whichever event loop runs."""
 
     def __init__(
-        self, connect: Callable[[], Awaitable[C]], silence: Silence, *, room: int, patience: float
+        self, connect: Callable[[], Awaitable[L]], silence: Silence, *, room: int, patience: float
     ) -> None:
         self._loops = ByLoop(lambda: LoopPool(connect, silence, room=room, patience=patience))
         self._patience = patience
         self._closed = False
 
-    async def use(self, work: Callable[[C], Awaitable[R]]) -> R:
+    async def use(self, work: Callable[[L], Awaitable[R]]) -> R:
         """See ``LoopPool.use``."""
         if self._closed:
             raise Unfit("it was closed")
         return await self._loops.here().use(work)
 
-    def use_first(self, work: Callable[[C], Awaitable[R]]) -> R:
+    def use_first(self, work: Callable[[L], Awaitable[R]]) -> R:
         """Do work on a connection of any loop, for the keeper, whose thread has none.
 
         Raises ``Unfit`` if no event loop is there.
