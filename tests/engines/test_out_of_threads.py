@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import subprocess
 import sys
 import threading
@@ -14,14 +13,15 @@ from redis import exceptions
 
 from tests.servers import fresh_memcached
 from weblock import AsyncLocks, ConfigurationError, EngineUnavailable
-from weblock._core.ports import Readable, Switchboard
+from weblock._core.ports import Switchboard, sent
 from weblock._platform.loops import beside_loop
-from weblock._runtime.blocking import BlockingRuntime, drive
+from weblock._runtime.blocking import drive
 from weblock.stores.memcached import open_engine as on_memcached
 from weblock.stores.memcached.engine import THREADS
+from weblock.stores.quorum.at_once import in_this_thread
 from weblock.stores.redis import asking, cluster
 from weblock.stores.redis.aio import LoopLinks
-from weblock.stores.redis.asking import Lookup, Poll
+from weblock.stores.redis.asking import Health, Lookup, Poll
 from weblock.stores.redis.blocking import BlockingLinks
 from weblock.stores.redis.calls import Layout
 from weblock.stores.redis.cluster import ClusterNodes
@@ -167,21 +167,24 @@ def test_what_goes_on_side_by_side_goes_on_one_after_the_other() -> None:
 
 
 @pytest.mark.usefixtures("no_threads")
-def test_late_answers_are_waited_for() -> None:
-    """A caller that has enough answers hears the others to their end, and fails for none of them."""
+def test_a_request_that_would_block_does_so_in_its_caller() -> None:
+    """A quorum's server to which there is no connection yet is asked all the same."""
     done: list[str] = []
 
-    async def early() -> None:
-        done.append("early")
+    async def connects() -> None:
+        await sent(None, 0.0)
+        done.append("connected")
 
-    async def late() -> None:
-        with ours, theirs:
-            await Readable(ours.fileno(), 0.01)
-        done.append("late")
+    drive(in_this_thread([connects()], lambda: False))
+    assert done == ["connected"]
 
-    ours, theirs = socket.socketpair()
-    drive(BlockingRuntime().side_by_side([early(), late()], lambda: True))
-    assert done == ["early", "late"]
+
+@pytest.mark.usefixtures("no_threads")
+def test_a_server_at_which_no_thread_can_knock_is_asked() -> None:
+    """Nothing else would find out that it answers again."""
+    health: Health[int] = Health(lambda _server: None)
+    health.failed(0, ConnectionError(), sent=0.0)
+    assert not health.failures
 
 
 async def test_a_lookup_that_cannot_begin_keeps_nobody_waiting(

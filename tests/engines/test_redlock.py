@@ -8,7 +8,7 @@ import select
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -22,7 +22,7 @@ from weblock._core.ports import Ask, Grasp, Reply
 from weblock._core.table import Busy, Claim, Gone, Held, Released, Waiting
 from weblock._runtime.blocking import BlockingRuntime, drive
 from weblock._runtime.clock import now
-from weblock.stores.quorum import FIRST_PAUSE, LONGEST_PAUSE, Health, open_quorum
+from weblock.stores.quorum import open_quorum
 from weblock.stores.quorum.candidate import SPLIT, Candidate
 from weblock.stores.quorum.clocks import Clocks
 from weblock.stores.quorum.tally import Tally
@@ -112,43 +112,6 @@ class TestTally:
         assert self.tally(released, released, DOWN).released() == Reply(Released(), 100.0)
         assert self.tally(released, gone, gone).released() == Reply(Gone(), 100.0)
         assert self.tally(released, gone, DOWN).released() is None
-
-
-class TestHealth:
-    """Whether a server is worth asking."""
-
-    def test_one_that_is_down_is_tried_by_one_caller_now_and_then(self) -> None:
-        """After a failure nobody asks for a moment, and then one, after longer and longer pauses."""
-        health, now = Health(), 100.0
-        health.failed(DOWN, sent=now - 0.25, now=now)
-        for pause in (0.1, 0.2, 0.4, 0.8, 1.0, 1.0):
-            assert health.known_failure(now + 0.99 * pause) is DOWN
-            now += pause
-            assert health.known_failure(now) is None
-            assert health.known_failure(now + 0.2) is DOWN
-            health.failed(DOWN, sent=now, now=now + 0.25)
-            now += 0.25
-        health.answered(now)
-        assert health.known_failure(now) is None
-        health.failed(DOWN, sent=now, now=now)
-        assert health.known_failure(now + FIRST_PAUSE) is None
-
-    def test_one_that_answers_others_is_slow_and_not_down(self) -> None:
-        """A request that was not answered in time says nothing if a later answer has come."""
-        health = Health()
-        health.answered(100.1)
-        health.failed(DOWN, sent=100.0, now=100.25)
-        assert health.known_failure(100.25) is None
-        health.failed(DOWN, sent=100.1, now=100.35)
-        assert health.known_failure(100.35) is DOWN
-
-    def test_requests_that_fail_together_are_one_failure(self) -> None:
-        """Many that were under way when a server failed do not make the pause longer."""
-        health = Health()
-        for _ in range(100):
-            health.failed(DOWN, sent=100.0, now=100.25)
-        assert health.known_failure(100.25 + FIRST_PAUSE) is None
-        assert health.known_failure(100.25 + FIRST_PAUSE + LONGEST_PAUSE / 2) is DOWN
 
 
 def test_who_is_rung_by_a_minority_looks_if_no_majority_follows() -> None:
@@ -282,12 +245,9 @@ def test_a_release_tells_of_a_loss_that_a_majority_knows(servers: list[Server]) 
 def test_a_clock_that_is_behind_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     """Who could notice before it does harm is told which server it is, and by how much."""
     clocks = Clocks(["redis://a", "redis://b", "redis://c"])
-    free = Busy(0.0, 0)
     for _ in range(2):
-        replies = {0: Reply(free, 9000.0), 1: Reply(free, 8997.0), 2: Reply(free, 5400.0)}
-        clocks.compare(Tally(3, 100.0, replies))
-        clocks.compare(Tally(3, 100.0, {0: DOWN, 1: DOWN, 2: Reply(free, 5400.0)}))
-        clocks.compare(Tally(3, 100.0, {0: DOWN}))
+        for server, time in enumerate((9000.0, 8997.0, 5400.0)):
+            clocks.heard(server, time, sent=100.0, received=100.0)
     (record,) = [each for each in caplog.records if "the clock of" in each.getMessage()]
     assert record.levelname == "WARNING"
     assert "the clock of redis://c is 3600 s behind that of redis://a" in record.getMessage()
@@ -447,7 +407,13 @@ def test_a_name_that_is_looked_up_for_ever_holds_nobody_up(
             waited_for.append(address)
         raise TimeoutError
 
+    @contextmanager
+    def opened_but_for_one(connection: Any) -> Iterator[Any]:
+        connected_but_for_one(Address(connection.host, connection.port), connection).discard()
+        yield connection
+
     monkeypatch.setattr("weblock.stores.redis.blocking.connected", connected_but_for_one)
+    monkeypatch.setattr("weblock.stores.redis.asking.opened", opened_but_for_one)
     try:
         with Locks.from_url(urls(servers, timeout=1, connect_timeout=1), wait=PATIENCE) as locks:
             locks.acquire("k").release()

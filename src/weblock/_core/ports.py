@@ -7,13 +7,12 @@ runtime blocks, so that one ``send(None)`` drives a whole coroutine; the simulat
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Generator, Iterable, Sequence
+from types import coroutine
+from typing import Final, NamedTuple, Protocol
 
 from ..errors import EngineUnavailable
 from .table import Answer, Claim, KeyState
-
-T = TypeVar("T")
 
 SCOPES: Final = ("none", "process", "host", "cluster")
 """How far an engine's leases reach, from nowhere to everywhere."""
@@ -148,21 +147,15 @@ class Bell(Protocol):
         """Wait for the next message, at most ``timeout`` seconds; return ``None`` if none came."""
 
 
-class Readable:
-    """Suspends a task of ``side_by_side`` in the blocking world, where nothing else suspends.
+@coroutine
+def sent(fd: int | None, until: float) -> Generator[tuple[int | None, float], None, None]:
+    """Suspend a request of the blocking API that is one of several, where it would block.
 
-    It continues when the file descriptor can be read, or after ``timeout`` seconds; awaiting it
-    returns which.
+    It has been sent, and its reply can be read from the file descriptor ``fd``. Without one, the
+    request does something else that takes time, such as connecting, and is better continued in a
+    thread. The caller continues it no later than ``until``, by ``time.monotonic``, or closes it.
     """
-
-    __slots__ = ("fd", "timeout")
-
-    def __init__(self, fd: int, timeout: float | None) -> None:
-        self.fd = fd
-        self.timeout = timeout
-
-    def __await__(self) -> Generator[Readable, bool, bool]:
-        return (yield self)
+    yield fd, until
 
 
 class Runtime(Protocol):
@@ -200,15 +193,6 @@ class Runtime(Protocol):
         """Return a bell whose listener is the running task or thread."""
 
     async def sleep(self, seconds: float) -> None: ...
-
-    async def side_by_side(
-        self, works: Sequence[Coroutine[Any, Any, None]], enough: Callable[[], bool]
-    ) -> None:
-        """Run several coroutines at once, none of which raises.
-
-        Returns when all are done, or when one is and there is ``enough``: then the others continue
-        in the background, as they do when the caller is cancelled.
-        """
 
 
 class Switchboard:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
 
 from .._core.ports import Message
 from . import clock
@@ -80,46 +77,5 @@ class AsyncioRuntime:
     is_part_of = staticmethod(clock.is_part_of)
     holds_up = staticmethod(clock.waits_for_this_loop)
 
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
-        """Those under way, which a loop refers to weakly."""
-
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
-
-    async def side_by_side(
-        self, works: Sequence[Coroutine[Any, Any, None]], enough: Callable[[], bool]
-    ) -> None:
-        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        under_way = len(works)
-
-        def ended(task: asyncio.Task[None]) -> None:
-            nonlocal under_way
-            self._tasks.discard(task)
-            under_way -= 1
-            if over.done():
-                return  # Only the loop can still report an error: it logs it.
-            if not task.cancelled() and (error := task.exception()):
-                over.set_exception(error)
-            elif under_way == 0 or enough():
-                over.set_result(None)
-
-        for work in works:
-            task = _begun(work)
-            self._tasks.add(task)
-            task.add_done_callback(ended)
-        if works:
-            await over
-
-
-if sys.version_info >= (3, 12):
-
-    def _begun(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a task at once, which is twice as fast as to have the loop start it."""
-        return asyncio.Task(work, loop=asyncio.get_running_loop(), eager_start=True)
-
-else:
-
-    def _begun(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a task."""
-        return asyncio.get_running_loop().create_task(work)

@@ -6,7 +6,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from queue import Empty
 from typing import Any, TypeVar
 
@@ -14,7 +14,6 @@ from .._core.ports import Bell, Message
 from .._platform.greenlets import patched_by, refuse_other_threads
 from ..errors import ConfigurationError
 from . import clock
-from .crowd import Crowd
 
 T = TypeVar("T")
 
@@ -66,27 +65,6 @@ class BlockingRuntime:
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
-
-    async def side_by_side(
-        self, works: Sequence[Coroutine[Any, Any, None]], enough: Callable[[], bool]
-    ) -> None:
-        began = clock.now()
-        crowd = Crowd(works)
-        crowd.run(enough)
-        if not crowd.over:
-            # Most are nearly done. For the others, their caller does not wait.
-            crowd.run(_never, until=2 * clock.now() - began)
-        if not crowd.over:
-            rest = threading.Thread(target=crowd.run, args=(_never,), daemon=True)
-            rest.name = "weblock-late-answers"
-            try:
-                rest.start()
-            except RuntimeError:  # The machine has no more threads.
-                crowd.run(_never)
-
-
-def _never() -> bool:
-    return False
 
 
 class BlockingBell:

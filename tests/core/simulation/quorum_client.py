@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from weblock._core.ports import Pulse, Recovery, Reply, Runtime, Switchboard
+from weblock._core.ports import Pulse, Recovery, Reply, Switchboard
 from weblock._core.table import Claim
 from weblock.errors import EngineUnavailable
 from weblock.stores.quorum import QuorumEngine, _Board
 from weblock.stores.quorum.store import QuorumStore
+from weblock.stores.redis.asking import LONGEST_KNOCK, Health
 from weblock.stores.redis.nodes import OneNode
 from weblock.stores.redis.settings import Address, Deployment, Settings
 from weblock.stores.redis.store import RedisStore
@@ -58,6 +59,18 @@ class SimulatedConnections:
         return RedisStore(self._settings.name, LAYOUT, wire)
 
 
+class SimulatedHealth(Health[int]):
+    """Callers are let in again when a thread would next have knocked."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(lambda _server: None)
+        self._process = process
+
+    def _start_to_knock(self, server: int) -> None:
+        pause = LONGEST_KNOCK * (0.2 + self._process.world.random.random())
+        self._process.after(pause, lambda: self.up(server))
+
+
 class SimulatedQuorumEngine(QuorumEngine):
     """The engine that is shipped, on connections of the simulation."""
 
@@ -75,6 +88,7 @@ class SimulatedQuorumEngine(QuorumEngine):
                 for each in places
             ]
         )
+        self.health = SimulatedHealth(process)
 
     def _connected(self, number: int, settings: Settings) -> Any:
         return SimulatedConnections(self, number, settings)
@@ -84,9 +98,13 @@ class WitnessedQuorum(QuorumStore):
     """The store that is shipped, of which one sees what it is asked, and whether it waits."""
 
     def __init__(
-        self, engine: QuorumEngine, runtime: Runtime, stores: Sequence[RedisStore], truth: Truth
+        self,
+        engine: QuorumEngine,
+        runtime: SimulatedRuntime,
+        stores: Sequence[RedisStore],
+        truth: Truth,
     ) -> None:
-        super().__init__(engine, runtime, stores)
+        super().__init__(engine, runtime, stores, runtime.at_once)
         self.asking = 0
         self.asked_at = 0.0
         self._truth = truth

@@ -10,7 +10,7 @@ from weblock._core.holding import Holding
 from weblock._core.ports import Reply
 from weblock._core.table import HANDOFF, Busy, Held
 from weblock.errors import LeaseLost, WeblockError
-from weblock.stores.quorum import LONGEST_PAUSE
+from weblock.stores.redis.asking import LONGEST_KNOCK
 
 from .attempts import Attempt
 from .client import Client
@@ -50,7 +50,7 @@ class QuorumTruth(Truth):
 
     def disturb(self, what: str, lasting: float) -> None:
         """One that has failed is left alone for a while."""
-        super().disturb(what, lasting + LONGEST_PAUSE)
+        super().disturb(what, lasting + LONGEST_KNOCK)
 
     # From the servers.
 

@@ -41,7 +41,7 @@ class SimulatedRuntime:
     def bell(self) -> Bell:
         return SimulatedBell(self._process)
 
-    async def side_by_side(
+    async def at_once(
         self, works: Sequence[Coroutine[Any, Any, None]], enough: Callable[[], bool]
     ) -> None:
         under_way = len(works)

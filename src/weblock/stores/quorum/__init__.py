@@ -3,7 +3,7 @@
 https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/ has the algorithm. Here
 waiters queue on every server by tickets, which are times of the servers' clocks, so that all servers
 hand over to the same one; fences are the same on a majority; a server that lost its data waits before
-it votes again; and only one caller at a time tries a server that is down.
+it votes again; and no caller waits for a server that is known to be down.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from ..._core.ports import Ask, Engine, Message, Runtime, Store, Switchboard
 from ..._platform.forks import heed_forks
 from ..._requirements import require
-from ...errors import ConfigurationError, EngineUnavailable
+from ...errors import ConfigurationError
 from ..findings import Finding
 from ..redis.settings import SCHEMES as REDIS
 from ..redis.settings import Deployment, Settings, parse
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
 
 TIMEOUT: Final = 0.25
 """Seconds that each server has for an answer, unless its URL says otherwise."""
-
-FIRST_PAUSE: Final = 0.1
-LONGEST_PAUSE: Final = 1.0
-"""Seconds after a failure for which a server counts as down, and is not asked."""
 
 TIDY: Final = 5.0
 """Seconds between searches for acquisitions that ended without a release."""
@@ -82,39 +78,6 @@ def _check(settings: Sequence[Settings]) -> None:
             )
 
 
-class Health:
-    """Whether one of the servers answers. Only one caller at a time tries a server that is down.
-
-    A server that has answered another caller since the failed request was sent is slow, and not
-    down. Otherwise all servers would seem to be down in turn on an overloaded machine.
-    """
-
-    def __init__(self) -> None:
-        self._failure: EngineUnavailable | None = None
-        self._known_at = float("-inf")
-        self._pause = FIRST_PAUSE
-        self._again_at = 0.0
-
-    def known_failure(self, now: float) -> EngineUnavailable | None:
-        """Return why the server is not worth asking now; ``None`` if it is."""
-        if self._failure is None:
-            return None
-        if now < self._again_at:
-            return self._failure
-        self._again_at = now + LONGEST_PAUSE
-        return None
-
-    def failed(self, failure: EngineUnavailable, *, sent: float, now: float) -> None:
-        """Count the server as down, unless it has answered since the request was sent."""
-        if sent < self._known_at:
-            return
-        self._pause = min(LONGEST_PAUSE, 2 * self._pause) if self._failure else FIRST_PAUSE
-        self._failure, self._known_at, self._again_at = failure, now, now + self._pause
-
-    def answered(self, now: float) -> None:
-        self._failure, self._known_at = None, now
-
-
 class QuorumEngine(Engine):
     """The leases of a majority, as this process sees them."""
 
@@ -128,8 +91,8 @@ class QuorumEngine(Engine):
         self.name = f"quorum of {', '.join(each.name for each in settings)}"
         self.order = sorted(range(len(settings)), key=lambda number: settings[number].name)
         """The servers in the same order in all programs, in whichever order their URLs are listed."""
-        self.health = [Health() for _ in settings]
-        self.clocks = Clocks([each.name for each in settings])
+        self.names = [each.name for each in settings]
+        self.clocks = Clocks(self.names)
         self._tidy_at = 0.0
         self._majority = len(settings) // 2 + 1
         self._runs: dict[int, str] = {}
@@ -137,19 +100,23 @@ class QuorumEngine(Engine):
         heed_forks(self)
 
     def after_fork(self) -> None:
-        """Begin with nothing open. What is known of the servers stays."""
+        """Begin with nothing open. What is known of the servers' clocks stays."""
+        from ..redis.asking import Health
+
         self.switchboard = Switchboard()
         self.candidates: dict[str, Candidate] = {}
         self._connections = [self._connected(*each) for each in enumerate(self._settings)]
+        self.health: Health[int] = Health(self._knock)
 
     def connect(self, runtime: Runtime) -> Store:
+        from .at_once import InTasks, in_this_thread
         from .store import QuorumStore
 
         stores = [
-            each.store(suspends=runtime.suspends, takes_turns=True, renews=runtime.renews)
+            each.store(suspends=runtime.suspends, two_phase=True, renews=runtime.renews)
             for each in self._connections
         ]
-        return QuorumStore(self, runtime, stores)
+        return QuorumStore(self, runtime, stores, InTasks() if runtime.suspends else in_this_thread)
 
     def candidate(self, claim: Claim, now: float) -> Candidate:
         """What is known of an acquisition, from its first question on.
@@ -194,9 +161,18 @@ class QuorumEngine(Engine):
 
     def close(self) -> None:
         """End all connections. Callers that still wait here are notified."""
+        self.health.close()
         for each in self._connections:
             each.close()
         self.switchboard.ring_all(Ask())
+
+    def _knock(self, number: int) -> None:
+        """Ask a server that is down for a sign of life."""
+        from ..redis.asking import asked, opened
+
+        (address,) = self._settings[number].addresses
+        with opened(self._connections[number].connection(address)) as connection:
+            asked(connection, "PING")
 
     def _connected(self, number: int, settings: Settings) -> Connections:
         from ..redis.connections import Connections

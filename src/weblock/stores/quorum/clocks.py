@@ -1,4 +1,4 @@
-"""What is known of the servers' clocks: the time that orders waiters, and whether the clocks agree."""
+"""The servers' clocks: the time that orders waiters, and whether the clocks agree."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from ..._platform.logs import logger
-from .tally import Tally
 
 APART: Final = 5.0
 """Seconds by which clocks may differ: half of what a server that has lost its data takes to recover."""
@@ -24,9 +23,9 @@ class Clocks:
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
-        self._warned: set[int] = set()
         self._majority = len(names) // 2 + 1
         self._ahead: dict[int, float] = {}
+        self._warned: set[int] = set()
 
     @property
     def known(self) -> bool:
@@ -46,7 +45,18 @@ class Clocks:
         What was known stays as far as the answer allows it, so of many answers the fastest counts.
         """
         least, most = time - received, time - sent
-        self._ahead[server] = min(max(self._ahead.get(server, least), least), most)
+        ahead = min(max(self._ahead.get(server, least), least), most)
+        self._ahead[server] = ahead
+        behind = max(self._ahead.values()) - ahead
+        if behind > APART and server not in self._warned:
+            self._warned.add(server)
+            logger.warning(
+                "the clock of %s is %.0f s behind that of %s: if that server loses its data,"
+                " fences may go back by as much. Have a time server set both clocks",
+                self._names[server],
+                behind,
+                self._names[max(self._ahead, key=self._ahead.__getitem__)],
+            )
 
     def time(self, now: float) -> float:
         """Return what all clocks of a majority show now, at least.
@@ -54,21 +64,3 @@ class Clocks:
         With all of them known, no minority can move it, wherever its clocks are.
         """
         return now + sorted(self._ahead.values(), reverse=True)[self._majority - 1]
-
-    def compare(self, tally: Tally) -> None:
-        """Look at the times at which the servers have answered one question."""
-        times = {server: tally.time_of(server) for server in tally.heard}
-        if not times:
-            return
-        ahead = max(times, key=times.__getitem__)
-        for server, time in times.items():
-            behind = times[ahead] - time
-            if behind > APART and server not in self._warned:
-                self._warned.add(server)
-                logger.warning(
-                    "the clock of %s is %.0f s behind that of %s: if that server loses its data,"
-                    " fences may go back by as much. Have a time server set both clocks",
-                    self._names[server],
-                    behind,
-                    self._names[ahead],
-                )

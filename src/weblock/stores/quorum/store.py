@@ -6,10 +6,11 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ..._core.ports import Look, Pulse, Reply, Runtime, Store, Unfinished
-from ..._core.table import Busy, Claim, Gone, Waiting
+from ..._core.table import Busy, Claim, Gone, Held, Waiting
 from ...errors import EngineUnavailable
 from ..redis.calls import MICRO
 from ..redis.store import RedisStore
+from .at_once import AtOnce
 from .candidate import Candidate
 from .tally import Tally
 
@@ -30,33 +31,43 @@ class QuorumStore(Store):
     process = ""
 
     def __init__(
-        self, engine: QuorumEngine, runtime: Runtime, stores: Sequence[RedisStore]
+        self,
+        engine: QuorumEngine,
+        runtime: Runtime,
+        stores: Sequence[RedisStore],
+        at_once: AtOnce,
     ) -> None:
         self._engine = engine
         self._runtime = runtime
         self._stores = stores
+        self._at_once = at_once
 
     async def acquire(self, key: str, claim: Claim, *, room: int) -> Reply:
         candidate = self._engine.candidate(claim, self._runtime.now())
         candidate.ticket = candidate.ticket or await self._new_ticket()
-        outcome: Reply | EngineUnavailable
+        split: EngineUnavailable | None = None
         for pause in (*PAUSES, 0.0):
             tally = await self._nominate(key, candidate, room)
-            if tally.granted:
-                outcome = await self._agreed(key, candidate, tally)
-                if isinstance(outcome, Reply):
-                    return outcome
-            else:
-                outcome = self._known(tally.outcome(), tally)
-                if isinstance(outcome.answer, Busy):
-                    return self._refused(outcome, outcome.answer, candidate, tally)
-                if not isinstance(outcome.answer, Waiting):
-                    return outcome
-                if not await self._holds_on(key, candidate, tally):
+            outcome, split = self._known(tally.outcome(), tally), None
+            match outcome.answer:
+                case Held(fence=fence):
+                    split = await self._split(key, candidate, tally)
+                    if split is None:
+                        candidate.fence = fence
+                        return outcome
+                case Busy() as busy:
+                    # Some servers may have granted what others refused.
+                    elsewhere = bool(candidate.asked - tally.answers(Busy).keys())
+                    if not elsewhere:
+                        self._engine.forget(claim.owner)
+                    return outcome._replace(answer=busy._replace(elsewhere=elsewhere))
+                case Waiting() if await self._holds_on(key, candidate, tally):
+                    pass
+                case _:
                     return outcome
             await self._runtime.sleep(pause * (0.5 + self._runtime.jitter() / 2))
-        if isinstance(outcome, EngineUnavailable):
-            raise outcome
+        if split:
+            raise split
         return outcome
 
     async def refresh(self, pulses: Sequence[Pulse]) -> Sequence[Reply | EngineUnavailable]:
@@ -80,9 +91,9 @@ class QuorumStore(Store):
             fence = candidate.fence if candidate else None
             if candidate:
                 candidate.asked_for(pulse.ttl, sent)
-                candidate.handovers.reminded(tally)
-            if candidate and tally.granted and fence and tally.forgetful:
-                await self._repair(pulse, candidate, tally.forgetful, fence)
+                candidate.waits(tally, still=True)
+            if candidate and tally.granted and fence and (forgetful := tally.answers(Gone)):
+                await self._repair(pulse, candidate, forgetful.keys(), fence)
             outcomes.append(tally.heartbeat(fence) or self._unavailable(tally))
         return outcomes
 
@@ -91,17 +102,19 @@ class QuorumStore(Store):
         if candidate:
             candidate.over = True  # Before we look whether a repair is under way.
             void = max(void, candidate.void if candidate.under_way else 0)
+        # Servers that were never asked have nothing to release.
         servers = candidate.asked if candidate else self._servers()
         tally = await self._tally(servers, lambda store: store.release(key, owner, void=void))
+        released = tally.released()
+        if tally.answered == len(tally.replies):
+            self._engine.forget(owner)
+            return released or Reply(Gone(), tally.sent)
         # The servers that may know of it are asked again later.
-        if tally.answered < len(tally.replies):
-            if candidate:
-                candidate.asked = set(tally.silent)
-            self._engine.forget_later(owner, self._runtime.now())
-            raise self._unfinished(tally)
-        self._engine.forget(owner)
-        # Servers that were never asked have nothing to release.
-        return tally.released() or Reply(Gone(), tally.sent)
+        if candidate:
+            candidate.asked = set(tally.silent)
+        self._engine.forget_later(owner, self._runtime.now())
+        failure = self._unavailable(tally)
+        raise Unfinished(failure.engine, failure.reason, released.answer) if released else failure
 
     async def transfer(self, key: str, owner: str, claim: Claim, *, fence: int) -> Reply:
         """Replace the owner on a majority. Of several claims for one lease, only one succeeds.
@@ -116,26 +129,24 @@ class QuorumStore(Store):
         candidate.fence = fence
 
         def question(store: RedisStore) -> Coroutine[Any, Any, Reply]:
-            candidate.asked.add(self._stores.index(store))
             mine = claim._replace(process=store.process)
-            return candidate.asks(store.transfer(key, owner, mine, fence=fence))
+            return store.transfer(key, owner, mine, fence=fence)
 
         sent, count = self._runtime.now(), len(self._stores)
         replies: dict[int, Any] = {}
         for server in self._engine.order:
-            replies |= await self._ask([server], question)
+            replies |= await self._ask([server], question, candidate)
             tally = Tally(count, sent, replies)
             if tally.holding:
                 break
-            if server in tally.forgetful and await self._has(server, key, fence):
+            if server in tally.answers(Gone) and await self._has(server, key, fence):
                 return Reply(Gone(), sent)
 
         def together(rest: dict[int, Any]) -> Tally:
             return Tally(count, sent, replies | rest)
 
-        rest = await self._ask(
-            self._servers() - replies.keys(), question, enough=lambda rest: together(rest).granted
-        )
+        others, granted = self._servers() - replies.keys(), lambda rest: together(rest).granted
+        rest = await self._ask(others, question, candidate, enough=granted)
         return self._known(together(rest).heartbeat(fence), together(rest))
 
     async def force_release(self, key: str) -> Reply:
@@ -149,7 +160,7 @@ class QuorumStore(Store):
 
     async def look(self, key: str) -> Look:
         """Return the state of the server that agrees with most others on the holder and its fence."""
-        looks = [each for each in await self._looks(key) if isinstance(each, Look)]
+        looks = await self._answers(lambda store: store.look(key))
         grants = [look.state.grant for look in looks]
         owners = [grant and grant.claim.owner for grant in grants]
         leases = [grant and (grant.claim.owner, grant.fence) for grant in grants]
@@ -160,36 +171,21 @@ class QuorumStore(Store):
         return looks[votes.index(max(votes))]
 
     async def names(self, prefix: str, limit: int) -> Sequence[str]:
-        replies = await self._ask(self._servers(), lambda store: store.names(prefix, limit))
-        found = [names for names in replies.values() if not isinstance(names, EngineUnavailable)]
-        self._check(len(found), replies)
+        found = await self._answers(lambda store: store.names(prefix, limit))
         return sorted({name for names in found for name in names})[:limit]
 
     async def mark(self, key: str, keep: float | None) -> None:
         """Record the mark on a majority at least, so that every other majority has a server that knows it."""
-
-        async def noted(store: RedisStore) -> bool:
-            await store.mark(key, keep)
-            return True
-
-        replies = await self._ask(self._servers(), noted)
-        self._check(sum(each is True for each in replies.values()), replies)
+        await self._answers(lambda store: store.mark(key, keep))
 
     async def marked(self, key: str) -> bool:
-        replies = await self._ask(self._servers(), lambda store: store.marked(key))
-        self._check(sum(isinstance(each, bool) for each in replies.values()), replies)
-        return True in replies.values()
+        return any(await self._answers(lambda store: store.marked(key)))
 
     async def _has(self, server: int, key: str, fence: int) -> bool:
         """Return whether a server has a lease with this fence."""
         (look,) = (await self._ask([server], lambda store: store.look(key))).values()
         grant = look.state.grant if isinstance(look, Look) else None
         return grant is not None and grant.fence == fence
-
-    async def _looks(self, key: str) -> Iterable[Look | EngineUnavailable]:
-        replies = await self._ask(self._servers(), lambda store: store.look(key))
-        self._check(sum(isinstance(each, Look) for each in replies.values()), replies)
-        return replies.values()
 
     async def _new_ticket(self) -> int:
         """Return the servers' time in microseconds, which answers have told before.
@@ -212,129 +208,141 @@ class QuorumStore(Store):
         return round(clocks.time(now()) * MICRO)
 
     async def _nominate(self, key: str, candidate: Candidate, room: int) -> Tally:
+        """Ask all servers for the key."""
         claim, ticket = candidate.claim, candidate.ticket
 
         def question(store: RedisStore) -> Coroutine[Any, Any, Reply]:
-            server = self._stores.index(store)
-            candidate.asked.add(server)
-            candidate.handovers.asking(server)
             mine = claim._replace(process=store.process)
-            return candidate.asks(store.acquire(key, mine, room=room, ticket=ticket))
+            return store.acquire(key, mine, room=room, ticket=ticket)
 
-        tally = await self._tally(self._servers(), question, enough=lambda tally: tally.granted)
-        candidate.fence = None  # One that a late ring has told of is over.
-        candidate.holding = set(tally.holding)
-        candidate.handovers.told(tally)
-        self._engine.clocks.compare(tally)
+        tally = await self._tally(
+            self._servers(), question, candidate, enough=lambda tally: tally.granted
+        )
+        candidate.fence = None  # One that a late notification has told of is over.
+        candidate.holding = tally.holding
+        candidate.waits(tally)
         return tally
 
-    async def _agreed(
+    async def _split(
         self, key: str, candidate: Candidate, tally: Tally
-    ) -> Reply | EngineUnavailable:
+    ) -> EngineUnavailable | None:
         """Make sure that a majority has the fence that the holder gets.
 
         Returns the reason if too few still have the lease: the vote must then be repeated.
         """
-        owner, fence, level = candidate.claim.owner, tally.fence, set(tally.level)
-        if len(level) < tally.majority:
-            raised = await self._tally(  # Those that have not answered yet may have let it in.
-                self._servers() - level,
-                lambda store: store.raise_fence(key, owner, fence),
-                enough=lambda raised: len(level) + len(raised.holding) >= tally.majority,
-            )
-            if len(level) + len(raised.holding) < tally.majority:
-                return self._unavailable(raised)
-        candidate.fence = fence
-        return self._known(tally.outcome(), tally)
+        level = tally.level
+        if len(level) >= tally.majority:
+            return None
+        owner, fence = candidate.claim.owner, tally.fence
+        raised = await self._tally(  # Those that have not answered yet may have let it in.
+            self._servers() - level,
+            lambda store: store.raise_fence(key, owner, fence),
+            enough=lambda raised: len(level) + len(raised.holding) >= tally.majority,
+        )
+        agreed = len(level) + len(raised.holding) >= tally.majority
+        return None if agreed else self._unavailable(raised)
 
     async def _holds_on(self, key: str, candidate: Candidate, tally: Tally) -> bool:
         """Give back what others have a better claim to; return whether some servers remain ours."""
-        if not tally.holding:
+        holding = tally.answers(Held)
+        if not holding:
             return False
         claim, ticket = candidate.claim, candidate.ticket
 
         def question(store: RedisStore) -> Coroutine[Any, Any, Reply]:
-            server = self._stores.index(store)
-            candidate.handovers.asking(server)
+            until = holding[self._stores.index(store)].until
             mine = claim._replace(process=store.process)
-            until = tally.until(server)
             return store.stand_back(key, mine, ticket=ticket, until=until)
 
-        answers = await self._tally(tally.holding, question)
-        candidate.holding = set(answers.holding)
-        candidate.handovers.told(answers)
+        candidate.asks(holding)
+        answers = await self._tally(holding, question)
+        candidate.holding = answers.holding
+        candidate.waits(answers)
         return bool(answers.holding)
 
-    def _refused(self, reply: Reply, busy: Busy, candidate: Candidate, tally: Tally) -> Reply:
-        """Return whether some servers may have granted what others refused."""
-        elsewhere = bool(candidate.asked - set(tally.refusing))
-        if not elsewhere:
-            self._engine.forget(candidate.claim.owner)
-        return reply._replace(answer=busy._replace(elsewhere=elsewhere))
-
     async def _repair(
-        self, pulse: Pulse, candidate: Candidate, forgetful: Sequence[int], fence: int
+        self, pulse: Pulse, candidate: Candidate, forgetful: Iterable[int], fence: int
     ) -> None:
         """Restore a lease on servers that have lost it, while a majority has it."""
         claim = candidate.claim._replace(ttl=pulse.ttl)
-        candidate.asked |= set(forgetful)
 
         def question(store: RedisStore) -> Coroutine[Any, Any, Reply]:
             mine = claim._replace(process=store.process)
-            return candidate.asks(store.acquire(pulse.key, mine, room=0, ticket=fence))
+            return store.acquire(pulse.key, mine, room=0, ticket=fence)
 
-        candidate.under_way.add(pulse)  # A release that does not wait for us has to know.
+        repair = (pulse, -1)
+        candidate.asked |= set(forgetful)
+        candidate.under_way.add(repair)  # A release that does not wait for us has to know.
         if not candidate.over:
-            await self._ask(forgetful, question)
-        candidate.under_way.discard(pulse)
+            await self._ask(forgetful, question, candidate)
+        candidate.under_way.discard(repair)
+
+    async def _answers(self, question: Question[T]) -> list[T]:
+        """Return what the servers answer. Raises ``EngineUnavailable`` if no majority does."""
+        replies: dict[int, Any] = await self._ask(self._servers(), question)
+        answers = [each for each in replies.values() if not isinstance(each, EngineUnavailable)]
+        if len(answers) <= len(self._stores) // 2:
+            raise self._unavailable(Tally(len(self._stores), 0.0, replies))
+        return answers
 
     async def _tally(
         self,
         servers: Iterable[int],
         question: Question[Reply],
+        candidate: Candidate | None = None,
         *,
-        enough: Callable[[Tally], bool] = lambda _tally: False,
+        enough: Callable[[Tally], bool] | None = None,
     ) -> Tally:
-        sent = self._runtime.now()
-        count = len(self._stores)
-        replies = await self._ask(
-            servers, question, enough=lambda replies: enough(Tally(count, sent, replies))
-        )
-        return Tally(count, sent, replies)
+        sent, count = self._runtime.now(), len(self._stores)
+
+        def decided(replies: dict[int, Any]) -> bool:
+            return enough is not None and enough(Tally(count, sent, replies))
+
+        return Tally(count, sent, await self._ask(servers, question, candidate, enough=decided))
 
     async def _ask(
         self,
         servers: Iterable[int],
         question: Question[T],
+        candidate: Candidate | None = None,
         *,
         enough: Callable[[dict[int, Any]], bool] = lambda _replies: False,
     ) -> dict[int, T | EngineUnavailable]:
-        """Return each server's answer; servers known to be down are not waited for."""
-        now = self._runtime.now()
-        replies: dict[int, Any] = {}
-        works = []
-        for server in servers:
-            if failure := self._engine.health[server].known_failure(now):
-                replies[server] = failure
-            else:
-                works.append(self._one(server, question, replies))
-        await self._runtime.side_by_side(works, lambda: enough(replies))
+        """Return each server's answer, or only those that there are when there is enough.
+
+        Servers that are known to be down are not asked. ``candidate`` is given if they remember it.
+        """
+        now, clocks, health = self._runtime.now, self._engine.clocks, self._engine.health
+        down, sent, this = health.failures.copy(), now(), object()
+        replies: dict[int, Any] = {server: down[server] for server in servers if server in down}
+        asked = [server for server in servers if server not in down]
+
+        async def ask(server: int) -> None:
+            try:
+                answer = replies[server] = await question(self._stores[server])
+            except EngineUnavailable as error:
+                replies[server] = error
+                health.failed(server, error, sent=sent)
+                return
+            received = now()
+            health.answered_at[server] = received
+            if candidate:
+                candidate.under_way.discard((this, server))
+            if isinstance(answer, Reply):
+                clocks.heard(server, answer.now, sent=sent, received=received)
+
+        if candidate:
+            candidate.asks(asked)
+            candidate.under_way.update([(this, server) for server in asked])
+        await self._at_once([ask(server) for server in asked], lambda: enough(replies))
+        late = [server for server in asked if server not in replies]
+        if late and not enough(replies):
+            for server in late:
+                silent = EngineUnavailable(self._engine.names[server], "no answer yet")
+                replies[server] = silent
+                health.failed(server, silent, sent=sent)
         # In their order; and those that answer later change nothing.
         return {server: replies[server] for server in sorted(replies)}
-
-    async def _one(self, server: int, question: Question[T], replies: dict[int, Any]) -> None:
-        health, now = self._engine.health[server], self._runtime.now
-        sent = now()
-        try:
-            answer = replies[server] = await question(self._stores[server])
-        except EngineUnavailable as error:
-            replies[server] = error
-            health.failed(error, sent=sent, now=now())
-        else:
-            received = now()
-            health.answered(received)
-            if isinstance(answer, Reply):
-                self._engine.clocks.heard(server, answer.now, sent=sent, received=received)
 
     def _servers(self) -> set[int]:
         return set(range(len(self._stores)))
@@ -343,17 +351,6 @@ class QuorumStore(Store):
         if reply is None:
             raise self._unavailable(tally)
         return reply
-
-    def _check(self, answered: int, replies: dict[int, Any]) -> None:
-        tally = Tally(len(self._stores), 0.0, replies)
-        if answered < tally.majority:
-            raise self._unavailable(tally)
-
-    def _unfinished(self, tally: Tally) -> EngineUnavailable:
-        failure, released = self._unavailable(tally), tally.released()
-        if released is None:
-            return failure
-        return Unfinished(failure.engine, failure.reason, released.answer)
 
     def _unavailable(self, tally: Tally) -> EngineUnavailable:
         failures = [each for each in tally.replies.values() if isinstance(each, EngineUnavailable)]

@@ -1,13 +1,16 @@
-"""What the answers of several servers amount to: pure functions, after the Redlock algorithm.
+"""Decide what the replies of several servers amount to: pure functions, after the Redlock algorithm.
 
 A server's clock says how long a lease has left there, and nothing else. All returned times are on
 the asker's own clock, counted from before the first request was sent.
+
+A server that recovers from a loss of its data answers a claim with ``Waiting`` or ``Busy``, also if
+it knows the claim's lease: it might have forgotten a later one. So it has no vote for a grant.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from ..._core.ports import Reply
 from ..._core.table import Answer, Asked, Busy, Gone, Held, Released, Waiting
@@ -15,113 +18,91 @@ from ...errors import EngineUnavailable
 
 A = TypeVar("A", bound=Answer)
 
-Replies = Mapping[int, Reply | EngineUnavailable]
-"""Each server's answer, by its number; a server that was not asked is not in it."""
-
 
 class Tally:
-    """The answers of ``servers`` servers to one question, which was sent at ``sent``."""
+    """The replies of ``servers`` servers to one question, which was sent at ``sent``.
 
-    __slots__ = ("_held", "replies", "sent", "servers")
+    They are by number; one of a server that was not asked, or has not answered yet, is missing.
+    """
 
-    def __init__(self, servers: int, sent: float, replies: Replies) -> None:
+    __slots__ = ("_answers", "majority", "replies", "sent", "servers")
+
+    def __init__(
+        self, servers: int, sent: float, replies: Mapping[int, Reply | EngineUnavailable]
+    ) -> None:
         self.servers = servers
+        self.majority = servers // 2 + 1
         self.sent = sent
         self.replies = replies
-        self._held = {
-            server: reply.answer
-            for server, reply in replies.items()
-            if isinstance(reply, Reply) and isinstance(reply.answer, Held)
-        }
-
-    @property
-    def majority(self) -> int:
-        return self.servers // 2 + 1
+        self._answers: dict[type, dict[int, Any]] = {}
+        for server, reply in replies.items():
+            if isinstance(reply, Reply):
+                self._answers.setdefault(type(reply.answer), {})[server] = reply.answer
 
     @property
     def answered(self) -> int:
-        return len(self.heard)
-
-    @property
-    def heard(self) -> list[int]:
-        """The servers that gave an answer."""
-        return [server for server, reply in self.replies.items() if isinstance(reply, Reply)]
+        return len(self.replies) - len(self.silent)
 
     @property
     def silent(self) -> list[int]:
         """The servers that were asked and gave no answer."""
         return [server for server, reply in self.replies.items() if not isinstance(reply, Reply)]
 
+    def answers(self, kind: type[A]) -> dict[int, A]:
+        """Return the answers of one kind, by server."""
+        return self._answers.get(kind, {})
+
     @property
-    def holding(self) -> list[int]:
+    def holding(self) -> set[int]:
         """The servers that say that the asker holds the key."""
-        return list(self._held)
+        return set(self.answers(Held))
 
     @property
     def granted(self) -> bool:
-        return len(self._held) >= self.majority
+        return len(self._answers.get(Held, ())) >= self.majority
 
     @property
     def fence(self) -> int:
         """The largest fence that any of them gave."""
-        return max(held.fence for held in self._held.values())
+        return max([held.fence for held in self.answers(Held).values()])
 
     @property
-    def level(self) -> list[int]:
+    def level(self) -> set[int]:
         """The servers that gave it."""
-        fence = self.fence
-        return [server for server, held in self._held.items() if held.fence == fence]
-
-    @property
-    def refusing(self) -> list[int]:
-        """The servers where other callers hold or wait, and the asker does not."""
-        return self._that_say(Busy)
-
-    @property
-    def waiting(self) -> list[int]:
-        """The servers where the asker waits."""
-        return self._that_say(Waiting)
-
-    @property
-    def forgetful(self) -> list[int]:
-        """The servers that know nothing of the asker."""
-        return self._that_say(Gone)
+        largest = self.fence
+        return {server for server, held in self.answers(Held).items() if held.fence == largest}
 
     def outcome(self) -> Reply | None:
         """The majority's answer; ``None`` if there is none, because too few have answered."""
         if self.granted:
-            return Reply(Held(self.fence, self._kept_until(), asked=self.told), self.sent)
+            return self._kept(self.fence)
         if self.answered < self.majority:
             return None
-        if self.forgetful:
+        if self.answers(Gone):
             return Reply(Gone(), self.sent)
-        if busy := self._answers(Busy):
+        busy, waiting = self.answers(Busy).values(), self.answers(Waiting).values()
+        others = busy or waiting
+        # Their holder's label and the number of others, by the server that knows of most.
+        holders = max(each.holder for each in others), max(each.others for each in others)
+        if busy:
             most = max(each.waiters for each in busy)
-            refusal = Busy(self._freed_at(), most, False, self.recovering, *_holders(busy))  # noqa: FBT003
+            refusal = Busy(self._freed_at(), most, False, self.recovering, *holders)  # noqa: FBT003
             return Reply(refusal, self.sent)
-        waiting = self._answers(Waiting)
         position = max(each.position for each in waiting)
-        answer = Waiting(position, self._freed_at(), (), self.recovering, *_holders(waiting))
+        answer = Waiting(position, self._freed_at(), (), self.recovering, *holders)
         return Reply(answer, self.sent)
 
     @property
     def recovering(self) -> str:
         """Why so many servers grant nothing that no majority is left; nothing if one is."""
-        answers: list[Waiting | Busy] = [*self._answers(Waiting), *self._answers(Busy)]
+        answers: list[Waiting | Busy] = [
+            *self.answers(Waiting).values(),
+            *self.answers(Busy).values(),
+        ]
         reasons = [each.recovering for each in answers if each.recovering]
         if self.servers - len(reasons) >= self.majority:
             return ""
         return f"of {len(reasons)} of its {self.servers} servers, {reasons[0]}"
-
-    def time_of(self, server: int) -> float:
-        """The time on a server's clock at which it answered."""
-        reply = self.replies[server]
-        assert isinstance(reply, Reply)
-        return reply.now
-
-    def until(self, server: int) -> float:
-        """When the asker's lease there ends, on the server's clock."""
-        return self._held[server].until
 
     def heartbeat(self, fence: int | None) -> Reply | None:
         """The majority's answer to a heartbeat; ``None`` while it is not known.
@@ -130,11 +111,11 @@ class Tally:
         ``Gone`` for a waiter to which any server has granted the key: it must ask, to agree on a
         fence with a majority, or to release what others have a better claim to.
         """
-        waiting = len(self.waiting)
+        waiting = len(self.answers(Waiting))
         if self.holding and not fence:
             return Reply(Gone(), self.sent)
         if self.granted:
-            return Reply(Held(fence or 0, self._kept_until(), asked=self.told), self.sent)
+            return self._kept(fence or 0)
         if waiting >= self.majority:
             return self.outcome()
         unknown = self.servers - self.answered
@@ -144,7 +125,7 @@ class Tally:
 
     def released(self) -> Reply | None:
         """The majority's answer to a release; ``None`` while it is not known."""
-        released = len(self._that_say(Released))
+        released = len(self.answers(Released))
         if released >= self.majority:
             return Reply(Released(), self.sent)
         unknown = self.servers - self.answered
@@ -154,17 +135,13 @@ class Tally:
         """The answer to a caller that asks the holders to release; ``None`` while it is not known."""
         if self.answered < self.majority:
             return None
-        asked = bool(self._that_say(Asked))
-        return Reply(Asked() if asked else Gone(), self.sent)
+        return Reply(Asked() if self.answers(Asked) else Gone(), self.sent)
 
-    @property
-    def told(self) -> bool:
-        """Whether any server tells the asker that it was asked to release."""
-        return any(held.asked for held in self._held.values())
-
-    def _kept_until(self) -> float:
-        """Return until when a majority keeps the lease."""
-        return sorted(self._ends(Held), reverse=True)[self.majority - 1]
+    def _kept(self, fence: int) -> Reply:
+        """Return the lease that a majority keeps. Any server may say that its release was asked for."""
+        until = sorted(self._ends(Held), reverse=True)[self.majority - 1]
+        asked = True in [held.asked for held in self.answers(Held).values()]
+        return Reply(Held(fence, until, asked=asked), self.sent)
 
     def _freed_at(self) -> float:
         """Return when enough of the leases of others may have ended."""
@@ -175,26 +152,6 @@ class Tally:
     def _ends(self, kind: type[Held | Waiting | Busy]) -> list[float]:
         """Return when the leases end, if the server's clock runs as ours does."""
         return [
-            self.sent + reply.answer.until - reply.now
-            for reply in self.replies.values()
-            if isinstance(reply, Reply) and isinstance(reply.answer, kind)
+            self.sent + answer.until - self.replies[server].now  # type: ignore[union-attr]
+            for server, answer in self.answers(kind).items()
         ]
-
-    def _answers(self, kind: type[A]) -> list[A]:
-        return [
-            reply.answer
-            for reply in self.replies.values()
-            if isinstance(reply, Reply) and isinstance(reply.answer, kind)
-        ]
-
-    def _that_say(self, kind: type[Answer]) -> list[int]:
-        return [
-            server
-            for server, reply in self.replies.items()
-            if isinstance(reply, Reply) and isinstance(reply.answer, kind)
-        ]
-
-
-def _holders(answers: Sequence[Waiting | Busy]) -> tuple[str, int]:
-    """Return the label of a holder and the number of others, by the server that knows of most."""
-    return max(each.holder for each in answers), max(each.others for each in answers)

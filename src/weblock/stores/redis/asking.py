@@ -6,9 +6,10 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import redis
 from redis import exceptions
@@ -19,12 +20,17 @@ from ..transport.unfit import Unfit
 from .settings import Address
 
 T = TypeVar("T")
+K = TypeVar("K")
 
 Connect = Callable[[Address], redis.Connection]
 
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 1.0
 """Seconds until servers are asked again where everything is, when asking has not helped."""
+
+FIRST_KNOCK: Final = 0.1
+LONGEST_KNOCK: Final = 0.5
+"""Seconds between attempts to reach a server that is down."""
 
 CALM: Final = 5.0
 """Seconds without doubts after which a new one counts as the first."""
@@ -86,6 +92,57 @@ class Poll:
             return self._question(address)
         except Exception as error:  # noqa: BLE001 - returned to the caller
             return error
+
+
+class Health(Generic[K]):
+    """Which servers answer. Callers skip one that does not, while a thread knocks at it.
+
+    A server that has answered another caller since the failed request was sent is slow, and not
+    down: else all servers would seem to be down in turn on an overloaded machine. Where no thread
+    can be started, callers go on asking. ``knock`` raises redis-py's errors or ``OSError``.
+    """
+
+    def __init__(self, knock: Callable[[K], object]) -> None:
+        self._knock = knock
+        self.failures: dict[K, Exception] = {}
+        """Why servers are not worth asking."""
+        self.answered_at: dict[K, float] = {}
+        self._closed = False
+
+    def failed(self, server: K, failure: Exception, *, sent: float) -> None:
+        """Count the server as down, unless it has answered since the request was sent."""
+        if server in self.failures or self._closed or sent < self.answered_at.get(server, sent):
+            return
+        self.failures[server] = failure
+        try:
+            self._start_to_knock(server)
+        except RuntimeError:
+            self.up(server)
+        except BaseException:  # A signal handler's, say.
+            self.up(server)
+            raise
+
+    def up(self, server: K) -> None:
+        """Let callers ask the server again."""
+        self.failures.pop(server, None)
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _start_to_knock(self, server: K) -> None:
+        in_background(partial(self._knock_until_answered, server), "knocking")
+
+    def _knock_until_answered(self, server: K) -> None:
+        pause = FIRST_KNOCK
+        try:
+            while not self._closed:
+                time.sleep(pause * (0.5 + random.random() / 2))
+                pause = min(LONGEST_KNOCK, 2 * pause)
+                with suppress(exceptions.RedisError, OSError):
+                    self._knock(server)
+                    return
+        finally:  # No other thread would do it.
+            self.up(server)
 
 
 class Lookup:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from functools import partial
 from queue import SimpleQueue
 from threading import Thread, current_thread, main_thread
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +13,7 @@ import hiredis
 import redis
 from redis import exceptions
 
-from ..._core.ports import Readable
+from ..._core.ports import sent
 from ..._platform.forks import close_in_children
 from ..._platform.polling import READABLE, new_poll, time_out_in_kernel
 from ..transport.turns import Empty, taken_out, turns
@@ -59,11 +57,9 @@ class BlockingLink:
         address: Address,
         connection: redis.Connection,
         *,
-        takes_turns: bool = False,
         timeout: float | None = None,
     ) -> None:
         self.address = address
-        self._takes_turns = takes_turns
         self.used_at = time.monotonic()
         self.alive = True
         """Whether nothing has gone wrong on it yet, and no reply is on its way."""
@@ -75,7 +71,7 @@ class BlockingLink:
             self._socket.settimeout(timeout)
         self._timeout = self._socket.gettimeout() or 0.0
         time_out_in_kernel(self._socket)
-        self._polls = self._socket.gettimeout() is None and not takes_turns
+        self._polls = self._socket.gettimeout() is None
         self._send = self._socket.sendall
         self._receive_into = self._socket.recv_into
         self._buffer = bytearray(_CHUNK)
@@ -94,8 +90,6 @@ class BlockingLink:
             self._send(command)
             reply = _INCOMPLETE
             while reply is _INCOMPLETE:
-                if self._takes_turns:
-                    await self._turn(until)
                 self._receive(until)
                 reply = self._next_reply()
         except BaseException as error:
@@ -114,8 +108,6 @@ class BlockingLink:
                 if (reply := self._next_reply()) is not _INCOMPLETE:
                     replies.append(reply)
                     continue
-                if self._takes_turns:
-                    await self._turn(until)
                 self._receive(until)
         except BaseException as error:
             self._fail(error)
@@ -182,10 +174,6 @@ class BlockingLink:
                 return exceptions.ConnectionError(f"the connection was lost: {error}")
         return error
 
-    async def _turn(self, until: float) -> None:
-        if not await Readable(self._socket.fileno(), max(0.0, until - time.monotonic())):
-            raise TimeoutError
-
     def _receive(self, until: float) -> None:
         left = until - time.monotonic()
         if left <= 0:
@@ -200,12 +188,64 @@ class BlockingLink:
         self._feed(self._buffer, 0, size)  # type: ignore[arg-type]  # It takes any buffer.
 
 
+class TwoPhaseLink(BlockingLink):
+    """A link whose requests suspend between sending and receiving: see ``ports.sent``.
+
+    A caller that need not wait any longer closes its request. The reply is dropped when it comes.
+    """
+
+    def __init__(self, address: Address, connection: redis.Connection) -> None:
+        super().__init__(address, connection)
+        self._polls = False  # The caller polls before it goes on.
+        self._unwanted = 0
+        """Replies on their way that no caller waits for."""
+
+    async def ask(self, command: bytes, count: int | None = None) -> Any:
+        """Send a command, and return its reply; with a count, the list of so many replies."""
+        unwanted = self._unwanted
+        missing = unwanted + (count or 1)
+        replies: list[Any] = []
+        self.alive = False
+        try:
+            until = time.monotonic() + self._timeout
+            self._send(command)
+            while len(replies) < missing:
+                await sent(self._socket.fileno(), until)
+                self._receive(until)
+                while (reply := self._next_reply()) is not _INCOMPLETE:
+                    replies.append(reply)
+        except GeneratorExit:
+            self._unwanted = missing - len(replies)
+            self.alive = True
+            raise
+        except BaseException as error:
+            self._fail(error)
+            raise
+        self._unwanted = 0
+        self.alive = True
+        return replies[unwanted:] if count else replies[-1]
+
+    async def exchange(self, commands: Sequence[bytes]) -> list[Any]:
+        replies: list[Any] = await self.ask(b"".join(commands), len(commands))
+        return replies
+
+    def usable(self) -> bool:
+        if self._unwanted and self.alive and self._poll.poll(0):
+            try:
+                self._receive(time.monotonic() + self._timeout)
+                while self._next_reply() is not _INCOMPLETE:
+                    self._unwanted -= 1
+            except (OSError, hiredis.ProtocolError):
+                self.discard()
+        if time.monotonic() - self.used_at < FRESH:  # As ``super``, which each request would call.
+            return self.alive
+        return super().usable()
+
+
 def connected(
     address: Address,
     connection: redis.Connection,
-    *,
-    takes_turns: bool = False,
-    timeout: float | None = None,
+    link: Callable[[Address, redis.Connection], BlockingLink] = BlockingLink,
 ) -> BlockingLink:
     """Let redis-py connect and authenticate, and take the connection over."""
     try:
@@ -214,7 +254,7 @@ def connected(
     except BaseException:
         connection.disconnect()
         raise
-    return BlockingLink(address, connection, takes_turns=takes_turns, timeout=timeout)
+    return link(address, connection)
 
 
 Lent = BlockingLink | Loan
@@ -223,7 +263,7 @@ Lent = BlockingLink | Loan
 class BlockingLinks:
     """A pool: as many connections as threads talk to a server at the same time, at most ``room``.
 
-    Where they take turns, a thread talks to several servers at the same time (``side_by_side``).
+    With ``connects_within``, requests suspend where they would block: see ``ports.sent``.
     """
 
     def __init__(
@@ -233,7 +273,7 @@ class BlockingLinks:
         *,
         room: int,
         patience: float,
-        takes_turns: bool = False,
+        connects_within: float | None = None,
         borrow: Callable[[Address], Lent | None] | None = None,
     ) -> None:
         self._connect = connect
@@ -241,7 +281,7 @@ class BlockingLinks:
         """Returns a connection of another pool, where this one can open none."""
         self._wanted: dict[Address, SimpleQueue[BlockingLink]] = {}
         """Where the next connection goes that comes back, ahead of all callers that wait for one."""
-        self._takes_turns = takes_turns
+        self._connects_within = connects_within
         self._receiver = receiver
         self._patience = patience
         self._size = room
@@ -249,7 +289,6 @@ class BlockingLinks:
         self._idle: dict[Address, list[BlockingLink]] = {}
         self._answered_at = float("-inf")
         """When a connection last came back with an answer."""
-        self._connecting = Connecting()
         self._closed = False
 
     @property
@@ -264,10 +303,6 @@ class BlockingLinks:
 
     async def together(self, works: Sequence[Coroutine[Any, Any, None]]) -> None:
         """Run each but the last in a thread of its own, as far as threads can be started."""
-        if self._takes_turns:
-            for work in works:
-                await work
-            return
         *others, last = works
         threads, here = [], [last]
         for work in others:
@@ -294,6 +329,8 @@ class BlockingLinks:
         return link if link.usable() else None
 
     async def take(self, address: Address, introduce: Introduce, permits: list[None]) -> Lent:
+        if self._connects_within is not None:
+            await sent(None, time.monotonic() + self._connects_within)
         if not permits:
             try:
                 permits += map(self.free.get, (True,), (self._patience,))
@@ -394,10 +431,8 @@ class BlockingLinks:
         if self._closed:
             raise Unfit("it was closed")
         connection = self._connect(address)
-        if self._takes_turns:
-            link = await self._connecting.connected(address, connection)
-        else:
-            link = connected(address, connection)
+        kind = BlockingLink if self._connects_within is None else TwoPhaseLink
+        link = connected(address, connection, kind)
         try:
             await introduce(link)
         except BaseException:
@@ -410,61 +445,3 @@ def _driven(work: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine of the blocking face, which never suspends."""
     with suppress(StopIteration):
         work.send(None)
-
-
-class Connecting:
-    """Connects in threads that others need not wait for: nothing limits how long a name is looked up."""
-
-    def __init__(self) -> None:
-        self._overdue: dict[Address, Sequence[BlockingLink | BaseException]] = {}
-        """The outcomes, still empty, of threads that have connected for longer than their callers waited.
-
-        Another attempt at the same address would fare no better.
-        """
-
-    async def connected(self, address: Address, connection: redis.Connection) -> BlockingLink:
-        """Return a new link. Raises redis-py's errors, or ``Unfit`` where no thread can be started.
-
-        The thread says that it is done. To close its socket would not do: a child that is forked
-        meanwhile has a copy of it, and the end of a connection comes when the last copy is closed.
-        """
-        earlier = self._overdue.get(address)
-        if earlier is not None and not earlier:
-            raise exceptions.TimeoutError("an earlier attempt to connect is not over yet")
-        ours, theirs = socket.socketpair()
-        outcome: list[BlockingLink | BaseException] = []
-        try:
-            work = partial(self._connect, address, connection, theirs, outcome)
-            Thread(target=work, name="weblock-connecting", daemon=True).start()
-        except RuntimeError as error:
-            ours.close()
-            theirs.close()
-            raise Unfit(f"no thread could be started to connect it: {error}") from error
-        with ours:
-            patience = (connection.socket_connect_timeout or 0) + (connection.socket_timeout or 0)
-            if not await Readable(ours.fileno(), patience) and not outcome:
-                self._overdue[address] = outcome
-                raise exceptions.TimeoutError(f"not connected within {patience:g} s")
-        (made,) = outcome
-        if isinstance(made, BaseException):
-            raise made
-        return made
-
-    def _connect(
-        self,
-        address: Address,
-        connection: redis.Connection,
-        theirs: socket.socket,
-        outcome: list[BlockingLink | BaseException],
-    ) -> None:
-        with theirs:
-            try:
-                outcome.append(connected(address, connection, takes_turns=True))
-            except BaseException as error:  # noqa: BLE001 - raised in the waiter
-                outcome.append(error)
-            try:
-                theirs.send(b"\0")
-            except OSError:  # The waiter is gone.
-                for each in outcome:
-                    if isinstance(each, BlockingLink):
-                        each.discard()

@@ -123,9 +123,10 @@ class Call:
     def by_name(self, run: str, longest: str, peers: str) -> bytes:
         """Return the command that runs the script by its name."""
         script, keys, args, facts = self.script, self.keys, self.args, (run, longest, peers)
-        if script is not ACQUIRE and script is not RELEASE:
+        if script is not RELEASE and (script is not ACQUIRE or args[5] != "0"):
             return _pack(("EVALSHA", script.sha, len(keys), *keys, *facts, *args))
-        # Each section runs these two, and only the owner is new in them: the rest is packed once.
+        # Each section runs these two, and only the owner is new in them, unless there is a ticket: the
+        # rest is packed once.
         voided, owner = keys[3].encode(), args[0].encode()
         sizes = len(voided), len(owner)
         before, between, after = _around_owner(script.sha, keys[:3], facts, args[1:], sizes)

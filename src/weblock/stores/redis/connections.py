@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from inspect import signature
 from typing import Any, Final
 
@@ -61,13 +61,11 @@ class Connections:
         )
         self._links: list[Links] = []
 
-    def store(
-        self, *, suspends: bool, takes_turns: bool = False, renews: bool = False
-    ) -> RedisStore:
+    def store(self, *, suspends: bool, two_phase: bool = False, renews: bool = False) -> RedisStore:
         """Return the engine for one face. Each has connections of its own.
 
-        One of several that a thread asks side by side takes turns. One that ``renews`` borrows a
-        connection of the others where it can open none.
+        With ``two_phase``, requests of the blocking API suspend: see ``ports.sent``. One that
+        ``renews`` borrows a connection of the others where it can open none.
         """
         links: Links
         if suspends:
@@ -80,7 +78,7 @@ class Connections:
                 self._receiver,
                 room=settings.max_connections,
                 patience=settings.timeout,
-                takes_turns=takes_turns,
+                connects_within=settings.connect_timeout + settings.timeout if two_phase else None,
                 borrow=self._lent if renews else None,
             )
         self._links.append(links)
@@ -195,7 +193,8 @@ class Connections:
         if not self._nodes.ready():
             self._nodes.refresh()
         address = self._nodes.listen_at()
-        return connected(address, self._blocking(address), timeout=LISTENED_IN)
+        listening = partial(BlockingLink, timeout=LISTENED_IN)
+        return connected(address, self._blocking(address), listening)
 
     def _arguments(self, connection: type, address: Address) -> dict[str, Any]:
         where: dict[str, Any] = (

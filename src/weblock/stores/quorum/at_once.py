@@ -1,0 +1,134 @@
+"""Send requests to several servers at once, and return when enough of them have answered."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any
+
+from ..._core.ports import sent
+from ..._platform.polling import READABLE, new_poll
+
+Request = Coroutine[Any, Any, None]
+
+AtOnce = Callable[[Sequence[Request], Callable[[], bool]], Awaitable[None]]
+"""Runs requests, none of which raises, until all are over, or one is and there is ``enough``."""
+
+
+async def in_this_thread(requests: Sequence[Request], enough: Callable[[], bool]) -> None:
+    """Send all requests, then collect the replies: see ``ports.sent``.
+
+    When there are enough, the others get as long again, for most have been answered, too. The rest
+    is closed: its connections drop the replies when they come. A request that first has to connect,
+    say, is continued in a thread, so that no other waits for it.
+    """
+    poll = new_poll()
+    waiting: dict[int, tuple[Request, float]] = {}
+    to_close: list[Request] = list(requests)
+
+    def go_on(request: Request) -> None:
+        try:
+            fd, until = request.send(None)
+            if fd is None:
+                to_close.remove(request)
+                request = _in_a_thread(request, until)
+                to_close.append(request)
+                fd, until = request.send(None)
+        except StopIteration:
+            return
+        waiting[fd] = request, until
+        poll.register(fd, READABLE)
+
+    began, give_up_at = time.monotonic(), float("inf")
+    try:
+        for request in requests:
+            go_on(request)
+        while waiting and (now := time.monotonic()) < give_up_at:
+            due = min(give_up_at, *[until for _, until in waiting.values()])
+            ready = [fd for fd, _ in poll.poll(1000 * max(0.0, due - now))]
+            for fd in ready or [fd for fd, (_, until) in waiting.items() if until <= now]:
+                poll.unregister(fd)
+                go_on(waiting.pop(fd)[0])
+            if waiting and give_up_at == float("inf") and enough():
+                give_up_at = 2 * time.monotonic() - began
+    finally:
+        for request in to_close:
+            request.close()
+
+
+async def _in_a_thread(request: Request, until: float) -> None:
+    """Continue a request that would block; the caller waits for its end until then.
+
+    The thread says that it is done. To close its socket would not do: a child that is forked
+    meanwhile has a copy of it, and the end of a connection comes when the last copy is closed.
+    """
+    ours, theirs = socket.socketpair()
+
+    def run() -> None:
+        with theirs:
+            _to_its_end(request)
+            with suppress(OSError):  # The caller is gone.
+                theirs.send(b"\0")
+
+    with ours:
+        try:
+            threading.Thread(target=run, name="weblock-asking", daemon=True).start()
+        except RuntimeError:  # The machine has no more threads.
+            theirs.close()
+            _to_its_end(request)
+        else:
+            await sent(ours.fileno(), until)
+
+
+def _to_its_end(request: Request) -> None:
+    with suppress(StopIteration):
+        while True:
+            request.send(None)
+
+
+class InTasks:
+    """Runs requests of asyncio."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Tasks that are not done, to which a loop has only weak references."""
+
+    async def __call__(self, requests: Sequence[Request], enough: Callable[[], bool]) -> None:
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        left = len(requests)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            nonlocal left
+            self._tasks.discard(task)
+            left -= 1
+            if over.done():
+                return  # Only the loop can still report an error: it logs it.
+            if not task.cancelled() and (error := task.exception()):
+                over.set_exception(error)
+            elif left == 0 or enough():
+                over.set_result(None)
+
+        for request in requests:
+            task = _begun(request)
+            self._tasks.add(task)
+            task.add_done_callback(ended)
+        if requests:
+            await over
+
+
+if sys.version_info >= (3, 12):
+
+    def _begun(request: Request) -> asyncio.Task[None]:
+        """Start a task at once, which is twice as fast as to have the loop start it."""
+        return asyncio.Task(request, loop=asyncio.get_running_loop(), eager_start=True)
+
+else:
+
+    def _begun(request: Request) -> asyncio.Task[None]:
+        """Start a task."""
+        return asyncio.get_running_loop().create_task(request)
