@@ -13,6 +13,7 @@ from typing import Any
 
 from ..._core.ports import sent
 from ..._platform.polling import READABLE, new_poll
+from ..._platform.turns import taken_out
 
 Request = Coroutine[Any, Any, None]
 
@@ -35,8 +36,7 @@ async def in_this_thread(requests: Sequence[Request], enough: Callable[[], bool]
         try:
             fd, until = request.send(None)
             if fd is None:
-                to_close.remove(request)
-                request = _in_a_thread(request, until)
+                request = _in_a_thread(request, until, to_close)
                 to_close.append(request)
                 fd, until = request.send(None)
         except StopIteration:
@@ -57,38 +57,50 @@ async def in_this_thread(requests: Sequence[Request], enough: Callable[[], bool]
             if waiting and give_up_at == float("inf") and enough():
                 give_up_at = 2 * time.monotonic() - began
     finally:
-        for request in to_close:
-            request.close()
+        try:
+            for request in to_close:
+                request.close()
+        finally:  # A signal handler may have raised an exception in the loop.
+            for request in to_close:
+                request.close()
 
 
-async def _in_a_thread(request: Request, until: float) -> None:
+async def _in_a_thread(request: Request, until: float, to_close: list[Request]) -> None:
     """Continue a request that would block; the caller waits for its end until then.
 
     The thread says that it is done. To close its socket would not do: a child that is forked
     meanwhile has a copy of it, and the end of a connection comes when the last copy is closed.
     """
-    ours, theirs = socket.socketpair()
+    unbegun = [request]
 
     def run() -> None:
         with theirs:
-            _to_its_end(request)
+            _to_its_end(unbegun)
             with suppress(OSError):  # The caller is gone.
                 theirs.send(b"\0")
 
-    with ours:
-        try:
-            threading.Thread(target=run, name="weblock-asking", daemon=True).start()
-        except RuntimeError:  # The machine has no more threads.
-            theirs.close()
-            _to_its_end(request)
-        else:
+    try:
+        to_close.remove(request)
+        ours, theirs = socket.socketpair()
+        with ours:
+            try:
+                threading.Thread(target=run, name="weblock-asking", daemon=True).start()
+            except RuntimeError:
+                theirs.close()
+                raise
             await sent(ours.fileno(), until)
+    except (OSError, RuntimeError):  # The process or the machine has no more descriptors or threads.
+        _to_its_end(unbegun)
+    finally:
+        for each in taken_out(unbegun):
+            each.close()
 
 
-def _to_its_end(request: Request) -> None:
-    with suppress(StopIteration):
-        while True:
-            request.send(None)
+def _to_its_end(unbegun: list[Request]) -> None:
+    for request in taken_out(unbegun):
+        with suppress(StopIteration):
+            while True:
+                request.send(None)
 
 
 class InTasks:
