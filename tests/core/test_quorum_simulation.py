@@ -110,6 +110,7 @@ TAKERS = (
         "and await self._has(server, key, fence)",
         "and False",
         ("M3",),
+        seed=1036,
     ),
     Mutant(
         "takers ask the servers in any order",
