@@ -89,7 +89,7 @@ async def _in_a_thread(request: Request, until: float, to_close: list[Request]) 
                 theirs.close()
                 raise
             await sent(ours.fileno(), until)
-    except (OSError, RuntimeError):  # The process or the machine has no more descriptors or threads.
+    except (OSError, RuntimeError):  # There are no more descriptors, or no more threads.
         _to_its_end(unbegun)
     finally:
         for each in taken_out(unbegun):
