@@ -13,7 +13,7 @@ from typing import Any
 
 from ..._core.ports import sent
 from ..._platform.polling import READABLE, new_poll
-from ..._platform.turns import taken_out
+from ..transport.turns import taken_out
 
 Request = Coroutine[Any, Any, None]
 
