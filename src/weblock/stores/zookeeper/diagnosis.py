@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kazoo.exceptions import KazooException
 
-from ..findings import Finding, problem, several, warning
+from ..findings import Finding, several, unreachable, warning
 
 if TYPE_CHECKING:
     from . import Settings
@@ -20,8 +20,7 @@ def diagnose(session: Session, settings: Settings) -> Iterator[Finding]:
     try:
         session.ready.wait_for(settings.timeout)
     except (KazooException, OSError, session.client.handler.timeout_exception) as error:
-        remedy = "Start it, or check the addresses and the network between it and here."
-        yield problem("reachable", f"No server answers ({type(error).__name__}).", remedy)
+        yield unreachable(error, f"no server answers ({type(error).__name__})")
         return
     try:
         told = session.client.command(b"srvr")
