@@ -170,6 +170,7 @@ class LoopPool(Generic[L]):
         self._patience = patience
         self._idle: list[L] = []
         self._waiters: deque[asyncio.Future[None]] = deque()
+        self._settling: set[asyncio.Task[None]] = set()
         self._closed = False
         self._end = BeforeLoopEnds(self._close_idle)
 
@@ -189,7 +190,9 @@ class LoopPool(Generic[L]):
             result = await work(connection)
         except asyncio.CancelledError:
             if connection:
-                self.loop.create_task(self._settle(connection))
+                task = self.loop.create_task(self._settle(connection))
+                self._settling.add(task)  # Else the collector could end it.
+                task.add_done_callback(self._settling.discard)
             else:
                 self._end_turn()
             raise
