@@ -19,7 +19,7 @@ from weblock._runtime.blocking import drive
 from weblock.stores.memcached import open_engine as on_memcached
 from weblock.stores.memcached.engine import THREADS
 from weblock.stores.quorum.at_once import in_this_thread
-from weblock.stores.redis import asking, cluster
+from weblock.stores.redis import asking
 from weblock.stores.redis.aio import LoopLinks
 from weblock.stores.redis.asking import Health, Lookup, Poll
 from weblock.stores.redis.blocking import BlockingLinks
@@ -79,8 +79,8 @@ def test_a_master_that_no_thread_can_try_is_not_left_out() -> None:
 def test_nobody_tries_a_master_of_a_closed_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """The threads that did so end, and no other begins."""
     started: list[Callable[[], None]] = []
-    monkeypatch.setattr(cluster, "in_background", lambda work, _name: started.append(work))
-    monkeypatch.setattr(cluster, "FIRST_KNOCK", 0.0)
+    monkeypatch.setattr(asking, "in_background", lambda work, _name: started.append(work))
+    monkeypatch.setattr(asking, "FIRST_KNOCK", 0.0)
     closed = nodes()
     closed.doubt(MASTER, exceptions.TimeoutError())
     closed.close()
@@ -91,11 +91,11 @@ def test_nobody_tries_a_master_of_a_closed_cluster(monkeypatch: pytest.MonkeyPat
 
 def test_a_master_is_left_out_only_while_a_thread_tries_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """However the thread ends, callers ask the master again."""
-    monkeypatch.setattr(cluster, "FIRST_KNOCK", 0.0)
+    monkeypatch.setattr(asking, "FIRST_KNOCK", 0.0)
     tried = nodes()
-    tried._hung.add(MASTER)
+    tried._hung[MASTER] = exceptions.TimeoutError()
     with pytest.raises(LookupError):
-        tried._knock(MASTER, tried._hung)
+        tried._health._knock_until_answered(MASTER)
     assert tried.address_of(0) == MASTER
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
@@ -11,7 +10,7 @@ from redis import exceptions
 from redis.crc import key_slot
 
 from ..transport.unfit import Unfit
-from .asking import Connect, Lookup, Poll, asked, first_answer, in_background, opened
+from .asking import Connect, Health, Lookup, Poll, asked, first_answer, opened
 from .calls import MICRO, Call, Layout
 from .scripts import BEGIN
 from .servers import Server, examine
@@ -25,10 +24,6 @@ HEDGE: Final = 0.1
 
 PATIENCE: Final = 0.5
 """Seconds that masters have to identify themselves."""
-
-FIRST_KNOCK: Final = 0.1
-LONGEST_KNOCK: Final = 0.5
-"""Seconds between attempts to reach a master that hung."""
 
 HUNG: Final = "it did not answer, and nobody waits for it until it does"
 
@@ -68,8 +63,8 @@ class ClusterNodes:
         self._on_change = on_change
         self._seeds = list(settings.addresses)
         self._homes: dict[int, Address] = {}
-        self._hung: set[Address] = set()
-        self._closed = False
+        self._health: Health[Address] = Health(self._knock)
+        self._hung = self._health.failures
         self._begun: set[tuple[int, str]] = set()
         self._slots = {
             bucket: key_slot(layout.tag(bucket).encode()) for bucket in range(layout.buckets)
@@ -101,51 +96,24 @@ class ClusterNodes:
     def doubt(self, address: Address | None = None, error: Exception | None = None) -> None:
         self._lookup.doubt()
         if address and isinstance(error, exceptions.TimeoutError) and address not in self._hung:
-            self._leave_out(address)
+            self._health.failed(address, error, sent=time.monotonic())
+            if address in self._hung:
+                self._on_change()
 
     def close(self) -> None:
-        self._closed = True
-        self._hung = set()  # By which the threads that knock know that nobody needs them.
+        self._health.close()
 
-    def _leave_out(self, address: Address) -> None:
-        """Let no caller wait for a master, as long as a thread tries whether it answers again.
-
-        Where the machine has no thread for that, callers go on waiting for it.
-        """
-        hung = self._hung
-        if self._closed:
+    def _knock(self, address: Address) -> None:
+        """Raise redis-py's ``TimeoutError`` if a master still hangs."""
+        if address not in self._homes.values():
             return
         try:
-            hung.add(address)
-            in_background(lambda: self._knock(address, hung), "knocking")
-        except RuntimeError:
-            hung.discard(address)
-        except BaseException:  # A signal handler's, say.
-            hung.discard(address)
+            with opened(self._connect(address)) as connection:
+                asked(connection, "PING")
+        except exceptions.TimeoutError:
             raise
-        else:
-            self._on_change()
-
-    def _knock(self, address: Address, hung: set[Address]) -> None:
-        try:
-            self._knock_until_answered(address, hung)
-        finally:  # Nobody else would take it out again.
-            hung.discard(address)
-
-    def _knock_until_answered(self, address: Address, hung: set[Address]) -> None:
-        """Ask a master that hung until it answers, or is no longer a master."""
-        pause = FIRST_KNOCK
-        while self._hung is hung and address in self._homes.values():
-            time.sleep(pause * (0.5 + random.random() / 2))
-            pause = min(LONGEST_KNOCK, 2 * pause)
-            try:
-                with opened(self._connect(address)) as connection:
-                    asked(connection, "PING")
-                    return
-            except exceptions.TimeoutError:
-                pass
-            except (exceptions.RedisError, OSError):
-                return  # Callers that need it will find out, and the others need not wait.
+        except (exceptions.RedisError, OSError):
+            pass  # Callers that need it will find out, and the others need not wait.
 
     def _look(self) -> bool:
         homes = self._read_map()
