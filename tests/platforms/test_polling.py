@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from weblock._platform.polling import READABLE, SelectPoll, time_out_in_kernel
+from weblock._platform.polling import READABLE, SelectPoll
+from weblock.stores.redis.blocking import time_out_in_kernel
 
 
 @pytest.fixture(params=[select.poll, SelectPoll])

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import select
-import socket
-import struct
-import sys
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from .greenlets import patched_by
-
-
-class HasFileno(Protocol):
-    """A socket, for instance."""
-
-    def fileno(self) -> int: ...
+from .forks import Open
 
 
 class Poll(Protocol):
     """The part of ``select.poll``'s objects that weblock uses."""
 
-    def register(self, fd: int | HasFileno, eventmask: int, /) -> None: ...
+    def register(self, fd: int | Open, eventmask: int, /) -> None: ...
 
-    def unregister(self, fd: int | HasFileno, /) -> None: ...
+    def unregister(self, fd: int | Open, /) -> None: ...
 
     def poll(self, timeout: float | None = None, /) -> list[tuple[int, int]]:
         """Return the descriptors that can be read, with their events.
@@ -38,10 +29,10 @@ class SelectPoll:
     def __init__(self) -> None:
         self._fds: set[int] = set()
 
-    def register(self, fd: int | HasFileno, _eventmask: int, /) -> None:
+    def register(self, fd: int | Open, _eventmask: int, /) -> None:
         self._fds.add(_descriptor(fd))
 
-    def unregister(self, fd: int | HasFileno, /) -> None:
+    def unregister(self, fd: int | Open, /) -> None:
         self._fds.remove(_descriptor(fd))
 
     def poll(self, timeout: float | None = None, /) -> list[tuple[int, int]]:
@@ -54,33 +45,10 @@ class SelectPoll:
         return [(fd, READABLE) for fd in readable]
 
 
-def _descriptor(fd: int | HasFileno) -> int:
+def _descriptor(fd: int | Open) -> int:
     return fd if isinstance(fd, int) else fd.fileno()
 
 
 new_poll: Final[Callable[[], Poll]] = getattr(select, "poll", SelectPoll)
 
 READABLE: Final[int] = getattr(select, "POLLIN", 1)
-
-
-def time_out_in_kernel(sock: socket.socket) -> None:
-    """Let the kernel watch over a socket's timeout, where it can.
-
-    A socket with a timeout of Python's own is polled before it is written to or read: a system call
-    more for each, and one more turn at the interpreter. One that timed out in the kernel raises
-    ``BlockingIOError``.
-    """
-    seconds = sock.gettimeout()
-    plain = (
-        type(sock) is socket.socket and patched_by() is None
-    )  # TLS and greenlets have their own.
-    if not plain or not seconds or not sys.platform.startswith("linux"):
-        return
-    whole = int(seconds)
-    limit = struct.pack("@ll", whole, max(1, int((seconds - whole) * 1e6)))
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-    except OSError:
-        return
-    sock.settimeout(None)

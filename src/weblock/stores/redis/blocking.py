@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import struct
+import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -15,7 +18,8 @@ from redis import exceptions
 
 from ..._core.ports import sent
 from ..._platform.forks import close_in_children
-from ..._platform.polling import READABLE, new_poll, time_out_in_kernel
+from ..._platform.greenlets import patched_by
+from ..._platform.polling import READABLE, new_poll
 from ..transport.turns import Empty, taken_out, turns
 from ..transport.unfit import Unfit
 from .aio import Loan
@@ -445,3 +449,26 @@ def _driven(work: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine of the blocking face, which never suspends."""
     with suppress(StopIteration):
         work.send(None)
+
+
+def time_out_in_kernel(sock: socket.socket) -> None:
+    """Let the kernel watch over a socket's timeout, where it can.
+
+    A socket with a timeout of Python's own is polled before it is written to or read: a system call
+    more for each, and one more turn at the interpreter. One that timed out in the kernel raises
+    ``BlockingIOError``.
+    """
+    seconds = sock.gettimeout()
+    plain = (
+        type(sock) is socket.socket and patched_by() is None
+    )  # TLS and greenlets have their own.
+    if not plain or not seconds or not sys.platform.startswith("linux"):
+        return
+    whole = int(seconds)
+    limit = struct.pack("@ll", whole, max(1, int((seconds - whole) * 1e6)))
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    except OSError:
+        return
+    sock.settimeout(None)
