@@ -151,13 +151,16 @@ class Mutex:
         self.after_fork()
         heed_forks(self)
         if delays_forks and hasattr(os, "register_at_fork"):
-            # The lock of that time: a child, which may fork as well, has another one.
-            os.register_at_fork(
-                before=lambda: self.lock.acquire(), after_in_parent=lambda: self.lock.release()
-            )
+            os.register_at_fork(before=self._enter, after_in_parent=self._leave)
 
     def after_fork(self) -> None:
         self.lock = threading.RLock()
+
+    def _enter(self) -> None:
+        self.lock.acquire()
+
+    def _leave(self) -> None:
+        self.lock.release()
 
 
 class _Collector(threading.local):
