@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from weblock._platform.polling import READABLE, SelectPoll
 from weblock.stores.redis.blocking import time_out_in_kernel
+from weblock.stores.transport.polling import READABLE, SelectPoll
 
 
 @pytest.fixture(params=[select.poll, SelectPoll])

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..._core.ports import sent
-from ..._platform.polling import READABLE, new_poll
+from ..transport.polling import READABLE, new_poll
 from ..transport.turns import taken_out
 
 Request = Coroutine[Any, Any, None]

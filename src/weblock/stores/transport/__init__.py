@@ -2,6 +2,7 @@
 
 - ``pool``: connections for threads, and for the tasks of event loops.
 - ``loops``: what belongs to one event loop each. ``turns``: permits, which no signal handler takes for good.
+- ``polling``: how to wait for several sockets.
 - ``listener``: the thread that listens for notifications on a connection of its own.
 - ``silence``: a server that does not answer delays each of many callers only once.
 - ``backoff``: growing pauses, with jitter.

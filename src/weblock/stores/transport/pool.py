@@ -19,8 +19,8 @@ from time import monotonic
 from typing import Final, Generic, Protocol, TypeVar
 
 from ..._platform.forks import close_in_children
-from ..._platform.polling import READABLE, new_poll
 from .loops import BeforeLoopEnds, ByLoop
+from .polling import READABLE, new_poll
 from .silence import Silence
 from .turns import taken_out, turns
 from .unfit import Unfit

@@ -6,7 +6,7 @@ import select
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from .forks import Open
+from ..._platform.forks import Open
 
 
 class Poll(Protocol):
