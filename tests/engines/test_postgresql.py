@@ -230,6 +230,7 @@ async def test_a_task_that_is_cancelled_leaves_its_statement(url) -> None:
     async with AsyncLocks.from_url(url) as locks:
         links = locks._locker.store._cells._links  # type: ignore[attr-defined]
         ((pid,),) = await links.ask(me)
+        pool = locks._engine.connections.loops._loops.here()  # type: ignore[attr-defined]
         held = f"SELECT granted FROM pg_locks WHERE locktype = 'advisory' AND pid = {pid}".encode()
         with psycopg.connect(shared_postgres().url(), autocommit=True) as other:
             other.execute(waits)
@@ -241,8 +242,8 @@ async def test_a_task_that_is_cancelled_leaves_its_statement(url) -> None:
             assert other.execute(held).fetchone() == (False,)
             other.execute("SELECT pg_advisory_unlock(33)")
             await asyncio.to_thread(eventually, lambda: other.execute(held).fetchone() == (True,))
-            while [(pid,)] not in await asyncio.gather(links.ask(me), links.ask(me)):
-                pass
+            await asyncio.to_thread(eventually, lambda: pool._idle)
+            assert await links.ask(me) == [(pid,)]
 
 
 class TestTheTable:
