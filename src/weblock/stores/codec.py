@@ -1,4 +1,4 @@
-"""A key's state as bytes and back, for the engines that store bytes: file, memcached, ZooKeeper.
+"""A key's state as bytes and back, for the engines that store bytes.
 
 A state is one line of cells with tabs between them: the version of this format, then what belongs to
 the key, then a cell for each lease and for each place in the queue. Each cell is JSON, which contains

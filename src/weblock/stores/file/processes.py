@@ -94,7 +94,7 @@ class Processes:
         self.process = process
         self._directory = directory
         self._waiters = waiters
-        # Nothing waits while it is held, nor does a finalizer that releases a lease inside.
+        # Nothing waits while it is held. A signal handler may lock a key in the thread that is inside.
         self._guard = threading.RLock()
         self._lifelines: dict[str, socket.socket] = {}
         self._dead: dict[str, None] = {}
