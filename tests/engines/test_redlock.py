@@ -6,7 +6,7 @@ import asyncio
 import os
 import select
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -18,7 +18,7 @@ from tests.support.forks import fork, needs_fork
 from tests.support.renewals import renew_often
 from tests.support.waiting import PATIENCE, eventually
 from weblock import AsyncLocks, ConfigurationError, EngineUnavailable, LeaseLost, Locks, LockTimeout
-from weblock._core.ports import Ask, Grasp, Reply
+from weblock._core.ports import Ask, Grasp, Pulse, Reply
 from weblock._core.table import Busy, Claim, Gone, Held, Released, Waiting
 from weblock._runtime.blocking import BlockingRuntime, drive
 from weblock._runtime.clock import now
@@ -226,6 +226,39 @@ def test_a_server_that_lost_a_lease_is_given_it_back(
         lease.check()
         with ThreadPoolExecutor(1) as pool, pytest.raises(LockTimeout):
             pool.submit(lambda: locks.acquire("a", wait=0)).result()
+
+
+def test_a_recovering_server_gives_no_vote_for_a_lease_that_it_knows(
+    servers: list[Server],
+) -> None:
+    """It might have forgotten that the lease was released. Its holder can renew it there, though."""
+    claim = Claim("holder", "", 60.0, "")
+    before, after = open_quorum(urls(servers)), open_quorum(urls(servers, recovery=60))
+    try:
+        drive(before.connect(BlockingRuntime()).acquire("a", claim, room=0))
+        eventually(lambda: servers[0].command("KEYS", "*:lock:*a"))
+        servers[0].command("SAVE")
+        servers[0].restart(keep_data=True)
+        store = after.connect(BlockingRuntime())
+        restarted, ticket = store._stores[0], before.candidates["holder"].ticket
+        (renewed,) = to_its_end(restarted.refresh([Pulse("a", "holder", 60.0)]))
+        assert isinstance(renewed.answer, Held)
+        told = to_its_end(restarted.acquire("a", claim, room=1, ticket=ticket))
+        assert isinstance(told.answer, Waiting)
+        assert told.answer.recovering
+        assert not Tally(3, 0.0, {0: told, 1: renewed, 2: DOWN}).granted
+    finally:
+        before.close()
+        after.close()
+
+
+def to_its_end(request: Coroutine[Any, Any, Any]) -> Any:
+    """Return the result of a request to one server, which suspends where it would block."""
+    while True:
+        try:
+            request.send(None)
+        except StopIteration as end:
+            return end.value
 
 
 def test_a_release_tells_of_a_loss_that_a_majority_knows(servers: list[Server]) -> None:
