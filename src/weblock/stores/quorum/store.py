@@ -10,6 +10,7 @@ from ..._core.table import Busy, Claim, Gone, Held, Waiting
 from ...errors import EngineUnavailable
 from ..redis.calls import MICRO
 from ..redis.store import RedisStore
+from ..transport.backoff import spread
 from .at_once import AtOnce
 from .candidate import Candidate
 from .tally import Tally
@@ -65,7 +66,7 @@ class QuorumStore(Store):
                     pass
                 case _:
                     return outcome
-            await self._runtime.sleep(pause * (0.5 + self._runtime.jitter() / 2))
+            await self._runtime.sleep(spread(pause, self._runtime.jitter))
         if split:
             raise split
         return outcome

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +15,7 @@ from redis import exceptions
 
 from ..._platform.logs import Repeats, logger
 from ..._platform.loops import running
+from ..transport.backoff import Backoff
 from ..transport.unfit import Unfit
 from .settings import Address
 
@@ -133,11 +133,10 @@ class Health(Generic[K]):
         in_background(partial(self._knock_until_answered, server), "knocking")
 
     def _knock_until_answered(self, server: K) -> None:
-        pause = FIRST_KNOCK
+        backoff = Backoff(FIRST_KNOCK, LONGEST_KNOCK)
         try:
             while not self._closed:
-                time.sleep(pause * (0.5 + random.random() / 2))
-                pause = min(LONGEST_KNOCK, 2 * pause)
+                time.sleep(backoff.next())
                 with suppress(exceptions.RedisError, OSError):
                     self._knock(server)
                     return
@@ -164,7 +163,7 @@ class Lookup:
         self._looking = 0
         """The thread that has the guard."""
         self._asked_at = self._again_at = 0.0
-        self._pause = FIRST_PAUSE
+        self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         self._doubted = True
         self._failure: Exception | None = None
 
@@ -181,7 +180,7 @@ class Lookup:
     def doubt(self) -> None:
         """Make the next caller look again, unless a lookup has failed just now."""
         if not self._doubted and time.monotonic() - self._again_at > CALM:
-            self._pause = FIRST_PAUSE
+            self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         self._doubted = True
 
     def refresh(self) -> None:
@@ -222,8 +221,9 @@ class Lookup:
                 raise
         finally:
             self._asked_at = now
-            self._pause = FIRST_PAUSE if changed else min(LONGEST_PAUSE, 2 * self._pause)
-            self._again_at = time.monotonic() + self._pause * (0.5 + random.random() / 2)
+            if changed:
+                self._backoff.reset()
+            self._again_at = time.monotonic() + self._backoff.next()
 
     def _look_in_background(self) -> bool:
         """Start a lookup in the background; return whether the caller need not look by itself."""
