@@ -17,7 +17,14 @@ from redis.exceptions import ConnectionError  # noqa: A004 - redis-py's
 from tests.support.collecting import collect
 from tests.support.interrupts import Interrupter
 from tests.support.waiting import PATIENCE, eventually
-from weblock import AsyncLocks, ConfigurationError, LeaseLost, Locks
+from weblock import (
+    AsyncLocks,
+    ConfigurationError,
+    EngineUnavailable,
+    Lease,
+    LeaseLost,
+    Locks,
+)
 from weblock._engines import _registry, registering
 from weblock.stores.file import FileEngine
 from weblock.stores.redis.asking import Lookup
@@ -57,6 +64,40 @@ def test_a_lease_that_is_collected_while_its_engine_opens_does_not_hang_it(tmp_p
                     collected.release()
             eventually(lambda lease=collected: not lease.held)
             assert engine.home_at(0.0)
+
+
+def test_a_signal_handler_that_locks_while_its_thread_opens_the_engine(tmp_path: Path) -> None:
+    """At any line of it, the handler gets a lease that excludes others, or an error, and nothing hangs."""
+    path, seed = str(tmp_path / "locks"), random.randrange(2**32)
+    with Locks(FileEngine(path)) as locks, Locks(FileEngine(path)) as others:
+        engine = locks._engine
+        assert isinstance(engine, FileEngine)
+        leases: list[Lease] = []
+
+        def shut() -> None:
+            if engine.home:
+                engine.leave(engine.home)
+
+        def handler() -> None:
+            with suppress(EngineUnavailable):
+                leases.append(locks.acquire("key", wait=0))
+
+        whole = Interrupter(None, bool)
+        shut()
+        whole.run(partial(engine.home_at, 0.0))
+        for number in random.Random(seed).sample(range(1, whole.lines + 1), TRIED):
+            shut()
+            interrupter = Interrupter(number, handler)
+            work = partial(interrupter.run, partial(engine.home_at, 0.0))
+            thread = threading.Thread(target=work, daemon=True)
+            thread.start()
+            thread.join(PATIENCE)
+            where = f"{interrupter.where}; seed {seed}"
+            assert not thread.is_alive(), f"it waits for itself in {where}"
+            if leases:
+                assert others.try_acquire("key") is None, f"two have the key, since {where}"
+                leases.pop().release()
+            locks.acquire("key", wait=0).release()
 
 
 def test_a_release_while_its_thread_looks_for_the_servers_is_refused() -> None:

@@ -145,6 +145,8 @@ class FileEngine(Engine):
         self.process = secrets.token_hex(8)
         self.home: Home | None = None
         self._opening = threading.RLock()
+        self._opens = False
+        """Whether the thread that has the mutex is opening the directory."""
 
     def connect(self, runtime: Runtime) -> Store:
         cells = _RecordCells(self, runtime)
@@ -239,12 +241,17 @@ class FileEngine(Engine):
         with self._opening:
             if self._closed:
                 raise ConfigurationError(f"{self.name} has been closed")
+            if self._opens:  # A signal handler has interrupted this thread below.
+                raise EngineUnavailable(self.name, "its own thread is opening it")
             if self.home is None:
                 self._find_directory()  # A forked child may run as another user by now.
                 try:
+                    self._opens = True
                     self.home = Home(self)
                 except OSError as error:
                     self.fail(error)
+                finally:
+                    self._opens = False
             return self.home
 
     def _find_directory(self) -> None:

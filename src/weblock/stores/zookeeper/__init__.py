@@ -116,6 +116,8 @@ class ZooKeeperEngine(Engine):
         self.switchboard = Switchboard()
         self.memory = Memory()
         self._opening = threading.RLock()
+        self._opens = False
+        """Whether the thread that has the mutex is opening a session."""
         self._session: Session | None = None
 
     def connect(self, runtime: Runtime) -> Store:
@@ -159,8 +161,14 @@ class ZooKeeperEngine(Engine):
                 self._session = None
                 # Nothing rings for what that session watched: it is watched anew.
                 self.switchboard.ring_all(Ask())
+            if self._opens:  # A signal handler has interrupted this thread below.
+                raise EngineUnavailable(self.name, "its own thread is opening it")
             if self._session is None:
-                self._session = self._new_session()
+                try:
+                    self._opens = True
+                    self._session = self._new_session()
+                finally:
+                    self._opens = False
             return self._session
 
     def _new_session(self) -> Session:
