@@ -27,7 +27,7 @@ from ._options import (
     in_turn,
     seconds,
 )
-from ._platform.collector import collector, end_later
+from ._platform.collector import end_later, phases, runs_here
 from ._platform.forks import enter_child, getpid, process
 from ._platform.greenlets import patched_by
 from ._platform.logs import logger
@@ -80,7 +80,8 @@ class Face:
                 f" require_scope={options.require_scope!r}: choose an engine that is shared by all"
                 " machines, such as redis://"
             )
-        options.check_on(engine)
+        with registering():
+            options.check_on(engine)
         self._options = options
         self._observers = Audience(engine.name, runtime.now, options.observers)
         if library := patched_by():
@@ -440,6 +441,7 @@ class Face:
         if self._rests and self._reopen and not self._closed:
             opening = self._reopen()
             try:
+                self._options.check_on(opening.engine)
                 self._use(opening.engine, self._locker.runtime)
             finally:
                 opening.leave()
@@ -461,7 +463,7 @@ class Face:
     def _close(self) -> None:
         if getpid() != process.pid:
             enter_child()
-        if collector.thread is not None and collector.runs_here():
+        if next(reversed(phases)) == "start" and runs_here():
             end_later(self._close)
             return
         with registering():

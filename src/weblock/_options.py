@@ -144,6 +144,7 @@ class Options:
     def check_on(self, engine: Engine) -> None:
         """Check from now on what this engine cannot do, too. Raises ``ConfigurationError``."""
         self._engine = engine
+        self._known.clear()
         terms = self.own[0]
         check_limit(terms.limit, engine)
         if terms.renew and engine.recovery:

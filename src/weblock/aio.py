@@ -24,7 +24,7 @@ from ._options import (
     skips_where_busy,
     without_waiting,
 )
-from ._platform.collector import collector
+from ._platform.collector import phases, runs_here
 from ._platform.forks import enter_child, getpid, process
 from ._platform.loops import beside_loop
 from ._runtime.aio import AsyncioRuntime
@@ -457,7 +457,7 @@ class AsyncLocks(Face):
         this takes up to 5 seconds, after which they end at their ttl. Where other locks still use it,
         leases go on, and are renewed, until they are released.
         """
-        if collector.thread is not None and collector.runs_here():
+        if next(reversed(phases)) == "start" and runs_here():
             self._close()
         else:
             await beside_loop(self._close)
@@ -522,7 +522,7 @@ class AsyncLease(BaseLease):
         """
         if getpid() != process.pid:
             enter_child()
-        if collector.thread is not None and collector.runs_here():
+        if next(reversed(phases)) == "start" and runs_here():
             self._release_later()
         else:
             await self._locker.release(self._holdings)
@@ -539,7 +539,7 @@ class AsyncLease(BaseLease):
     ) -> None:
         if getpid() != process.pid:
             enter_child()
-        if collector.thread is not None and collector.runs_here():
+        if next(reversed(phases)) == "start" and runs_here():
             self._release_later()
             return
         try:

@@ -24,7 +24,7 @@ from ._options import (
     skips_where_busy,
     without_waiting,
 )
-from ._platform.collector import collector
+from ._platform.collector import phases, runs_here
 from ._platform.forks import enter_child, getpid, process
 from ._runtime.blocking import BlockingRuntime, drive
 from ._runtime.calls import callbacks
@@ -522,7 +522,7 @@ class Lease(BaseLease):
         """
         if getpid() != process.pid:
             enter_child()
-        if collector.thread is not None and collector.runs_here():
+        if next(reversed(phases)) == "start" and runs_here():
             self._release_later()
         else:
             drive(self._locker.release(self._holdings))
@@ -539,7 +539,7 @@ class Lease(BaseLease):
     ) -> None:
         if getpid() != process.pid:
             enter_child()
-        if collector.thread is not None and collector.runs_here():
+        if next(reversed(phases)) == "start" and runs_here():
             self._release_later()
             return
         try:

@@ -13,7 +13,14 @@ import pytest
 from tests.servers import Cluster, SentinelDeployment, Server, binaries
 from tests.support.renewals import renewed
 from tests.support.waiting import PATIENCE, eventually, now
-from weblock import ConfigurationError, EngineRecovering, Lease, LeaseLost, Locks
+from weblock import (
+    ConfigurationError,
+    EngineRecovering,
+    EngineUnavailable,
+    Lease,
+    LeaseLost,
+    Locks,
+)
 
 T = TypeVar("T")
 
@@ -385,3 +392,13 @@ def slot_of(cluster: Cluster, key: str) -> int:
             slot: int = node.command("CLUSTER", "KEYSLOT", name)
             return slot
     raise LookupError(key)
+
+
+def test_locks_that_rest_keep_their_recovery() -> None:
+    """An application that shuts down and starts again has a new engine, which covers the same ttl."""
+    with Locks.from_url("redis://127.0.0.1:1", ttl=60) as locks:
+        locks._rest()
+        with suppress(EngineUnavailable):
+            locks.try_acquire("key")
+        assert locks._engine.recovery
+        assert locks._engine.recovery.seconds == 60

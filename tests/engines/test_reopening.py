@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import sys
 import threading
@@ -15,7 +16,7 @@ import pytest
 from redis.exceptions import ConnectionError  # noqa: A004 - redis-py's
 
 from tests.support.collecting import collect
-from tests.support.interrupts import Interrupter
+from tests.support.interrupts import PACKAGE, Interrupter
 from tests.support.waiting import PATIENCE, eventually
 from weblock import (
     AsyncLocks,
@@ -243,3 +244,15 @@ def is_in(thread: threading.Thread, function: str) -> bool:
     while frame and frame.f_code.co_name != function:
         frame = frame.f_back
     return frame is not None
+
+
+def test_no_python_of_ours_runs_when_the_collector_begins_or_ends() -> None:
+    """Python would drop an exception that a signal handler raised in it, such as ``KeyboardInterrupt``."""
+    gc.collect()
+    called: list[str] = []
+    sys.setprofile(lambda frame, _event, _of: called.append(frame.f_code.co_filename))
+    try:
+        gc.collect()
+    finally:
+        sys.setprofile(None)
+    assert not [each for each in called if each.startswith(PACKAGE)]

@@ -5,11 +5,15 @@ There it calls finalizers: it ends a generator that holds a lease or has locks o
 application does in ``__del__``. To release a lease or to close locks takes mutexes and asks an engine,
 for which that thread might wait for itself. So both begin like this:
 
-    if collector.thread is not None and collector.runs_here():
+    if next(reversed(phases)) == "start" and runs_here():
         return end_later(self._do_it)
 
-Python calls ``collector`` when the collector begins and ends. Whatever loses its last reference elsewhere
-ends at once, in the line that drops it.
+Whatever loses its last reference elsewhere ends at once, in the line that drops it.
+
+Python calls what is in ``gc.callbacks`` when the collector begins and ends, and drops the exceptions that are
+raised there. In a Python function, that could be the exception of a signal handler, such as
+``KeyboardInterrupt``. So the callbacks are methods that are written in C, which no signal interrupts. Each
+gets the phase, ``"start"`` or ``"stop"``, and a new dictionary.
 """
 
 from __future__ import annotations
@@ -18,27 +22,25 @@ import _thread
 import gc
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, Literal
+from typing import Any, Final
+
+phases: Final = OrderedDict.fromkeys(("start", "stop"))
+"""The last one is the phase that came last: ``"start"`` while the collector runs in any thread."""
+
+_begun: Final[dict[str, object]] = {}
+_here: Final = threading.local()
+
+_callbacks: list[Any] = gc.callbacks
+_callbacks += (phases.move_to_end, _begun.__setitem__, _here.__setattr__)
 
 
-class _Collector:
-    """Where the collector runs. It does so in one thread at a time."""
-
-    thread: int | None = None
-    """The thread, or the greenlet."""
-
-    def __call__(self, phase: Literal["start", "stop"], _info: dict[str, Any]) -> None:
-        self.thread = threading.get_ident() if phase == "start" else None
-
-    def runs_here(self) -> bool:
-        # While the interpreter ends, no other thread runs any more.
-        return self.thread == threading.get_ident() and not sys.is_finalizing()
-
-
-collector: Final = _Collector()
-gc.callbacks.append(collector)
+def runs_here() -> bool:
+    """Return whether the collector runs in this thread, or greenlet."""
+    # While the interpreter ends, no other thread runs any more. A child of another thread has none that runs.
+    return getattr(_here, "start", None) is _begun["start"] and not sys.is_finalizing()
 
 
 def end_later(work: Callable[[], object]) -> None:
