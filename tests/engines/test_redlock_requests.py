@@ -279,3 +279,23 @@ def test_a_reply_that_comes_late_is_dropped() -> None:
             assert not locks.list()
             after = servers[2].command("INFO", "stats")["total_connections_received"]
             assert after <= before + 2  # That of the test, and the keeper's.
+
+
+def test_a_request_that_connects_for_too_long_asks_nothing() -> None:
+    """Its caller has given up, and perhaps released: it may not acquire any more."""
+    connected, over = threading.Event(), threading.Event()
+    asked = []
+
+    async def request() -> None:
+        try:
+            await sent(None, time.monotonic())
+            connected.wait(PATIENCE)
+            await sent(0, time.monotonic() + PATIENCE)
+            asked.append(1)
+        finally:
+            over.set()
+
+    drive(in_this_thread([request()], never))
+    connected.set()
+    assert over.wait(PATIENCE)
+    assert not asked

@@ -75,7 +75,7 @@ async def _in_a_thread(request: Request, until: float, to_close: list[Request]) 
 
     def run() -> None:
         with theirs:
-            _to_its_end(unbegun)
+            _to_its_end(unbegun, until)
             with suppress(OSError):  # The caller is gone.
                 theirs.send(b"\0")
 
@@ -96,11 +96,16 @@ async def _in_a_thread(request: Request, until: float, to_close: list[Request]) 
             each.close()
 
 
-def _to_its_end(unbegun: list[Request]) -> None:
+def _to_its_end(unbegun: list[Request], until: float = float("inf")) -> None:
     for request in taken_out(unbegun):
         with suppress(StopIteration):
             while True:
                 request.send(None)
+                if (
+                    time.monotonic() > until
+                ):  # The caller has given up, and may not acquire any more.
+                    request.close()
+                    break
 
 
 class InTasks:

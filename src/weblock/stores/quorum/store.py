@@ -335,9 +335,9 @@ class QuorumStore(Store):
         if candidate:
             candidate.asks(asked)
             candidate.under_way.update([(this, server) for server in asked])
-        await self._at_once([ask(server) for server in asked], lambda: enough(replies))
+        await self._at_once([ask(server) for server in asked], lambda: enough(replies.copy()))
         late = [server for server in asked if server not in replies]
-        if late and not enough(replies):
+        if late and not enough(replies.copy()):
             for server in late:
                 silent = EngineUnavailable(self._engine.names[server], "no answer yet")
                 replies[server] = silent

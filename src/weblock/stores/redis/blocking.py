@@ -334,6 +334,8 @@ class BlockingLinks:
 
     async def take(self, address: Address, introduce: Introduce, permits: list[None]) -> Lent:
         if self._connects_within is not None:
+            if not permits and (link := self.at_once(address, permits)):
+                return link
             await sent(None, time.monotonic() + self._connects_within)
         if not permits:
             try:
