@@ -166,6 +166,10 @@ class TestPool:
                 use(lambda _line: None)
 
 
+async def _answered(_line: Line) -> str:
+    return "answer"
+
+
 class TestLoopPool:
     """Connections for the tasks of an event loop."""
 
@@ -239,6 +243,66 @@ class TestLoopPool:
         pools.close()
         with pytest.raises(Unfit, match="it was closed"):
             await pools.use(work)
+
+    async def test_a_cancellation_that_the_work_swallows_still_ends_it(
+        self, server: Server
+    ) -> None:
+        """``asyncio.wait_for``, in some drivers, drops a cancellation that comes together with the result."""
+        pool = LoopPool(server.connect_in_loop, silence(), room=1, patience=PATIENCE)
+        asked = asyncio.Event()
+
+        async def swallow(_line: Line) -> str:
+            asked.set()
+            try:
+                await asyncio.sleep(PATIENCE)
+            except asyncio.CancelledError:
+                pass
+            return "answer"
+
+        task = asyncio.create_task(pool.use(swallow))
+        await asked.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        pool.close()
+
+    async def test_a_full_server_makes_callers_share_what_they_have(self, server: Server) -> None:
+        """Where it takes no more connections, a caller gets the next that comes back."""
+        server.room = 2
+        pool = LoopPool(server.connect_in_loop, silence(), room=9, patience=PATIENCE)
+
+        async def work(line: Line) -> Line:
+            await asyncio.sleep(0)
+            return line
+
+        used = await asyncio.gather(*[pool.use(work) for _ in range(20)])
+        assert set(used) == set(server.lines)
+        assert len(server.lines) == 2
+        pool.close()
+
+    def test_the_keeper_is_served_by_a_loop_that_runs(self, server: Server) -> None:
+        """A loop that is busy for long does not keep it from the connection of another."""
+        pools: LoopPools[Line] = LoopPools(
+            server.connect_in_loop, silence(), room=1, patience=PATIENCE
+        )
+        go_on, ready = threading.Event(), threading.Barrier(3)
+
+        async def use_and_keep(*, busy: bool) -> None:
+            await pools.use(_answered)
+            ready.wait(PATIENCE)
+            if busy:
+                go_on.wait(PATIENCE)  # Which stops its loop.
+            else:
+                await asyncio.to_thread(go_on.wait, PATIENCE)
+
+        with ThreadPoolExecutor() as threads:
+            for busy in (True, False):
+                threads.submit(asyncio.run, use_and_keep(busy=busy))
+            ready.wait(PATIENCE)
+            try:
+                assert pools.use_first(_answered) == "answer"
+            finally:
+                go_on.set()
 
     async def test_no_loop_to_borrow_of(self, server: Server) -> None:
         """The keeper is told."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, as_completed
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from time import monotonic
@@ -169,10 +170,11 @@ class LoopPool(Generic[L]):
         self._room = self._free = room
         self._patience = patience
         self._idle: list[L] = []
+        self._in_use: set[L] = set()
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._settling: set[asyncio.Task[None]] = set()
         self._closed = False
-        self._end = BeforeLoopEnds(self._close_idle)
+        self._end = BeforeLoopEnds(self._before_loop_ends)
 
     async def use(self, work: Callable[[L], Awaitable[R]], *, first: bool = False) -> R:
         """Return what ``work`` does with a connection.
@@ -184,15 +186,20 @@ class LoopPool(Generic[L]):
             self._free -= 1
         else:
             await self._take_turn(first=first)
-        connection = None
+        connection, task = None, asyncio.current_task()
+        cancelled = task.cancelling() if task else 0
         try:
             connection = _usable(self._idle) or await self._new()
+            self._in_use.add(connection)
             result = await work(connection)
+            if task and task.cancelling() > cancelled:
+                # ``asyncio.wait_for``, which drivers use, drops one that comes together with the result.
+                raise asyncio.CancelledError  # noqa: TRY301
         except asyncio.CancelledError:
             if connection:
-                task = self.loop.create_task(self._settle(connection))
-                self._settling.add(task)  # Else the collector could end it.
-                task.add_done_callback(self._settling.discard)
+                settling = self.loop.create_task(self._settle(connection))
+                self._settling.add(settling)  # Else the collector could end it.
+                settling.add_done_callback(self._settling.discard)
             else:
                 self._end_turn()
             raise
@@ -225,6 +232,8 @@ class LoopPool(Generic[L]):
         if isinstance(error, TimeoutError):
             self._silence.notice(error)
             self._close_idle()
+        if connection:
+            self._in_use.discard(connection)
         if connection and (error is None or isinstance(error, self._silence.answers)):
             self._silence.answered_at = monotonic()
             self._idle.append(connection)
@@ -261,15 +270,30 @@ class LoopPool(Generic[L]):
         self._free += 1
 
     async def _new(self) -> L:
+        """Return a new connection, or the next that comes back if the server takes no more."""
         if self._closed:
             raise Unfit("it was closed")
-        with self._silence.connecting():
-            connection = await self._connect()
+        try:
+            with self._silence.connecting():
+                connection = await self._connect()
+        except Exception:
+            if not self._in_use:
+                raise
+            await self._take_turn(first=True)
+            try:
+                return _usable(self._idle) or await self._new()
+            finally:
+                self._end_turn()  # The second one that we have.
         close_in_children(connection)
         return connection
 
     def _close_idle(self) -> None:
         _close_all(self._idle)
+
+    def _before_loop_ends(self) -> None:
+        self._close_idle()
+        for task in tuple(self._settling):
+            task.cancel()
 
 
 class LoopPools(Generic[L]):
@@ -291,20 +315,21 @@ class LoopPools(Generic[L]):
     def use_first(self, work: Callable[[L], Awaitable[R]]) -> R:
         """Do work on a connection of any loop, for the keeper, whose thread has none.
 
-        Raises ``Unfit`` if no event loop is there.
+        The work may be done on several: one loop may be busy. Raises ``Unfit`` if no event loop is there.
         """
+        answers: list[Future[R]] = []
         for pool in self._loops.all():
             using = pool.use(work, first=True)
             try:
-                answer = asyncio.run_coroutine_threadsafe(using, pool.loop)
+                answers.append(asyncio.run_coroutine_threadsafe(using, pool.loop))
             except RuntimeError:  # The loop has been closed.
                 using.close()
-                continue
-            try:
-                return answer.result(self._patience)
-            except Unfit:
-                pass
-            finally:
+        try:
+            for answer in as_completed(answers, self._patience):
+                with suppress(Unfit):
+                    return answer.result()
+        finally:
+            for answer in answers:
                 answer.cancel()
         raise Unfit("no event loop has a connection")
 
