@@ -143,6 +143,8 @@ class OfThreads:
         self._pool = connections.pool
         self._loops = connections.loops
         self._silence = connections.silence
+        self._answered: tuple[type[BaseException], ...] = (TimeoutError, *self._silence.answers)
+        """Errors that another connection would not change."""
         self._renews = renews
         self._turns = [turns(1) for _ in range(STRIPES)]
 
@@ -151,7 +153,7 @@ class OfThreads:
             return self._pool.use(lambda link: link.ask(statement, *parameters))
         try:
             return self._pool.use_first(lambda link: link.ask(statement, *parameters))
-        except TimeoutError:
+        except self._answered:
             raise
         except (psycopg.OperationalError, OSError, Unfit):
             try:

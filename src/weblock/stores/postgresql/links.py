@@ -46,8 +46,9 @@ def limited(work: PQGen[R], seconds: float) -> PQGen[R]:
 class _BlockingConnection(psycopg.Connection[Row]):
     limit: float
 
-    def wait(self, gen: PQGen[R], *arguments: Any, **options: Any) -> R:
-        return super().wait(limited(gen, self.limit), *arguments, **options)
+    def wait(self, gen: PQGen[R], interval: float = INTERVAL, timeout: float | None = None) -> R:
+        # psycopg's own would answer Ctrl-C with a cancel request, on another connection.
+        return waiting.wait(limited(gen, self.limit), self.fileno(), interval)
 
 
 class _AsyncioConnection(psycopg.AsyncConnection[Row]):
@@ -57,7 +58,7 @@ class _AsyncioConnection(psycopg.AsyncConnection[Row]):
     async def wait(
         self, gen: PQGen[R], interval: float = INTERVAL, timeout: float | None = None
     ) -> R:
-        # psycopg's own would answer a cancellation with a cancel request, on another connection.
+        # So would it answer a cancellation.
         self._waited_with = gen = limited(gen, self.limit)
         try:
             return await waiting.wait_async(gen, self.fileno(), interval)
