@@ -703,6 +703,33 @@ def _marks_of(store: ZooKeeperStore) -> str:
     return drive(store._wire.session()).layout.marks
 
 
+def test_a_caller_whose_unknown_lease_was_taken_away_goes_on_waiting(monkeypatch) -> None:
+    """It asks again after a lost answer, sees its lease, and cannot renew it: it still gets the key."""
+    grant, renew_again = ZooKeeperStore._grant, ZooKeeperStore._renew_again
+    lost: list[str] = []
+
+    async def grant_and_lose(store, key, claim, given):
+        reply = await grant(store, key, claim, given)
+        if reply and not lost:
+            lost.append("the answer")
+            store._memory.leases.pop(claim.owner, None)
+            raise EngineUnavailable("zookeeper", "the answer was lost")
+        return reply
+
+    async def take_away_and_renew(store, key, claim):
+        if lost == ["the answer"]:
+            lost.append("the lease")
+            deleted = key.session.client.delete_async(key.lease_of(claim.owner))
+            await store._wire.all(deleted)
+        return await renew_again(store, key, claim)
+
+    monkeypatch.setattr(ZooKeeperStore, "_grant", grant_and_lose)
+    monkeypatch.setattr(ZooKeeperStore, "_renew_again", take_away_and_renew)
+    with Locks.from_url(fresh_zookeeper(), wait=PATIENCE) as locks:
+        locks.acquire("key").release()
+    assert lost == ["the answer", "the lease"]
+
+
 class TestFormat:
     """Nodes that another version of weblock keeps its leases in."""
 

@@ -272,7 +272,9 @@ class ZooKeeperStore(Store):
             if isinstance(stat, EngineUnavailable):
                 replies.append(stat)
             elif isinstance(stat, Exception):
-                memory.forget(renewal.owner)
+                memory.leases.pop(renewal.owner, None)
+                if renewal.owner not in self._switchboard.bells:  # Else it still asks for the key.
+                    memory.forget(renewal.owner)
                 replies.append(self._wire.reply(Gone()))
             else:
                 asked = bool(own and own.content.asked)
