@@ -117,7 +117,8 @@ def rejected(call, *arguments):
         return "threadpool" in str(error)
 with opened() as locks:
     with locks.hold("key") as lease:
-        for call, *arguments in ((locks.acquire, "other"), (locks.inspect, "key"), (lease.release,)):
+        calls = (opened,), (locks.acquire, "other"), (locks.inspect, "key"), (lease.release,)
+        for call, *arguments in calls:
             assert rejected(call, *arguments), call
         gevent.get_hub().threadpool.apply(without_yielding, (0.1,))  # Which is how to compute.
         assert gevent.get_hub().threadpool.apply(lease.remaining) > 0

@@ -55,6 +55,7 @@ class BlockingRuntime:
         if patched_by() == "gevent":
             global _in_one_thread  # noqa: PLW0603 - not before locks are made is it known
             _in_one_thread = True
+            refuse_other_threads()
 
     def bell(self) -> Bell:
         return BlockingBell(queue.SimpleQueue())
