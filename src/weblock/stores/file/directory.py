@@ -201,10 +201,9 @@ class Directory:
     def is_at(self, path: str) -> bool:
         """Return whether ``path``, perhaps through symbolic links, names this directory now."""
         try:
-            there = os.lstat(path)
-        except OSError:
+            there, ours = os.lstat(path), os.fstat(self.fd)
+        except OSError:  # It is not there, or another thread has just left this one.
             return False
-        ours = os.fstat(self.fd)
         return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
 
     def check_names(self, paths: Iterable[str]) -> None:
