@@ -54,7 +54,7 @@ def _first_lines(file: str) -> frozenset[int]:
 
 @functools.cache
 def _before_first_calls(file: str) -> frozenset[int]:
-    """The lines of the ``finally`` blocks of a file, each up to the line of its first call."""
+    """The lines of the ``finally`` blocks of a file, each up to the line of its first call, if any."""
     lines: set[int] = set()
     for node in ast.walk(ast.parse(Path(file).read_text())):
         if isinstance(node, ast.Try) and node.finalbody:
@@ -64,7 +64,8 @@ def _before_first_calls(file: str) -> frozenset[int]:
                 for each in ast.walk(statement)
                 if isinstance(each, ast.Call)
             ]
-            lines |= set(range(node.finalbody[0].lineno, min(calls, default=0) + 1))
+            last = node.finalbody[-1].end_lineno or node.finalbody[-1].lineno
+            lines |= set(range(node.finalbody[0].lineno, min(calls, default=last) + 1))
     return frozenset(lines)
 
 
