@@ -101,10 +101,8 @@ def _to_its_end(unbegun: list[Request], until: float = float("inf")) -> None:
         with suppress(StopIteration):
             while True:
                 request.send(None)
-                if (
-                    time.monotonic() > until
-                ):  # The caller has given up, and may not acquire any more.
-                    request.close()
+                if time.monotonic() > until:
+                    request.close()  # The caller has given up: nothing must be acquired any more.
                     break
 
 
