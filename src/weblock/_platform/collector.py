@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import _thread
 import gc
+import importlib
 import sys
 import threading
 from collections import OrderedDict
@@ -27,18 +28,25 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
+from .greenlets import patched_by
+
 phases: Final = OrderedDict.fromkeys(("start", "stop"))
 """The last one is the phase that came last: ``"start"`` while the collector runs in any thread."""
 
 _begun: Final[dict[str, object]] = {}
-_here: Final = threading.local()
+# gevent's own ``local`` cannot be used in a greenlet that is being finalized. This one knows real threads only.
+_here: Final = (
+    importlib.import_module("gevent.monkey").get_original("threading", "local")()
+    if patched_by() == "gevent"
+    else threading.local()
+)
 
 _callbacks: list[Any] = gc.callbacks
 _callbacks += (phases.move_to_end, _begun.__setitem__, _here.__setattr__)
 
 
 def runs_here() -> bool:
-    """Return whether the collector runs in this thread, or greenlet."""
+    """Return whether the collector runs in this thread."""
     # While the interpreter ends, no other thread runs any more. A child of another thread has none that runs.
     return getattr(_here, "start", None) is _begun["start"] and not sys.is_finalizing()
 
