@@ -68,9 +68,8 @@ class Listener(Generic[C]):
                 self.connection = connection = self._connect()
                 close_in_children(connection)
                 backoff.reset()
-                if (
-                    not self.ended.is_set()
-                ):  # Else it was closed before there was anything to hang up.
+                # It may have been closed before there was anything to hang up.
+                if not self.ended.is_set():
                     self._hear(connection)
             except self._lost as error:
                 if not self.ended.is_set():
