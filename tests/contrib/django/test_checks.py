@@ -82,7 +82,7 @@ def test_a_lock_without_a_key_is_found(view: Any, project: Any) -> None:
         ({"default": {"URL": "carrier-pigeon://"}}, "carrier-pigeon"),
         ({"default": {"WIAT": 5}}, "'WIAT'"),
         ({"default": {"TTL": -1}}, "ttl=-1"),
-        ({"default": {}, "jobs": {"CACHE": "default"}}, "'jobs'"),
+        ({"default": {}, "jobs": {"CACHE": "default"}}, "WEBLOCK['jobs'] has 'CACHE'"),
         ({"default": {"BUSY_VIEW": "no.such.module"}}, "['BUSY_VIEW']: No module"),
         ({"default": {"RULES": [{"view": "shop:item"}]}}, "RULES"),
         ("redis://localhost", "dict of aliases"),

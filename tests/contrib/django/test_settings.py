@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import pytest
-from django.core.cache import cache
 from django.core.handlers.asgi import ASGIHandler
 from django.core.handlers.wsgi import WSGIHandler
 from django.core.management import call_command
 from django.db import connection
 from django.test import override_settings
 
-from tests.servers import shared
 from tests.servers.ports import free_port
 from tests.servers.postgres import shared_postgres
 from weblock import ConfigurationError, Locks, LockTimeout
 from weblock.contrib.django import async_locks, locks
 from weblock.contrib.django.apps import create_tables
 from weblock.contrib.django.databases import url_of_database
-from weblock.contrib.django.settings import aliases, of_alias
+from weblock.contrib.django.settings import aliases
 from weblock.stores.postgresql.settings import parse
-
-REDIS = "django.core.cache.backends.redis"
 
 
 def test_locks_are_held_by_alias(url: str) -> None:
@@ -66,8 +61,6 @@ def test_settings_are_read_when_they_are_needed(url: str) -> None:
         ({"default": {"TIMEOUT": 5}}, "'TIMEOUT'"),
         ({"default": {"TTL": "soon"}}, r"WEBLOCK\['default'\]: ttl='soon'"),
         ({"default": {"URL": "nosuch://"}}, r"WEBLOCK\['default'\]: there is no engine"),
-        ({"default": {"URL": "memory://", "CACHE": "default"}}, "both URL and CACHE"),
-        ({"default": {"CACHE": "nosuch"}}, r"WEBLOCK\['default'\] names the cache 'nosuch'"),
         (
             {"default": {"BUSY_VIEW": 429}},
             r"WEBLOCK\['default'\]\['BUSY_VIEW'\] is 429: give a function",
@@ -80,90 +73,6 @@ def test_wrong_settings_are_refused(setting: object, message: str) -> None:
     """What cannot work is refused with a message that names it."""
     with override_settings(WEBLOCK=setting), pytest.raises(ConfigurationError, match=message):
         locks["default"]
-
-
-@pytest.mark.parametrize(
-    ("location", "options", "url"),
-    [
-        ("redis://cache:6379/1", {}, "redis://cache:6379/1"),
-        (["redis://one/1", "redis://two/1"], {}, "redis://one/1"),
-        ("redis://one/1;redis://two/1", {}, "redis://one/1"),
-        ("redis://cache/1", {"PASSWORD": "p/w"}, "redis://:p%2Fw@cache/1"),
-        ("redis://me:own@cache/1", {"PASSWORD": "other"}, "redis://me:own@cache/1"),
-        ("rediss://cache/1", {"username": "u", "password": "p"}, "rediss://u:p@cache/1"),
-        ("unix:///run/redis.sock?db=1", {}, "unix:///run/redis.sock?db=1"),
-        ("unix:///run/redis.sock", {"password": "p"}, "unix://:p@/run/redis.sock"),
-        ("redis://cache", {"db": "3"}, "redis://cache/3"),
-        ("redis://cache/1", {"db": "3"}, "redis://cache/1"),
-        (
-            "redis://shop/2",
-            {"SENTINELS": [("one", 26379), ("two", 26380)], "PASSWORD": "p"},
-            "redis+sentinel://:p@one:26379,two:26380/shop/2",
-        ),
-        (
-            "rediss://cache?ssl_ca_certs=/its.pem",
-            {"ssl_cert_reqs": None, "ssl_ca_certs": "/other.pem", "SERIALIZER": "s"},
-            "rediss://cache?ssl_ca_certs=/its.pem&ssl_cert_reqs=none",
-        ),
-        (
-            "rediss://cache",
-            {
-                "CONNECTION_POOL_CLASS": "redis.BlockingConnectionPool",
-                "CONNECTION_POOL_KWARGS": {"max_connections": 9, "ssl_ca_certs": "/ca.pem"},
-            },
-            "rediss://cache?ssl_ca_certs=%2Fca.pem",
-        ),
-        (
-            "rediss://shop",
-            {"SENTINELS": [("one", 26379)], "SENTINEL_KWARGS": {"password": "s@"}},
-            "rediss+sentinel://one:26379/shop?sentinel_password=s%40",
-        ),
-    ],
-)
-def test_the_server_of_a_cache_serves_locks_too(
-    location: object, options: object, url: str
-) -> None:
-    """CACHE takes the server that Django's or django-redis's cache writes to."""
-    caches = {"default": {"BACKEND": "b", "LOCATION": location, "OPTIONS": options}}
-    with override_settings(CACHES=caches, WEBLOCK={"default": {"CACHE": "default"}}):
-        assert of_alias("default").url == url
-        assert locks["default"].engine.partition("@")[2] == ""  # It is one that there is, too.
-
-
-@pytest.mark.parametrize(
-    ("options", "lost"),
-    [
-        ({"CONNECTION_POOL_KWARGS": {"credential_provider": object()}}, "credential_provider"),
-        ({"CONNECTION_POOL_KWARGS": {"connection_class": object}}, "connection_class"),
-        ({"POOL_CLASS": "shop.pools.Tunnel"}, "pool_class"),
-        ({"CONNECTION_POOL_CLASS": ModuleType}, "connection_pool_class"),
-        ({"SENTINELS": [("h", 1)], "SENTINEL_KWARGS": {"ssl": True}}, "ssl of sentinel_kwargs"),
-        ({"something": "new"}, "something"),
-    ],
-)
-def test_an_option_of_a_cache_that_would_be_lost_is_refused(options: object, lost: str) -> None:
-    """What says how the cache connects, and a URL cannot say, is named at the start."""
-    caches = {"default": {"BACKEND": "b", "LOCATION": "redis://h", "OPTIONS": options}}
-    with (
-        override_settings(CACHES=caches, WEBLOCK={"default": {"CACHE": "default"}}),
-        pytest.raises(ConfigurationError, match=f"cannot apply {lost} of its OPTIONS"),
-    ):
-        of_alias("default")
-
-
-def test_a_cache_and_locks_use_one_server() -> None:
-    """The locks of a project that names its cache are on the server where the cache is."""
-    server = shared()
-    location = f"redis://127.0.0.1:{server.port}"
-    caches = {"default": {"BACKEND": f"{REDIS}.RedisCache", "LOCATION": location}}
-    with (
-        override_settings(CACHES=caches, WEBLOCK={"default": {"CACHE": "default"}}),
-        Locks.from_url(server.url(recovery="off")) as others,
-        others.hold("of a cache"),
-    ):
-        cache.set("value", 7, timeout=60)
-        assert cache.get("value") == 7
-        assert locks["default"].inspect("of a cache")
 
 
 def test_locks_are_kept_in_a_database_of_the_settings() -> None:
@@ -206,7 +115,6 @@ def test_a_database_of_the_settings_locks() -> None:
         ({"URL": "redis://localhost/not-a-number"}, "jobs.*not-a-number"),
         ({"URL": "memory://", "WIAT": 5}, "'WIAT'"),
         ({"URL": "memory://", "TTL": -1}, "ttl=-1"),
-        ({"CACHE": "nope"}, "nope"),
     ],
 )
 @pytest.mark.parametrize("handler", [WSGIHandler, ASGIHandler])

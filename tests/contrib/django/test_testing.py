@@ -180,7 +180,7 @@ def test_a_transaction_of_the_test_is_refused(serve: Any) -> None:
     WEBLOCK={
         "default": {"URL": "redis://far", "REQUIRE_SCOPE": "cluster", "WAIT": 0},
         "same": {"URL": "redis://far"},
-        "other": {"CACHE": "locks"},
+        "other": {"URL": "redis://near"},
     }
 )
 def test_engines_are_replaced_and_options_stay() -> None:

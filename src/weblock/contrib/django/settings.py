@@ -6,19 +6,16 @@ It is read when it is needed, so that it may be overridden, and it may be missin
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
-from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
 from django.conf import settings as django_settings
 from django.utils.module_loading import import_string
 
 from ..._options import LocksOptions, seconds
 from ...errors import ConfigurationError
-from ...stores.redis.settings import OF_CONNECTION, OF_REDIS_PY
 from ..guarding import DATABASE_GUARD, GUARDS, LEASE_GUARD, LOCK_WAIT, GuardKind
 from .databases import SCHEME, alias_of, url_of_database
 from .rules import Rules
@@ -27,33 +24,7 @@ from .view_lock import DEFAULT
 OPTIONS: Final = tuple(name.upper() for name in LocksOptions.__annotations__)
 """The options in ``LocksOptions``, in upper case."""
 
-OTHERS: Final = (
-    "URL",
-    "CACHE",
-    "BUSY_VIEW",
-    "REWRITE",
-    "RULES",
-    "GUARD",
-    "GUARD_DATABASES",
-    "GUARD_WAIT",
-)
-
-
-_IN_QUERY: Final = OF_CONNECTION - {"username", "password", "credential_provider"}
-"""Options of a cache that go into the query of the engine's URL."""
-
-_CLASSES: Final = frozenset({"pool_class", "connection_pool_class", "connection_factory"})
-"""Options of a cache that name a class; one of the project's own may connect in any way."""
-
-_IN_CACHE: Final = (
-    _IN_QUERY
-    | _CLASSES
-    | OF_REDIS_PY
-    | {"username", "password", "db", "sentinels", "sentinel_kwargs"}
-    | {"client_class", "close_connection", "compressor", "ignore_exceptions", "serializer"}
-    | {"log_ignored_exceptions", "max_connections", "pickle_version", "queue_class", "timeout"}
-)
-"""Options of Django's Redis cache and of django-redis that weblock uses, or need not know."""
+OTHERS: Final = ("URL", "BUSY_VIEW", "REWRITE", "RULES", "GUARD", "GUARD_DATABASES", "GUARD_WAIT")
 
 
 @dataclass(frozen=True)
@@ -138,9 +109,8 @@ def rules() -> tuple[Rules, ...]:
 class _Read:
     """The settings as they were read, until a test overrides them."""
 
-    def __init__(self, weblock: object, caches: object) -> None:
+    def __init__(self, weblock: object) -> None:
         self.weblock = weblock
-        self.caches = caches
         self.aliases: dict[str, AliasSettings] = {}
 
     @cached_property
@@ -149,16 +119,15 @@ class _Read:
         return tuple(rules for rules in found if rules)
 
 
-_last_read = _Read(None, None)
+_last_read = _Read(None)
 
 
 def _current() -> _Read:
     """Return what was read last, if it still holds: each override has an object of its own."""
     global _last_read  # noqa: PLW0603 - settings are global, and so is what was read of them
-    weblock, caches = getattr(django_settings, "WEBLOCK", None), django_settings.CACHES
-    read = _last_read
-    if weblock is not read.weblock or caches is not read.caches:
-        read = _last_read = _Read(weblock, caches)
+    weblock, read = getattr(django_settings, "WEBLOCK", None), _last_read
+    if weblock is not read.weblock:
+        read = _last_read = _Read(weblock)
     return read
 
 
@@ -203,102 +172,16 @@ def _refuse_unknown(alias: str, given: Mapping[str, Any]) -> None:
         raise ConfigurationError(
             f"WEBLOCK[{alias!r}] has {unknown[0]!r:.80}; there are {', '.join(known)}"
         )
-    if "URL" in given and "CACHE" in given:
-        raise ConfigurationError(f"WEBLOCK[{alias!r}] has both URL and CACHE: give one of them")
 
 
 def _url(alias: str, given: Mapping[str, Any]) -> str | Sequence[str] | None:
     url: str | Sequence[str] | None = given.get("URL")
+    if not isinstance(url, str) or not url.startswith(SCHEME):
+        return url
     try:
-        if "CACHE" in given:
-            return _url_of_cache(given["CACHE"])
-        if isinstance(url, str) and url.startswith(SCHEME):
-            return url_of_database(url, django_settings.DATABASES)
+        return url_of_database(url, django_settings.DATABASES)
     except ConfigurationError as error:
         raise ConfigurationError(f"WEBLOCK[{alias!r}] {error}") from error
-    return url
-
-
-def _url_of_cache(name: object) -> str:
-    """The URL of the server that a cache of Django's, or of django-redis, writes to.
-
-    Raises ``ConfigurationError`` for a cache that there is not, or that is not on Redis.
-    """
-    cache = django_settings.CACHES.get(name, {})
-    location = cache.get("LOCATION")
-    if isinstance(location, str):
-        location = re.split("[;,]", location)
-    first = location[0] if location else None
-    if not isinstance(first, str) or not re.match(r"(rediss?|unix)://", first):
-        raise ConfigurationError(
-            f"names the cache {name!r:.80}, which has no redis://, rediss:// or unix:// in LOCATION"
-        )
-    options = {key.lower(): value for key, value in cache.get("OPTIONS", {}).items()}
-    options |= options.pop("connection_pool_kwargs", None) or {}
-    if strange := _not_understood(options):
-        raise ConfigurationError(
-            f"names the cache {name!r:.80}, and weblock cannot apply {strange[0]:.80} of its OPTIONS"
-            " to its own connections: give a URL instead of CACHE"
-        )
-    url = _with_database(_with_password(urlsplit(first), options), options)
-    if "sentinels" in options:
-        url = _through_sentinels(url, options)
-    passed = {each: options[each] for each in sorted(_IN_QUERY) if each in options}
-    for each, value in passed.items():
-        if f"{each}=" not in url.query:  # Which redis-py prefers.
-            query = urlencode({each: "none" if value is None else value})
-            url = url._replace(query="&".join(filter(None, (url.query, query))))
-    # Not geturl(), which writes unix:/run/redis.sock.
-    return f"{url.scheme}://{url.netloc}{url.path}{url.query and '?' + url.query}"
-
-
-def _not_understood(options: Mapping[str, Any]) -> list[str]:
-    """Return the options of a cache that weblock would lose, a certificate of the server's, say."""
-    strange = [each for each in options if each not in _IN_CACHE]
-    strange += [
-        f"{each} of sentinel_kwargs"
-        for each in options.get("sentinel_kwargs") or {}
-        if each not in OF_REDIS_PY | {"username", "password"}
-    ]
-    factory = getattr(django_settings, "DJANGO_REDIS_CONNECTION_FACTORY", "django_redis.")
-    classes = {"connection_factory": factory, **options}
-    for each in _CLASSES & {*classes}:
-        path = classes[each] if isinstance(classes[each], str) else classes[each].__module__
-        if path.partition(".")[0] not in ("redis", "django_redis"):
-            strange.append(each)
-    return strange
-
-
-def _with_password(url: SplitResult, options: Mapping[str, Any]) -> SplitResult:
-    """Return the URL with the password of the cache's options."""
-    password = options.get("password")
-    if not password or url.password:
-        return url
-    user = f"{quote(options.get('username') or '', safe='')}:{quote(password, safe='')}"
-    return url._replace(netloc=f"{user}@{url.netloc.rpartition('@')[2]}")
-
-
-def _with_database(url: SplitResult, options: Mapping[str, Any]) -> SplitResult:
-    if "db" not in options or url.scheme == "unix" or url.path.strip("/"):
-        return url
-    return url._replace(path=f"/{options['db']}")
-
-
-def _through_sentinels(url: SplitResult, options: Mapping[str, Any]) -> SplitResult:
-    """Return the URL for django-redis, where the host is the name of the master."""
-    user, at, service = url.netloc.rpartition("@")
-    sentinels = ",".join(f"{host}:{port}" for host, port in options["sentinels"])
-    theirs = options.get("sentinel_kwargs") or {}
-    passed = {
-        f"sentinel_{each}": theirs[each] for each in ("username", "password") if theirs.get(each)
-    }
-    return SplitResult(
-        f"{url.scheme}+sentinel",
-        f"{user}{at}{sentinels}",
-        f"/{service}{url.path}",
-        "&".join(filter(None, (url.query, urlencode(passed)))),
-        "",
-    )
 
 
 def _observers(alias: str, given: object) -> Sequence[object]:

@@ -39,9 +39,8 @@ def memory_locks() -> override_settings:
     engines: dict[str, str] = {}
 
     def in_memory(given: Mapping[str, Any]) -> dict[str, Any]:
-        engine = repr((given.get("URL"), given.get("CACHE")))
-        url = engines.setdefault(engine, f"{_ENGINES}{next(_numbers)}")
-        kept = {name: given[name] for name in given if name not in ("CACHE", "REQUIRE_SCOPE")}
+        url = engines.setdefault(repr(given.get("URL")), f"{_ENGINES}{next(_numbers)}")
+        kept = {name: given[name] for name in given if name != "REQUIRE_SCOPE"}
         return {**kept, "URL": url}
 
     return override_settings(WEBLOCK={alias: in_memory(setting[alias]) for alias in setting})
