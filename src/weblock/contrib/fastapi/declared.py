@@ -8,9 +8,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from enum import Enum
-from types import NoneType, UnionType
-from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Final, NamedTuple, Union, get_args, get_origin
 from uuid import UUID
 
 from fastapi.datastructures import Headers
@@ -18,7 +17,6 @@ from fastapi.dependencies.utils import request_params_to_args
 from fastapi.exceptions import RequestValidationError, WebSocketRequestValidationError
 from fastapi.requests import HTTPConnection
 from pydantic import AliasChoices, AliasPath, BaseModel, Json
-from pydantic.types import UuidVersion
 
 from ...errors import ConfigurationError
 from ...keys import KeyTemplate, Source
@@ -124,9 +122,9 @@ def declared_of(dependant: Any, source: Source, template: KeyTemplate) -> Declar
     Raises ``ConfigurationError`` if several of them declare it, and one thing could have two keys.
     """
     found = _all_declared(dependant, source)
-    _refuse_different_conversions(found, source, template)
-    # They differ at most in what they reject, and in whether the template still has to convert the text.
-    return min(found, key=lambda each: (_is_text(each), not _is_required(each)), default=None)
+    _refuse_two_declarations(found, source, template)
+    # They are equal, unless the type in the key makes them so: then not the text of the request.
+    return min(found, key=_is_text, default=None)
 
 
 def _all_declared(dependant: Any, source: Source) -> list[Declared]:
@@ -244,118 +242,55 @@ def _is_collection(info: Any) -> bool:
     )
 
 
-# Which declarations of one name agree. A key is made of one of them, and the work may use another: with
-# the text of an audit, ``7`` and ``07`` are two keys, and an endpoint that declares an ``int`` would work
-# on the shop 7 under both. They agree if every text that all of them accept makes the same value in each.
-# What only rejects texts, such as ``ge=1``, does not count: a request that it rejects does no work.
-
 _MADE_OF_TEXT: Final = {"int": int, "uuid": UUID}
 """The types that converters of a template make of a text."""
 
-_REJECTING: Final = frozenset(
-    {"pattern", "min_length", "max_length", "ascii_only", "strict"}
-    | {"allow_inf_nan", "decimal_places", "max_digits"}
-)
-"""Options of Pydantic that reject texts, and change no value."""
 
-
-class _Conversion(NamedTuple):
-    """What makes a value of a text, and of a parameter that is missing."""
-
-    names: Sequence[str]
-    kind: object
-    changes: list[object]
-    """Validators and the like, in their order."""
-    missing: object = None
-
-
-def _refuse_different_conversions(
+def _refuse_two_declarations(
     found: Sequence[Declared], source: Source, template: KeyTemplate
 ) -> None:
+    """Raise ``ConfigurationError`` where a name is declared in two ways.
+
+    A key is made of one of them, and the work may use the other: with the text of an audit, ``7`` and
+    ``07`` are two keys, but one shop to an endpoint that declares an ``int``. Whether two declarations
+    convert alike is for Pydantic to know, so they have to be equal. Where the key has a type, a text
+    without constraints counts as that type, for the key makes it of the text.
+    """
     pairs = zip(template.names, template.converters, strict=True)
     used = {name: converter for name, converter in pairs if template.sources[name] == source}
-    texts = {_MADE_OF_TEXT.get(converter, str) for converter in used.values()}
-    text = texts.pop() if len(texts) == 1 else str
-    # Where one of them requires the parameter, a request without it does no work.
-    required = any(map(_is_required, found))
-    conversions = [_conversion(each, text, required=required) for each in found]
-    other = next((n for n, each in enumerate(conversions) if each != conversions[0]), None)
-    if other is not None:
-        two, name = (found[0], found[other]), next(iter(used))
-        remedy = _other_template(two, name, required=required)
-        raise ConfigurationError(
-            f"lock({template.text!r}) cannot tell which {{{name}}} the work uses:"
-            f" {_described(two[0])}, and {_described(two[1])}, so that one thing could have two keys."
-            f" Declare it with one type, default and alias,{remedy} or"
-            " give lock() a key function that declares it as the work does"
-        )
+    types = {_MADE_OF_TEXT.get(converter, str) for converter in used.values()}
+    other = _unequal(found, types.pop() if len(types) == 1 else str)
+    if other is None:
+        return
+    two, name = (found[0], other), next(iter(used))
+    typed = (c for c, kind in _MADE_OF_TEXT.items() if _unequal(two, kind) is None)
+    remedy = "".join(f" write {{{name}:{converter}}} in the key," for converter in typed)
+    raise ConfigurationError(
+        f"lock({template.text!r}) cannot tell which {{{name}}} the work uses:"
+        f" {_described(found[0])}, and {_described(other)}, so that one thing could have two keys."
+        f" Declare it with the same type, constraints, default and alias in both,{remedy} or give"
+        " lock() a key function that declares it as the work does"
+    )
 
 
-def _other_template(two: Sequence[Declared], name: str, *, required: bool) -> str:
-    """Return the template that two different declarations would agree for, if there is one."""
-    for converter, kind in _MADE_OF_TEXT.items():
-        one, other = (_conversion(each, kind, required=required) for each in two)
-        if one == other and one.kind is kind:
-            return f" write {{{name}:{converter}}} in the key,"
-    return ""
+def _unequal(found: Sequence[Declared], text: type) -> Declared | None:
+    """Return the first declaration that is not equal to the first of all; ``text`` is what a text becomes."""
 
+    def facts(declared: Declared) -> tuple[object, ...]:
+        info = declared.parameter.field_info
+        kind = text if _is_text(declared) else info.annotation
+        # The order of a union counts, which its equality ignores; and so does ``True`` for ``1``.
+        conversion = kind, get_args(kind), info.metadata, declared.model and declared.name
+        default = info.default, type(info.default), info.default_factory, info.validate_default
+        return (declared.names, *conversion, *default)
 
-def _conversion(declared: Declared, text: type, *, required: bool) -> _Conversion:
-    """Return how a value is made; ``text`` is what the template makes of one that stays a text."""
-    info, names = declared.parameter.field_info, declared.names
-    missing = info.default, info.default_factory, bool(info.validate_default)
-    if declared.model:  # Its validators and its configuration may change the value in any way.
-        return _Conversion(names, (declared.model, declared.name), [], missing)
-    kind, changes = _kind_and_changes(info.annotation, info.metadata)
-    kind = text if kind is str and not changes else kind
-    return _Conversion(names, kind, changes, None if required else missing)
-
-
-def _kind_and_changes(
-    annotation: Any, metadata: Sequence[object] = ()
-) -> tuple[object, list[object]]:
-    changes = [each for each in metadata if not _only_rejects(each)]
-    within = get_args(annotation)
-    if get_origin(annotation) in (Union, UnionType):
-        within = tuple(each for each in within if each is not NoneType)  # No text becomes ``None``.
-        if len(within) > 1:  # Which of them it becomes may hang on what the others reject.
-            return within, changes
-        kind, inner = _kind_and_changes(within[0])
-    elif get_origin(annotation) is Annotated:
-        kind, inner = _kind_and_changes(within[0], within[1:])
-    else:
-        kind, inner = str if _keeps_text(annotation) else annotation, []
-    return kind, [*inner, *changes]
-
-
-def _keeps_text(annotation: Any) -> bool:
-    """Return whether each text that is accepted stays as it is, as that of an enum does."""
-    if get_origin(annotation) is Literal:
-        return all(type(each) is str for each in get_args(annotation))
-    if isinstance(annotation, type) and issubclass(annotation, Enum):
-        bases = annotation.__mro__[: annotation.__mro__.index(Enum)]
-        converts = any("_missing_" in vars(each) for each in bases)
-        return not converts and all(type(each.value) is str for each in annotation)
-    return annotation is str
-
-
-def _only_rejects(metadata: object) -> bool:
-    module = type(metadata).__module__.partition(".")[0]
-    if module == "annotated_types" or isinstance(metadata, NoneType | str | UuidVersion):
-        return True
-    options = getattr(metadata, "__dict__", {})
-    given = {name for name, value in options.items() if value is not None}
-    return module == "pydantic" and bool(given) and given <= _REJECTING
+    return next((each for each in found if facts(each) != facts(found[0])), None)
 
 
 def _is_text(declared: Declared) -> bool:
     """Return whether the value is the text of the request itself."""
-    conversion = _conversion(declared, str, required=True)
-    return conversion.kind is str and not conversion.changes
-
-
-def _is_required(declared: Declared) -> bool:
-    return bool(declared.parameter.field_info.is_required())
+    info = declared.parameter.field_info
+    return info.annotation is str and not info.metadata
 
 
 def _described(declared: Declared) -> str:
