@@ -11,13 +11,7 @@ from tests.support.waiting import PATIENCE, eventually, now
 
 pytestmark = [pytest.mark.promise("locks", "processes"), pytest.mark.costly]
 
-crashes_here = pytest.mark.skipif(
-    sys.version_info >= (3, 13),
-    reason="CPython 3.13.0 crashes in its garbage collector, in children that C code has forked",
-)
-announced_or_not = pytest.mark.parametrize(
-    "announced", [True, pytest.param(False, marks=crashes_here)], ids=["announced", "in-c"]
-)
+announced_or_not = pytest.mark.parametrize("announced", [True, False], ids=["announced", "in-c"])
 """Whether the process that forks calls Python's hooks, as a server that is written in C need not."""
 
 LONG = 3 * PATIENCE
@@ -212,7 +206,6 @@ def test_a_child_keeps_no_socket_of_its_parent(puppet, announced) -> None:
 
 
 @needs_fork
-@crashes_here
 def test_a_child_acquires_no_mutex_of_its_parent(puppet) -> None:
     """What another thread of the parent was in the middle of keeps nobody in the child from locking."""
     parent = puppet(ttl=LONG)

@@ -227,7 +227,14 @@ class Keeper:
         self._bell.ring(Ask())
 
     def after_fork(self) -> None:
-        """End the leases here in a child, which has another keeper: they are its parent's."""
+        """End the leases here in a child, which has another keeper: they are its parent's.
+
+        What ends in the child rings a new bell. Python 3.13 crashes if a queue has a thread wait
+        that only the parent has, unless it was told of the fork.
+        """
+        self._bell = self._runtime.bell()
+        self._ring = self._bell.ring
+        self.stakes.clear()
         for each in tuple(self._kept.values()):
             if isinstance(each, Holding):
                 each.after_fork()
