@@ -13,10 +13,12 @@ from unittest import mock
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.contrib.auth.mixins import UserPassesTestMixin
 from django.db import connection, connections, transaction
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, override_settings
 from django.urls import path
+from django.views import View
 from django.views.decorators.cache import cache_page
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import condition, require_POST
@@ -307,6 +309,51 @@ def test_what_the_middleware_cannot_see_is_refused_in_a_transaction(
     response = fetch(url)
     assert "LockMiddleware last into MIDDLEWARE" in str(response.exc_info[1])
     assert Item.objects.count() == 0
+
+
+class PassesOn(View):
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return self.create(request)
+
+    @lock("create_item")
+    def create(self, request: HttpRequest) -> HttpResponse:
+        Item.objects.create()
+        return HttpResponse(status=201)
+
+
+@pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "autocommit"])
+def test_a_locked_method_that_a_handler_calls_is_refused_in_a_transaction(
+    atomic: bool, database: Any, serve: Any
+) -> None:
+    """It would acquire too late: the error says where to put the lock. Elsewhere it locks by itself."""
+    database(ATOMIC_REQUESTS=atomic)
+    serve(items=PassesOn.as_view())
+    response = fetch("/items")
+    if atomic:
+        assert "not on one that this method calls" in str(response.exc_info[1])
+    assert (response.status_code, Item.objects.count()) == ((500, 0) if atomic else (201, 1))
+
+
+class OverridesDispatch(View):
+    @lock("create_item")
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        return super().dispatch(request, *args, **kwargs)
+
+    def post(self, request: HttpRequest) -> HttpResponse:
+        Item.objects.create()
+        return HttpResponse(status=201)
+
+
+class Inherits(UserPassesTestMixin, OverridesDispatch):
+    def test_func(self) -> bool:
+        return True
+
+
+def test_a_locked_dispatch_of_a_base_class_is_seen(database: Any, serve: Any) -> None:
+    """A mixin that overrides ``dispatch`` hides no lock from the middleware, in a transaction either."""
+    database(ATOMIC_REQUESTS=True)
+    serve(items=Inherits.as_view())
+    assert (fetch("/items").status_code, Item.objects.count()) == (201, 1)
 
 
 def as_a_response(error: Exception, _context: Any) -> Response:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dis
 import functools
 import inspect
-import itertools
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import CodeType
 from typing import Any, Final
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
@@ -137,13 +134,6 @@ def _filled(template: KeyTemplate, request: HttpRequest, values: Mapping[str, ob
 _MARK: Final = "weblock_locks"
 _MARK_OF_DECORATOR: Final = "weblock_decorator"
 
-_HANDLERS: Final = frozenset(
-    {"get", "post", "put", "patch", "delete", "head", "options", "trace"}
-    # What those of Django REST framework call.
-    | {"list", "create", "retrieve", "update", "partial_update", "destroy"}
-)
-"""Methods of views that serve a whole request, and may call one another to do it, as actions may."""
-
 
 def mark(view: Callable[..., Any], lock: ViewLock) -> None:
     """Notes that ``view`` runs under ``lock``.
@@ -172,14 +162,17 @@ def marks_of(view: object) -> tuple[ViewLock, ...]:
 
 
 def locks_of(view: Callable[..., Any], method: str | None) -> tuple[ViewLock, ...]:
-    """Return the locks of ``view``, and of the methods it calls to serve ``method``."""
+    """Return the locks of ``view``, and of the methods of its class that serve ``method``.
+
+    These are ``dispatch``, and the handler or the action, each as the class and as its bases define it.
+    """
     found: dict[ViewLock, None] = {}
     for each in _called(view):
         found.update(dict.fromkeys(marks_of(each)))
         cls = getattr(each, "view_class", None) or getattr(each, "cls", None)
         if cls is not None:
             name = _handler(cls, getattr(each, "actions", None), (method or "get").lower())
-            found.update(dict.fromkeys(_marks_of_handler(cls, name)))
+            found.update(dict.fromkeys(_marks_of_methods(cls, name)))
     return tuple(found)
 
 
@@ -203,45 +196,13 @@ def _handler(cls: type, actions: dict[str, str] | None, method: str) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def _marks_of_handler(cls: type, name: str) -> tuple[ViewLock, ...]:
-    """The marks of a method, and of those that it passes the request on to.
+def _marks_of_methods(cls: type, handler: str) -> tuple[ViewLock, ...]:
+    """Return the locks of ``dispatch`` and of a handler, outer ones first.
 
-    Its transaction has begun when it calls them, so their locks have to be there before: those of
-    ``update``, which ``partial_update`` calls, and of the method of that name that it overrides.
+    A method that overrides a locked one may call it by ``super()``, when its transaction has begun
+    already. So the locks of all its definitions count. ``partial_update`` of Django REST framework
+    calls ``update``.
     """
-    found: dict[ViewLock, None] = {}
-    pending, seen = [(name, 0)], set()
-    while pending:
-        name, level = each = pending.pop()
-        bases = [base for base in cls.__mro__ if name in vars(base)][level:]
-        if each in seen or not bases:
-            continue
-        seen.add(each)
-        function = vars(bases[0])[name]
-        found.update(dict.fromkeys(marks_of(function)))
-        code = getattr(inspect.unwrap(function), "__code__", None)
-        if isinstance(code, CodeType):
-            called = sorted(_called_on_self(code))
-            pending += [(other, 0) for other in called if _serves_requests(cls, other)]
-            if {"super", name} <= {*code.co_names}:
-                pending.append((name, level + 1))
-    return tuple(found)
-
-
-def _serves_requests(cls: type, name: str) -> bool:
-    """Return whether a method serves a whole request; actions of a viewset do."""
-    method = getattr(cls, name, None)
-    return name in _HANDLERS or (hasattr(method, "mapping") and hasattr(method, "url_path"))
-
-
-def _called_on_self(code: CodeType) -> set[str]:
-    """Return the ``x`` of each ``self.x`` in a method's code."""
-    self = code.co_varnames[:1]
-    return {
-        after.argval
-        for before, after in itertools.pairwise(dis.get_instructions(code))
-        if before.opname.startswith(("LOAD_FAST", "LOAD_DEREF"))
-        # Python 3.13 loads two at once.
-        and self == (before.argval[-1:] if isinstance(before.argval, tuple) else (before.argval,))
-        and after.opname in ("LOAD_ATTR", "LOAD_METHOD")
-    }
+    names = ["dispatch", handler, *(["update"] if handler == "partial_update" else [])]
+    methods = (vars(base).get(name) for name in names for base in cls.__mro__)
+    return tuple(dict.fromkeys(lock for each in methods for lock in marks_of(each)))
