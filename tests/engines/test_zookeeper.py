@@ -36,7 +36,7 @@ from weblock.stores.marks import PORTION
 from weblock.stores.zookeeper import parse
 from weblock.stores.zookeeper.nodes import Content
 from weblock.stores.zookeeper.scenes import Memory, Own
-from weblock.stores.zookeeper.session import Session, Wire, blocking_answer
+from weblock.stores.zookeeper.session import Session, Wire
 from weblock.stores.zookeeper.store import ZooKeeperStore
 
 from .machines import Machine, starting_machines
@@ -115,7 +115,7 @@ def test_a_client_that_fails_is_started_again(server, caplog) -> None:
         session = locks._engine.session()
         # As kazoo finds it where an answer is not the one that it waits for: its thread ends.
         session.client._connection._connect_attempt = None
-        session.hang_up()
+        session.client.handler.hang_up()
         eventually(lambda: session.ended)
         assert hold(locks) > first
         assert locks._engine.session() is not session
@@ -820,7 +820,8 @@ def test_exceptions_of_signal_handlers_lock_no_result(monkeypatch: pytest.Monkey
         result = handler.async_result()
         interrupter = interrupts.Interrupter(line)
         with suppress(KazooTimeoutError):
-            interrupter.run(lambda result=result: drive(blocking_answer(result, 0.01)))  # type: ignore[misc]
+            answer = result.answer(BlockingRuntime().bell, 0.01)
+            interrupter.run(partial(drive, answer))
         storing = threading.Thread(target=result.set, daemon=True)
         storing.start()
         storing.join(PATIENCE)

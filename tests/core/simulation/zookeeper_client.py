@@ -7,7 +7,7 @@ are the world's.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
@@ -20,12 +20,12 @@ from weblock._core.ports import Pulse, Reply, Runtime
 from weblock._core.table import Claim
 from weblock.errors import EngineUnavailable
 from weblock.stores.zookeeper import Settings, ZooKeeperEngine
-from weblock.stores.zookeeper.session import Session
+from weblock.stores.zookeeper.session import AsyncResult, Session
 from weblock.stores.zookeeper.store import ZooKeeperStore
 
 from .client import Client
 from .engine import Acquire, AskRelease, Refresh, Release, Request
-from .process import Process, Signal
+from .process import Process
 from .quorum_client import _Nowhere
 from .runtime import SimulatedRuntime
 from .swarm import Swarm
@@ -36,58 +36,6 @@ from .zookeeper_servers import SERVERS, Connection, Ensemble, Exchange
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 1.0
 """Seconds for which kazoo waits when no server has let it in, as the session tells it to."""
-
-
-class Result:
-    """An answer that may come, as kazoo's ``AsyncResult`` has it."""
-
-    __slots__ = ("_error", "_listeners", "_ready", "_value")
-
-    def __init__(self) -> None:
-        self._ready = False
-        self._value: Any = None
-        self._error: Exception | None = None
-        self._listeners: list[Callable[[], None]] = []
-
-    def ready(self) -> bool:
-        return self._ready
-
-    def set(self, value: Any) -> None:
-        self._value, self._ready = value, True
-        self._tell()
-
-    def set_exception(self, error: Exception) -> None:
-        self._error, self._ready = error, True
-        self._tell()
-
-    def rawlink(self, listener: Callable[[], None]) -> None:
-        self._listeners.append(listener)
-
-    def get(self) -> Any:
-        """Raises what kazoo raises where the time is over."""
-        if not self._ready:
-            raise KazooTimeoutError
-        if self._error:
-            raise self._error
-        return self._value
-
-    def _tell(self) -> None:
-        for listener in self._listeners:
-            listener()
-
-
-def answering(process: Process) -> Callable[[Result, float], Awaitable[Any]]:
-    """Returns what waits for a result in a task of this process."""
-
-    async def answer(result: Result, timeout: float) -> Any:
-        if not result.ready():
-            signal = Signal()
-            result.rawlink(signal.fire)
-            process.after(timeout, signal.fire)
-            await signal
-        return result.get()
-
-    return answer
 
 
 class Transaction:
@@ -106,7 +54,7 @@ class Transaction:
     def set_data(self, path: str, value: bytes, version: int = -1) -> None:
         self._parts.append(Write(path, value, version))
 
-    def commit_async(self) -> Result:
+    def commit_async(self) -> AsyncResult:
         return self._client.ask(Multi(tuple(self._parts)))
 
 
@@ -117,6 +65,9 @@ class SimulatedKazoo:
         self.process = process
         self.name = process.name
         self.handler = self
+        self.running = False
+        """Whether there is a thread for the callbacks of results."""
+        self.timeout_exception = KazooTimeoutError
         self.session_timeout = session_timeout
         self.session_id = 0
         self.last_zxid = 0
@@ -140,8 +91,8 @@ class SimulatedKazoo:
     def client_id(self) -> tuple[int, bytes] | None:
         return (self.session_id, b"") if self._live else None
 
-    def async_result(self) -> Result:
-        return Result()
+    def async_result(self) -> AsyncResult:
+        return AsyncResult(self)  # type: ignore[arg-type]
 
     def add_listener(self, listener: Callable[[Any], None]) -> None:
         self._listeners.append(listener)
@@ -152,34 +103,34 @@ class SimulatedKazoo:
 
     def create_async(
         self, path: str, value: bytes = b"", *, ephemeral: bool = False, sequence: bool = False
-    ) -> Result:
+    ) -> AsyncResult:
         return self.ask(Create(path, value, ephemeral, sequence))
 
-    def delete_async(self, path: str, version: int = -1) -> Result:
+    def delete_async(self, path: str, version: int = -1) -> AsyncResult:
         return self.ask(Delete(path, version))
 
-    def set_async(self, path: str, value: bytes, version: int = -1) -> Result:
+    def set_async(self, path: str, value: bytes, version: int = -1) -> AsyncResult:
         return self.ask(Write(path, value, version))
 
-    def get_async(self, path: str, watch: Callable[[Any], None] | None = None) -> Result:
+    def get_async(self, path: str, watch: Callable[[Any], None] | None = None) -> AsyncResult:
         return self.ask(Read(path, watch))
 
-    def get_children_async(self, path: str, *, include_data: bool = False) -> Result:
+    def get_children_async(self, path: str, *, include_data: bool = False) -> AsyncResult:
         result = self.ask(List(path))
         if include_data:
             return result
-        names = Result()
-        result.rawlink(partial(_first_of, result, names))
+        names = self.async_result()
+        result.rawlink(partial(_first_of, names))
         return names
 
-    def sync_async(self, path: str) -> Result:
+    def sync_async(self, path: str) -> AsyncResult:
         return self.ask(Sync(path))
 
     def transaction(self) -> Transaction:
         return Transaction(self)
 
-    def ask(self, request: Any) -> Result:
-        result = Result()
+    def ask(self, request: Any) -> AsyncResult:
+        result = self.async_result()
         if self.client_state == KeeperState.CLOSED:
             result.set_exception(ConnectionClosedError("Connection has been closed"))
         elif self.client_state == KeeperState.EXPIRED_SESSION:
@@ -346,9 +297,6 @@ class SimulatedSession(Session):
     def _new_client(self, settings: Settings) -> Any:
         return self._simulated
 
-    def hang_up(self) -> None:
-        self._simulated.hang_up()
-
 
 class SimulatedZooKeeper(ZooKeeperEngine):
     """The engine that is shipped, as one process of the simulation has it."""
@@ -375,7 +323,6 @@ class WitnessedZooKeeper(ZooKeeperStore):
 
     def __init__(self, engine: SimulatedZooKeeper, runtime: Runtime, truth: Truth) -> None:
         super().__init__(engine, runtime)
-        self._wire._wait_for = answering(engine.process)  # type: ignore[assignment]
         self.asking = 0
         self.asked_at = 0.0
         self._at = engine.process
@@ -435,8 +382,8 @@ class ZooKeeperClient(Client):
         return WitnessedZooKeeper(self.engine, runtime, self._truth)
 
 
-def _first_of(listed: Result, names: Result) -> None:
-    try:
-        names.set(listed.get()[0])
-    except Exception as error:  # noqa: BLE001 - it is handed on
-        names.set_exception(error)
+def _first_of(names: AsyncResult, listed: AsyncResult) -> None:
+    if listed.successful():
+        names.set(listed.get_nowait()[0])
+    else:
+        names.set_exception(listed.exception)

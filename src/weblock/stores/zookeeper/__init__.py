@@ -157,7 +157,7 @@ class ZooKeeperEngine(Engine):
                 logger.warning(
                     "the ZooKeeper client of %s failed, and is being restarted", self.name
                 )
-                self._session.begin_to_close()
+                self._session.close(patience=0)
                 self._session = None
                 # Nothing rings for what that session watched: it is watched anew.
                 self.switchboard.ring_all(Ask())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import queue
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kazoo.exceptions import KazooException
@@ -17,8 +19,12 @@ if TYPE_CHECKING:
 
 def diagnose(session: Session, settings: Settings) -> Iterator[Finding]:
     """Return what is found on the server of the session, and of the ensemble."""
+    arrived: queue.SimpleQueue[object] = queue.SimpleQueue()
+    session.ready.rawlink(arrived.put)
+    with suppress(queue.Empty):
+        arrived.get(timeout=settings.timeout)
     try:
-        session.ready.wait_for(settings.timeout)
+        session.ready.get(block=False)
     except (KazooException, OSError, session.client.handler.timeout_exception) as error:
         yield unreachable(error, f"no server answers ({type(error).__name__})")
         return

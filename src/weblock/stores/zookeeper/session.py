@@ -6,19 +6,17 @@ an extension, which would take back what its holder was promised.
 
 kazoo guards its results by a ``threading.Condition``, which is written in Python. An exception that a
 signal handler raises inside of it leaves it locked for good, and then the thread that receives all
-answers waits forever. Here the lock is entered and left in C, and a caller waits for a listener.
+answers waits forever. Here the lock is entered and left in C, and a caller waits for a bell.
 """
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import contextlib
 import queue
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kazoo.client import KazooClient
@@ -37,7 +35,7 @@ from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandl
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.security import CREATOR_ALL_ACL
 
-from ..._core.ports import Reply, Runtime
+from ..._core.ports import Ask, Bell, Reply, Runtime
 from ..._core.table import Answer
 from ..._platform.forks import close_in_children
 from ...errors import ConfigurationError, EngineUnavailable
@@ -53,22 +51,19 @@ EXPECTED: Final = (BadVersionError, NodeExistsError, NoNodeError, NotEmptyError)
 _CLOSING: Final = 5.0
 """Seconds to wait for the servers to confirm the end of a session."""
 
-_RETRY: Final = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
-"""How kazoo looks for a server: without end."""
-
 _RLock: Any = type(threading.RLock())
 
 
 class _Condition(_RLock):  # type: ignore[misc]
-    """What kazoo uses of a condition, if no caller waits for the condition itself."""
+    """What kazoo uses of a condition: it notifies the bells of those that wait."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.listeners: list[Callable[[], object]] = []
+        self.bells: list[Bell] = []
 
     def notify_all(self) -> None:
-        for listener in taken_out(self.listeners):
-            listener()
+        for bell in taken_out(self.bells):
+            bell.ring(Ask())
 
 
 class AsyncResult(utils.AsyncResult):  # type: ignore[misc]
@@ -76,49 +71,21 @@ class AsyncResult(utils.AsyncResult):  # type: ignore[misc]
 
     def __init__(self, handler: Handler) -> None:
         condition = _Condition()
-        self._listeners = condition.listeners
+        self._bells = condition.bells
         super().__init__(handler, lambda: condition, handler.timeout_exception)
 
-    @contextlib.contextmanager
-    def listening(self, listener: Callable[[], object]) -> Iterator[None]:
-        """Have a listener called inside this block when the result arrives, in the thread that stores it."""
-        self._listeners.append(listener)
-        try:
-            if self.ready():  # Perhaps it has arrived before the listener was there.
-                listener()
-            yield
-        finally:
-            with contextlib.suppress(ValueError):
-                self._listeners.remove(listener)
-
-    def wait_for(self, timeout: float) -> Any:
-        """Return the result, for which this thread waits. Raises kazoo's errors."""
+    async def answer(self, new_bell: Callable[[], Bell], timeout: float) -> Any:
+        """Wait for the result: the thread that stores it rings a bell. Raises kazoo's errors."""
         if not self.ready():
-            arrived: queue.SimpleQueue[None] = queue.SimpleQueue()
-            with self.listening(partial(arrived.put, None)), contextlib.suppress(queue.Empty):
-                arrived.get(True, max(0.0, timeout))
+            bell = new_bell()
+            self._bells.append(bell)
+            try:
+                if not self.ready():  # Perhaps it has arrived before the bell was there.
+                    await bell.heard(timeout)
+            finally:
+                with contextlib.suppress(ValueError):
+                    self._bells.remove(bell)
         return self.get(block=False)
-
-
-async def blocking_answer(result: AsyncResult, timeout: float) -> Any:
-    """Return a result, for which this thread waits."""
-    return result.wait_for(timeout)
-
-
-async def asyncio_answer(result: AsyncResult, timeout: float) -> Any:
-    """Return a result, for which a task waits: kazoo's thread passes it to the loop."""
-    if not result.ready():
-        loop = asyncio.get_running_loop()
-        arrived = asyncio.Event()
-
-        def arrive() -> None:
-            with contextlib.suppress(RuntimeError):  # The loop is closed, and its tasks with it.
-                loop.call_soon_threadsafe(arrived.set)
-
-        with result.listening(arrive), contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, timeout)):
-                await arrived.wait()
-    return result.get(block=False)
 
 
 class _Queue(queue.SimpleQueue[Any]):
@@ -161,7 +128,11 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         return read, write
 
     def hang_up(self) -> None:
-        """End the connections to servers, in any thread. kazoo has no other way that leaves the session."""
+        """End a connection whose server does not answer, so that kazoo looks for another. Any thread may.
+
+        kazoo notices that by its own pings only, which it does not send while requests are under way.
+        It has no other way that leaves the session.
+        """
         for connection in self._connections:
             with contextlib.suppress(OSError):  # It was closed meanwhile.
                 connection.shutdown(socket.SHUT_RDWR)
@@ -213,38 +184,15 @@ class Session:
         sign_of_life = create(layout.of_session(self.name), ephemeral=True)
         return [*above, create(layout.keys, VERSION), sign_of_life]
 
-    def why_not_ready(self) -> str:
-        """Say why there is no connection although it was waited for.
-
-        kazoo tells its listeners of no end that follows on another loss, such as a refused password.
-        """
-        if self.client.client_state not in {KeeperState.CLOSED, KeeperState.AUTH_FAILED}:
-            return "no server can be reached"
-        self.ended = True
-        return "the session has ended, and begins anew with the next request"
-
-    def hang_up(self) -> None:
-        """End a connection whose server does not answer, so that kazoo looks for another.
-
-        kazoo notices that by its own pings only, which it does not send while requests are under way.
-        """
-        self.client.handler.hang_up()
-
-    def close(self) -> None:
+    def close(self, *, patience: float = _CLOSING) -> None:
         """End the session, and with it our places. A server that hangs is not waited for."""
-        thread = self.begin_to_close()
-        if thread:
-            thread.join(_CLOSING)
-
-    def begin_to_close(self) -> threading.Thread | None:
-        """End the session in the background, or else here: then there is nothing to wait for."""
         thread = threading.Thread(target=self._close, name="weblock-closing", daemon=True)
         try:
             thread.start()
         except RuntimeError:  # The machine has no more threads.
             self._close()
-            return None
-        return thread
+        else:
+            thread.join(patience)
 
     def _new_client(self, settings: Settings) -> KazooClient:
         credentials = Unshown(settings.credentials)
@@ -252,7 +200,7 @@ class Session:
             ",".join(settings.hosts),
             timeout=settings.session_timeout,
             handler=Handler(),
-            connection_retry=dict(_RETRY),
+            connection_retry={"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0},
             auth_data=[("digest", credentials)] if credentials else None,
             default_acl=CREATOR_ALL_ACL if credentials else None,
         )
@@ -296,7 +244,7 @@ class Wire:
         self.now = runtime.now
         self._engine = engine
         self._timeout = engine.settings.timeout
-        self._wait_for = asyncio_answer if runtime.suspends else blocking_answer
+        self._new_bell = runtime.bell
 
     async def session(self) -> Session:
         """Return the session when it is connected. Anything sent before would be sent too late.
@@ -305,9 +253,14 @@ class Wire:
         """
         session = self._engine.session()
         try:
-            await self._wait_for(session.ready, self._timeout)
+            await session.ready.answer(self._new_bell, self._timeout)
         except KazooTimeoutError as error:
-            raise self.unavailable(session.why_not_ready()) from error
+            reason = "no server can be reached"
+            # kazoo tells its listeners of no end that follows on another loss, as of a refused password.
+            if session.client.client_state in {KeeperState.CLOSED, KeeperState.AUTH_FAILED}:
+                session.ended = True
+                reason = "the session has ended, and begins anew with the next request"
+            raise self.unavailable(reason) from error
         if not session.checked:
             path = session.layout.keys
             (found,) = await self.all(session.client.get_async(path))
@@ -341,7 +294,7 @@ class Wire:
         until, silent, outcomes = self.now() + self._timeout, False, []
         for result in results:
             try:
-                outcomes.append(await self._wait_for(result, until - self.now()))
+                outcomes.append(await result.answer(self._new_bell, until - self.now()))
             except EXPECTED as error:
                 outcomes.append(error)
             except Exception as error:  # noqa: BLE001 - kazoo's own failures are no better than an outage
@@ -350,7 +303,7 @@ class Wire:
                 outcomes.append(unavailable := self.unavailable(reason))
                 unavailable.__cause__ = error
         if silent:
-            self._engine.session().hang_up()
+            self._engine.session().client.handler.hang_up()
         return outcomes
 
     def refused(self, parts: list[Any]) -> bool:
