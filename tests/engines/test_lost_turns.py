@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -57,17 +56,11 @@ def test_a_server_that_was_killed_is_used_again(server: Server) -> None:
     assert len(kept) == 10
 
 
-QUORUM = pytest.param(
-    "quorum",
-    marks=pytest.mark.skipif(sys.version_info >= (3, 13), reason="a known defect: it uses some up"),
-)
-
-
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning")
-@pytest.mark.parametrize("engine", ["file", "redis", QUORUM, "postgresql", "memcached"])
+@pytest.mark.parametrize("engine", ["file", "redis", "quorum", "postgresql", "memcached"])
 def test_exceptions_of_signal_handlers_use_none_up(engine: str, tmp_path: Path) -> None:
     """Such an exception at any line costs no permit, also if the application keeps the exception."""
     urls = {

@@ -121,6 +121,10 @@ class Interrupter:
         # It runs no handler between the end of a ``try`` block and the first call of its ``finally``.
         if self.act is _interrupt and line in _before_first_calls(frame.f_code.co_filename):
             return
+        # An exception of a trace function that Python 3.12 and later call where a loop on one line jumps
+        # back, or a comprehension does, leaves the function without its ``finally``. No signal's does.
+        if self.act is _interrupt and line == last and sys.version_info >= (3, 12):
+            return
         # Nor at a line that does nothing, such as ``try:``, or ``return True`` before a ``finally``. An
         # exception there would escape the blocks around it.
         if _code(frame.f_code)[frame.f_lasti] == _NOP:
