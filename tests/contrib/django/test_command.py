@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import pty
+import re
 import subprocess
 import sys
 import time
@@ -265,9 +266,9 @@ def test_rules_are_explained(settings: Any) -> None:
     settings.ROOT_URLCONF = (path("items/<int:pk>", item, name="item"),)
     settings.WEBLOCK["default"]["RULES"] = [
         {"view": "item", "methods": ["PUT"], "key": "put"},
-        {"path": "/items/{pk:int}", "key": "row:{pk}:{query.x}"},
+        {"route": "items/<int:pk>", "key": "row:{pk}:{query.x}"},
         {"namespace": "shop", "key": "shop"},
-        {"path": "/{rest:path}", "key": "all"},
+        {"route": re.compile(".*"), "key": "all"},
     ]
     settings.WEBLOCK["jobs"]["RULES"] = [{"view": "item", "key": "job"}]
     output = run("rules", "post", "/items/7?x=1")
@@ -276,8 +277,8 @@ def test_rules_are_explained(settings: Any) -> None:
     said = [line.split("  ")[-1] for line in lines]
     assert [each.strip() for each in said[:5]] == [
         "another method",
-        "another view",
         "matches",
+        "another view",
         "would match, but a rule before it does",
         "matches",
     ]

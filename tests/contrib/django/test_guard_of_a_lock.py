@@ -59,10 +59,10 @@ def test_the_lock_overrides_its_alias(
     assert is_refused(fetch("/items")) is guarded
 
 
-@pytest.mark.parametrize("rule", [{"view": "items"}, {"path": "/items"}], ids=["view", "path"])
+@pytest.mark.parametrize("rule", [{"view": "items"}, {"route": "items"}], ids=["view", "route"])
 @pytest.mark.parametrize("guarded", [True, False])
 def test_a_rule_may_have_a_guard(rule: Any, guarded: bool, *, serve: Any, alias: Any) -> None:
-    """By view and by path."""
+    """By view and by route."""
     serve(items=Story().create)
     rule = {**rule, "key": "create_item", **({"guard": "database"} if guarded else {})}
     alias(RULES=[rule])
@@ -188,10 +188,10 @@ def created() -> HttpResponse:
     return HttpResponse(status=201)
 
 
-@pytest.mark.parametrize("by", ["decorator", "rule by view", "rule by path"])
+@pytest.mark.parametrize("by", ["decorator", "rule by view", "rule by route"])
 def test_checks_know_of_it(by: str, serve: Any, alias: Any) -> None:
     """W007 says where the table is missing, and E007 where engines share rows, though no alias has a GUARD."""
-    rule = {"view": "items"} if by == "rule by view" else {"path": "/items"}
+    rule = {"view": "items"} if by == "rule by view" else {"route": "items"}
     rules = [{**rule, "key": "create_item", "guard": "database"}]
     marked = lock("create_item", guard="database" if by == "decorator" else None)
     serve(items=marked(Story().create))
@@ -206,11 +206,11 @@ def test_checks_know_of_it(by: str, serve: Any, alias: Any) -> None:
             cursor.execute(f"ALTER TABLE elsewhere RENAME TO {TABLE}")
 
 
-@pytest.mark.parametrize("by", ["decorator", "alias", "rule by view", "rule by path"])
+@pytest.mark.parametrize("by", ["decorator", "alias", "rule by view", "rule by route"])
 def test_a_lock_that_several_hold_cannot_be_guarded(by: str, serve: Any, alias: Any) -> None:
     """E009 names it before the first request would fail, unless its guard is the lease alone."""
     of_lock: Any = {"limit": 3} if by == "decorator" else {}
-    rule = {"view": "items"} if by == "rule by view" else {"path": "/items"}
+    rule = {"view": "items"} if by == "rule by view" else {"route": "items"}
     rules = [{**rule, "key": "create_item", "shared": True}]
     of_alias = {"RULES": rules} if by.startswith("rule") else {}
 
@@ -243,16 +243,16 @@ def test_two_engines_must_not_share_rows(serve: Any, settings: Any) -> None:
         lambda: lock("create_item", guard="both"),  # type: ignore[arg-type]
         lambda: lock("create_item", guard="database", limit=2),
         lambda: lock("create_item", guard="database", shared=True),
-        lambda: by_rule({"path": "/items", "key": "x", "guard": "database", "shared": True}),
+        lambda: by_rule({"route": "items", "key": "x", "guard": "database", "shared": True}),
         lambda: by_rule({"view": "items", "key": "x", "guard": "database", "limit": 2}),
-        lambda: by_rule({"path": "/items", "key": "x", "guard": "both"}),
+        lambda: by_rule({"route": "items", "key": "x", "guard": "both"}),
         lambda: by_rule({"view": "items", "key": "x", "guard": "both"}),
-        lambda: by_rule({"path": "/items", "exempt": True, "guard": "database"}),
+        lambda: by_rule({"route": "items", "exempt": True, "guard": "database"}),
         lambda: by_rule({"view": "items", "exempt": True, "guard": "database"}),
     ],
     ids=[
-        *("lock", "lock with a limit", "shared lock", "shared path", "view with a limit"),
-        *("path", "view", "exempt path", "exempt view"),
+        *("lock", "lock with a limit", "shared lock", "shared route", "view with a limit"),
+        *("route", "view", "exempt route", "exempt view"),
     ],
 )
 def test_what_is_no_guard_is_refused(wrong: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from typing import Any
 
@@ -54,8 +55,8 @@ URLS = (
 ITEM = {"view": "shop:item", "key": "item:{pk}"}
 NAMESPACE = {"namespace": "shop", "methods": ["POST"], "key": "shop:{shop}"}
 EXEMPT = {"view": "shop:about", "exempt": True}
-PATH = {"path": "/shops/{shop:int}/items/", "key": "shop:{shop}", "methods": ["POST"]}
-REGEX = {"regex": "/api/things/(?P<pk>[0-9]+)", "key": "item:{pk}"}
+ROUTE = {"route": "shops/<int:shop>/items/", "key": "shop:{shop}", "methods": ["POST"]}
+ROUTES = {"route": re.compile("api/things/.*"), "key": "item:{pk}"}
 
 
 @pytest.fixture
@@ -84,18 +85,23 @@ def rule(settings: Any, url: str) -> Any:
         ([{**ITEM, "view": "branch:item"}], "/branch/1/items/7", "item:7"),
         ([{**ITEM, "view": "branch:item"}], "/shops/1/items/7", ""),
         ([EXEMPT, NAMESPACE], "/shops/1/about", ""),
-        ([PATH], "/shops/1/items/", "shop:1"),
-        ([PATH], "/shops/1/items/%0A", ""),
-        ([PATH], "/shops/01/items/", "shop:1"),
-        ([REGEX], "/api/things/7", "item:7"),
-        ([{"path": "/other", "key": ["all", "color:{query.c}"]}], "/other?c=red", "all color:red"),
+        ([ROUTE], "/shops/1/items/", "shop:1"),
+        ([ROUTE], "/shops/1/items/%0A", ""),
+        ([ROUTE], "/shops/01/items/", "shop:1"),
+        ([ROUTES], "/api/things/7", "item:7"),
+        (
+            [{"route": "other", "key": [lambda _request: "all", "color:{query.c}"]}],
+            "/other?c=red",
+            "all color:red",
+        ),
+        ([{"route": "other", "key": ["all", "color:{query.c}"]}], "/other?c=red", "all color:red"),
         ([{"view": "shop:item", "key": ["all", "shop:{shop}"]}], "/shops/1/items/7", "shop:1 all"),
     ],
 )
 async def test_requests_lock_what_the_rules_say(
     rules: Any, target: str, held: str, rule: Any
 ) -> None:
-    """By the view's name, its namespace, or the path, in WSGI and ASGI."""
+    """By the view's name, its namespace, or its route, in WSGI and ASGI."""
     rule(*rules)
     async_answer = await AsyncClient().post(target)
     answer = fetch(target)
@@ -114,8 +120,8 @@ def test_a_rule_is_about_its_methods(rule: Any) -> None:
 
 def test_a_rule_has_options_and_an_alias(rule: Any, settings: Any, url: str) -> None:
     """The rules of each alias lock with what it says, and all that match are held."""
-    rule({"path": "/other", "key": "all", "max_waiters": 0, "wait": 30})
-    settings.WEBLOCK["other"] = {"URL": url, "RULES": [{"path": "/other", "key": "item:7"}]}
+    rule({"route": "other", "key": "all", "max_waiters": 0, "wait": 30})
+    settings.WEBLOCK["other"] = {"URL": url, "RULES": [{"route": "other", "key": "item:7"}]}
     assert fetch("/other").content == b"item:7 all"
     assert fetch("/other")["Server-Timing"].startswith("lock")
 
@@ -124,13 +130,16 @@ def test_a_rule_has_options_and_an_alias(rule: Any, settings: Any, url: str) -> 
     ("wrong", "message"),
     [
         ({"view": "shop:item"}, r"RULES'\]\.0: give either a key"),
-        ({"view": "shop:item", "namespace": "shop", "key": "k"}, "give either view"),
+        ({"view": "shop:item", "namespace": "shop", "key": "k"}, "give one of these: view"),
         ({"view": "shop:item", "key": "{pk"}, "brace"),
         ({"view": "shop:item", "key": "k", "timeout": 1}, "'timeout'"),
         ({"view": "shop:item", "key": "k", "methods": ["PSOT"]}, "PSOT"),
-        ({"path": "shops", "key": "k"}, r"RULES'\]\.0: path 'shops' must start"),
-        ({"key": "k"}, "give either path or regex"),
-        ("shops", "give a Rule"),
+        ({"path": "/shops", "key": "k"}, r"RULES'\]\.0 has 'path', which no rule has.* route"),
+        ({"view": "shop:item", "key": 7}, r"RULES'\]\.0: key 7 must be a template"),
+        ({"view": "shop:item", "key": None}, "key None must be a template"),
+        ({"route": 7, "key": "k"}, "such as 'shops/<int:shop>/items/'"),
+        ({"key": "k"}, "give one of these: view"),
+        ("shops", "give a dict"),
     ],
 )
 def test_wrong_rules_are_refused_when_the_server_starts(

@@ -16,14 +16,12 @@ from ..._options import HoldOptions
 from ...errors import ConfigurationError
 from ..guarding import DATABASE_GUARD, TABLE, GuardKind
 from ..request import limit_of
-from ..rules import Rule
-from ..rules.overlap import SEGMENT
-from .discovery import LANGUAGE, RoutedView, gaps, marked_views, routed_views, undecorated
+from .discovery import RoutedView, marked_views, routed_views, undecorated
 from .guard import guarded_databases
 from .middleware import LockMiddleware
 from .registry import locks
 from .routers import refuse_split_reads
-from .rules import Rules, gap_text
+from .rules import Rules
 from .settings import AliasSettings, aliases, of_alias
 from .view_lock import DEFAULT
 
@@ -36,9 +34,6 @@ READERS: Final = (
     "django.contrib.sites.middleware.CurrentSiteMiddleware",
 )
 """Django's own middleware that keeps rows on the request before its view is known."""
-
-IN_URL: Final = "<int:{}> in the URL"
-IN_PATH: Final = "{{{}:int}} in the path of the rule"
 
 ENGINES: Final = "Set URL: file:// serializes the processes of one machine, redis:// those of many."
 
@@ -92,7 +87,7 @@ def check_views(**_kwargs: object) -> list[CheckMessage]:
             # Routers of REST framework have two URLs for each view.
             warned[routed.dotted] |= spelled
             what = f"@lock on {routed.dotted}, for {routed.route!r},"
-            found += _spellings(what, sorted(spelled), IN_URL)
+            found += _spellings(what, sorted(spelled))
         if known and lock.alias not in known:
             text = (
                 f"@lock on {routed.dotted} needs the alias {lock.alias!r}, which is not in WEBLOCK."
@@ -102,36 +97,22 @@ def check_views(**_kwargs: object) -> list[CheckMessage]:
 
 
 def check_rules(**_kwargs: object) -> list[CheckMessage]:
-    """Check that rules name URLs that exist, and rules by view only parts that their URL has."""
+    """Check that rules are about views that exist, and name only parts that their URLs have."""
     found: list[CheckMessage] = []
     everywhere = routed_views()
-    for rule in (rule for rules in _readable_rules() for rule in rules.by_view):
+    for rule in (rule for rules in _readable_rules() for rule in rules):
         covered = [routed for routed in everywhere if rule.covers(routed.resolved)]
         if not covered:
-            text = (
-                f"{rule.label} is about a view or namespace that no URL leads to: it locks nothing."
+            text = f"{rule.label}, {rule.about}, is about no view that a URL leads to: it locks nothing."
+            hint = (
+                "Name a view or a namespace as reverse() does, 'shop:item' or 'shop'; and a route as the"
+                " URL configuration has it, without the language of i18n_patterns."
             )
-            hint = "Name it as reverse() does: 'shop:item', or the namespace 'shop'."
             found.append(Caution(text, hint=hint, id="weblock.W005"))
         for routed in covered:
-            found += [
-                _missing(f"{rule.label}, which covers {routed.dotted},", name, routed)
-                for _, name in routed.missing(rule.templates)
-            ]
-            found += _spellings(
-                f"{rule.label}, for {routed.dotted},", routed.spelled_in(rule.templates), IN_URL
-            )
-    for rules in _readable_rules():
-        labels = {rule: label for label, rule in rules.by_path.named}
-        found += [
-            Error(f"{gap_text(labels[gap.rule], gap)}.", id="weblock.E010")
-            for gap in gaps(rules.by_path, rules.is_ruled)
-        ]
-    by_path = [named for rules in _readable_rules() for named in rules.by_path.named]
-    if everywhere:
-        found += [
-            message for label, rule in by_path for message in _of_path(label, rule, everywhere)
-        ]
+            what = f"{rule.label}, which covers {routed.dotted} at {routed.route!r},"
+            found += [_missing(what, name, routed) for _, name in routed.missing(rule.templates)]
+            found += _spellings(what, routed.spelled_in(rule.templates))
     return found
 
 
@@ -208,9 +189,9 @@ def _described_locks() -> Iterator[tuple[str, str, GuardKind | None, HoldOptions
         if lock.alias in known:
             yield lock.alias, f"@lock on {routed.dotted}", lock.guard, lock.held_with
     for alias in known:
-        if rules := of_alias(alias).rules:
-            for label, guard, options in rules.guards():
-                yield alias, label, guard, options
+        for rule in of_alias(alias).rules or ():
+            if rule.lock:
+                yield alias, rule.label, rule.lock.guard, rule.lock.held_with
 
 
 def _mixed_guards() -> Iterator[CheckMessage]:
@@ -255,32 +236,6 @@ def _of_alias(alias: str) -> Iterator[CheckMessage]:
         yield Caution(text, hint=ENGINES, id="weblock.W001")
 
 
-def _of_path(label: str, rule: Rule, everywhere: Iterable[RoutedView]) -> Iterator[CheckMessage]:
-    """Check that a path matches a URL of the project, and locks its converted value."""
-    yield from _spellings(f"{label}, {rule!r},", rule.spellings(), IN_PATH)
-    shape = rule.path.shape
-    met = [(routed, routed.meets(shape)) for routed in everywhere]
-    by_view = "Or name the view instead of the path: {'view': 'shop:item', ...}."
-    if not any(any(each) for _, each in met):
-        text = (
-            f"{label}, {rule!r}, is about a path that no URL of the project has: it locks nothing."
-        )
-        hint = "Write the path as a client sends it, with the slash at its beginning."
-        with_language = ("/", SEGMENT, *shape)
-        if any(any(routed.meets(with_language)) for routed, _ in met if LANGUAGE in routed.shape):
-            hint = (
-                f"Those below i18n_patterns begin with a language: '/{{language}}{rule.path.text}'."
-            )
-        yield Caution(text, hint=f"{hint} {by_view}", id="weblock.W008")
-    for routed, each in met:
-        if any(each) and not all(each):
-            text = (
-                f"{label}, {rule!r}, locks {routed.dotted} in some languages only, for its URL is"
-                " below i18n_patterns."
-            )
-            yield Caution(text, hint=f"Have a rule for each language. {by_view}", id="weblock.W009")
-
-
 def _missing(what: str, name: str, routed: RoutedView) -> CheckMessage:
     there = ", ".join(sorted(routed.names)) or "nothing"
     return Error(
@@ -288,16 +243,13 @@ def _missing(what: str, name: str, routed: RoutedView) -> CheckMessage:
     )
 
 
-def _spellings(
-    what: str, spellings: Iterable[tuple[str, str]], where: str
-) -> Iterator[CheckMessage]:
-    """Return a warning. ``where`` is the remedy, with ``{}`` for the name of the part."""
+def _spellings(what: str, spellings: Iterable[tuple[str, str]]) -> Iterator[CheckMessage]:
     for template, name in spellings:
         yield Caution(
             f"{what} has the key {template!r}, which is made of {name!r} as the URL spells it: '7',"
             " '07' and '+7' would be three locks for one row.",
             hint=f"Write {{{name}:int}}, {{{name}:uuid}} or {{{name}:lower}} in the key, or"
-            f" {where.format(name)}. {{{name}:str}} says that each spelling is another thing.",
+            f" <int:{name}> in the URL. {{{name}:str}} says that each spelling is another thing.",
             id="weblock.W006",
         )
 

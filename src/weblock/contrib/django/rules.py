@@ -1,12 +1,14 @@
-"""Rules by URL, by view and by namespace, for projects that cannot decorate their views.
+"""Rules by view, namespace and route, for projects that cannot decorate their views.
 
 ``explain`` says which of them, and which decorators, a request meets.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from django.http import HttpRequest
@@ -16,90 +18,38 @@ from django.utils import translation
 from ..._options import HoldOptions
 from ...errors import ConfigurationError, WeblockError
 from ...keys import KeyTemplate
-from ..guarding import GuardKind, refuse_guard
-from ..rules import Explanation, Match, RuleSet, Verdict, methods_of
-from ..rules.explaining import (
-    EXEMPT,
-    LATER,
-    MATCHES,
-    OTHER_METHOD,
-    STRANGE,
-    path_and_query,
-    verdicts,
-)
-from .discovery import Gap, gaps
-from .view_lock import (
-    DEFAULT,
-    ViewLock,
-    headers_of,
-    locks_of,
-    name_of,
-    query_of,
-)
+from ..rules import Explanation, Verdict, methods_of
+from ..rules.explaining import EXEMPT, LATER, MATCHES, OTHER_METHOD, path_and_query
+from .discovery import views_at
+from .view_lock import DEFAULT, ViewLock, locks_of, name_of
 
 _OPTIONS: Final = tuple(HoldOptions.__annotations__)
-_FIELDS: Final = ("view", "namespace", "key", "methods", "exempt", "guard", *_OPTIONS)
+_SELECTORS: Final = ("view", "namespace", "route", "methods")
+_FIELDS: Final = (*_SELECTORS, "key", "exempt", "guard", *_OPTIONS)
 
 
 class Rules:
-    """The rules of one alias, of which the first that matches a request counts.
-
-    Those by ``view`` and ``namespace`` come first, in their order, and then those by ``path``.
-    """
+    """The rules of one alias, of which the first that matches a request counts."""
 
     def __init__(self, given: object, *, alias: str) -> None:
         """Read the rules. Raises ``ConfigurationError``, which names a rule that cannot work."""
         name = f"WEBLOCK[{alias!r}]['RULES']"
-        entries = dict(_entries(given, name))
-        by_view = {label: entry for label, entry in entries.items() if _is_by_view(entry)}
-        by_path = {label: entry for label, entry in entries.items() if label not in by_view}
-        guards = {label: _guard_taken(by_path, label, name) for label in by_path}
-        self._alias = alias
-        self.by_view = tuple(_view_rule(f"{name}.{each}", e, alias) for each, e in by_view.items())
-        self.by_path = RuleSet(by_path, name=name)
-        self._known_gaps: dict[object, Mapping[str, Gap]] = {}
-        rules = (rule for _, rule in self.by_path.named)
-        self._guards = dict(zip(rules, guards.values(), strict=True))
+        self._rules = tuple(
+            _view_rule(f"{name}.{label}", entry, alias) for label, entry in _entries(given, name)
+        )
+
+    def __iter__(self) -> Iterator[ViewRule]:
+        return iter(self._rules)
 
     def find(self, request: HttpRequest) -> ViewLock | None:
-        """Return what a request locks, given its view; ``None`` if nothing.
-
-        Raises ``StrangePath``, and ``ConfigurationError`` for a URL that no rule by path is about, although
-        one is about another URL of the same view.
-        """
+        """Return what a request locks, given its view; ``None`` if nothing."""
         resolved = request.resolver_match
         assert resolved
         method = (request.method or "GET").upper()
-        for rule in self.by_view:
+        for rule in self._rules:
             if rule.takes(method, resolved):
                 return rule.lock
-        if match := self.by_path.find(method, request.path_info):
-            return RuledLock.by(match, self._alias, self._guards[match.rule])
-        if len(self.by_path):
-            gap = self._gaps().get(resolved.route)
-            if gap and gap.rule.takes(method) and gap.match.func is resolved.func:
-                raise ConfigurationError(gap_text(repr(gap.rule), gap))
         return None
-
-    def _gaps(self) -> Mapping[str, Gap]:
-        """Return the URLs that rules by path miss of a view that they lock at another URL, by their route."""
-        for_these = get_resolver(get_urlconf()), translation.get_language()
-        if for_these not in self._known_gaps:
-            found = {gap.match.route: gap for gap in gaps(self.by_path, self.is_ruled)}
-            self._known_gaps[for_these] = found
-        return self._known_gaps[for_these]
-
-    def is_ruled(self, method: str, resolved: ResolverMatch) -> bool:
-        """Return whether a rule by view or namespace decides about a request to a view."""
-        return any(rule.takes(method, resolved) for rule in self.by_view)
-
-    def guards(self) -> Iterator[tuple[str, GuardKind | None, HoldOptions]]:
-        """Return the label of each rule, its guard as it names it, and its other options."""
-        for by_view in self.by_view:
-            if lock := by_view.lock:
-                yield by_view.label, lock.guard, lock.held_with
-        for label, rule in self.by_path.named:
-            yield label, self._guards[rule], rule.options
 
     def verdicts(self, request: HttpRequest) -> Iterator[Verdict]:
         """Return whether each rule matches a request, given its view."""
@@ -107,48 +57,15 @@ class Rules:
         assert resolved
         method = (request.method or "GET").upper()
         decided = False
-        for rule in self.by_view:
+        for rule in self._rules:
             verdict = rule.verdict(method, resolved, decided=decided)
             decided = decided or verdict in (MATCHES, EXEMPT)
             yield Verdict(rule.label, rule.about, verdict)
-        for each in verdicts(self.by_path, method, request.path_info):
-            later = decided and each.verdict in (MATCHES, EXEMPT, STRANGE)
-            yield replace(each, verdict=LATER) if later else each
-
-
-def gap_text(rule: str, gap: Gap) -> str:
-    """Return the message about a URL that rules by path have missed."""
-    return (
-        f"{rule} locks {gap.match.view_name or name_of(gap.match.func)} at {gap.covered!r}, but no rule is"
-        f" about {gap.path!r}, another URL of that view: {gap.match.route!r}. Name the view instead of"
-        " the path, {'view': 'shop:item', ...}, or add a rule for that URL, exempt if need be"
-    )
-
-
-@dataclass(frozen=True, repr=False)
-class RuledLock(ViewLock):
-    """The lock of a rule by path: its keys are made of the path as the rule reads it."""
-
-    match: Match = field(compare=False)
-
-    @classmethod
-    def by(cls, match: Match, alias: str, guard: GuardKind | None) -> RuledLock:
-        """The lock of the rule that matches."""
-        options = tuple(sorted(match.rule.options.items()))
-        return cls(match.rule.keys, (), alias, None, options, guard, match)
-
-    def keys_of(self, request: HttpRequest, _values: Mapping[str, object]) -> list[str]:
-        """Return the keys of the request that the rule matches."""
-        return self.match.keys(query=query_of(request), headers=headers_of(request))
-
-    async def akeys_of(self, request: HttpRequest, values: Mapping[str, object]) -> list[str]:
-        """Return the keys, from a task."""
-        return self.keys_of(request, values)
 
 
 @dataclass(frozen=True)
 class ViewRule:
-    """Requests whose URL leads to views of these names lock what the rule says."""
+    """Requests whose URL leads to certain views lock what the rule says."""
 
     label: str
     about: str
@@ -187,22 +104,19 @@ def _entries(given: object, name: str) -> Iterator[tuple[str, object]]:
         )
 
 
-def _is_by_view(entry: object) -> bool:
-    return isinstance(entry, Mapping) and ("view" in entry or "namespace" in entry)
-
-
 def _view_rule(label: str, entry: Any, alias: str) -> ViewRule:
+    if not isinstance(entry, Mapping):
+        raise ConfigurationError(f"{label} is {entry!r:.80}: give a dict with view and key, say")
     if strange := [each for each in entry if each not in _FIELDS]:
         raise ConfigurationError(
-            f"{label} has {strange[0]!r:.80}; a rule by view or namespace has one of these, and"
-            f" {', '.join(_FIELDS[2:])}"
+            f"{label} has {strange[0]!r:.80}, which no rule has; there is {', '.join(_FIELDS)}"
         )
     options: Any = {name: entry[name] for name in _OPTIONS if name in entry}
     methods = entry.get("methods")
     try:
         return ViewRule(
             label,
-            ", ".join(f"{name} {entry[name]!r}" for name in _FIELDS[:4] if name in entry),
+            ", ".join(f"{name} {entry[name]!r}" for name in _SELECTORS if name in entry),
             _condition(entry),
             None if methods is None else methods_of(methods),
             _lock(entry, alias, options),
@@ -213,7 +127,11 @@ def _view_rule(label: str, entry: Any, alias: str) -> ViewRule:
 
 def _lock(entry: Mapping[str, Any], alias: str, given: HoldOptions) -> ViewLock | None:
     key, exempt, guard = entry.get("key", ()), entry.get("exempt", False), entry.get("guard")
-    keys = [key] if isinstance(key, str) else list(key)
+    keys = key if isinstance(key, list | tuple) else [key]
+    if wrong := [each for each in keys if not (isinstance(each, str) or callable(each))]:
+        raise ConfigurationError(
+            f"key {wrong[0]!r:.80} must be a template, a function of the request, or a list of them"
+        )
     if exempt is True and not (keys or given or guard):
         return None
     if exempt is not False or not keys:
@@ -221,37 +139,39 @@ def _lock(entry: Mapping[str, Any], alias: str, given: HoldOptions) -> ViewLock 
     return ViewLock.of(keys, alias, None, given, guard)
 
 
-def _guard_taken(entries: dict[str, Any], label: str, name: str) -> GuardKind | None:
-    """Remove the guard from a rule by path, which other frameworks' rules do not have."""
-    entry = entries[label]
-    if not (isinstance(entry, Mapping) and "guard" in entry):
-        return None
-    guard: GuardKind | None = entry["guard"]
-    entries[label] = {field: value for field, value in entry.items() if field != "guard"}
-    if guard and entry.get("exempt"):
-        raise ConfigurationError(f"{name}.{label} is exempt and locks nothing: give it no guard")
-    try:
-        refuse_guard(guard, entry)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{name}.{label}: {error}") from error
-    return guard
-
-
-def _condition(entry: Mapping[str, object]) -> Callable[[ResolverMatch], bool]:
-    """Whether a view is meant: by its name, or by the namespace that it is in, at any depth.
+def _condition(entry: Mapping[str, Any]) -> Callable[[ResolverMatch], bool]:
+    """Whether a view is meant: by its name, by the namespace that it is in, at any depth, or by its route.
 
     The namespace of an application stands for all its instances, under whatever namespace.
     """
-    view, namespace = entry.get("view"), entry.get("namespace")
-    if isinstance(view, str) and view and namespace is None:
-        return lambda resolved: view in (resolved.view_name, _name_in_application(resolved))
-    if isinstance(namespace, str) and namespace and view is None:
-        return lambda resolved: any(
-            f"{each}:".startswith(f"{namespace}:")
-            for each in (resolved.namespace, resolved.app_name)
-        )
+    match {name: entry[name] for name in _FIELDS[:3] if name in entry}:
+        case {"view": str(view), **others} if view and not others:
+            return lambda resolved: view in (resolved.view_name, _name_in_application(resolved))
+        case {"namespace": str(namespace), **others} if namespace and not others:
+            return lambda resolved: any(
+                f"{each}:".startswith(f"{namespace}:")
+                for each in (resolved.namespace, resolved.app_name)
+            )
+        case {"route": str() | re.Pattern() as route, **others} if not others:
+            return partial(_is_exempt_at if entry.get("exempt") else _is_at, route)
     raise ConfigurationError(
-        "give either view, a name such as 'shop:item', or namespace, such as 'shop'"
+        "give one of these: view, a name such as 'shop:item'; namespace, such as 'shop'; or route, as"
+        " the URL configuration has it, such as 'shops/<int:shop>/items/', or a compiled regular"
+        " expression of routes"
+    )
+
+
+def _is_at(route: str | re.Pattern[str], resolved: ResolverMatch) -> bool:
+    """Return whether the view is the one at a route, by whatever URL it was reached."""
+    views = views_at(route, get_resolver(get_urlconf())).views
+    return any(each is resolved.func for each in views)
+
+
+def _is_exempt_at(route: str | re.Pattern[str], resolved: ResolverMatch) -> bool:
+    """Return whether the view was reached by this route: what is exempt is exempt there only."""
+    return any(
+        each.view is resolved.func and each.resolved.route == resolved.route
+        for each in views_at(route, get_resolver(get_urlconf())).at_route
     )
 
 
