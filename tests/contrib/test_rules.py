@@ -100,10 +100,11 @@ class TestMatching:
         """Where a server or a mount has put the application makes no difference to its rules."""
         assert locked(ITEMS, "POST", path, root_path=root_path) == keys
 
-    def test_a_rule_may_name_the_root_path_too(self):
-        """A path that is written in full is locked as well."""
+    def test_a_rule_does_not_name_the_root_path(self):
+        """Where the root path is no part of the path, the rule's own path is the whole."""
         rules = [Rule("/api/items", key="items")]
-        assert locked(rules, "POST", "/api/items", root_path="/api") == ["items"]
+        assert locked(rules, "POST", "/api/items", root_path="/api") is None
+        assert locked(rules, "POST", "/api/items", root_path="/shop") == ["items"]
 
     def test_a_rule_with_a_slash_at_the_end_is_the_lenient_routers_too(self):
         """A router that does not mind slashes has one endpoint for both paths: so has the rule."""

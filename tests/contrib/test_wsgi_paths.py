@@ -158,10 +158,11 @@ def test_a_strange_path_is_refused(path_info):
     assert find(RuleSet([Rule("/items", key="x", methods=["PUT"])]), environ, "") is None
 
 
-def test_the_whole_path_may_be_meant():
-    """A rule that names the mount, too, matches below it."""
+def test_a_rule_is_about_the_path_below_the_mount():
+    """It is relative to the application that it wraps, and does not name the mount."""
     environ = environ_of(SCRIPT_NAME="/api", PATH_INFO="/items")
-    assert find(RuleSet([Rule("/api/items", key="x")]), environ, "")
+    assert find(RuleSet([Rule("/items", key="x")]), environ, "")
+    assert find(RuleSet([Rule("/api/items", key="x")]), environ, "") is None
 
 
 @pytest.mark.parametrize(

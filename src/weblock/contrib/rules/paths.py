@@ -1,9 +1,12 @@
-"""Paths in Starlette's syntax, and compiled regular expressions: what they match, and how fast.
+r"""Paths in Starlette's syntax, and compiled regular expressions: what they match, and how fast.
 
 A path matches in two ways. ``match`` is Starlette's: the path as it is written. ``match_tidied`` is that of
 every router that is known: the path has been tidied (``ruleset.tidied``), and a typed placeholder takes
 every spelling of a value of its type. Either way takes time in proportion to the length of the path,
 whatever the path is.
+
+A framework reads more spellings of a value than Starlette's router does: Pydantic reads ``7.0`` and ``+7``
+as the integer 7, Django's ``\d`` matches the digits of every script, and Litestar calls ``int()``.
 """
 
 from __future__ import annotations
@@ -11,14 +14,13 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from ...errors import ConfigurationError, InvalidKey
-from .converters import CONVERTERS, Converter
-from .overlap import ANYTHING, SEGMENT, Shape, shape_of_regex
 
 _PLACEHOLDER: Final = re.compile(r"\{([a-zA-Z_][a-zA-Z0-9_]*)(?::([a-zA-Z_][a-zA-Z0-9_]*))?\}")
 
@@ -39,47 +41,49 @@ templates that would let a long path keep the event loop for tens of millisecond
 """
 
 
-class Path(Protocol):
-    """Which paths a rule is about."""
+@dataclass(frozen=True, slots=True)
+class Converter:
+    """``pattern`` is what Starlette matches, and ``convert`` makes the value that the endpoint sees.
 
-    @property
-    def text(self) -> str:
-        """Its text, for messages."""
+    ``samples`` are values that another path matches only if it matches all values there are.
+    ``read`` raises ``ValueError`` for a text that no framework reads as a value of this type. It is
+    ``None`` where the text is the value.
+    """
 
-    @property
-    def names(self) -> frozenset[str]:
-        """The names of its parameters."""
+    pattern: str
+    convert: Callable[[str], object]
+    samples: tuple[str, ...]
+    read: Callable[[str], object] | None = None
 
-    @property
-    def end(self) -> str:
-        """Return its final slash, if it has one."""
 
-    @property
-    def bare(self) -> str:
-        """Return its text without the final slash."""
+def _read_int(text: str) -> int:
+    """Return the integer that Python or Pydantic reads: Pydantic also reads ``7.0`` and ``0__7``."""
+    whole, _, fraction = text.strip().replace("_", "").partition(".")
+    if fraction.strip("0"):
+        raise ValueError(f"{text!r:.80} is no integer")
+    return int(whole)
 
-    @property
-    def is_alike(self) -> bool:
-        """Return whether all routers read a tidy path alike for it: nothing is typed, and no slash ends it."""
 
-    def match(self, path: str) -> Mapping[str, str | None] | None:
-        """Return the parameters as they are spelled in ``path``; ``None`` if it does not match."""
+def _read_float(text: str) -> float:
+    """Return the number that Python or Pydantic reads: Pydantic also reads ``7._5``."""
+    return float(text.replace("_", ""))
 
-    def match_tidied(self, path: str) -> Mapping[str, str | None] | None:
-        """Return the parameters in a tidied path that some router may take for one of these."""
 
-    def convert(self, name: str, value: str) -> object:
-        """Return the value that the endpoint sees. Raises ``InvalidKey`` if it sees none."""
+# Characters of private use, which no path has for its own text.
+_ODD: Final = "\ue0f0"
 
-    def is_spelled(self, name: str) -> bool:
-        """Return whether a parameter is text that may spell one value in many ways."""
-
-    def covers(self, other: Path) -> bool:
-        """Return whether it certainly matches all paths that ``other`` matches."""
-
-    @property
-    def shape(self) -> Shape:
-        """Return its literal text, with markers for other text, for ``may_meet``."""
+CONVERTERS: Final = {
+    "str": Converter("[^/]+", str, (_ODD, "7")),
+    "path": Converter(".*", str, ("", _ODD, f"{_ODD}/{_ODD}", "/")),
+    "int": Converter("[0-9]+", int, ("0", "7", "77777777777"), _read_int),
+    "float": Converter(r"[0-9]+(?:\.[0-9]+)?", float, ("0", "7", "7.75"), _read_float),
+    "uuid": Converter(
+        "[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}",
+        uuid.UUID,
+        (32 * "7", f"{8 * 'a'}-{4 * 'a'}-{4 * 'a'}-{4 * 'a'}-{12 * 'a'}"),
+        uuid.UUID,
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,7 @@ class PathTemplate:
     wide: re.Pattern[str]
     """Matches tidied paths: it takes any text for a typed placeholder."""
     is_alike: bool
+    """Whether all routers read a tidy path alike for it: nothing is typed, and no slash ends it."""
     literals: tuple[str | None, ...]
     """The segments; ``None`` for one with a placeholder. Empty if one placeholder may have slashes."""
 
@@ -133,23 +138,28 @@ class PathTemplate:
 
     @property
     def names(self) -> frozenset[str]:
+        """The names of its parameters."""
         return frozenset(self.converters)
 
     @property
     def end(self) -> str:
+        """Its final slash, if it has one."""
         return "/" if self.text.endswith("/") and self.text != "/" else ""
 
     @property
     def bare(self) -> str:
+        """Its text without the final slash."""
         return self.text.removesuffix("/")
 
     def match(self, path: str) -> Mapping[str, str | None] | None:
+        """Return the parameters as they are spelled in ``path``; ``None`` if it does not match."""
         if len(path) > LONG and not self._has_literals_of(path):
             return None
         found = self.regex.fullmatch(path)
         return None if found is None else found.groupdict()
 
     def match_tidied(self, path: str) -> Mapping[str, str | None] | None:
+        """Return the parameters in a tidied path that some router may take for one of these."""
         if len(path) > LONG and not self._has_literals_of(path):
             return None
         found = self.wide.fullmatch(path)
@@ -177,27 +187,17 @@ class PathTemplate:
         return True
 
     def convert(self, name: str, value: str) -> object:
+        """Return the value that the endpoint sees. Raises ``InvalidKey`` if it sees none."""
         try:
             return self.converters[name].convert(value)
         except ValueError as error:  # Python reads no number of more than 4300 digits.
             raise InvalidKey(f"path {self.text!r} was given {value[:40]!r} as {name!r}") from error
 
-    def is_spelled(self, name: str) -> bool:
-        return self.converters[name] is CONVERTERS["str"]
-
     def covers(self, other: Path) -> bool:
+        """Return whether it certainly matches all paths that ``other`` matches."""
         if not isinstance(other, PathTemplate):
             return False
         return all(self.match(path) is not None for path in other.samples())
-
-    @property
-    def shape(self) -> Shape:
-        literals = _PLACEHOLDER.split(self.text)[::3]
-        shape: list[str] = [*literals[0]]
-        for converter, literal in zip(self.converters.values(), literals[1:], strict=True):
-            shape.append(ANYTHING if converter is CONVERTERS["path"] else SEGMENT)
-            shape += literal
-        return tuple(shape)
 
     def samples(self) -> Iterator[str]:
         """Return paths that it matches, with every kind of value."""
@@ -210,7 +210,7 @@ class PathTemplate:
 
 @dataclass(frozen=True, slots=True)
 class PathRegex:
-    """A compiled regular expression, which has to match the whole path."""
+    """A compiled regular expression, which has to match the whole path: it does what a template does."""
 
     regex: re.Pattern[str]
 
@@ -248,17 +248,13 @@ class PathRegex:
     def convert(self, name: str, value: str) -> object:  # noqa: ARG002
         return value
 
-    def is_spelled(self, name: str) -> bool:
-        return name in self.names
-
     def covers(self, other: Path) -> bool:
         if isinstance(other, PathTemplate) and not other.names:
             return self.match(other.text) is not None
         return isinstance(other, PathRegex) and other.regex == self.regex
 
-    @property
-    def shape(self) -> Shape:
-        return shape_of_regex(self.regex.pattern)
+
+Path = PathTemplate | PathRegex
 
 
 def path_of(path: str | re.Pattern[str]) -> Path:

@@ -89,15 +89,6 @@ class Rule:
         """Return whether it matches requests of this method, given in capitals."""
         return method != WEBSOCKET if self.methods is None else method in self.methods
 
-    def spellings(self) -> Iterator[tuple[str, str]]:
-        """Return the keys that contain a spelling instead of a value, and the part of the path."""
-        for template in self.keys:
-            sources = template.in_request()
-            for name, converter in zip(template.names, template.converters, strict=True):
-                source = sources[name]
-                if source.kind == "path" and not converter and self.path.is_spelled(source.name):
-                    yield template.text, source.name
-
     def hides(self, other: Rule) -> bool:
         """Return whether it certainly matches all requests that ``other`` matches."""
         if self.methods is None:

@@ -16,13 +16,18 @@ it is written decides.
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
+from ..._options import HoldOptions
 from ...errors import ConfigurationError, StrangePath
-from .mapping import named_rules
 from .rule import METHODS, Match, Rule
+
+_OPTIONS: Final = tuple(HoldOptions.__annotations__)
+_FIELDS: Final = ("path", "regex", "key", "methods", "exempt", *_OPTIONS)
 
 _PLAIN: Final = re.compile(r"(?:/(?!\.{1,2}(?:/|\Z))[ -.0-~]+)+").fullmatch
 """Matches a path in ASCII that is tidy already, and has no final slash."""
@@ -47,7 +52,7 @@ class RuleSet:
         the whole. Raises ``ConfigurationError``, which names the rule that cannot work, also where
         one stands behind another that matches all its requests.
         """
-        named = list(named_rules(rules, name))
+        named = list(_named(rules, name))
         _refuse_hidden(named)
         self.named = tuple(named)
         """The rules, each with what errors call it."""
@@ -95,31 +100,22 @@ class RuleSet:
 
 
 def decided(rules: Sequence[Rule], path: str, root_path: str) -> list[Match | None]:
-    """Return what matches a path in each reading; the first is the path as it is written.
-
-    A rule may name the whole path, with the root path, too.
-    """
+    """Return what matches a path in each reading; the first is the path as it is written."""
     routed = _routed(path, root_path)
-    ways = tuple(dict.fromkeys((routed, path)))
-    found = [_first(rules, [form for way in ways for form in (way, _other_form(way))])]
-    found += _of_tidied(rules, ways)
-    if root_path and root_path in path:
+    readings = [_first(rules, [routed, _other_form(routed)]), *_of_tidied(rules, routed)]
+    if root_path and routed == path and root_path in path:
         # Litestar removes the root path wherever it stands, with all that is before it.
-        found += filter(None, _of_tidied(rules, (path.split(root_path, maxsplit=1)[-1],)))
-    return found
+        readings += filter(None, _of_tidied(rules, path.split(root_path, maxsplit=1)[-1]))
+    return readings
 
 
-def _of_tidied(rules: Sequence[Rule], ways: Sequence[str]) -> list[Match | None]:
+def _of_tidied(rules: Sequence[Rule], path: str) -> list[Match | None]:
     """Return the match of the tidied path, and its match for a router that ignores final slashes."""
-    tidy = [tidied(way) for way in ways]
-    with_end = [
-        each + "/" * (way[-1:] == "/" != each) for way, each in zip(ways, tidy, strict=True)
-    ]
+    tidy = tidied(path)
+    with_end = tidy + "/" * (path[-1:] == "/" != tidy)
     return [
-        _first_tidied(rules, [form for each in with_end for form in (each, _other_form(each))]),
-        _first_tidied(
-            rules, [form for each in tidy for form in (each, f"{each}/")], ignores_slash=True
-        ),
+        _first_tidied(rules, [with_end, _other_form(with_end)]),
+        _first_tidied(rules, [tidy, f"{tidy}/"], ignores_slash=True),
     ]
 
 
@@ -189,3 +185,66 @@ def _refuse_hidden(named: Iterable[tuple[str, Rule]]) -> None:
                     " matches all its requests. Put the narrower one first"
                 )
         earlier.append((name, rule))
+
+
+# Rules from plain data: TOML, JSON in the environment, a framework's settings.
+
+
+def _named(rules: object, name: str) -> Iterator[tuple[str, Rule]]:
+    """Return the rules, each with its name for errors. Raises ``ConfigurationError``."""
+    if isinstance(rules, str):
+        rules = _of_json(rules, name)
+    for label, entry in _entries(rules, name):
+        yield label, entry if isinstance(entry, Rule) else _rule(label, entry)
+
+
+def _of_json(text: str, name: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{name} is not JSON: {error}") from error
+
+
+def _entries(rules: object, name: str) -> Iterator[tuple[str, object]]:
+    if isinstance(rules, Mapping):
+        yield from ((f"{name}.{label}", entry) for label, entry in rules.items())
+    elif isinstance(rules, list | tuple):
+        yield from ((f"{name}[{number}]", entry) for number, entry in enumerate(rules))
+    else:
+        raise ConfigurationError(
+            f"{name} is {rules!r:.80}: give a list of rules, or a mapping of names to rules"
+        )
+
+
+def _rule(label: str, entry: object) -> Rule:
+    if not isinstance(entry, Mapping):
+        raise ConfigurationError(
+            f"{label} is {entry!r:.80}: give a Rule, or a mapping with path and key"
+        )
+    if strange := [field for field in entry if field not in _FIELDS]:
+        raise ConfigurationError(
+            f"{label} has {strange[0]!r:.80}, which no rule has; there is {', '.join(_FIELDS)}"
+        )
+    fields: dict[str, Any] = {field: _without_end(field, value) for field, value in entry.items()}
+    try:
+        return Rule(_path(fields), **fields)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{label}: {error}") from error
+
+
+def _path(fields: dict[str, Any]) -> str | re.Pattern[str]:
+    """Remove the path, or the regular expression, from the fields and return it."""
+    if ("path" in fields) == ("regex" in fields):
+        raise ConfigurationError("give either path or regex")
+    if "path" in fields:
+        path: str = fields.pop("path")
+        return path
+    try:
+        return re.compile(fields.pop("regex"))
+    except (re.error, TypeError) as error:
+        raise ConfigurationError(f"regex cannot be read: {error}") from error
+
+
+def _without_end(field: str, value: object) -> object:
+    """Replace infinity by ``None``: TOML has no null."""
+    return None if field in ("wait", "max_hold") and value == math.inf else value
