@@ -15,6 +15,7 @@ from ...errors import ConfigurationError
 from ...keys import in_order
 from ...sync import Lease, Locks
 from ..guarding import GuardKind
+from ..kit import LockSpec
 from ..request_values import KeyFunction
 from ..settings import opened, refuse_other_application
 from ..wsgi import RequestLayer, Rewrite
@@ -22,7 +23,7 @@ from .answers import answer_errors
 from .commands import commands
 from .database import Database
 from .settings import Settings, settings_in
-from .views import GIVEN, Lock, acquire_one, decorated, refuse_unlocked
+from .views import GIVEN, acquire_one, decorated, refuse_unlocked
 
 NAME: Final = "weblock"
 """Under which Flask keeps the extension."""
@@ -122,7 +123,7 @@ class WebLock:
         Raises:
             ConfigurationError: A key template or an option cannot work.
         """
-        wanted = Lock.of(keys, options, guard)
+        wanted = LockSpec.of(keys, options, guard)
 
         def decorate(view: F) -> F:
             found = decorated(view, wanted, _installed)
@@ -160,7 +161,7 @@ class WebLock:
                 f"acquire{keys!r:.80} needs at least one key and a running request. Outside a request,"
                 " use locks.locks.hold(...)."
             )
-        wanted = Lock.of([lambda: keys], options, guard)
+        wanted = LockSpec.of([lambda: keys], options, guard)
         return acquire_one(wanted, in_order(keys), _installed().database)
 
     def _begin(self, installed: _Installed) -> None:

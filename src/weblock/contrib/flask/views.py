@@ -5,19 +5,17 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final, Protocol, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar
 
 from flask import Flask, current_app, request
 
-from ..._options import HoldOptions, Options
 from ...errors import ConfigurationError
-from ...keys import CheckedKey, KeyTemplate, in_order
+from ...keys import CheckedKey, KeyTemplate
 from ...sync import Lease
-from ..guarding import GuardKind, refuse_guard
+from ..kit import LockSpec
 from ..request import limit_of
-from ..request_values import KeyFunction, keys_made_by, parsed, request_values, wanted_by
+from ..request_values import request_values, wanted_by
 from ..wsgi import RequestLocks, request_locks
 from ..wsgi.target import headers_of, query_of
 from .database import Database
@@ -39,42 +37,15 @@ class Installed(Protocol):
     database: Database
 
 
-@dataclass(frozen=True)
-class Lock:
-    """A description of what to lock."""
-
-    keys: tuple[KeyTemplate | KeyFunction, ...]
-    options: tuple[tuple[str, object], ...]
-    guard: GuardKind | None = None
-    """``None`` is what ``WEBLOCK_GUARD`` says."""
-
-    @classmethod
-    def of(
-        cls,
-        keys: Sequence[str | KeyFunction],
-        options: HoldOptions,
-        guard: GuardKind | None = None,
-    ) -> Lock:
-        """Return the lock that a decorator describes. Raises ``ConfigurationError``."""
-        if not keys:
-            raise TypeError('name at least one key: @locks.lock("create_item")')
-        Options().of_call(options)  # What cannot work is refused here, not at the first request.
-        refuse_guard(guard, options)
-        return cls(tuple(map(parsed, keys)), tuple(sorted(options.items())), guard)
-
-    def keys_of(self, values: Mapping[str, object]) -> tuple[CheckedKey, ...]:
-        """Return the keys of a request whose view is called with these values."""
-        found: list[CheckedKey] = []
-        for key in self.keys:
-            if isinstance(key, KeyTemplate):
-                found.append(key.fill(_values(key, values)))
-            else:
-                made = current_app.ensure_sync(key)(**wanted_by(key, values))
-                found += keys_made_by(key, made)
-        return in_order(found)
+def keys_of(lock: LockSpec, values: Mapping[str, object]) -> tuple[CheckedKey, ...]:
+    """Return the keys of a request whose view is called with these values."""
+    return lock.keys_of(
+        lambda template: _values(template, values),
+        lambda function: current_app.ensure_sync(function)(**wanted_by(function, values)),
+    )
 
 
-def decorated(view: F, lock: Lock, installed: Callable[[], Installed]) -> F:
+def decorated(view: F, lock: LockSpec, installed: Callable[[], Installed]) -> F:
     """Return a view that runs under a lock; ``installed`` returns what the application has."""
     if isinstance(view, type):
         raise TypeError(
@@ -84,7 +55,7 @@ def decorated(view: F, lock: Lock, installed: Callable[[], Installed]) -> F:
     if not callable(view):
         raise TypeError('@locks.lock wants a key: write @locks.lock("create_item")')
     # Those of decorators below are acquired along with it, in one order.
-    together: tuple[Lock, ...] = (lock, *getattr(view, _MARK, ()))
+    together: tuple[LockSpec, ...] = (lock, *getattr(view, _MARK, ()))
     defaults = _defaults_of(view)
 
     @functools.wraps(view)
@@ -144,7 +115,9 @@ def _layers(view: Any) -> Iterator[object]:
         view = getattr(view, "__wrapped__", None)
 
 
-def _acquire(together: Sequence[Lock], values: Mapping[str, object], database: Database) -> None:
+def _acquire(
+    together: Sequence[LockSpec], values: Mapping[str, object], database: Database
+) -> None:
     """Acquire what the request does not hold yet of these locks: all keys in one order.
 
     Requests that lock the same keys by several decorators would otherwise wait for one another.
@@ -152,23 +125,23 @@ def _acquire(together: Sequence[Lock], values: Mapping[str, object], database: D
     environ = request.environ
     if len(together) == 1:
         (lock,) = together
-        environ[LEASE_KEY] = acquire_one(lock, lock.keys_of(values), database)
+        environ[LEASE_KEY] = acquire_one(lock, keys_of(lock, values), database)
         return
     held = request_locks(environ)
     guarded = [lock for lock in together if database.is_wanted(lock.guard)]
-    keys = {lock: lock.keys_of(values) for lock in together}
+    keys = {lock: keys_of(lock, values) for lock in together}
     # Of two locks of one key, the one that lets fewer in; else the outermost.
-    by_limit = sorted(together, key=lambda lock: limit_of(held.locks, _options_of(lock)))
+    by_limit = sorted(together, key=lambda lock: limit_of(held.locks, lock.options))
     of_key = {key: lock for lock in reversed(by_limit) for key in keys[lock]}
     for lock, group in groupby(sorted(of_key), key=of_key.__getitem__):
         _hold(held, lock, tuple(group), database)
     for lock in guarded:
         database.guard(held.lease_of(held.locks, keys[lock]))
-    environ[LEASE_KEY] = held.hold(keys[together[0]], _options_of(together[0]))
+    environ[LEASE_KEY] = held.hold(keys[together[0]], together[0].options)
     held.check()  # Some may have been lost while we waited for others.
 
 
-def acquire_one(lock: Lock, keys: tuple[CheckedKey, ...], database: Database) -> Lease:
+def acquire_one(lock: LockSpec, keys: tuple[CheckedKey, ...], database: Database) -> Lease:
     """Acquire what the request does not hold yet of one lock, and return its lease."""
     guarded = database.is_wanted(lock.guard)
     lease = _hold(request_locks(request.environ), lock, keys, database)
@@ -178,16 +151,11 @@ def acquire_one(lock: Lock, keys: tuple[CheckedKey, ...], database: Database) ->
 
 
 def _hold(
-    held: RequestLocks, lock: Lock, keys: tuple[CheckedKey, ...], database: Database
+    held: RequestLocks, lock: LockSpec, keys: tuple[CheckedKey, ...], database: Database
 ) -> Lease:
     if held.missing(held.locks, keys):
         database.end_reading()
-    return held.hold(keys, _options_of(lock))
-
-
-def _options_of(lock: Lock) -> HoldOptions:
-    options: Any = dict(lock.options)
-    return cast("HoldOptions", options)
+    return held.hold(keys, lock.options)
 
 
 def _values(template: KeyTemplate, values: Mapping[str, object]) -> Mapping[str, object]:
