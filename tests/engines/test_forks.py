@@ -152,6 +152,50 @@ def test_what_a_child_collects_first_is_not_ended_for_its_parent(locks: Locks) -
             locks.acquire("k", wait=0)
 
 
+def test_no_thread_of_a_child_collects_what_one_of_its_parent_did(
+    child: Callable[..., Child],
+) -> None:
+    """A lease ends in the thread that releases it, though its parent forked while another collected."""
+    parent = child().open(wait=PATIENCE)
+    elsewhere = parent.run("""
+    import gc, threading
+    from weblock._platform.collector import runs_here
+    collects, goes_on = threading.Event(), threading.Event()
+    class Slow:
+        def __init__(self):
+            self.itself = self
+        def __del__(self):
+            collects.set()
+            goes_on.wait()
+    def collect():
+        Slow()
+        gc.collect()
+    collecting = threading.Thread(target=collect)
+    collecting.start()
+    collects.wait()
+    heard, told = os.pipe()
+    def section(all_run):
+        all_run.wait()
+        with locks.hold("k"):
+            os.write(told, b"%d" % runs_here())
+    if os.fork() == 0:
+        try:
+            all_run = threading.Barrier(8)  # One of them has the identifier of the parent's thread.
+            threads = [threading.Thread(target=section, args=(all_run,)) for _ in range(8)]
+            for each in threads:
+                each.start()
+            for each in threads:
+                each.join()
+        finally:
+            os._exit(0)
+    os.wait()
+    goes_on.set()
+    collecting.join()
+    os.read(heard, 100).decode()
+    """)
+    assert elsewhere == "00000000"
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_of_multiprocessing_exclude_one_another(
     tmp_path: Path, method: str, child: Callable[..., Child]

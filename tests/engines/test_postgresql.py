@@ -246,6 +246,26 @@ async def test_a_task_that_is_cancelled_leaves_its_statement(url) -> None:
             assert await links.ask(me) == [(pid,)]
 
 
+@pytest.mark.parametrize("code", ["55P03", "57014", "40001"], ids=["locked", "late", "lost"])
+async def test_a_keeper_repeats_no_statement_that_was_answered(url, code) -> None:
+    """An error of the server itself is final: no connection of an event loop gets the statement, too."""
+    async with AsyncLocks.from_url(url) as locks:
+        await (await locks.acquire("key")).release()  # The event loop has a connection.
+        links = locks._engine.connections.links(suspends=False, renews=True)  # type: ignore[attr-defined]
+        counter = f"asked_{locks._engine.settings.table}"  # type: ignore[attr-defined]
+        shared_postgres().execute(  # What it counts is not rolled back.
+            f"CREATE SEQUENCE {counter}", f"GRANT USAGE ON SEQUENCE {counter} TO PUBLIC"
+        )
+        statement = (
+            f"DO $$ BEGIN PERFORM nextval('{counter}');"
+            f" RAISE EXCEPTION USING ERRCODE = '{code}'; END $$"
+        )
+        with pytest.raises(psycopg.OperationalError):
+            await asyncio.to_thread(drive, links.ask(statement.encode()))
+        with psycopg.connect(shared_postgres().url()) as other:
+            assert other.execute(f"SELECT last_value FROM {counter}".encode()).fetchone() == (1,)
+
+
 class TestTheTable:
     def test_a_table_that_is_missing_is_told_with_the_remedy(self) -> None:
         """Whoever locks without the table learns at once how to get it, on both faces."""
