@@ -54,9 +54,8 @@ class Machine:
 
     def take_over(self, scene: Scene, owner: str, limit: int = 1) -> Any:
         """What comes of a turn that is taken as that look showed it."""
-        grant = self.store._for_our_turn(scene)
         self.engine.memory.owners.add(owner)
-        return drive(self.store._grant(scene.key, self.claim(owner, limit), grant))
+        return drive(self.store._take_turn(scene, self.claim(owner, limit)))
 
 
 @contextmanager

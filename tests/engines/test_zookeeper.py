@@ -508,13 +508,13 @@ class TestTraces:
         """What another thread has released makes neither a lease nor a place any more."""
         here, there = machine(), machine()
         store = here.store
-        prepared = store._for_free_key
+        grant = store._grant
 
-        def released_meanwhile(key: object) -> object:
+        async def released_meanwhile(*arguments: object) -> object:
             here.release("ours")
-            return prepared(key)
+            return await grant(*arguments)
 
-        monkeypatch.setattr(store, "_for_free_key", released_meanwhile)
+        monkeypatch.setattr(store, "_grant", released_meanwhile)
         assert isinstance(here.acquire("ours"), Gone)
         scene = there.scene()
         assert (scene.live, scene.places) == ((), ())

@@ -294,7 +294,7 @@ class TestNodes:
         """Its fence is the number of the transaction that created it, until it passes to another owner."""
         content = Content("5e", "web-1", 10.0, 3)
         lease = lease_of("lease-a1", content.to_bytes(), Stat())
-        assert (lease.name, lease.content, lease.grant.fence) == ("lease-a1", content, 5)
+        assert (lease.owner, lease.content, lease.grant.fence) == ("a1", content, 5)
         moved = content._replace(fence=7, asked=True)
         lease = lease_of("lease-a1", moved.to_bytes(), Stat())
         assert (lease.content, lease.grant.fence) == (moved, 7)

@@ -36,9 +36,9 @@ MUTANTS: Final = (
     Mutant(
         "an ended lease is removed, even if it was renewed meanwhile",
         ZooKeeperStore,
-        "_for_our_turn",
-        "grant.delete(key.path(lease.name), version=lease.version)",
-        "grant.delete(key.path(lease.name))",
+        "_take_turn",
+        "grant.delete(key.lease_of(lease.owner), version=lease.version)",
+        "grant.delete(key.lease_of(lease.owner))",
         ("P1", "P3", "P7"),
         seed=69,
     ),
@@ -64,7 +64,7 @@ MUTANTS: Final = (
     Mutant(
         "a turn is taken without the place",
         ZooKeeperStore,
-        "_for_our_turn",
+        "_take_turn",
         "grant.delete(key.path(scene.places[0].name))",
         "pass",
         ("P5", "P6", "P9"),
@@ -72,8 +72,8 @@ MUTANTS: Final = (
     Mutant(
         "any waiter takes the turn",
         ZooKeeperStore,
-        "_succeed",
-        "if scene.places[0].owner == claim.owner:",
+        "_attempt",
+        "if position == 0:",
         "if True:",
         ("P5", "P1"),
     ),
@@ -105,9 +105,9 @@ MUTANTS: Final = (
     Mutant(
         "a renewal shortens what an extension has promised",
         ZooKeeperStore,
-        "_renewal",
-        "max(sent + ttl, own.until)",
-        "sent + ttl",
+        "_renew",
+        "max(now + ttl, own.until)",
+        "now + ttl",
         ("P7", "P1"),
     ),
     # What is left behind.
@@ -150,8 +150,8 @@ MUTANTS: Final = (
         "a waiter does not watch",
         ZooKeeperStore,
         "_stay",
-        "get(scene.key.path(name), watch)",
-        "get(scene.key.path(name))",
+        "get(path, watch)",
+        "get(path)",
         ("P4", "P10"),
     ),
     Mutant(

@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from ..._core.table import Claim, Grant
 from ...errors import ConfigurationError
@@ -51,11 +51,6 @@ class Layout:
 
     def of_session(self, session: str) -> str:
         return f"{self.sessions}/{session}"
-
-
-def key_of(name: str) -> str:
-    """Return the key of a node's name."""
-    return unquote(name)
 
 
 class Content(NamedTuple):
@@ -97,10 +92,6 @@ class Lease(NamedTuple):
     renewed: float
     until: float = float("inf")
     """When it has ended for this process, on its own clock, unless it is renewed before."""
-
-    @property
-    def name(self) -> str:
-        return f"{LEASE}{self.owner}"
 
     @property
     def grant(self) -> Grant:

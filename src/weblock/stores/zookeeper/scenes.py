@@ -6,11 +6,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Container, Hashable, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from ..._core import table
 from ..._core.holding import DRIFT
-from ..._core.table import HANDOFF, Answer, Busy, Claim, Gone, Grant, Waiting
+from ..._core.table import HANDOFF, Answer, Busy, Claim, Gone, Waiting
 from .nodes import LEASE, Content, Lease, Place, lease_of, places_in
 from .session import Key, Wire
 
@@ -85,18 +85,14 @@ class Scene(NamedTuple):
     places: tuple[Place, ...]
     live: tuple[Lease, ...]
     """In the order of their fences."""
-    ended: tuple[Lease, ...]
+    ended: tuple[Lease, ...] = ()
     """Leases that count as ended, and whose nodes still exist."""
-    until: float
+    until: float = 0.0
     """When the first live lease counts as ended, unless it is renewed before."""
-
-    @property
-    def grants(self) -> tuple[Grant, ...]:
-        return tuple(lease.grant for lease in self.live)
 
     def admits(self, limit: int) -> bool:
         """Return whether a claim with this limit fits beside the leases that live."""
-        return table.fits(Claim("", "", 0.0, "", limit), self.grants)
+        return table.fits(Claim("", "", 0.0, "", limit), tuple(each.grant for each in self.live))
 
     @property
     def admits_first(self) -> bool:
@@ -150,32 +146,23 @@ class Scenes:
         self._wire = wire
         self._memory = memory
 
-    async def look(self, *keys: Key) -> Sequence[Scene]:
+    async def look(self, *keys: Key) -> list[Scene]:
         """Return what exists below several nodes."""
-        found = await self._wire.all(
+        answers = await self._wire.all(
             *(key.session.client.get_children_async(key.node, include_data=True) for key in keys)
         )
-        families: list[tuple[Sequence[str], Any]] = [
-            ((), None) if isinstance(each, Exception) else each for each in found
-        ]
-        leases = [
-            (key, name)
-            for key, (names, _) in zip(keys, families, strict=True)
-            for name in names
-            if name.startswith(LEASE)
-        ]
-        contents = await self._wire.all(
-            *(key.session.client.get_async(key.path(name)) for key, name in leases)
-        )
-        read: dict[Key, list[Lease]] = {key: [] for key in keys}
-        for (key, name), content in zip(leases, contents, strict=True):
-            if not isinstance(content, Exception):
-                read[key].append(lease_of(name, *content))
-        scenes = []
-        for key, (names, stat) in zip(keys, families, strict=True):
+        found, reads = [], []
+        for key, answer in zip(keys, answers, strict=True):
+            names, stat = ((), None) if isinstance(answer, Exception) else answer
+            leases = [name for name in names if name.startswith(LEASE)]
+            reads += [key.session.client.get_async(key.path(name)) for name in leases]
+            found.append((key, places_in(names), stat, leases))
+        contents, scenes = iter(await self._wire.all(*reads)), []
+        for key, places, stat, leases in found:
+            read = [(name, next(contents)) for name in leases]
+            live = [lease_of(name, *each) for name, each in read if not isinstance(each, Exception)]
             born, version = (stat.czxid, stat.version) if stat else (0, 0)
-            scene = Scene(key, born, version, places_in(names), tuple(read[key]), (), 0.0)
-            scenes.append(self._timed(scene))
+            scenes.append(self._timed(Scene(key, born, version, places, tuple(live))))
         return scenes
 
     def _timed(self, scene: Scene) -> Scene:

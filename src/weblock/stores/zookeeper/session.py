@@ -173,6 +173,9 @@ class Session:
         client_id = self.client.client_id
         return f"{(client_id[0] or 0) % 2**64:x}" if client_id else "none"
 
+    def key(self, key: str) -> Key:
+        return Key(self, self.layout.of_key(key))
+
     def prepare(self) -> list[AsyncResult]:
         """Create the nodes above all others, and our sign of life.
 
@@ -275,10 +278,9 @@ class Wire:
 
     async def key(self, key: str, *, anew: bool = False) -> Key:
         """Return a key's node. With ``anew``, a server that lags behind first catches up."""
-        session = await self.session()
-        node = Key(session, session.layout.of_key(key))
+        node = (await self.session()).key(key)
         if anew:
-            session.client.sync_async(node.node)
+            node.session.client.sync_async(node.node)
         return node
 
     async def all(self, *results: AsyncResult) -> list[Any]:

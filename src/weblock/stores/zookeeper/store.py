@@ -20,6 +20,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import unquote
 
 from kazoo.exceptions import BadVersionError, NoNodeError
 
@@ -28,7 +29,7 @@ from ..._core.ports import Ask, Look, Pulse, Reply, Runtime, Store, Switchboard
 from ..._core.table import Answer, Asked, Claim, Gone, Held, KeyState, Released
 from ...errors import EngineUnavailable
 from .marks import Marks
-from .nodes import Content, content_of, key_of, name_of_place, places_in
+from .nodes import Content, content_of, name_of_place, places_in
 from .scenes import Own, Scene, Scenes
 from .session import AsyncResult, Key, Wire
 
@@ -40,18 +41,6 @@ _ATTEMPTS: Final = 100
 
 _PORTION: Final = 500
 """How many keys are read at once when many are listed."""
-
-
-class Renewal(NamedTuple):
-    """A lease that is being renewed, and until when it will last."""
-
-    owner: str
-    sent: float
-    until: float
-    fence: int
-    read: AsyncResult
-    """The node just before: another client may have written into it that it wants the key."""
-    written: AsyncResult
 
 
 class Watch(NamedTuple):
@@ -106,39 +95,41 @@ class ZooKeeperStore(Store):
         if new and not scene.admits(claim.limit):
             scene = await self._scenes.without_the_dead(scene)
         if scene.admits(claim.limit):
-            return await self._succeed(scene, claim, room)
-        return await self._stay(scene, claim, room)
-
-    async def _succeed(self, scene: Scene, claim: Claim, room: int) -> Reply | None:
-        """Acquire the key, which has room for us, if it is our turn."""
-        if not scene.places:
-            return await self._begin(scene.key, claim, 1)  # As the first, also without room.
-        if scene.places[0].owner == claim.owner:
-            return await self._grant(scene.key, claim, self._for_our_turn(scene))
-        self._scenes.pass_over_first(scene)
+            if not scene.places:
+                return await self._begin(key, claim, 1)  # As the first, also without room.
+            if position == 0:
+                return await self._take_turn(scene, claim)
+            self._scenes.pass_over_first(scene)
         return await self._stay(scene, claim, room)
 
     async def _begin(self, key: Key, claim: Claim, room: int) -> Reply | None:
-        """Acquire the key if it is free, else take a place."""
-        reply = await self._grant(key, claim, self._for_free_key(key))
-        if room and not reply:
-            await self._join(key, claim)
-        return reply
-
-    def _for_free_key(self, key: Key) -> Any:
-        """Grant, provided that the key has no holder and no waiters."""
-        grant = key.session.client.transaction()
+        """Acquire the key if it has neither a holder nor waiters, else take a place behind them."""
+        client = key.session.client
+        grant = client.transaction()
         grant.create(key.node, b"")
-        return grant
+        reply = await self._grant(key, claim, grant)
+        if reply or not room:
+            return reply
+        with self._memory.sending:
+            if claim.owner not in self._memory.owners:
+                return None
+            place = client.create_async(
+                key.path(name_of_place(key.session.name, claim)),
+                _content(key, claim).to_bytes(),
+                ephemeral=True,
+                sequence=True,
+            )
+        await self._wire.all(place)
+        return None
 
-    def _for_our_turn(self, scene: Scene) -> Any:
-        """Grant, provided that nothing has changed: no other lease, and we are first."""
+    async def _take_turn(self, scene: Scene, claim: Claim) -> Reply | None:
+        """Acquire the key as the first waiter, provided that nothing was granted since the look."""
         key, grant = scene.key, scene.key.session.client.transaction()
         grant.set_data(key.node, b"", version=scene.version)
         for lease in scene.ended:
-            grant.delete(key.path(lease.name), version=lease.version)
+            grant.delete(key.lease_of(lease.owner), version=lease.version)
         grant.delete(key.path(scene.places[0].name))
-        return grant
+        return await self._grant(key, claim, grant)
 
     async def _grant(self, key: Key, claim: Claim, grant: Any) -> Reply | None:
         """Create the lease on conditions; the number of that transaction is its fence."""
@@ -161,19 +152,6 @@ class ZooKeeperStore(Store):
             memory.leases[claim.owner] = Own(sent + claim.ttl, content)
         return Reply(Held(found[1].czxid, sent + claim.ttl), sent)
 
-    async def _join(self, key: Key, claim: Claim) -> None:
-        """Take a place behind all others, unless the key has become free."""
-        with self._memory.sending:
-            if claim.owner not in self._memory.owners:
-                return
-            result = key.session.client.create_async(
-                key.path(name_of_place(key.session.name, claim)),
-                _content(key, claim).to_bytes(),
-                ephemeral=True,
-                sequence=True,
-            )
-        await self._wire.all(result)
-
     async def _stay(self, scene: Scene, claim: Claim, room: int) -> Reply | None:
         """Wait in our place, if there is room."""
         places, position = scene.places, scene.position_of(claim.owner)
@@ -186,11 +164,11 @@ class ZooKeeperStore(Store):
             self._memory.forget(claim.owner)
             return self._wire.reply(scene.busy(len(places) - 1))
         if position:
-            before = [places[position - 1].name]
+            before = [scene.key.path(places[position - 1].name)]
         else:
-            before = [lease.name for lease in scene.in_the_way_of(claim.limit)]
+            before = [scene.key.lease_of(each.owner) for each in scene.in_the_way_of(claim.limit)]
         get, watch = scene.key.session.client.get_async, Watch(self._switchboard, claim.owner)
-        found = await self._wire.all(*(get(scene.key.path(name), watch) for name in before))
+        found = await self._wire.all(*(get(path, watch) for path in before))
         if not found or any(isinstance(each, Exception) for each in found):
             return None
         return self._wire.reply(scene.waiting(position))
@@ -223,75 +201,69 @@ class ZooKeeperStore(Store):
     async def refresh(self, pulses: Sequence[Pulse]) -> Sequence[Reply | EngineUnavailable]:
         session, memory = await self._wire.session(), self._memory
         memory.forget_ended(self._wire.now(), self._switchboard.bells)
-        keys = {pulse.key: Key(session, session.layout.of_key(pulse.key)) for pulse in pulses}
+        keys = {pulse.key: session.key(pulse.key) for pulse in pulses}
         held = [pulse for pulse in pulses if pulse.owner in memory.leases]
         waiting = [pulse for pulse in pulses if pulse.owner not in memory.leases]
-        renewals = [self._renewal(keys[pulse.key], pulse.owner, pulse.ttl) for pulse in held]
-        replies: dict[Pulse, Reply | EngineUnavailable]
-        replies = dict(zip(held, await self._renewed(renewals), strict=True))
+        renewed = await self._renew(*((keys[key], owner, ttl) for key, owner, ttl, _ in held))
+        replies = dict(zip(held, renewed, strict=True))
         try:
             looks = await self._scenes.look(*dict.fromkeys(keys[pulse.key] for pulse in waiting))
         except EngineUnavailable as error:
             return [replies.get(pulse, error) for pulse in pulses]
-        scenes = {scene.key: scene for scene in looks}
         for scene in looks:
             self._scenes.remove_orphans(scene)
             self._scenes.pass_over_first(scene)
+        scenes = {scene.key: scene for scene in looks}
         for pulse in waiting:
             replies[pulse] = self._wire.reply(scenes[keys[pulse.key]].standing(pulse.owner))
         return [replies[pulse] for pulse in pulses]
 
-    def _renewal(self, key: Key, owner: str, ttl: float) -> Renewal:
-        """Write that a lease goes on: its observers begin to count anew.
+    async def _renew(self, *leases: tuple[Key, str, float]) -> list[Reply | EngineUnavailable]:
+        """Write that leases go on, each given by its key, its owner and a ttl: observers count anew.
 
         A later renewal keeps what an earlier one has promised: they are sent in order.
-        """
-        memory, client, path = self._memory, key.session.client, key.lease_of(owner)
-        with memory.sending:
-            sent = self._wire.now()
-            own = memory.leases.get(owner) or Own(sent, Content("", "", ttl, 1))
-            until = max(sent + ttl, own.until)
-            content = own.content._replace(session=key.session.name, ttl=until - sent)
-            memory.leases[owner] = Own(until, content)
-            read = client.get_async(path)
-            written = client.set_async(path, content.to_bytes())
-        return Renewal(owner, sent, until, content.fence, read, written)
 
-    async def _renewed(self, renewals: Sequence[Renewal]) -> list[Reply | EngineUnavailable]:
-        """Return what has become of leases; remember which holders were asked to release.
-
-        Only the holder and callers that ask write to the node of a lease. If it was written between our
-        read and our write, which were sent together, another caller has asked, and we have overwritten that.
+        Only the holder and callers that ask for a release write to the node of a lease. If it was
+        written between our read and our write, another caller has asked, and we have overwritten that.
         """
-        memory = self._memory
+        memory, sent = self._memory, []
+        results: list[AsyncResult] = []
+        for key, owner, ttl in leases:
+            client, path = key.session.client, key.lease_of(owner)
+            with memory.sending:
+                now = self._wire.now()
+                own = memory.leases.get(owner) or Own(now, Content("", "", ttl, 1))
+                until = max(now + ttl, own.until)
+                content = own.content._replace(session=key.session.name, ttl=until - now)
+                memory.leases[owner] = Own(until, content)
+                results += client.get_async(path), client.set_async(path, content.to_bytes())
+            sent.append((owner, now, until, content.fence))
         replies: list[Reply | EngineUnavailable] = []
-        results = [result for each in renewals for result in (each.read, each.written)]
         outcomes = iter(await self._wire.outcomes(*results))
-        for renewal, read, stat in zip(renewals, outcomes, outcomes, strict=True):
-            own = memory.leases.get(renewal.owner)
+        for (owner, now, until, fence), read, stat in zip(sent, outcomes, outcomes, strict=True):
+            latest = memory.leases.get(owner)
             if isinstance(stat, EngineUnavailable):
                 replies.append(stat)
             elif isinstance(stat, Exception):
-                memory.leases.pop(renewal.owner, None)
-                if renewal.owner not in self._switchboard.bells:  # Else it still asks for the key.
-                    memory.forget(renewal.owner)
+                memory.leases.pop(owner, None)
+                if owner not in self._switchboard.bells:  # Else it still asks for the key.
+                    memory.forget(owner)
                 replies.append(self._wire.reply(Gone()))
             else:
-                asked = bool(own and own.content.asked)
+                asked = bool(latest and latest.content.asked)
                 if not isinstance(read, Exception):
                     asked = content_of(read[0]).asked or stat.version != read[1].version + 1
-                if own and asked:
-                    content = own.content._replace(asked=True)
-                    memory.leases[renewal.owner] = own._replace(content=content)
-                held = Held(renewal.fence or stat.czxid, renewal.until, asked=asked)
-                replies.append(Reply(held, renewal.sent))
+                if latest and asked:
+                    content = latest.content._replace(asked=True)
+                    memory.leases[owner] = latest._replace(content=content)
+                replies.append(Reply(Held(fence or stat.czxid, until, asked=asked), now))
         return replies
 
     async def _renew_again(self, key: Key, claim: Claim) -> Reply | None:
         """Renew a lease whose owner asks for it, because it does not know that it has it."""
         own = Own(self._wire.now(), _content(key, claim))
         self._memory.leases.setdefault(claim.owner, own)
-        (reply,) = await self._renewed([self._renewal(key, claim.owner, claim.ttl)])
+        (reply,) = await self._renew((key, claim.owner, claim.ttl))
         if isinstance(reply, EngineUnavailable):
             raise reply
         return reply if isinstance(reply.answer, Held) else None
@@ -329,7 +301,7 @@ class ZooKeeperStore(Store):
         if not scene.live:
             return self._wire.reply(Gone())
         delete, leases = node.session.client.delete_async, (*scene.live, *scene.ended)
-        paths = [*(node.path(lease.name) for lease in leases), node.node]
+        paths = [*(node.lease_of(lease.owner) for lease in leases), node.node]
         *done, _ = await self._wire.all(*map(delete, paths))
         refused = all(isinstance(each, Exception) for each in done)
         return self._wire.reply(Gone() if refused else Released())
@@ -343,15 +315,9 @@ class ZooKeeperStore(Store):
             if not scene.live:
                 return self._wire.reply(Gone())
             # A renewal since the look is not overwritten: then we look again.
+            wanted = [(each, each.content._replace(asked=True).to_bytes()) for each in scene.live]
             done = await self._wire.all(
-                *(
-                    write(
-                        node.path(lease.name),
-                        lease.content._replace(asked=True).to_bytes(),
-                        version=lease.version,
-                    )
-                    for lease in scene.live
-                )
+                *(write(node.lease_of(each.owner), data, each.version) for each, data in wanted)
             )
             reached = any(not isinstance(each, Exception) for each in done)
             if reached and not any(isinstance(each, BadVersionError) for each in done):
@@ -385,15 +351,13 @@ class ZooKeeperStore(Store):
         _, nodes = await self._wire.all(client.sync_async(root), client.get_children_async(root))
         if isinstance(nodes, Exception):
             return ()
-        names = [name for name in map(key_of, nodes) if name.startswith(prefix)]
+        names = [name for name in map(unquote, nodes) if name.startswith(prefix)]
         found: list[str] = []
-        for start in range(0, len(names), _PORTION):
-            if len(found) >= limit:
-                break
-            portion = names[start : start + _PORTION]
-            keys = [Key(session, session.layout.of_key(name)) for name in portion]
-            scenes = zip(portion, await self._scenes.look(*keys), strict=True)
-            found += [name for name, scene in scenes if scene.places or scene.live]
+        while names and len(found) < limit:
+            portion, names = names[:_PORTION], names[_PORTION:]
+            scenes = await self._scenes.look(*map(session.key, portion))
+            there = zip(portion, scenes, strict=True)
+            found += [name for name, scene in there if scene.places or scene.live]
         return found[:limit]
 
     async def mark(self, key: str, keep: float | None) -> None:
