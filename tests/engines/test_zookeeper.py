@@ -700,7 +700,7 @@ class TestMarks:
 
 def _marks_of(store: ZooKeeperStore) -> str:
     """The node above all marks."""
-    return drive(store._wire.session()).layout.marks
+    return drive(store._wire.session()).marks
 
 
 def test_a_caller_whose_unknown_lease_was_taken_away_goes_on_waiting(monkeypatch) -> None:

@@ -19,7 +19,8 @@ from kazoo.protocol.states import KazooState, KeeperState
 from weblock._core.ports import Pulse, Reply, Runtime
 from weblock._core.table import Claim
 from weblock.errors import EngineUnavailable
-from weblock.stores.zookeeper import Settings, ZooKeeperEngine
+from weblock.stores.zookeeper import Settings
+from weblock.stores.zookeeper.engine import ZooKeeperEngine
 from weblock.stores.zookeeper.session import AsyncResult, Session
 from weblock.stores.zookeeper.store import ZooKeeperStore
 
@@ -313,9 +314,9 @@ class SimulatedZooKeeper(ZooKeeperEngine):
         if session:
             session.client.stop()
 
-    def _new_session(self) -> Session:
-        client = SimulatedKazoo(self.process, self._ensemble, self.settings.session_timeout)
-        return SimulatedSession(self.settings, client)
+    def new_session(self, settings: Settings) -> Session:  # type: ignore[override]
+        client = SimulatedKazoo(self.process, self._ensemble, settings.session_timeout)
+        return SimulatedSession(settings, client)
 
 
 class WitnessedZooKeeper(ZooKeeperStore):

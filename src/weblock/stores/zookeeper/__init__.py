@@ -8,48 +8,19 @@ decides what happens to it.
 from __future__ import annotations
 
 import re
-import threading
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import unquote
 
-from ..._core.ports import Ask, Engine, Runtime, Store, Switchboard
-from ..._platform.forks import heed_forks
-from ..._platform.logs import logger
 from ..._requirements import require
-from ...errors import ConfigurationError, EngineUnavailable
-from ..findings import Finding
+from ...errors import ConfigurationError
 from ..transport.options import options_in, seconds
 from ..url import parts_of, without_secrets
 
 if TYPE_CHECKING:
-    from .session import Session
-
-__all__ = ["Settings", "ZooKeeperEngine", "open_engine", "parse"]
+    from .engine import ZooKeeperEngine
 
 DEFAULT_PORT: Final = 2181
 DEFAULT_ROOT: Final = "/weblock"
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to reach the servers, and how to lock there. Nothing secret shows in its ``repr``."""
-
-    hosts: tuple[str, ...]
-    root: str = DEFAULT_ROOT
-    """The node below which we keep everything."""
-    session_timeout: float = 10.0
-    """Seconds after which the servers count a silent process as dead; we request it."""
-    timeout: float = 2.0
-    """Seconds that the servers have for an answer."""
-    credentials: str = field(default="", repr=False)
-    """User and password, for ACLs of the scheme ``digest``."""
-
-    @property
-    def name(self) -> str:
-        """The URL, without secrets and options."""
-        return f"zookeeper://{','.join(self.hosts)}{self.root}"
 
 
 def open_engine(url: str) -> ZooKeeperEngine:
@@ -58,7 +29,37 @@ def open_engine(url: str) -> ZooKeeperEngine:
     Raises ``ConfigurationError``.
     """
     require(without_secrets(url), "zookeeper")
+    from .engine import ZooKeeperEngine
+
     return ZooKeeperEngine(parse(url))
+
+
+class Unshown(str):
+    """A text whose ``repr`` shows nothing. kazoo logs its requests, the login among them."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'...'"
+
+
+class Settings(NamedTuple):
+    """How to reach the servers, and how to lock there."""
+
+    hosts: tuple[str, ...]
+    root: str = DEFAULT_ROOT
+    """The node below which we keep everything."""
+    session_timeout: float = 10.0
+    """Seconds after which the servers count a silent process as dead; we request it."""
+    timeout: float = 2.0
+    """Seconds that the servers have for an answer."""
+    credentials: Unshown = Unshown()
+    """User and password, for ACLs of the scheme ``digest``."""
+
+    @property
+    def name(self) -> str:
+        """The URL, without secrets and options."""
+        return f"zookeeper://{','.join(self.hosts)}{self.root}"
 
 
 def parse(url: str) -> Settings:
@@ -80,7 +81,7 @@ def parse(url: str) -> Settings:
     return Settings(
         hosts=tuple(_host(each) for each in hosts.split(",")),
         root=root,
-        credentials=f"{unquote(user)}:{unquote(password)}" if userinfo else "",
+        credentials=Unshown(f"{unquote(user)}:{unquote(password)}" if userinfo else ""),
         **options_in(query, {"session_timeout": seconds, "timeout": seconds}, engine="ZooKeeper"),
     )
 
@@ -95,87 +96,3 @@ def _host(text: str) -> str:
             " percent-encoded"
         )
     return f"{match[1] or 'localhost'}:{match[2] or DEFAULT_PORT}"
-
-
-class ZooKeeperEngine(Engine):
-    """The leases below one node, as this process sees them."""
-
-    scope = "cluster"
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.name = settings.name
-        self._closed = False
-        self.after_fork()
-        heed_forks(self)
-
-    def after_fork(self) -> None:
-        """Begin without a session."""
-        from .scenes import Memory
-
-        self.switchboard = Switchboard()
-        self.memory = Memory()
-        self._opening = threading.RLock()
-        self._opens = False
-        """Whether the thread that has the mutex is opening a session."""
-        self._session: Session | None = None
-
-    def connect(self, runtime: Runtime) -> Store:
-        from .store import ZooKeeperStore
-
-        return ZooKeeperStore(self, runtime)
-
-    def session(self) -> Session:
-        """The session of this process, which is opened when it is first needed.
-
-        It is opened again after a fork, and after an error inside kazoo that ended its thread. Raises
-        ``EngineUnavailable`` if the engine has been closed.
-        """
-        session = self._session
-        return session if session and not session.ended else self._open()
-
-    def diagnose(self) -> Iterable[Finding]:
-        """Return what there is to know of the servers."""
-        from .diagnosis import diagnose
-
-        return diagnose(self.session(), self.settings)
-
-    def close(self) -> None:
-        """End the session. Callers that still wait here are notified."""
-        with self._opening:
-            self._closed = True
-            session, self._session = self._session, None
-        if session:
-            session.close()
-        self.switchboard.ring_all(Ask())
-
-    def _open(self) -> Session:
-        with self._opening:
-            if self._closed:
-                raise EngineUnavailable(self.name, "it was closed")
-            if self._session and self._session.ended:
-                logger.warning(
-                    "the ZooKeeper client of %s failed, and is being restarted", self.name
-                )
-                self._session.close(patience=0)
-                self._session = None
-                # Nothing rings for what that session watched: it is watched anew.
-                self.switchboard.ring_all(Ask())
-            if self._opens:  # A signal handler has interrupted this thread below.
-                raise EngineUnavailable(self.name, "its own thread is opening it")
-            if self._session is None:
-                try:
-                    self._opens = True
-                    self._session = self._new_session()
-                finally:
-                    self._opens = False
-            return self._session
-
-    def _new_session(self) -> Session:
-        from .session import Session
-
-        try:
-            return Session(self.settings)
-        except RuntimeError as error:
-            reason = f"its threads could not be started: {error}"
-            raise EngineUnavailable(self.name, reason) from error

@@ -31,13 +31,13 @@ class Marks:
 
     async def put(self, key: str, keep: float | None) -> None:
         session = await self._wire.session()
-        client, path, data = session.client, session.layout.of_mark(key), json.dumps(keep).encode()
+        client, path, data = session.client, session.mark(key), json.dumps(keep).encode()
         if keep == 0:
             await self._wire.all(client.delete_async(path))
             return
         for _ in range(_ATTEMPTS):
             write = client.transaction()
-            write.set_data(session.layout.marks, b"")
+            write.set_data(session.marks, b"")
             write.set_data(path, data)
             create = client.create_async(path, data)
             _, parts = await self._wire.all(create, write.commit_async())
@@ -51,7 +51,7 @@ class Marks:
 
     async def has(self, key: str) -> bool:
         session = await self._wire.session()
-        path, client = session.layout.of_mark(key), session.client
+        path, client = session.mark(key), session.client
         _, found = await self._wire.all(client.sync_async(path), client.get_async(path))
         if isinstance(found, Exception):
             return False
@@ -60,7 +60,7 @@ class Marks:
 
     async def _remove_ended(self, session: Session) -> None:
         """Remove a few of the marks that have ended, unless others are written meanwhile."""
-        above, client, now = session.layout.marks, session.client, self._wire.now()
+        above, client, now = session.marks, session.client, self._wire.now()
         if self._rounds.due(now):
             (names,) = await self._wire.all(client.get_children_async(above))
             self._rounds.begin(() if isinstance(names, Exception) else names, now)
@@ -69,11 +69,8 @@ class Marks:
             return
         # First the version that must not change, then what is judged.
         known, *found = await self._wire.all(*map(client.get_async, [above, *paths]))
-        ends = {
-            path: _end_of(*each)
-            for path, each in zip(paths, found, strict=True)
-            if not isinstance(each, Exception)
-        }
+        marks = zip(paths, found, strict=True)
+        ends = {path: _end_of(*each) for path, each in marks if not isinstance(each, Exception)}
         if isinstance(known, Exception) or all(end == _NEVER for end in ends.values()):
             return
         stamp, removals = await self._wire.stamp(session), []

@@ -32,25 +32,9 @@ LEASE: Final = "lease-"
 PLACE: Final = "place-"
 
 
-class Layout:
-    """The paths of all nodes."""
-
-    def __init__(self, root: str) -> None:
-        self.keys = f"{root}/keys"
-        self.marks = f"{root}/marks"
-        self.sessions = f"{root}/sessions"
-        parts = root.split("/")
-        self.above = ["/".join(parts[:end]) for end in range(2, len(parts) + 1)]
-        """The root and what is above it."""
-
-    def of_key(self, key: str) -> str:
-        return f"{self.keys}/{quote(key, safe=':')}"
-
-    def of_mark(self, key: str) -> str:
-        return f"{self.marks}/{quote(key, safe=':')}"
-
-    def of_session(self, session: str) -> str:
-        return f"{self.sessions}/{session}"
+def name_of_key(key: str) -> str:
+    """Return a name for the node of a key, or of its mark."""
+    return quote(key, safe=":")
 
 
 class Content(NamedTuple):

@@ -184,7 +184,7 @@ class Scenes:
         """
         session = scene.key.session
         holders = list(dict.fromkeys(lease.content.session for lease in scene.live))
-        signs = [session.client.get_async(session.layout.of_session(each)) for each in holders]
+        signs = [session.client.get_async(session.sign_of(each)) for each in holders]
         found = zip(holders, await self._wire.all(*signs), strict=True)
         dead = {holder for holder, sign in found if isinstance(sign, Exception)}
         if not dead:

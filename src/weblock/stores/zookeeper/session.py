@@ -40,10 +40,11 @@ from ..._core.table import Answer
 from ..._platform.forks import close_in_children
 from ...errors import ConfigurationError, EngineUnavailable
 from ..transport.turns import taken_out
-from .nodes import LEASE, VERSION, Layout
+from .nodes import LEASE, VERSION, name_of_key
 
 if TYPE_CHECKING:
-    from . import Settings, ZooKeeperEngine
+    from . import Settings
+    from .engine import ZooKeeperEngine
 
 EXPECTED: Final = (BadVersionError, NodeExistsError, NoNodeError, NotEmptyError)
 """The errors of ZooKeeper for a node that has changed."""
@@ -138,20 +139,13 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
                 connection.shutdown(socket.SHUT_RDWR)
 
 
-class Unshown(str):
-    """A text whose ``repr`` shows nothing: kazoo logs its requests, the login among them."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "'...'"
-
-
 class Session:
-    """Reconnects by itself when it has lost its connection, and starts anew when it has expired."""
+    """kazoo's client, which reconnects by itself, and starts anew when its session has expired."""
 
     def __init__(self, settings: Settings) -> None:
-        self.layout = Layout(settings.root)
+        self._root = root = settings.root
+        self.keys, self.marks, self.sessions = f"{root}/keys", f"{root}/marks", f"{root}/sessions"
+        """The nodes above all others."""
         self.client = self._new_client(settings)
         self.ready: AsyncResult = self.client.handler.async_result()
         """What is there while there is a connection."""
@@ -174,7 +168,16 @@ class Session:
         return f"{(client_id[0] or 0) % 2**64:x}" if client_id else "none"
 
     def key(self, key: str) -> Key:
-        return Key(self, self.layout.of_key(key))
+        """Return the node of a key."""
+        return Key(self, f"{self.keys}/{name_of_key(key)}")
+
+    def mark(self, key: str) -> str:
+        """Return the node of a key's mark."""
+        return f"{self.marks}/{name_of_key(key)}"
+
+    def sign_of(self, session: str) -> str:
+        """Return the node that is there while a session lives."""
+        return f"{self.sessions}/{session}"
 
     def prepare(self) -> list[AsyncResult]:
         """Create the nodes above all others, and our sign of life.
@@ -182,10 +185,11 @@ class Session:
         On a new connection these writes come first. A server that lags behind then has to catch up before
         it answers a read, so that one shows what requests without an answer have made.
         """
-        create, layout = self.client.create_async, self.layout
-        above = [create(path) for path in (*layout.above, layout.marks, layout.sessions)]
-        sign_of_life = create(layout.of_session(self.name), ephemeral=True)
-        return [*above, create(layout.keys, VERSION), sign_of_life]
+        create, parts = self.client.create_async, self._root.split("/")
+        above = ["/".join(parts[:end]) for end in range(2, len(parts) + 1)]
+        created = [create(path) for path in (*above, self.marks, self.sessions)]
+        sign_of_life = create(self.sign_of(self.name), ephemeral=True)
+        return [*created, create(self.keys, VERSION), sign_of_life]
 
     def close(self, *, patience: float = _CLOSING) -> None:
         """End the session, and with it our places. A server that hangs is not waited for."""
@@ -198,7 +202,7 @@ class Session:
             thread.join(patience)
 
     def _new_client(self, settings: Settings) -> KazooClient:
-        credentials = Unshown(settings.credentials)
+        credentials = settings.credentials
         return KazooClient(
             ",".join(settings.hosts),
             timeout=settings.session_timeout,
@@ -265,12 +269,11 @@ class Wire:
                 reason = "the session has ended, and begins anew with the next request"
             raise self.unavailable(reason) from error
         if not session.checked:
-            path = session.layout.keys
-            (found,) = await self.all(session.client.get_async(path))
+            (found,) = await self.all(session.client.get_async(session.keys))
             if not isinstance(found, Exception) and found[0] != VERSION:
                 raise ConfigurationError(
                     f"{self._engine.name} keeps leases in the format {found[0][:20]!r} (the content of"
-                    f" {path}), and this version of weblock reads and writes the format {VERSION!r}:"
+                    f" {session.keys}), and this version of weblock reads and writes the format {VERSION!r}:"
                     " run the same version in all processes, or name another node in the URL"
                 )
             session.checked = True
@@ -318,7 +321,7 @@ class Wire:
 
     async def stamp(self, session: Session) -> float:
         """Return the servers' time, by their own clock."""
-        (stat,) = await self.all(session.client.set_async(session.layout.sessions, b""))
+        (stat,) = await self.all(session.client.set_async(session.sessions, b""))
         if isinstance(stat, Exception):
             raise self.unavailable(stat) from stat
         return float(stat.mtime / 1000)

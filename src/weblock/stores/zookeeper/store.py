@@ -34,7 +34,7 @@ from .scenes import Own, Scene, Scenes
 from .session import AsyncResult, Key, Wire
 
 if TYPE_CHECKING:
-    from . import ZooKeeperEngine
+    from .engine import ZooKeeperEngine
 
 _ATTEMPTS: Final = 100
 """How often to retry when a key's children change meanwhile: each time others got on."""
@@ -347,7 +347,7 @@ class ZooKeeperStore(Store):
 
     async def names(self, prefix: str, limit: int) -> Sequence[str]:
         session = await self._wire.session()
-        root, client = session.layout.keys, session.client
+        root, client = session.keys, session.client
         _, nodes = await self._wire.all(client.sync_async(root), client.get_children_async(root))
         if isinstance(nodes, Exception):
             return ()
