@@ -12,7 +12,7 @@ from weblock._core.ports import Pulse
 from weblock._core.table import Answer, Claim
 from weblock._runtime.blocking import BlockingRuntime, drive
 from weblock.stores.zookeeper import open_engine
-from weblock.stores.zookeeper.scenes import Scene
+from weblock.stores.zookeeper.nodes import Scene
 
 
 class Machine:
@@ -50,7 +50,7 @@ class Machine:
     def scene(self) -> Scene:
         """What a look shows now, to be acted on later."""
         key = drive(self.store._wire.key("key"))
-        return drive(self.store._scenes.look(key))[0]
+        return drive(self.store._wire.look(key))[0]
 
     def take_over(self, scene: Scene, owner: str, limit: int = 1) -> Any:
         """What comes of a turn that is taken as that look showed it."""

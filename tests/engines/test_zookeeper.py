@@ -35,9 +35,9 @@ from weblock.cli.doctor import _found
 from weblock.stores.marks import PORTION
 from weblock.stores.zookeeper import parse
 from weblock.stores.zookeeper.nodes import Content
-from weblock.stores.zookeeper.scenes import Memory, Own
-from weblock.stores.zookeeper.session import Session, Wire
+from weblock.stores.zookeeper.session import Session
 from weblock.stores.zookeeper.store import ZooKeeperStore
+from weblock.stores.zookeeper.wire import Memory, Own, Wire
 
 from .machines import Machine, starting_machines
 

@@ -16,12 +16,12 @@ from weblock._core.table import HANDOFF, SHARED, Claim, Gone, Held, KeyState, Mo
 from weblock.stores.zookeeper.nodes import (
     Content,
     Lease,
+    Scene,
     content_of,
     lease_of,
     name_of_place,
     places_in,
 )
-from weblock.stores.zookeeper.scenes import Scene
 
 from .machines import Machine, starting_machines
 

@@ -7,9 +7,9 @@ from typing import Final
 from weblock._core import table
 from weblock._core.acquiring import Acquisition
 from weblock._core.holding import Holding
-from weblock.stores.zookeeper import scenes
-from weblock.stores.zookeeper.scenes import Memory, Scenes
+from weblock.stores.zookeeper import wire
 from weblock.stores.zookeeper.store import ZooKeeperStore
+from weblock.stores.zookeeper.wire import Memory, Wire
 
 from .mutants import Mutant
 
@@ -17,7 +17,7 @@ MUTANTS: Final = (
     # When a lease has ended.
     Mutant(
         "a lease is timed from when another one of its owner was seen",
-        scenes,
+        wire,
         "_version",
         "lease.born, ",
         "",
@@ -26,7 +26,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a lease is timed from when it was first seen, renewed or not",
-        scenes,
+        wire,
         "_version",
         ", lease.version)",
         ")",
@@ -44,17 +44,17 @@ MUTANTS: Final = (
     ),
     Mutant(
         "the servers' stamps are believed while the holder's session lives",
-        Scenes,
-        "without_the_dead",
-        "for holder, sign in found if isinstance(sign, Exception)}",
-        "for holder, sign in found}",
+        Wire,
+        "end_the_dead",
+        "if isinstance(sign, Exception):",
+        "if True:",
         ("P1", "P3", "P7"),
         seed=229,
     ),
     Mutant(
         "a holder without a session is dead, whenever it renewed",
-        Scenes,
-        "without_the_dead",
+        Wire,
+        "end_the_dead",
         " and unchanged >= lease.content.ttl * (1 + 2 * DRIFT)",
         "",
         ("P1", "P3", "P7"),
@@ -156,7 +156,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a waiter is passed over at once",
-        Scenes,
+        Wire,
         "pass_over_first",
         ">= HANDOFF",
         ">= 0",

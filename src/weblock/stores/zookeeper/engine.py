@@ -17,9 +17,9 @@ from ..._platform.logs import logger
 from ...errors import EngineUnavailable
 from ..findings import Finding, several, unreachable, warning
 from . import Settings
-from .scenes import Memory
 from .session import Session
 from .store import ZooKeeperStore
+from .wire import Memory
 
 
 class ZooKeeperEngine(Engine):

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 from ...errors import EngineUnavailable
 from ..marks import Rounds
-from .session import Session, Wire
+from .session import Session
+from .wire import Wire
 
 _ATTEMPTS: Final = 100
 """How often to retry when a mark is removed while it is written."""

@@ -19,12 +19,16 @@ Whatever is remembered of a node is therefore remembered of the transaction that
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
-from ..._core.table import Claim, Grant
+from ..._core import table
+from ..._core.table import Answer, Busy, Claim, Gone, Grant, Waiting
 from ...errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from .session import Key
 
 VERSION: Final = b"1"
 
@@ -113,3 +117,68 @@ def places_in(names: Iterable[str]) -> tuple[Place, ...]:
             owner, _, number = rest.rpartition("-")
             places.append((int(number), Place(name, session, owner, int(limit))))
     return tuple(place for _, place in sorted(places))
+
+
+class Scene(NamedTuple):
+    """The nodes below a key's node, at one moment."""
+
+    key: Key
+    born: int
+    """The transaction that created the key's node."""
+    version: int
+    """Every grant and every transfer raises it."""
+    places: tuple[Place, ...]
+    live: tuple[Lease, ...]
+    """In the order of their fences."""
+    ended: tuple[Lease, ...] = ()
+    """Leases that count as ended, and whose nodes still exist."""
+    until: float = 0.0
+    """When the first live lease counts as ended, unless it is renewed before."""
+
+    def admits(self, limit: int) -> bool:
+        """Return whether a claim with this limit fits beside the leases that live."""
+        return table.fits(Claim("", "", 0.0, "", limit), tuple(each.grant for each in self.live))
+
+    @property
+    def admits_first(self) -> bool:
+        """Whether it is the turn of the first waiter."""
+        return bool(self.places) and self.admits(self.places[0].limit)
+
+    def in_the_way_of(self, limit: int) -> Sequence[Lease]:
+        """Return as few leases as possible of which one must end before a claim with this limit fits.
+
+        While none of them ends, at least as many leases live as the smallest limit among them and the claim.
+        """
+        live = sorted(self.live, key=lambda lease: lease.content.limit)
+        return live[: min(limit, live[0].content.limit)] if live else ()
+
+    def lease_of(self, owner: str) -> Lease | None:
+        return next((each for each in (*self.live, *self.ended) if each.owner == owner), None)
+
+    def position_of(self, owner: str) -> int | None:
+        """Return how many wait before an owner, if it waits."""
+        owners = [place.owner for place in self.places]
+        return owners.index(owner) if owner in owners else None
+
+    def standing(self, owner: str) -> Answer:
+        """Return the state of a waiter; ``Gone`` if it has no place, or if it is its turn to ask."""
+        position = self.position_of(owner)
+        if position is None or (position == 0 and self.admits_first):
+            return Gone()
+        return self.waiting(position)
+
+    def waiting(self, position: int) -> Waiting:
+        """Return the answer to a caller in this place."""
+        holder, others = self._holders
+        return Waiting(position, self.until, (), holder=holder, others=others)
+
+    def busy(self, waiters: int) -> Busy:
+        """Return the answer to a caller that does not wait behind these waiters."""
+        holder, others = self._holders
+        return Busy(self.until, waiters, holder=holder, others=others)
+
+    @property
+    def _holders(self) -> tuple[str, int]:
+        """The label of the oldest holder, and how many leases live besides its own."""
+        leases = self.live or self.ended
+        return leases[0].content.label if leases else "", max(0, len(self.live) - 1)

@@ -20,34 +20,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import (
-    AuthFailedError,
-    BadVersionError,
-    NoAuthError,
-    NodeExistsError,
-    NoNodeError,
-    NotEmptyError,
-    RolledBackError,
-    RuntimeInconsistency,
-)
 from kazoo.handlers import utils
-from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
+from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.security import CREATOR_ALL_ACL
 
-from ..._core.ports import Ask, Bell, Reply, Runtime
-from ..._core.table import Answer
+from ..._core.ports import Ask, Bell
 from ..._platform.forks import close_in_children
-from ...errors import ConfigurationError, EngineUnavailable
 from ..transport.turns import taken_out
 from .nodes import LEASE, VERSION, name_of_key
 
 if TYPE_CHECKING:
     from . import Settings
-    from .engine import ZooKeeperEngine
-
-EXPECTED: Final = (BadVersionError, NodeExistsError, NoNodeError, NotEmptyError)
-"""The errors of ZooKeeper for a node that has changed."""
 
 _CLOSING: Final = 5.0
 """Seconds to wait for the servers to confirm the end of a session."""
@@ -239,101 +223,3 @@ class Key(NamedTuple):
 
     def lease_of(self, owner: str) -> str:
         return f"{self.node}/{LEASE}{owner}"
-
-
-class Wire:
-    """One runtime's way to the servers: it asks in the session, and waits as its runtime does.
-
-    All methods that ask raise ``EngineUnavailable`` if there is no answer.
-    """
-
-    def __init__(self, engine: ZooKeeperEngine, runtime: Runtime) -> None:
-        self.now = runtime.now
-        self._engine = engine
-        self._timeout = engine.settings.timeout
-        self._new_bell = runtime.bell
-
-    async def session(self) -> Session:
-        """Return the session when it is connected. Anything sent before would be sent too late.
-
-        Raises ``ConfigurationError`` if another version of weblock keeps its leases in these nodes.
-        """
-        session = self._engine.session()
-        try:
-            await session.ready.answer(self._new_bell, self._timeout)
-        except KazooTimeoutError as error:
-            reason = "no server can be reached"
-            # kazoo tells its listeners of no end that follows on another loss, as of a refused password.
-            if session.client.client_state in {KeeperState.CLOSED, KeeperState.AUTH_FAILED}:
-                session.ended = True
-                reason = "the session has ended, and begins anew with the next request"
-            raise self.unavailable(reason) from error
-        if not session.checked:
-            (found,) = await self.all(session.client.get_async(session.keys))
-            if not isinstance(found, Exception) and found[0] != VERSION:
-                raise ConfigurationError(
-                    f"{self._engine.name} keeps leases in the format {found[0][:20]!r} (the content of"
-                    f" {session.keys}), and this version of weblock reads and writes the format {VERSION!r}:"
-                    " run the same version in all processes, or name another node in the URL"
-                )
-            session.checked = True
-        return session
-
-    async def key(self, key: str, *, anew: bool = False) -> Key:
-        """Return a key's node. With ``anew``, a server that lags behind first catches up."""
-        node = (await self.session()).key(key)
-        if anew:
-            node.session.client.sync_async(node.node)
-        return node
-
-    async def all(self, *results: AsyncResult) -> list[Any]:
-        """Return the results of requests, including the errors in ``EXPECTED``."""
-        outcomes = await self.outcomes(*results)
-        for outcome in outcomes:
-            if isinstance(outcome, EngineUnavailable):
-                raise outcome
-        return outcomes
-
-    async def outcomes(self, *results: AsyncResult) -> list[Any]:
-        """Return each outcome by itself: ``EngineUnavailable`` if there was no answer."""
-        until, silent, outcomes = self.now() + self._timeout, False, []
-        for result in results:
-            try:
-                outcomes.append(await result.answer(self._new_bell, until - self.now()))
-            except EXPECTED as error:
-                outcomes.append(error)
-            except Exception as error:  # noqa: BLE001 - kazoo's own failures are no better than an outage
-                silent |= (late := isinstance(error, KazooTimeoutError))
-                reason = f"no answer within {self._timeout:g} s" if late else error
-                outcomes.append(unavailable := self.unavailable(reason))
-                unavailable.__cause__ = error
-        if silent:
-            self._engine.session().client.handler.hang_up()
-        return outcomes
-
-    def refused(self, parts: list[Any]) -> bool:
-        """Return whether a transaction has changed nothing, because something else had changed."""
-        refused = [part for part in parts if isinstance(part, Exception)]
-        for part in refused:
-            if not isinstance(part, (*EXPECTED, RolledBackError, RuntimeInconsistency)):
-                raise self.unavailable(part) from part
-        return bool(refused)
-
-    async def stamp(self, session: Session) -> float:
-        """Return the servers' time, by their own clock."""
-        (stat,) = await self.all(session.client.set_async(session.sessions, b""))
-        if isinstance(stat, Exception):
-            raise self.unavailable(stat) from stat
-        return float(stat.mtime / 1000)
-
-    def reply(self, answer: Answer) -> Reply:
-        """Return an answer that is true now, in the asking process's own time."""
-        return Reply(answer, self.now())
-
-    def unavailable(self, reason: str | Exception) -> EngineUnavailable:
-        """Return the error to raise for a server's answer."""
-        if isinstance(reason, AuthFailedError):
-            reason = "it refuses the user and password of the URL"
-        elif isinstance(reason, NoAuthError):
-            reason = "the user of the URL may not write below its root: grant it all rights there"
-        return EngineUnavailable(self._engine.name, str(reason) or type(reason).__name__)

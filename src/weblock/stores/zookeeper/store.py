@@ -29,9 +29,9 @@ from ..._core.ports import Ask, Look, Pulse, Reply, Runtime, Store, Switchboard
 from ..._core.table import Answer, Asked, Claim, Gone, Held, KeyState, Released
 from ...errors import EngineUnavailable
 from .marks import Marks
-from .nodes import Content, content_of, name_of_place, places_in
-from .scenes import Own, Scene, Scenes
-from .session import AsyncResult, Key, Wire
+from .nodes import Content, Scene, content_of, name_of_place, places_in
+from .session import AsyncResult, Key
+from .wire import Own, Wire
 
 if TYPE_CHECKING:
     from .engine import ZooKeeperEngine
@@ -63,7 +63,6 @@ class ZooKeeperStore(Store):
         self._wire = Wire(engine, runtime)
         self._memory = engine.memory
         self._switchboard = engine.switchboard
-        self._scenes = Scenes(self._wire, engine.memory)
         self._marks = Marks(self._wire)
 
     async def acquire(self, key: str, claim: Claim, *, room: int) -> Reply:
@@ -82,8 +81,8 @@ class ZooKeeperStore(Store):
 
     async def _attempt(self, key: Key, claim: Claim, room: int, *, new: bool) -> Reply | None:
         """Acquire the key, or wait for it; ``None`` if things have changed meanwhile."""
-        (scene,) = await self._scenes.look(key)
-        self._scenes.remove_orphans(scene)
+        (scene,) = await self._wire.look(key)
+        self._wire.remove_orphans(scene)
         if lease := scene.lease_of(claim.owner):
             # The limit with which it was granted stands, whatever is named later.
             return await self._renew_again(key, claim._replace(limit=lease.content.limit))
@@ -92,14 +91,14 @@ class ZooKeeperStore(Store):
             claim = claim._replace(limit=scene.places[position].limit)
         elif room:
             return await self._begin(key, claim, room)
-        if new and not scene.admits(claim.limit):
-            scene = await self._scenes.without_the_dead(scene)
+        if new and not scene.admits(claim.limit) and await self._wire.end_the_dead(scene):
+            return None
         if scene.admits(claim.limit):
             if not scene.places:
                 return await self._begin(key, claim, 1)  # As the first, also without room.
             if position == 0:
                 return await self._take_turn(scene, claim)
-            self._scenes.pass_over_first(scene)
+            self._wire.pass_over_first(scene)
         return await self._stay(scene, claim, room)
 
     async def _begin(self, key: Key, claim: Claim, room: int) -> Reply | None:
@@ -207,12 +206,12 @@ class ZooKeeperStore(Store):
         renewed = await self._renew(*((keys[key], owner, ttl) for key, owner, ttl, _ in held))
         replies = dict(zip(held, renewed, strict=True))
         try:
-            looks = await self._scenes.look(*dict.fromkeys(keys[pulse.key] for pulse in waiting))
+            looks = await self._wire.look(*dict.fromkeys(keys[pulse.key] for pulse in waiting))
         except EngineUnavailable as error:
             return [replies.get(pulse, error) for pulse in pulses]
         for scene in looks:
-            self._scenes.remove_orphans(scene)
-            self._scenes.pass_over_first(scene)
+            self._wire.remove_orphans(scene)
+            self._wire.pass_over_first(scene)
         scenes = {scene.key: scene for scene in looks}
         for pulse in waiting:
             replies[pulse] = self._wire.reply(scenes[keys[pulse.key]].standing(pulse.owner))
@@ -297,7 +296,7 @@ class ZooKeeperStore(Store):
 
     async def force_release(self, key: str) -> Reply:
         node = await self._wire.key(key, anew=True)
-        (scene,) = await self._scenes.look(node)
+        (scene,) = await self._wire.look(node)
         if not scene.live:
             return self._wire.reply(Gone())
         delete, leases = node.session.client.delete_async, (*scene.live, *scene.ended)
@@ -311,7 +310,7 @@ class ZooKeeperStore(Store):
         node = await self._wire.key(key, anew=True)
         write = node.session.client.set_async
         for _ in range(_ATTEMPTS):
-            (scene,) = await self._scenes.look(node)
+            (scene,) = await self._wire.look(node)
             if not scene.live:
                 return self._wire.reply(Gone())
             # A renewal since the look is not overwritten: then we look again.
@@ -326,7 +325,7 @@ class ZooKeeperStore(Store):
 
     async def look(self, key: str) -> Look:
         node = await self._wire.key(key, anew=True)
-        (scene,) = await self._scenes.look(node)
+        (scene,) = await self._wire.look(node)
         get = node.session.client.get_async
         found = await self._wire.all(*(get(node.path(place.name)) for place in scene.places))
         now, queue, grants = self._wire.now(), [], []
@@ -355,7 +354,7 @@ class ZooKeeperStore(Store):
         found: list[str] = []
         while names and len(found) < limit:
             portion, names = names[:_PORTION], names[_PORTION:]
-            scenes = await self._scenes.look(*map(session.key, portion))
+            scenes = await self._wire.look(*map(session.key, portion))
             there = zip(portion, scenes, strict=True)
             found += [name for name, scene in there if scene.places or scene.live]
         return found[:limit]
