@@ -13,8 +13,7 @@ import click
 
 from .. import ConfigurationError
 from .._platform.logs import printable
-from ..contrib import wsgi
-from ..contrib.asgi.middleware import rules_of
+from ..contrib.kit import rules_of
 from ..contrib.rules import Explanation, explain
 from ..contrib.rules.explaining import path_and_query
 from .app import No, Session, command, pass_session
@@ -69,7 +68,7 @@ def _by_rule(
     """Return what the application's rules lock: of several sets of rules, the first that locks."""
     said = [
         explain(rules, method, target, root_path=root_path, headers=headers)
-        for rules, root_path in (*rules_of(application), *wsgi.rules_of(application))
+        for rules, root_path in rules_of(application)
     ]
     return next((each for each in said if each.keys or each.problem), said[0] if said else None)
 

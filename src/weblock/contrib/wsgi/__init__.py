@@ -8,7 +8,7 @@ from ..problems import Problem, Rewrite
 from ..rules import Rule, RuleSet
 from .clients import ClientGone
 from .layer import RequestLayer
-from .middleware import LockMiddleware, rules_of
+from .middleware import LockMiddleware
 from .request import RequestLocks, request_locks
 
 __all__ = [
@@ -21,5 +21,4 @@ __all__ = [
     "Rule",
     "RuleSet",
     "request_locks",
-    "rules_of",
 ]

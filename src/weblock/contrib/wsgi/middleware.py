@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Unpack
+from collections.abc import Iterable, Sequence
+from typing import Unpack
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from ..._options import LocksOptions
-from ...errors import ConfigurationError, StrangePath
+from ...errors import StrangePath
 from ...keys import in_order
 from ...sync import Locks
+from ..kit import RuleMiddleware, Rules
 from ..problems import Rewrite, checked
-from ..rules import Match, Rule, RuleSet
+from ..rules import Match
 from ..settings import opened
 from .layer import RequestLayer
 from .problems import answer_of
@@ -20,7 +21,7 @@ from .request import ENVIRON_KEY, RequestLocks
 from .target import find, headers_of, query_of
 
 
-class LockMiddleware:
+class LockMiddleware(RuleMiddleware[WSGIApplication]):
     """Locks requests by rules: each holds the key of the first rule that matches it.
 
     ``app`` runs only while the request holds its lease, which is released when ``app`` has
@@ -48,37 +49,15 @@ class LockMiddleware:
         self,
         app: WSGIApplication,
         locks: Locks | str | Sequence[str] | None = None,
-        rules: RuleSet | Iterable[Rule | Mapping[str, Any]] | Mapping[str, Any] | str = (),
+        rules: Rules = (),
         *,
         root_path: str = "",
         rewrite: Rewrite | None = None,
         **options: Unpack[LocksOptions],
     ) -> None:
-        self._app = app
-        self._rules = rules if isinstance(rules, RuleSet) else RuleSet(rules)
-        self._root_path = root_path
-        if not len(self._rules):
-            raise ConfigurationError(
-                "LockMiddleware has no rules, so it would lock nothing: say what to lock, as in"
-                ' rules=[Rule("/shops/{shop}/items", methods=["POST"], key="shop:{shop}")]'
-            )
+        super().__init__(app, rules, root_path)
         answer = functools.partial(answer_of, rewrite=checked(rewrite))
         self._layer = RequestLayer(app, opened(locks, options), of_rules=True, answer=answer)
-
-    @property
-    def app(self) -> WSGIApplication:
-        """The application that it wraps."""
-        return self._app
-
-    @property
-    def rules(self) -> RuleSet:
-        """Its rules."""
-        return self._rules
-
-    @property
-    def root_path(self) -> str:
-        """What it takes off a path before its rules see it; empty where only the server knows that."""
-        return self._root_path
 
     def __call__(
         self, environ: WSGIEnvironment, start_response: StartResponse, /
@@ -86,11 +65,11 @@ class LockMiddleware:
         """Serve one request."""
         found: Match | StrangePath | None
         try:
-            found = find(self._rules, environ, self._root_path)
+            found = find(self.rules, environ, self.root_path)
         except StrangePath as error:
             found = error
         if found is None:
-            return self._app(environ, start_response)
+            return self.app(environ, start_response)
         inside = functools.partial(self._inside, found)
         return self._layer.serve(inside, environ, start_response)
 
@@ -102,18 +81,4 @@ class LockMiddleware:
         keys = found.keys(query=query_of(environ), headers=headers_of(environ))
         of_rules: RequestLocks = environ[ENVIRON_KEY]  # The layer has put it there.
         of_rules.hold(in_order(keys), found.rule.options)
-        return self._app(environ, start_response)
-
-
-def rules_of(app: object) -> Iterator[tuple[RuleSet, str]]:
-    """Return the rules and the root path of each ``LockMiddleware`` of an application.
-
-    It sees those that wrap the application, and those around a Flask application's ``wsgi_app``, through
-    other middleware that keeps what it wraps as ``app``.
-    """
-    seen: list[object] = []
-    while app is not None and all(app is not each for each in seen):
-        seen.append(app)
-        if isinstance(app, LockMiddleware):
-            yield app.rules, app.root_path
-        app = getattr(app, "wsgi_app", None) or getattr(app, "app", None)
+        return self.app(environ, start_response)
