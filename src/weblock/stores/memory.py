@@ -15,23 +15,23 @@ from collections.abc import Mapping
 from threading import RLock
 from typing import Final
 
-from .._core.ports import Engine, Runtime, Store, Switchboard
+from .._core.ports import Engine, Runtime, Switchboard
 from .._core.table import KeyState, Moment, current
 from .._platform.forks import heed_forks
 from ..errors import EngineUnavailable
 from .cells import CellStore, Done, LocalBells, Transition
-from .marks import MarksInProcess
 from .transport.options import options_in
 from .url import without_secrets
 
 PRUNED_FROM: Final = 128
-"""How many keys there may be before ended leases are searched and dropped."""
+"""How many keys there may be before those whose leases have ended are searched and dropped."""
 
 
 class MemoryEngine(Engine):
     """Keeps the leases in a dict. A fork leaves the child with an empty one."""
 
     scope = "process"
+    store = CellStore
 
     def __init__(self, name: str = "memory://") -> None:
         self.name = name
@@ -40,32 +40,19 @@ class MemoryEngine(Engine):
         heed_forks(self)
 
     def after_fork(self) -> None:
-        """Start empty in a forked child: no leases, no marks."""
         self.states: dict[str, KeyState] = {}
         self.fence = 0
         """The highest fence of all keys that have no state any more."""
         self.pruned_above = PRUNED_FROM
-        self.marks = MarksInProcess()
+        self.marks: dict[str, float] = {}
+        """When each mark ends."""
         self.mutex = RLock()
         self.busy = False
         """Whether the thread that has the mutex is changing a state."""
 
-    def connect(self, runtime: Runtime) -> Store:
-        return CellStore(*self.parts(runtime), patience=0, beat_patience=0)
-
-    def parts(self, runtime: Runtime) -> tuple[_Cells, LocalBells]:
-        """Return what a ``CellStore`` of this engine is made of."""
-        return _Cells(self, runtime), LocalBells(self.switchboard)
-
-    def prune(self, now: float) -> None:
-        """Drop keys that nobody holds or waits for, and that were not released.
-
-        Done whenever their number has doubled, so that it costs each acquisition next to nothing.
-        """
-        for key, state in tuple(self.states.items()):
-            if current(state, Moment(now, 0)).blank:
-                self.fence = max(self.fence, self.states.pop(key).fence)
-        self.pruned_above = max(PRUNED_FROM, 2 * len(self.states))
+    def connect(self, runtime: Runtime) -> CellStore:
+        bells = LocalBells(self.switchboard)
+        return self.store(_Cells(self, runtime), bells, patience=0, beat_patience=0)
 
 
 class _Cells:
@@ -76,22 +63,25 @@ class _Cells:
         self._now = runtime.now
 
     async def update(self, key: str, transition: Transition, *, patience: float) -> Done:
-        engine = self._engine
+        engine, states = self._engine, self._engine.states
         with engine.mutex:
-            if engine.busy:  # The garbage collector has interrupted this thread below.
+            if engine.busy:  # A signal handler has interrupted this thread below.
                 raise EngineUnavailable(engine.name, "its own thread is at work in it")
             try:
                 engine.busy = True
                 now = self._now()
-                before = engine.states.get(key) or KeyState(engine.fence)
+                before = states.get(key) or KeyState(engine.fence)
                 step = transition(before, Moment(now, time.time_ns() // 1000))
-                if not (step.state.grants or step.state.queue or step.state.voided):
-                    engine.states.pop(key, None)
-                    engine.fence = max(engine.fence, step.state.fence)
-                else:
-                    engine.states[key] = step.state
-                    if len(engine.states) > engine.pruned_above:
-                        engine.prune(now)
+                states[key] = state = step.state
+                if not (state.grants or state.queue or state.voided):
+                    engine.fence = max(engine.fence, states.pop(key).fence)
+                elif len(states) > engine.pruned_above:
+                    # Rarely, so that it costs each acquisition next to nothing.
+                    for each in [
+                        key for key in states if current(states[key], Moment(now, 0)).blank
+                    ]:
+                        engine.fence = max(engine.fence, states.pop(each).fence)
+                    engine.pruned_above = max(PRUNED_FROM, 2 * len(states))
             finally:
                 engine.busy = False
         return Done(step, now)
@@ -105,10 +95,13 @@ class _Cells:
         return [key for key in tuple(self._engine.states) if key.startswith(prefix)]
 
     async def mark(self, key: str, keep: float | None) -> None:
-        self._engine.marks.put(key, keep)
+        marks, now = self._engine.marks, self._now()
+        for each in [each for each, ends in tuple(marks.items()) if ends <= now]:
+            marks.pop(each, None)
+        marks[key] = float("inf") if keep is None else now + keep
 
     async def marked(self, key: str) -> bool:
-        return self._engine.marks.has(key)
+        return self._now() < self._engine.marks.get(key, 0.0)
 
 
 def open_engine(url: str) -> MemoryEngine:

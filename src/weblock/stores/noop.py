@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .._core.ports import Reply, Runtime, Store
+from .._core.ports import Reply
 from .._core.table import SHARED, Claim
 from .cells import CellStore
 from .memory import MemoryEngine
@@ -10,18 +10,16 @@ from .transport.options import options_in
 from .url import without_secrets
 
 
+class _AllShare(CellStore):
+    async def acquire(self, key: str, claim: Claim, *, room: int) -> Reply:
+        return await super().acquire(key, claim._replace(limit=SHARED), room=room)
+
+
 class NoopEngine(MemoryEngine):
     """The memory engine, where all leases are shared. Fences still increase."""
 
     scope = "none"
-
-    def connect(self, runtime: Runtime) -> Store:
-        return _AllShare(*self.parts(runtime), patience=0, beat_patience=0)
-
-
-class _AllShare(CellStore):
-    async def acquire(self, key: str, claim: Claim, *, room: int) -> Reply:
-        return await super().acquire(key, claim._replace(limit=SHARED), room=room)
+    store = _AllShare
 
 
 def open_engine(url: str) -> NoopEngine:
