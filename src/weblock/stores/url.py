@@ -6,7 +6,6 @@ import importlib
 import os
 import re
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Final
 
 from .._core.ports import Engine
@@ -35,9 +34,6 @@ ENGINES: Final = {
 }
 """The module next to this one that opens the URLs of a scheme. It is imported when needed."""
 
-DRIVERS: Final = {"redis": "redis"}
-"""The module that adopts a ready client, by the package of the client's class."""
-
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
@@ -46,11 +42,20 @@ def open_engine(url: str | Sequence[str]) -> Engine:
 
     Raises ``ConfigurationError`` for a URL that no engine accepts.
     """
-    engine: Engine
     if isinstance(url, list | tuple):
-        engine = _module("quorum").open_quorum(url)
-    else:
-        engine = _engine_module(_scheme_of(url)).open_engine(url)
+        quorum: Engine = importlib.import_module(f"{__package__}.quorum").open_quorum(url)
+        return quorum
+    found = _SCHEME.match(url) if isinstance(url, str) else None
+    if not found:
+        raise ConfigurationError(
+            f"an engine URL looks like 'redis://localhost' or 'file:///var/lib/app/locks';"
+            f" this one has no scheme: {shown(url)}"
+        )
+    scheme = found.group(1).lower()
+    if scheme not in ENGINES:
+        known = (f"{each}://" for each in ENGINES)
+        raise ConfigurationError(unknown("engine for the URL scheme", f"{scheme}://", known))
+    engine: Engine = importlib.import_module(f"{__package__}.{ENGINES[scheme]}").open_engine(url)
     return engine
 
 
@@ -59,14 +64,12 @@ def engine_of(client: object, **options: object) -> Engine:
 
     Raises ``ConfigurationError`` for a client that no engine knows, or an option it does not have.
     """
-    packages = [base.__module__.partition(".")[0] for base in type(client).__mro__]
-    driver = next((DRIVERS[each] for each in packages if each in DRIVERS), None)
-    if driver is None:
+    if not _is_of_redis(client):
         raise ConfigurationError(
             f"no engine knows what to do with a {_type_of(client)}: give a redis-py client, or use"
             " from_url with an engine's URL"
         )
-    engine: Engine = _module(driver).adopt(client, **options)
+    engine: Engine = importlib.import_module(f"{__package__}.redis").adopt(client, **options)
     return engine
 
 
@@ -90,7 +93,7 @@ def refuse_what_is_no_url(url: object) -> None:
         return
     if isinstance(url, os.PathLike):
         hint = f"for a directory, write file://{os.fspath(url)!s:.80}"
-    elif any(base.__module__.partition(".")[0] in DRIVERS for base in type(url).__mro__):
+    elif _is_of_redis(url):
         hint = "give a ready client to from_client"
     else:
         hint = "an engine URL is a string like 'redis://localhost', or a list of them"
@@ -101,25 +104,8 @@ def _type_of(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-def _scheme_of(url: object) -> str:
-    scheme = _SCHEME.match(url) if isinstance(url, str) else None
-    if not scheme:
-        raise ConfigurationError(
-            f"an engine URL looks like 'redis://localhost' or 'file:///var/lib/app/locks';"
-            f" this one has no scheme: {shown(url)}"
-        )
-    return scheme.group(1).lower()
-
-
-def _engine_module(scheme: str) -> ModuleType:
-    if scheme not in ENGINES:
-        known = (f"{each}://" for each in ENGINES)
-        raise ConfigurationError(unknown("engine for the URL scheme", f"{scheme}://", known))
-    return _module(ENGINES[scheme])
-
-
-def _module(name: str) -> ModuleType:
-    return importlib.import_module(f"{__package__}.{name}")
+def _is_of_redis(value: object) -> bool:
+    return any(base.__module__.partition(".")[0] == "redis" for base in type(value).__mro__)
 
 
 def parts_of(url: str) -> tuple[str, str, str]:
