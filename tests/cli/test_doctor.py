@@ -260,10 +260,12 @@ def test_a_directory_is_examined(
 def test_too_few_descriptors_are_warned_of(monkeypatch) -> None:
     """A limit that a busy process reaches is a warning, with how to raise it."""
     monkeypatch.setattr(of_directories.resource, "getrlimit", lambda _what: (64, 64))
-    assert "ulimit -n" in of_directories._descriptors().remedy
     full = SimpleNamespace(f_bavail=1, f_frsize=4096)
     monkeypatch.setattr(of_directories.os, "statvfs", lambda _path: full)
-    assert "4.0 KiB are free" in of_directories._space("/").text
+    found = of_directories.findings("/", named=True, alone=True)
+    report = {each.subject: each for each in found}
+    assert "ulimit -n" in report["descriptors"].remedy
+    assert "4.0 KiB are free" in report["space"].text
 
 
 def test_memcached_that_may_evict_is_warned_of() -> None:

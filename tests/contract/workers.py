@@ -129,7 +129,7 @@ class Strings:
             return {"last": last, "error": type(error).__name__, "reason": error.reason}
 
     def sockets(self) -> dict[str, Any]:
-        """The sockets of this process that its locks have opened."""
+        """The sockets of this process, and the pipes, that its locks have opened."""
         return {"opened": sorted(_sockets() - self._own)}
 
     def fork(self, *, announced: bool = True, held: bool = False) -> dict[str, Any]:
@@ -210,12 +210,12 @@ def _mutexes() -> Iterator[Any]:
 
 
 def _sockets() -> set[str]:
-    """The names that the kernel gives to the sockets of this process, in copies of them too."""
+    """The names that the kernel gives to the sockets of this process, in copies of them too, and to its pipe."""
     names = set()
     for each in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # That of the directory itself.
             names.add(str(each.readlink()))
-    return {name for name in names if name.startswith("socket:")}
+    return {name for name in names if name.startswith("socket:") or name.endswith(".bell")}
 
 
 def sections(url: str, folder: str, flows: str, rounds: str) -> None:

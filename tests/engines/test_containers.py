@@ -9,7 +9,7 @@ import pytest
 from weblock import Locks, _engines
 from weblock.stores import file as file_engine
 from weblock.stores.file import checks
-from weblock.stores.file.directory import Mount, linux_mounts, mount_in
+from weblock.stores.file.directory import mount_of
 
 MOUNTINFO = """\
 500 400 0:50 / / rw,relatime - overlay overlay rw,lowerdir=/a
@@ -138,13 +138,12 @@ def test_a_named_directory_on_a_volume_is_not_warned_of(
         ("/dev/shm/locks", False),
     ],
 )
-def test_what_is_a_volume(monkeypatch: pytest.MonkeyPatch, path: str, volume: bool) -> None:
+def test_what_is_a_volume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, volume: bool
+) -> None:
     """What is mounted from the host, and not what the container has of its own."""
-
-    def mount_of(path: str) -> Mount:
-        return mount_in(linux_mounts(MOUNTINFO), path)
-
-    monkeypatch.setattr(checks, "mount_of", mount_of)
+    (tmp_path / "mountinfo").write_text(MOUNTINFO)
+    monkeypatch.setattr(checks, "mount_of", lambda path: mount_of(path, tmp_path / "mountinfo"))
     assert checks.is_on_volume(path) is volume
 
 

@@ -131,11 +131,11 @@ def until_wait(locks: Locks, count: int) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_each_waiter_connects_to_one_process_only(
+def test_each_waiter_watches_one_process_only(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A queue of n processes has n connections, and not n * n."""
-    connections = Calls(monkeypatch, Processes, "_connect")
+    """In a queue of n processes n pipes are watched, and not n * n."""
+    watched = Calls(monkeypatch, Processes, "_look_again")
     with crowd(folder, CROWD) as processes, ThreadPoolExecutor(CROWD) as pool:
         holder, *others = processes
         lease = holder.acquire("k", ttl=300)
@@ -143,7 +143,7 @@ def test_each_waiter_connects_to_one_process_only(
         for count, each in enumerate(others, start=1):
             waiting.append(pool.submit(each.acquire, "k", wait=None))
             until_wait(holder, count)
-        made = connections.count
+        made = watched.count
         lease.release()
         for future in waiting:
             with contextlib.suppress(LeaseLost):  # On a machine too slow to confirm it.
@@ -155,9 +155,9 @@ def test_each_waiter_connects_to_one_process_only(
 def test_a_section_costs_as_much_in_a_large_crowd_as_in_a_small_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One request and at most one connection or so, although processes keep leaving the queue."""
+    """One request and about one pipe to watch, although processes keep leaving the queue."""
     requests = Calls(monkeypatch, CellStore, "acquire")
-    connections = Calls(monkeypatch, Processes, "_connect")
+    watched = Calls(monkeypatch, Processes, "_look_again")
     barrier = threading.Barrier(CROWD)
 
     def work(locks: Locks) -> None:
@@ -170,7 +170,7 @@ def test_a_section_costs_as_much_in_a_large_crowd_as_in_a_small_one(
     with crowd(folder, CROWD) as processes, ThreadPoolExecutor(CROWD) as pool:
         list(pool.map(work, processes))
     assert requests.count < 2 * CROWD * SECTIONS
-    assert connections.count < 2 * CROWD * SECTIONS
+    assert watched.count < 2 * CROWD * SECTIONS
 
 
 def queue_up(locks: Locks, children: list[Child]) -> None:

@@ -34,12 +34,6 @@ RENEWALS = "from tests.support.renewals import renewed"
 TOLD = r"process \d+ has as many files open as it may \(EMFILE\): raise its limit"
 
 
-def open_files(process: Child) -> list[str]:
-    """The record files that a process has open."""
-    found = [str(each.readlink()) for each in Path(f"/proc/{process.pid}/fd").iterdir()]
-    return [each for each in found if "/records-" in each]
-
-
 def test_without_descriptors_a_lease_is_renewed_and_released(
     folder: Path, child: Callable[..., Child]
 ) -> None:
@@ -56,10 +50,7 @@ def test_without_descriptors_a_lease_is_renewed_and_released(
     assert refusal.value.name == "EngineUnavailable"
     process.run("renewed(locks, lease)")
     process.run("lease.extend(1); lease.release()")
-    assert process.run(f"kept = locks.acquire({other!r}, wait=0); kept.fence") > 0
-    with pytest.raises(Failed, match=TOLD):
-        process.run("locks.acquire('k', wait=0).fence")
-    assert fence > 0
+    assert process.run("locks.acquire('k', wait=0).fence") > fence
 
 
 def test_without_descriptors_a_waiter_gets_its_turn(
@@ -119,29 +110,3 @@ def test_without_descriptors_no_engine_is_opened(folder: Path, child: Callable[.
         with pytest.raises(Failed, match=TOLD) as refusal:
             process.run(f"Locks.from_url('file://{place}')")
         assert refusal.value.name == "EngineUnavailable"
-
-
-def test_files_that_are_not_in_use_are_closed(
-    folder: Path, locks: Locks, child: Callable[..., Child]
-) -> None:
-    """Of all that a process has used, those of its leases and waiters stay open."""
-    process = child().open()
-    process.run("held = locks.acquire('held')")
-    lease = locks.acquire(awaited := key_outside(record_of(folder, "held")))
-    process.run(f"""
-    import threading
-    got = []
-    waiting = threading.Thread(target=lambda: got.append(locks.acquire({awaited!r}, wait=60)))
-    waiting.start()
-    """)
-    eventually(lambda: waiters(locks, awaited) == 1)
-    process.run("for n in range(300): locks.acquire(f'used {n}').release()")
-    needed = {str(record_of(folder, key)) for key in ("held", awaited)}
-
-    def only_those_needed() -> bool:
-        process.run("held.extend(0)")  # Some operation, which sees to what is due.
-        return set(open_files(process)) == needed
-
-    eventually(only_those_needed)
-    lease.release()
-    process.run("waiting.join(); held.check(); held.release()")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.servers import Server
-from tests.support.waiting import PATIENCE, eventually, now
+from tests.support.waiting import PATIENCE, eventually
 from weblock import AsyncLocks, EngineUnavailable, LeaseLost, Locks
 from weblock._runtime.blocking import drive
-from weblock.stores.file.marks import Marks
-from weblock.stores.marks import PORTION
+from weblock.stores.file import marks as of_files
 
 from .processes import Child
 from .test_directories import OTHER_BOOT
@@ -24,16 +24,7 @@ DONE = "locks.once('init', lambda: None)"
 
 def marks(folder: Path) -> list[Path]:
     """The files that say that something has been done."""
-    return [
-        each for each in folder.iterdir() if each.name.startswith("done-") and "." not in each.name
-    ]
-
-
-def ended_mark(folder: Path, locks: Locks) -> None:
-    """Makes the mark of ``init``, the only one there, whose time is over."""
-    locks.once("init", lambda: None, expiry=PATIENCE)
-    (mark,) = marks(folder)
-    mark.write_text("1.0\n")
+    return [*folder.glob("done-*/*")]
 
 
 def test_what_is_done_outlives_a_boot(child: Callable[..., Child]) -> None:
@@ -47,101 +38,66 @@ def test_what_is_done_outlives_a_boot(child: Callable[..., Child]) -> None:
     assert not after.run(DONE)
 
 
-def test_a_mark_that_was_half_written(folder: Path, locks: Locks) -> None:
-    """A process that was killed while it wrote has done nothing; what is damaged is said."""
+def test_a_process_that_is_killed_before_it_has_written_a_mark(folder: Path, locks: Locks) -> None:
+    """It has done nothing."""
     locks.once("init", lambda: None)
     (mark,) = marks(folder)
-    mark.rename(f"{mark}.0123456789abcdef")
+    mark.unlink()
     assert locks.once("init", lambda: None)
-    mark.write_bytes(b"")
-    with pytest.raises(EngineUnavailable, match="is damaged: remove it"):
-        locks.once("init", lambda: None)
 
 
 def test_a_directory_that_was_deleted_takes_it_along(folder: Path, locks: Locks) -> None:
     """What was done in it is done again in the new one."""
     assert locks.once("init", lambda: None)
-    for each in folder.iterdir():
-        each.unlink()
-    folder.rmdir()
+    shutil.rmtree(folder)
     assert locks.once("init", lambda: None)
     assert not locks.once("init", lambda: None)
 
 
-class TestEnded:
-    """Marks that have ended are removed, and no others."""
+def test_marks_that_have_ended_do_not_pile_up(
+    folder: Path, locks: Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are removed when another one is written in their folder, and no others are."""
+    place_of = of_files._place_of
+    monkeypatch.setattr(
+        of_files, "_place_of", lambda at, key: (Path(at, "done-00"), place_of(at, key)[1])
+    )
+    store = locks._locker.store
+    drive(store.mark("default:forever", None))
+    drive(store.mark("default:for long", PATIENCE))
+    for number in range(60):
+        drive(store.mark(f"default:for a moment {number}", 0.01))
 
-    @pytest.fixture(autouse=True)
-    def _rounds_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Nothing is waited for before the marks are listed again."""
-        monkeypatch.setattr("weblock.stores.marks.ROUND_EVERY", 0.0)
-
-    def test_they_do_not_pile_up(self, folder: Path, locks: Locks) -> None:
-        """The files of marks whose time is over are removed as others are written, a few with each."""
-        store = locks._locker.store
+    def are_removed() -> bool:
         drive(store.mark("default:forever", None))
-        drive(store.mark("default:for long", PATIENCE))
-        (half_written := folder / f"{marks(folder)[0].name}.0123456789abcdef").touch()
-        for number in range(3 * PORTION):
-            drive(store.mark(f"default:for a moment {number}", 0.01))
+        return len(marks(folder)) == 2
 
-        def are_removed() -> bool:
-            before = len(marks(folder))
-            drive(store.mark("default:forever", None))
-            after = len(marks(folder))
-            assert before - after <= PORTION
-            return after == 2
+    eventually(are_removed)
+    assert not locks.once("forever", lambda: None)
+    assert not locks.once("for long", lambda: None)
 
-        eventually(are_removed)
-        assert half_written.exists()
-        assert not locks.once("forever", lambda: None)
-        assert not locks.once("for long", lambda: None)
 
-    def test_one_that_is_written_anew_stays(
-        self, folder: Path, locks: Locks, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A mark that ended, and was written again when it was to be removed, is there."""
-        ended_mark(folder, locks)
-        remove = Marks._remove
+@pytest.mark.parametrize("keep", [None, PATIENCE])
+def test_a_mark_that_is_written_anew_while_it_is_removed_stays(
+    folder: Path, locks: Locks, monkeypatch: pytest.MonkeyPatch, keep: float | None
+) -> None:
+    """Its name is another one. So of two processes that write one mark, neither removes the other's."""
+    store = locks._locker.store
+    drive(store.mark("k", 0.01))
+    listed = Path.iterdir
 
-        def remove_late(self: Marks, names: list[str]) -> None:
-            monkeypatch.undo()
-            assert names
-            assert self.put("default:init", None)
-            remove(self, names)
+    def late(path: Path) -> list[Path]:
+        found = [*listed(path)]
+        monkeypatch.undo()
+        drive(store.mark("k", keep))
+        return found
 
-        monkeypatch.setattr(Marks, "_remove", remove_late)
-        locks.once("another", lambda: None)
-        assert not locks.once("init", lambda: None)
-
-    def test_none_is_removed_while_one_is_written(self, folder: Path, locks: Locks) -> None:
-        """Nor is one written while some are removed: that waits, and says so if it lasts too long."""
-        ended_mark(folder, locks)
-        home = locks._engine.home_at(now())
-        with home.directory.locked(shared=True):
-            home.marks.remove_ended(now())
-        assert len(marks(folder)) == 1
-        ran = threading.Event()
-        with home.directory.locked(shared=False):
-            waits = threading.Thread(target=locks.once, args=("another", ran.set))
-            waits.start()
-            assert ran.wait(PATIENCE)
-            assert len(marks(folder)) == 1
-        waits.join(PATIENCE)
-        assert not locks.once("another", lambda: None)
-
-    def test_a_process_that_has_stopped_while_it_removes(
-        self, locks: Locks, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """It is not waited for without end."""
-        monkeypatch.setattr("weblock.stores.file.PATIENCE", 0.1)
-        locks.once("init", lambda: None)
-        home = locks._engine.home_at(now())
-        with (
-            home.directory.locked(shared=False),
-            pytest.raises(EngineUnavailable, match="has stopped"),
-        ):
-            drive(locks._locker.store.mark("default:another", None))
+    monkeypatch.setattr(Path, "iterdir", late)
+    drive(store.mark("k", PATIENCE))
+    assert drive(store.marked("k"))
+    drive(store.mark("k", 0))
+    assert not drive(store.marked("k"))
+    assert not marks(folder)
 
 
 def test_any_majority_knows_what_is_done() -> None:

@@ -115,8 +115,8 @@ def test_a_process_that_left_a_directory_is_not_dead_when_it_comes_back(folder: 
         waiting = pool.submit(other.acquire, "k", wait=None)
         assert ours.home
         assert theirs.home
-        lifelines = theirs.home.processes._lifelines
-        eventually(lambda: lifelines)  # Else there is no proof of a death.
+        watched = theirs.home.processes._theirs
+        eventually(lambda: watched)  # Else there is no proof of a death.
         ours.leave(ours.home)
         waiting.result(PATIENCE).release()
         with pytest.raises(LeaseLost):
@@ -142,8 +142,8 @@ def test_a_directory_that_cannot_be_made_again_makes_the_engine_unavailable(
         locks.acquire("k", wait=PATIENCE, ttl=PATIENCE).release()
 
 
-@pytest.mark.parametrize("name", ["*.bell", "*.life", "weblock"])
-def test_a_cleaner_that_removes_sockets_or_marker_only_makes_it_slower(
+@pytest.mark.parametrize("name", ["*.bell", "weblock"])
+def test_a_cleaner_that_removes_pipes_or_marker_only_makes_it_slower(
     folder: Path, name: str, child: Callable[..., Child]
 ) -> None:
     """Leases stay what they are, and who waits gets its turn by its heartbeat."""
@@ -169,7 +169,7 @@ def engine_of(url: str) -> FileEngine:
 def make_due(engine: FileEngine) -> None:
     """Has the engine see to its files with its next operation."""
     assert engine.home
-    engine.home.check_at = engine.home._freshen_at = 0.0
+    engine.home.freshen_at = 0.0
 
 
 @pytest.mark.parametrize("lose", [delete, move, replace])
@@ -184,17 +184,16 @@ def test_a_lost_directory_is_left_although_its_files_are_due(
     assert (folder / "weblock").exists()
 
 
-def test_removed_sockets_are_made_again(
+def test_removed_pipes_are_made_again(
     url: str, folder: Path, locks: Locks, child: Callable[..., Child]
 ) -> None:
     """From then on others ring this process again, and see that it lives."""
-    for each in [*folder.glob("*.bell"), *folder.glob("*.life")]:
+    for each in folder.glob("*.bell"):
         each.unlink()
     make_due(engine_of(url))
     lease = locks.acquire("k", ttl=PATIENCE)
     process = engine_of(url).process
-    assert (folder / f"{process}.bell").is_socket()
-    assert [each.is_socket() for each in folder.glob(f"{process}.*.life")] == [True]
+    assert [each.is_fifo() for each in folder.glob(f"{process}.*.bell")] == [True]
     waiter = child().open(wait=None)
     waiter.begin("locks.acquire('k').fence")
     eventually(lambda: waiters(locks, "k") == 1)
@@ -216,7 +215,7 @@ def test_files_in_use_are_touched_so_that_cleaners_spare_them(
     assert all(each.stat().st_mtime > 1 for each in ours)
 
 
-def test_the_sockets_of_the_dead_are_their_proof_and_go_when_they_are_old(
+def test_the_pipes_of_the_dead_are_their_proof_and_go_when_they_are_old(
     folder: Path, locks: Locks, child: Callable[..., Child]
 ) -> None:
     """A lease of a dead process is void also to those who start later, or had never met it."""

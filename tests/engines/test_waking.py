@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import socket
-import struct
 import threading
 import time
 from collections import Counter
@@ -55,21 +53,22 @@ class Recorder:
         self.rung.append(message)
 
 
-NAN, OWNER = float("nan"), "0123456789abcdef" * 2
+OWNER = "0123456789abcdef" * 2
 
 
 @pytest.mark.parametrize(
     "garbage",
     [
-        b"",
-        b"short",
+        b"\0",
+        b"no line break",
         b"\xff" * 48,  # its owner is no UTF-8
-        b"x" * 49,
-        struct.pack("<32sQd", OWNER.encode(), 1, NAN),
+        b"x" * 10_000,
+        f"{OWNER} 1 nan\n".encode(),
+        f"{OWNER} 1\n".encode(),
     ],
-    ids=["empty", "short", "no UTF-8", "long", "no time"],
+    ids=["zero", "no line", "no UTF-8", "long", "no time", "short"],
 )
-def test_a_datagram_that_no_weblock_sends_is_dropped(
+def test_a_line_that_no_weblock_writes_is_dropped(
     url: str, folder: Path, locks: Locks, garbage: bytes
 ) -> None:
     """The bell's thread goes on, and passes the next grant on to its waiter."""
@@ -78,10 +77,12 @@ def test_a_datagram_that_no_weblock_sends_is_dropped(
     assert engine.home
     engine.home.processes.watch(OWNER, [engine.process], first=False)  # It starts the thread.
     engine.switchboard.bells[OWNER] = recorder = Recorder()
-    grant = struct.pack("<32sQd", OWNER.encode(), 7, 12.5)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
-        for message in (garbage, grant):
-            stranger.sendto(message, str(folder / f"{engine.process}.bell"))
+    (pipe,) = folder.glob(f"{engine.process}.*.bell")
+    with pipe.open("wb", buffering=0) as stranger:
+        stranger.write(garbage)
+    theirs = FileEngine(str(folder))
+    theirs.ring(engine.process, OWNER, Grasp(7, 12.5))
+    theirs.close()
     eventually(lambda: recorder.rung)
     assert recorder.rung == [Grasp(7, 12.5)]
 
@@ -109,7 +110,7 @@ def test_a_bell_that_is_full_delays_nobody_else(
 ) -> None:
     """Grants to a stopped process pile up and are dropped; others go on; later it goes on too."""
     stopped = child().open()
-    keys = [f"key {n}" for n in range(600)]
+    keys = [f"key {n}" for n in range(1500)]  # More lines than fit into a pipe.
     held = [locks.acquire(key, ttl=3600) for key in keys]
     stopped.begin(f"""
     async def main():
@@ -302,7 +303,7 @@ def test_closing_leaves_nothing_behind(url: str, folder: Path, child: Callable[.
             other.outcome()
     eventually(lambda: not set(threading.enumerate()) - threads)
     eventually(lambda: not open_files() - files)
-    assert not [*folder.glob("*.bell"), *folder.glob("*.life")]
+    assert not [*folder.glob("*.bell")]
 
 
 @pytest.mark.parametrize("by", ["stop", "kill"])

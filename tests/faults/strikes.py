@@ -218,7 +218,7 @@ def on_files(folder: Path, workers: Workers) -> Strikes:
         folder.rename(moved)
 
     def remove_sockets() -> None:
-        for each in (*folder.glob("*.bell"), *folder.glob("*.life")):
+        for each in folder.glob("*.bell"):
             each.unlink(missing_ok=True)
 
     def keep_locked(lasting: float) -> None:

@@ -101,7 +101,7 @@ def test_the_engine_of_one_machine_names_the_others(given: str) -> None:
     done = bare_python("-c", f"import weblock; weblock.Locks.from_url({given})")
     assert done.stderr.splitlines()[-1] == (
         "weblock.errors.ConfigurationError: file://, the default engine, needs the file locks and"
-        " Unix sockets of Linux or macOS, which Python does not have on this machine"
+        " named pipes of Linux, which Python does not have on this machine"
         f" ({sys.platform}): use redis://host for several processes, or memory:// for one"
     )
 

@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import Final
 
 from ..findings import Finding, bytes_of, warning
-from .directory import mount_of
+from .directory import is_pipe, mount_of
 
 try:
-    import pwd
     import resource
 except ImportError:  # On Windows, where open_engine() refuses.
     pass
 
 ENOUGH_FILES: Final = 256
-"""Descriptors that a process may need here: one for each record file, and some sockets."""
+"""Descriptors that a process may need here: one for each record file, and some pipes."""
 
 ENOUGH_SPACE: Final = 16 * 1024 * 1024
 
@@ -56,20 +55,29 @@ told: list[str] = []
 
 def findings(path: str, *, named: bool, alone: bool) -> Iterator[Finding]:
     """Return what is found of a directory that is in use; ``named`` and ``alone`` as below."""
-    info = os.stat(path)
-    try:
-        user = pwd.getpwuid(info.st_uid).pw_name
-    except KeyError:
-        user = str(info.st_uid)
+    info, disk = os.stat(path), os.statvfs(path)
     mode = stat.S_IMODE(info.st_mode)
-    yield Finding("directory", f"{path} belongs to user {user}, with mode {mode:04o}.")
+    yield Finding("directory", f"{path} belongs to user {info.st_uid}, with mode {mode:04o}.")
     kind = mount_of(path).kind or "unknown"
     yield Finding("mount", f"It is on a file system of the type {kind}.")
     yield container(path, named=named, alone=alone)
-    count = sum(name.endswith(".life") for name in os.listdir(path))
+    count = sum(map(is_pipe, os.listdir(path)))
     yield Finding("processes", f"{count} have it open, or were killed while they had.")
-    yield _descriptors()
-    yield _space(path)
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = "any number of" if soft == resource.RLIM_INFINITY else str(soft)
+    text = f"A process of this user may open {limit} files, as far as this shell is concerned."
+    if soft != resource.RLIM_INFINITY and soft < ENOUGH_FILES:
+        remedy = "Raise it: ulimit -n, or LimitNOFILE= of systemd."
+        yield warning("descriptors", text, remedy)
+    else:
+        yield Finding("descriptors", text)
+    free = disk.f_bavail * disk.f_frsize
+    text = f"{bytes_of(free)} are free there."
+    if free < ENOUGH_SPACE:
+        remedy = "Make room: where a record cannot be written, nothing is locked."
+        yield warning("space", text, remedy)
+    else:
+        yield Finding("space", text)
 
 
 def container(path: str, *, named: bool, alone: bool) -> Finding:
@@ -79,20 +87,18 @@ def container(path: str, *, named: bool, alone: bool) -> Finding:
     is taken to be the same for all. ``alone``: the user says that there are no others
     (``allow_container``).
     """
-    platform = platform_here()
-    if not platform:
+    here = platform_here()
+    if not here:
         text = "This looks like an ordinary machine, and all of it locks here."
     elif alone:
-        text = f"This looks like {platform}, and allow_container=true says that no other locks."
+        text = f"This looks like {here}, and allow_container=true says that no other locks."
     elif named and is_on_volume(path):
-        text = (
-            f"This looks like {platform}, and the directory is on a volume that is mounted into it."
-        )
+        text = f"This looks like {here}, and the directory is on a volume that is mounted into it."
     else:
         return warning(
             "container",
             f"weblock locks in {path}, for this container or machine only, but this looks like"
-            f" {platform}, where others may run the same application with a directory of their own."
+            f" {here}, where others may run the same application with a directory of their own."
             " They would not exclude each other.",
             "Use an engine that all share (redis://...), or, for the containers of one host, a directory"
             " on a volume that all of them mount (file:///volume/locks). If there are no others, set"
@@ -103,9 +109,10 @@ def container(path: str, *, named: bool, alone: bool) -> Finding:
 
 def platform_here() -> str:
     """Return the platform that this looks like; empty for an ordinary machine."""
-    platform = next((name for mark, name in _MANY_MACHINES.items() if mark in os.environ), "")
-    container = next((name for mark, name in _CONTAINERS.items() if os.path.exists(mark)), "")
-    return platform or container or ("a container" if _CGROUPS.search(_cgroups()) else "")
+    found = [name for mark, name in _MANY_MACHINES.items() if mark in os.environ]
+    found += [name for mark, name in _CONTAINERS.items() if os.path.exists(mark)]
+    found += ["a container"] if _CGROUPS.search(_cgroups()) else []
+    return found[0] if found else ""
 
 
 def is_on_volume(path: str) -> bool:
@@ -122,23 +129,3 @@ def _cgroups() -> str:
         return Path("/proc/self/cgroup").read_text("utf-8", "replace")
     except OSError:
         return ""
-
-
-def _descriptors() -> Finding:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = "any number of" if soft == resource.RLIM_INFINITY else str(soft)
-    text = f"A process of this user may open {limit} files, as far as this shell is concerned."
-    if soft != resource.RLIM_INFINITY and soft < ENOUGH_FILES:
-        return warning("descriptors", text, "Raise it: ulimit -n, or LimitNOFILE= of systemd.")
-    return Finding("descriptors", text)
-
-
-def _space(path: str) -> Finding:
-    info = os.statvfs(path)
-    free = info.f_bavail * info.f_frsize
-    text = f"{bytes_of(free)} are free there."
-    if free < ENOUGH_SPACE:
-        return warning(
-            "space", text, "Make room: where a record cannot be written, nothing is locked."
-        )
-    return Finding("space", text)

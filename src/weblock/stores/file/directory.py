@@ -1,4 +1,4 @@
-"""The directory of an engine: private, on a local disk, and of this boot of this machine.
+"""The directory of an engine: private, and on a file system of this machine.
 
 A process that opens the directory rejects one in which leases could not be trusted:
 
@@ -6,11 +6,9 @@ A process that opens the directory rejects one in which leases could not be trus
    write to. Everything above it must belong to this user or to root, and be writable for no other
    user, as OpenSSH requires for its keys: a user who may rename a directory on the way could put
    another one in its place, which would be a second set of leases.
-2. *Other machines could share it.* File locks do not work across them. Network file systems are
-   rejected by their type. The *marker*, a file, names the boot that the leases are of: a process that
-   opens the directory writes its own boot there, and checks every second that it is still there. If
-   it has changed, another machine has written it, and the marker is changed to stop both.
-3. *Another version of weblock has written it.* The marker says so.
+2. *Other machines could share it.* File locks do not work across them. Only types of file systems that
+   are known to belong to one machine are accepted.
+3. *Another version of weblock has written it.* The *marker*, a file, says so.
 
 While the directory is in use, its path may come to name another directory or none (``deleted``). Then the
 engine leaves it, and the leases in it are gone. Programs that remove old temporary files spare the files
@@ -22,42 +20,32 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import os
 import stat
-import subprocess
-import sys
-from collections import deque
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ..._platform.forks import close_in_children
+from ..._platform.forks import Mutex, close_in_children
 from ...errors import ConfigurationError, EngineUnavailable
 
 try:
-    import fcntl
     import grp
     import pwd
 except ImportError:  # On Windows, where open_engine() refuses.
     pass
 
 FORMAT: Final = "weblock 1"
-"""The first line of the marker: the version of everything in the directory."""
+"""What the marker says: the version of everything in the directory."""
 
 MARKER: Final = "weblock"
-"""The file that says the version, and the boot that the leases are of."""
 
-CONTESTED: Final = "several machines"
-"""The marker's text instead of a boot when two machines have used the directory."""
+no_fork: Final = Mutex(delays_forks=True)
+"""It is held while a file is opened that a child must not keep: a lock or a life would depend on it."""
 
-_LONGEST_SOCKET_PATH: Final = 103
-
-_MOST_LINKS: Final = 40
-"""The most symbolic links on one path, as in the kernel."""
-
-_SHARED_FILESYSTEMS: Final = (
-    " 9p afs beegfs ceph cifs fuse gfs2 glusterfs lustre ncpfs nfs nfs4 ocfs2 prl_fs smb3 smbfs"
-    " vboxsf virtiofs webdav "
+_LOCAL_FILESYSTEMS: Final = (
+    " aufs bcachefs btrfs ecryptfs ext2 ext3 ext4 f2fs hfsplus jfs nilfs2 overlay overlayfs ramfs"
+    " reiserfs rootfs tmpfs ubifs xfs zfs "
 )
 
 
@@ -68,29 +56,19 @@ class Directory:
         self.path = path
         self.engine = engine
         self.boot = _boot_digest()
-        self._marker_seen: tuple[int, int] | None = None
         self.fd = _open_private(path)
         close_in_children(self)
-        try:
-            os.close(self.open_file(MARKER))  # Raises if no file can be written here.
-        except BaseException:
-            self.close()
-            raise
 
     def fileno(self) -> int:
         """Return the number of its descriptor, which is negative if it is closed."""
         return self.fd
 
     def open_file(self, name: str) -> int:
-        """Open one of our files in it, and create it if it does not exist.
-
-        Raises ``OSError`` where no descriptor is left, or else what is to be said of the file.
-        """
+        """Open one of our files in it, and create it if it does not exist."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            fd = self._open(name, os.O_RDWR | os.O_CREAT)
+            fd = os.open(name, flags, 0o600, dir_fd=self.fd)
         except OSError as error:
-            if lacks_descriptors(error):
-                raise
             if error.errno == errno.ELOOP:
                 raise ConfigurationError(
                     f"{self.path}/{name} is a symbolic link: remove it"
@@ -100,98 +78,31 @@ class Directory:
                     f"{self.path}/{name} cannot be written: {error.strerror}; give it to user"
                     f" {os.geteuid()}, or name another directory: file:///path"
                 ) from error
-            raise self.unavailable(f"{name}: {error.strerror}") from error
+            raise
         if stat.S_IMODE(os.fstat(fd).st_mode) != 0o600:  # The umask took away too much.
             os.fchmod(fd, 0o600)
         return fd
 
-    def replace(self, name: str, data: bytes, *, durably: bool) -> None:
-        """Write one of our files, so that nobody ever reads half of it.
-
-        ``durably``: not even after a crash of the machine. Raises ``EngineUnavailable``.
-        """
-        fresh = f"{name}.{os.urandom(8).hex()}"
-        fd = self.open_file(fresh)
-        try:
-            with open(fd, "wb") as file:
-                file.write(data)
-                if durably:
-                    file.flush()
-                    os.fsync(fd)
-            os.rename(fresh, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
-            if durably:
-                os.fsync(self.fd)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                os.unlink(fresh, dir_fd=self.fd)
-            raise self.unavailable(f"{self.path}/{name}: {error.strerror}") from error
-
-    def read(self, name: str) -> bytes | None:
-        """Return one of our files as ``replace`` wrote it last; ``None`` if it does not exist."""
-        try:
-            fd = self._open(name, os.O_RDONLY)
-        except FileNotFoundError:
-            return None
-        with open(fd, "rb") as file:
-            return file.read()
-
-    def remove(self, name: str, *, durably: bool) -> None:
-        """Remove one of our files, if it exists; with ``durably``, no crash of the machine brings it back."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=self.fd)
-            if durably:
-                os.fsync(self.fd)
-
-    @contextlib.contextmanager
-    def locked(self, *, shared: bool) -> Iterator[bool]:
-        """Lock the directory itself; yield whether that was possible at once.
-
-        The lock is that of a descriptor of its own, so that threads exclude one another, too. A child
-        that is forked meanwhile has a copy of it, hence to close it would not be enough.
-        """
-        fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.fd)
-        locked = False
-        try:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-                locked = True
-            yield locked
-        finally:
-            fcntl.flock(fd, fcntl.LOCK_UN)
-            os.close(fd)
-
-    def check_machine(self, *, moving_in: bool = False) -> None:
-        """Raise ``EngineUnavailable`` if another machine uses the directory too.
-
-        A process that is ``moving_in``, after it has found no living process of another boot, replaces
-        the boot in the marker. While the marker is unchanged it is not opened, because a renewal must
-        not need a descriptor.
-        """
-        written = None
-        with contextlib.suppress(OSError):
-            marker = os.stat(MARKER, dir_fd=self.fd, follow_symlinks=False)
-            written = marker.st_ino, marker.st_mtime_ns
-        if written and written == self._marker_seen:
-            return
-        boot = self._boot_of_marker()
-        if not boot or (moving_in and boot not in (self.boot, CONTESTED)):
-            self._write_marker(self.boot)
-        elif boot == self.boot:
-            self._marker_seen = written
-        else:
-            if boot != CONTESTED:
-                self._write_marker(CONTESTED)
-            raise self.unavailable(
-                f"another machine uses {self.path} too, and file:// locks on one machine only: give"
-                f" each its own directory, or use redis://; then remove {self.path}"
+    def check_version(self) -> None:
+        """Raise ``ConfigurationError`` if no file can be written here, or another version has written them."""
+        with io.FileIO(self.open_file(MARKER), "r+") as marker:
+            written = (marker.read(1000) or b"").decode(errors="replace").strip(" \n\0")
+            if not written:  # It is new, or a crash of the machine has emptied it.
+                marker.seek(0)
+                marker.write(f"{FORMAT}\n".encode())
+        if written not in ("", FORMAT):
+            raise ConfigurationError(
+                f"{self.path} was written by another version of weblock ({written[:20]!r}, and this one"
+                f" writes {FORMAT!r}): let all processes run the same version, or name another directory"
             )
 
     def freshen(self) -> None:
         """Keep the files here from programs that remove what was not touched for long."""
-        for name in os.listdir(self.fd):
-            if not is_socket(name):
-                with contextlib.suppress(OSError):
-                    os.utime(name, dir_fd=self.fd)
+        for _, folders, files, fd in os.fwalk(dir_fd=self.fd):
+            for name in (*folders, *files):
+                if not is_pipe(name):  # Each process touches its own: see ``processes``.
+                    with contextlib.suppress(OSError):
+                        os.utime(name, dir_fd=fd)
 
     @property
     def deleted(self) -> bool:
@@ -206,27 +117,6 @@ class Directory:
             return False
         return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
 
-    def check_names(self, paths: Iterable[str]) -> None:
-        """Raise ``ConfigurationError`` if another path in use names another directory."""
-        for path in paths:
-            if not self.is_at(path):
-                raise ConfigurationError(
-                    f"{self.path} and {path} were one directory when this process began to lock"
-                    " there, and now they are two: name one of them everywhere, and restart"
-                )
-
-    def short_path(self, name: str) -> str:
-        """Return a path of a file in it that fits into the address of a Unix socket."""
-        path = f"{self.path}/{name}"
-        if len(os.fsencode(path)) <= _LONGEST_SOCKET_PATH:
-            return path
-        if sys.platform == "linux":
-            return f"/proc/self/fd/{self.fd}/{name}"
-        raise ConfigurationError(
-            f"{self.path} is too long for a Unix socket in it: name a directory of at most"
-            f" {_LONGEST_SOCKET_PATH - len(name) - 1} bytes"
-        )
-
     def unavailable(self, reason: str) -> EngineUnavailable:
         return EngineUnavailable(self.engine, reason)
 
@@ -234,33 +124,15 @@ class Directory:
         fd, self.fd = self.fd, -1
         os.close(fd)
 
-    def _boot_of_marker(self) -> str:
-        """Return the boot that the marker names; empty if there is no marker."""
-        marker = self.read(MARKER) or b""
-        version, _, boot = marker.decode(errors="replace").partition("\n")
-        if version not in ("", FORMAT):  # A crash of the machine may empty a file.
-            raise ConfigurationError(
-                f"{self.path} was written by another version of weblock ({version[:40]!r}, and"
-                f" this one writes {FORMAT!r}): let all processes run the same version, or"
-                " name another directory"
-            )
-        return boot.strip()
-
-    def _write_marker(self, boot: str) -> None:
-        self.replace(MARKER, f"{FORMAT}\n{boot}\n".encode(), durably=False)
-
-    def _open(self, name: str, flags: int) -> int:
-        return os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=self.fd)
-
 
 def lacks_descriptors(error: BaseException) -> bool:
     """Return whether an error means that the process or machine has too many open files."""
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
-def is_socket(name: str) -> bool:
-    """Return whether a file in the directory is a socket of a process, by its name."""
-    return name.endswith((".bell", ".life"))
+def is_pipe(name: str) -> bool:
+    """Return whether a file in the directory is the pipe of a process, by its name."""
+    return ".bell" in name
 
 
 def _open_private(path: str) -> int:
@@ -292,11 +164,11 @@ def _open_private(path: str) -> int:
             f" give what is above it to user {os.geteuid()} or root and take the right to write from"
             " all others (chmod go-w), or name another: file:///path/to/locks"
         )
-    elif is_shared(kind):
+    elif not is_local(kind):
         reason = (
-            f"{path} is on {kind}, which other machines may share and where file locks cannot be"
-            " trusted: name a directory on a local disk or in memory (file:///dev/shm/...), or use"
-            " redis://"
+            f"{path} is on {kind or 'an unknown file system'}, which other machines may share and where"
+            " file locks cannot be trusted: name a directory on a local disk (ext4, xfs, ...) or in"
+            " memory (file:///dev/shm/...), or use redis://"
         )
     if reason:
         os.close(fd)
@@ -324,26 +196,19 @@ def stranger_above(path: str) -> str | None:
     A directory like ``/tmp`` passes, whose sticky bit keeps them from each other's files. Links are
     followed, for others must not be able to change them either. Raises ``OSError``.
     """
-
-    def parts(path: str) -> list[str]:
-        return [part for part in path.split("/") if part not in ("", ".")]
-
-    place, ahead, links = "/", deque(["", *parts(os.path.dirname(path))]), 0
-    while ahead:
-        name = ahead.popleft()
-        there = os.path.dirname(place) if name == ".." else os.path.join(place, name)
+    place = ""
+    for name in path.split("/")[:-1]:
+        there = f"{place}/{name}"
         info = os.lstat(there)
         if not (info.st_uid in (0, os.geteuid()) or _is_nobody_here(info.st_uid)):
             return f"{there} belongs to user {info.st_uid}"
         if stat.S_ISLNK(info.st_mode):
-            links += 1
-            if links > _MOST_LINKS:
-                return f"{there} is a symbolic link without end"
-            target = os.readlink(there)
-            place = "/" if target.startswith("/") else place
-            ahead.extendleft(reversed(parts(target)))
+            # With a last part that is not looked at, since it is the way to the target that counts.
+            if stranger := stranger_above(os.path.join(place or "/", os.readlink(there), "")):
+                return stranger
+            place = os.path.realpath(there)
             continue
-        place, mode = there, stat.S_IMODE(info.st_mode)
+        place, mode = there.rstrip("/"), stat.S_IMODE(info.st_mode)
         by_group = mode & 0o020 and not _is_private_group(info.st_gid)
         if (by_group or mode & 0o002) and not mode & stat.S_ISVTX:
             return f"{there} (mode {mode:04o}) may be written by others"
@@ -357,8 +222,9 @@ def _is_nobody_here(owner: int) -> bool:
         mapped = [list(map(int, line.split())) for line in _uid_map().splitlines()]
     except (OSError, ValueError):
         return False
-    inside = any(start <= owner < start + count for start, _, count in mapped)
-    return owner == overflow and not inside
+    return owner == overflow and not any(
+        start <= owner < start + count for start, _, count in mapped
+    )
 
 
 def _uid_map() -> str:
@@ -383,53 +249,26 @@ class Mount(NamedTuple):
     kind: str = ""
 
 
-def mount_of(path: str) -> Mount:
-    """Return the mount that ``path`` is in; an empty one if unknown."""
-    path = os.path.realpath(path)
-    if sys.platform == "darwin":
-        command = ["/sbin/mount"]
-        listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-        return mount_in(macos_mounts(listed), path)
-    try:
-        return mount_in(
-            linux_mounts(Path("/proc/self/mountinfo").read_text("utf-8", "replace")), path
-        )
-    except OSError:
-        return Mount()
+def mount_of(path: str, mountinfo: Path = Path("/proc/self/mountinfo")) -> Mount:
+    """Return the innermost mount that ``path`` is in, and of several at one place the last."""
+    path, found = os.path.realpath(path), Mount()
+    with contextlib.suppress(OSError):
+        for line in mountinfo.read_text("utf-8", "replace").splitlines():
+            fields = line.split(" ")
+            place = fields[4].replace("\\040", " ")
+            if len(place) >= len(found.place) and Path(path).is_relative_to(place):
+                found = Mount(place, fields[3], fields[fields.index("-") + 1])
+    return found
 
 
-def linux_mounts(mountinfo: str) -> Iterator[Mount]:
-    """Yield the mounts in ``/proc/self/mountinfo``."""
-    for line in mountinfo.splitlines():
-        fields = line.split(" ")
-        yield Mount(fields[4].replace("\\040", " "), fields[3], fields[fields.index("-") + 1])
-
-
-def macos_mounts(listed: str) -> Iterator[Mount]:
-    """Yield the mounts that macOS's ``mount`` prints."""
-    for line in listed.splitlines():
-        place, _, options = line.partition(" on ")[2].rpartition(" (")
-        yield Mount(place, "/", options.rstrip(")").split(", ")[0])
-
-
-def mount_in(mounts: Iterable[Mount], path: str) -> Mount:
-    """Return the innermost mount of a path, and of several at one place the last."""
-    around = [each for each in mounts if Path(path).is_relative_to(each.place)]
-    return max(reversed(around), key=lambda each: len(each.place), default=Mount())
-
-
-def is_shared(kind: str) -> bool:
-    """Return whether this type of file system may be shared, or lock in its own way."""
-    return f" {kind} " in _SHARED_FILESYSTEMS or kind.startswith(("fuse.", "fuse_"))
+def is_local(kind: str) -> bool:
+    """Return whether a file system of this type belongs to one machine, and locks files as the kernel does."""
+    return f" {kind} " in _LOCAL_FILESYSTEMS
 
 
 def _boot_digest() -> str:
     """Return a name of this boot of this machine, and of its clock's namespace."""
-    if sys.platform == "darwin":
-        command = ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"]
-        boot = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    else:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-        with contextlib.suppress(OSError):
-            boot += os.readlink("/proc/self/ns/time")
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    with contextlib.suppress(OSError):
+        boot += os.readlink("/proc/self/ns/time")
     return hashlib.blake2b(boot.strip().encode(), digest_size=8).hexdigest()

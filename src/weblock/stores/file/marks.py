@@ -1,81 +1,52 @@
-"""Marks of what has been done: a file for each, which a reboot and a crash leave as it is."""
+"""Marks of what has been done, which a reboot and a crash leave as they are.
+
+A mark is an empty file ``done-XX/HASH-END``: the hash of its key, its first two digits, and when the mark
+ends by the wall clock. A name is never half written, and a new mark of the key has another one. So a process
+that writes a mark removes those in the same folder that have ended, and needs no lock for it.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import time
-from typing import Final
-
-from ..marks import Rounds
-from .directory import Directory
-
-_PREFIX: Final = "done-"
+from pathlib import Path
 
 
-class Marks:
-    """The marks in a directory. The wall clock says when they end, to outlive a reboot."""
-
-    def __init__(self, directory: Directory) -> None:
-        self._directory = directory
-        self._rounds = Rounds()
-
-    def put(self, key: str, keep: float | None) -> bool:
-        """Record a mark, and return whether that was possible at once. Then it is on the disk."""
-        if keep == 0:
-            self._directory.remove(_file_of(key), durably=True)
-            return True
-        with self._directory.locked(shared=True) as locked:
-            if locked:
-                ends = float("inf") if keep is None else time.time() + keep
-                self._directory.replace(_file_of(key), f"{ends}\n".encode(), durably=True)
-        return locked
-
-    def has(self, key: str) -> bool:
-        """Return whether a mark exists and has not ended."""
-        name = _file_of(key)
+def put(directory: str, key: str, keep: float | None) -> None:
+    """Record a mark. Then it is on the disk."""
+    folder, digest = _place_of(directory, key)
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o700)  # Whatever the umask is.
+    former, now = [*folder.iterdir()], time.time()
+    mark = folder / f"{digest}-{float('inf') if keep is None else now + keep}"
+    if keep != 0:
+        mark.touch(0o600)
+    for each in former:
+        if each != mark and (each.name.startswith(digest) or _end_of(each.name) <= now):
+            each.unlink(missing_ok=True)
+    for place in (folder, directory):
+        descriptor = os.open(place, os.O_RDONLY)
         try:
-            return time.time() < self._end_of(name)
-        except ValueError as error:
-            raise self._directory.unavailable(
-                f"{self._directory.path}/{name}, which says that something has been done, is"
-                " damaged: remove it to have that done again"
-            ) from error
-
-    def remove_ended(self, now: float) -> None:
-        """Remove a few marks that have ended; none while a mark is being written."""
-        with contextlib.suppress(OSError):  # The next call tries again.
-            if self._rounds.due(now):
-                self._rounds.begin(self._names(), now)
-            ended = [name for name in self._rounds.portion() if self._has_ended(name)]
-            if ended:
-                self._remove(ended)
-
-    def _remove(self, names: list[str]) -> None:
-        with self._directory.locked(shared=False) as locked:
-            for name in names:
-                # It may have been written anew before the directory was locked.
-                if locked and self._has_ended(name):
-                    self._directory.remove(name, durably=False)
-
-    def _names(self) -> list[str]:
-        """Return the files of all marks, without those that a killed process had half written."""
-        names = os.listdir(self._directory.fd)
-        return [name for name in names if name.startswith(_PREFIX) and "." not in name]
-
-    def _has_ended(self, name: str) -> bool:
-        """Return whether a mark exists and has ended. What is damaged has not."""
-        try:
-            return 0 < self._end_of(name) <= time.time()
-        except ValueError:
-            return False
-
-    def _end_of(self, name: str) -> float:
-        """Return when a mark ends; 0 if there is none. Raises ``ValueError`` if it is damaged."""
-        written = self._directory.read(name)
-        return 0.0 if written is None else float(written)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
-def _file_of(key: str) -> str:
-    return f"{_PREFIX}{hashlib.blake2b(key.encode(), digest_size=20).hexdigest()}"
+def has(directory: str, key: str) -> bool:
+    """Return whether a mark exists and has not ended."""
+    folder, digest = _place_of(directory, key)
+    try:
+        marks = [each for each in os.listdir(folder) if each.startswith(digest)]
+    except FileNotFoundError:
+        return False
+    return any(time.time() < _end_of(each) for each in marks)
+
+
+def _place_of(directory: str, key: str) -> tuple[Path, str]:
+    digest = hashlib.blake2b(key.encode(), digest_size=20).hexdigest()
+    return Path(directory, f"done-{digest[:2]}"), digest
+
+
+def _end_of(mark: str) -> float:
+    return float(mark.partition("-")[2])

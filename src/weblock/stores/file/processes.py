@@ -1,28 +1,28 @@
 """The processes that lock in one directory: how they wake one another, and notice a death.
 
-Each process binds two Unix sockets in the directory, named after it:
+Each process has a named pipe in the directory, which only this process reads:
 
-- its *bell*, which receives datagrams. A datagram tells one of its waiters that it has the lease, or
-  makes the waiter ask the engine.
-- its *life*, which only listens. A waiter's process connects to it, and when the process dies, however
-  it dies, the kernel closes the connection. From then on both sockets refuse. So a death is noticed
-  at once, and not guessed from process ids, which are used again.
+- A line that another process writes into it tells a waiter that it has the lease, or makes it ask the
+  engine.
+- A waiter's process keeps the pipe of another one open. When that one dies, however it dies, the kernel
+  tells all that have its pipe open. From then on it cannot be opened any more (``ENXIO``). So a death is
+  noticed at once, and not guessed from process ids, which are used again.
 
 The waiters of a key are a chain: each watches the nearest process before it that lives, and the first
 one watches all holders. A death wakes only the waiters directly behind it; each of them asks the
 engine, and finds another process to watch. A waiter that leaves the queue rings the one behind it,
 which would otherwise go on watching a process that is not before it any more. If each waiter watched
-all processes before it, a queue of n would need n * n connections, and each death would wake all.
+all processes before it, a queue of n would need n * n open pipes, and each death would wake all.
 
 What can fail:
 
-- *A datagram is lost*, or the bell of a stopped process is full for half a second. The waiter's
-  heartbeat finds out, within about a second.
-- *A connection cannot be made* (no descriptor is left, a cleaner has removed the socket). That proves
-  no death: the waiter relies on its heartbeat, and the lease's end decides.
+- *A line is lost*, because the pipe of a stopped process is full, or because no descriptor is left. The
+  waiter's heartbeat finds out, within about a second.
+- *A pipe cannot be opened* for another reason than death (no descriptor is left, a cleaner has removed
+  it). That proves no death: the waiter relies on its heartbeat, and the lease's end decides.
 - *A process sees another boot*: it runs in another container or time namespace of this machine. Their
-  clocks differ, so neither can tell when a lease of the other has ended. The name of a *life* contains
-  the boot. A process that opens the directory first binds its own sockets, and then looks for living
+  clocks differ, so neither can tell when a lease of the other has ended. The name of a pipe contains
+  the boot. A process that opens the directory first creates its own pipe, and then looks for living
   processes of another boot. If it finds one, it is rejected. Of two that open the directory at the
   same time, at least one finds the other.
 """
@@ -30,41 +30,29 @@ What can fail:
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import math
 import os
 import select
-import socket
-import struct
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
 from ..._core.ports import Ask, Grasp, Switchboard
 from ..._platform.forks import close_in_children
 from ..._platform.threads import BackgroundThread
-from ...errors import EngineUnavailable
-from .directory import Directory, is_socket, lacks_descriptors
+from .directory import Directory, is_pipe, no_fork
 
-_MESSAGE: Final = struct.Struct("<32sQd")
-_ASK: Final = 0
-"""Stands in a message for a fence, to make a waiter ask: no lease has that fence."""
-
-_BACKLOG: Final = 4096
-
-_AGAIN_AFTER: Final = 0.001
-_ATTEMPTS: Final = 500
-"""How often, and after how many seconds, the thread tries to ring a bell that is full."""
+_CAPACITY: Final = 64 * 1024
+"""Bytes that fit into a pipe."""
 
 _LINGER: Final = 3600.0
-"""Seconds that the sockets of dead processes stay; those in use are touched often."""
-
-_NEW: Final = "new"
-"""The beginning of a socket's name until it can accept."""
+"""Seconds that the pipes of dead processes stay; those in use are touched often."""
 
 _SPARE: Final = 16
-"""Connections that are kept without a waiter: queues often form again in one order."""
+"""Pipes that stay open without a waiter: queues often form again in one order."""
 
 _DEAD: Final = 4096
 """How many deaths a process remembers."""
@@ -87,6 +75,18 @@ class Waiters(Switchboard):
         self.watched.pop(owner, None)
 
 
+class Pipe(io.FileIO):
+    """A pipe that is open for writing ("w"), or also for reading ("r+"), and does not block."""
+
+    def __init__(self, name: str, mode: str, directory: int) -> None:
+        flags = os.O_NONBLOCK | os.O_CLOEXEC | (os.O_RDWR if mode == "r+" else os.O_WRONLY)
+        super().__init__(os.open(name, flags, dir_fd=directory), mode)
+
+    def fileno(self) -> int:
+        """Return the number of its descriptor, which is negative if it is closed."""
+        return -1 if self.closed else super().fileno()
+
+
 class Processes:
     """This process, and the others as it sees them."""
 
@@ -96,48 +96,33 @@ class Processes:
         self._waiters = waiters
         # Nothing waits while it is held. A signal handler may lock a key in the thread that is inside.
         self._guard = threading.RLock()
-        self._lifelines: dict[str, socket.socket] = {}
-        self._dead: dict[str, None] = {}
-        self._unsent: deque[tuple[str, bytes]] = deque()
+        self._ours: list[Pipe] = []
+        """Our pipe; before it, those that a cleaner has removed, and others may still have open."""
+        self._theirs: dict[str, Pipe] = {}
+        """The pipes of those that waiters here watch. Only the thread closes them."""
+        self._dead: set[str] = set()
         self._thread = BackgroundThread("weblock-bell", self._listen)
-        self._closed = False
-        self._open: list[socket.socket] = []
-        self._bells: list[socket.socket] = []
-        self._lives: list[socket.socket] = []
-        self._callers: list[socket.socket] = []
+        self._closed = threading.Event()
         try:
-            self._sender = self._keep(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
-            self._probe = self._keep(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
-            self._waker, self._wakened = map(self._keep, socket.socketpair())
-            self._bind()
+            self._make_pipe()
             self._look_around()
-        except EngineUnavailable:
-            self._close_sockets()
+        except BaseException:
+            self._close_pipes()
             raise
-        except BaseException as error:
-            self._close_sockets()
-            if not isinstance(error, OSError) or lacks_descriptors(error):
-                raise
-            raise directory.unavailable(
-                f"no socket can be made in {directory.path}: {error.strerror}"
-            ) from error
 
     def ring(self, process: str, owner: str, grasp: Grasp) -> None:
         """Notify a waiter that it has the lease. If that fails, its heartbeat finds out."""
         if process == self.process:
             self._waiters.ring(owner, grasp)
-            return
-        message = _MESSAGE.pack(owner.encode(), grasp.fence, grasp.until)
-        if not self._send(process, message):
-            self._unsent.append((process, message))
-            self._wake_thread()
+        else:
+            self._send(process, f"{owner} {grasp.fence} {grasp.until}")
 
     def close_up(self, process: str, owner: str) -> None:
         """Make a waiter ask which one is before it now. If that fails, its heartbeat does."""
         if process == self.process:
             self._waiters.ring(owner, Ask())
         else:
-            self._send(process, _MESSAGE.pack(owner.encode(), _ASK, 0.0))
+            self._send(process, owner)
 
     def alive(self, process: str) -> bool:
         """Return whether a process lives; if unknown, yes until its lease ends.
@@ -146,17 +131,10 @@ class Processes:
         """
         if process in {"", self.process}:
             return True
-        if process in self._dead:
-            return False
-        try:
-            with self._guard:
-                self._probe.connect(self._directory.short_path(_bell_name(process)))
-        except ConnectionRefusedError:
-            self._bury(process)
-            return False
-        except OSError:
-            pass  # There is no such socket. It may have been removed: that proves no death.
-        return True
+        if process not in self._dead:
+            with contextlib.suppress(OSError):
+                self._open(process).close()
+        return process not in self._dead
 
     def watch(self, owner: str, ahead: Sequence[str], *, first: bool) -> None:
         """Make a waiter ask again when the nearest live process of ``ahead`` dies.
@@ -164,13 +142,13 @@ class Processes:
         Before the ``first`` waiter there are only holders, and the death of any of them counts. A
         process that died in the queue stays ahead until it is passed over.
         """
-        if not self._closed:
+        if not self._closed.is_set():
             self._thread.start()
         if first:
             holders = [each for each in ahead if each != self.process]
             self._waiters.watch(owner, holders)
             for holder in holders:
-                self._is_connected(holder)
+                self._follow(holder)
             if any(holder in self._dead for holder in holders):
                 self._waiters.ring(owner, Ask())
             return
@@ -178,223 +156,160 @@ class Processes:
             if process == self.process:  # Another waiter here is before it, and watches.
                 self._waiters.watch(owner, ())
                 return
-            # Before the connection is made: its end may come at once.
+            # Before its pipe is opened: its end may come at once.
             self._waiters.watch(owner, (process,))
-            if self._is_connected(process):
+            if self._follow(process):
                 return
         if all(process in self._dead for process in ahead):
             self._waiters.ring(owner, Ask())
 
     def freshen(self) -> None:
-        """Keep our sockets from programs that remove what was not touched for long.
+        """Keep our pipe from programs that remove what was not touched for long.
 
-        If they were removed, new ones are created; a process that is connected to the old ones
-        stays so. Connections that others have closed are accepted, to make room in the backlog.
+        If it was removed, a new one is created; a process that has the old one open keeps watching that.
         """
         with self._guard:
             try:
-                for name in (_bell_name(self.process), self._life_name(self.process)):
-                    os.utime(name, dir_fd=self._directory.fd)
+                os.utime(self._name_of(self.process), dir_fd=self._directory.fd)
             except FileNotFoundError:
-                self._bind()
-            for life in self._lives:
-                with contextlib.suppress(OSError):
-                    while True:
-                        self._callers.append(life.accept()[0])
-                        close_in_children(self._callers[-1])
-            callers, self._callers = self._callers, []
-            for caller in callers:
-                if _is_up(caller):
-                    self._callers.append(caller)
-                else:
-                    caller.close()
-        if self._thread.running:
-            self._wake_thread()
+                self._make_pipe()
+                self._look_again()
 
     def close(self) -> None:
         """Leave. To other processes we are dead from now on, and our leases void."""
-        self._closed = True
-        self._wake_thread()
+        self._closed.set()
+        self._look_again()
         self._thread.join()
-        self._close_sockets()
-        self._unlink()
+        self._close_pipes()
 
-    def _close_sockets(self) -> None:
-        for each in (*self._open, *self._callers, *self._lifelines.values()):
+    def _close_pipes(self) -> None:
+        for each in (*self._ours, *self._theirs.values()):
             each.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self._name_of(self.process), dir_fd=self._directory.fd)
 
-    def _unlink(self) -> None:
-        for name in (_bell_name(self.process), self._life_name(self.process)):
-            with contextlib.suppress(OSError):
-                os.unlink(name, dir_fd=self._directory.fd)
-
-    def _is_connected(self, process: str) -> bool:
-        """Return whether there is now a connection that ends when the process dies."""
+    def _follow(self, process: str) -> bool:
+        """Return whether this process will notice it when the other one dies."""
         with self._guard:
-            if process in self._dead or process in self._lifelines:
-                return process not in self._dead
-        return self._connect(process)
-
-    def _connect(self, process: str) -> bool:
-        try:
-            line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        except OSError:
-            return False  # No descriptor is left.
-        close_in_children(line)
-        line.settimeout(0)
-        try:
-            line.connect(self._directory.short_path(self._life_name(process)))
-        except OSError as error:
-            line.close()
-            if isinstance(error, ConnectionRefusedError):
-                self._bury(process)
-            return False
-        with self._guard:
-            kept = self._lifelines.setdefault(process, line)
-        if kept is not line:
-            line.close()
-        self._wake_thread()
+            if process not in self._theirs:
+                try:
+                    pipe = self._open(process)
+                except OSError:
+                    return False
+                if self._theirs.setdefault(process, pipe) is pipe:
+                    close_in_children(pipe)
+                self._look_again()
         return True
+
+    def _open(self, process: str) -> Pipe:
+        """Open the pipe of a process for writing. Raises ``OSError``."""
+        try:
+            return Pipe(self._name_of(process), "w", self._directory.fd)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                self._bury(process)
+            raise
 
     def _bury(self, process: str) -> None:
-        """Remember a death: its proof, the socket, may be removed."""
-        self._dead[process] = None
-        while len(self._dead) > _DEAD:
-            self._dead.pop(next(iter(self._dead)), None)
+        """Remember a death: its proof, the pipe, may be removed."""
+        if len(self._dead) >= _DEAD:
+            self._dead.clear()
+        self._dead.add(process)
 
-    def _send(self, process: str, message: bytes) -> bool:
-        """Send it, and return false if another attempt may help: only a full queue is worth one."""
-        try:
-            self._sender.sendto(message, self._directory.short_path(_bell_name(process)))
-        except BlockingIOError:
-            return False
-        except OSError:
-            pass
-        return True
+    def _send(self, process: str, text: str) -> None:
+        # A line break in front, too: what other programs have written may lack one.
+        with contextlib.suppress(OSError), self._open(process) as pipe:
+            pipe.write(f"\n{text}\n".encode())
 
-    def _wake_thread(self) -> None:
-        if not self._closed:
-            self._thread.start()
-        with contextlib.suppress(OSError):  # One that has been woken so often is awake.
-            self._waker.send(b"!")
+    def _look_again(self) -> None:
+        """Wake the thread, if it runs. One whose pipe is full is awake."""
+        with contextlib.suppress(OSError, ValueError):
+            self._ours[0].write(b"\n")
 
     def _listen(self) -> None:
-        """Run the thread: it passes messages on, notices deaths, and sends what was not sent."""
-        attempts = 0
-        while not self._closed:
-            self._hang_up_spare()
-            # Only this thread closes lifelines; it is woken when there is another.
-            lines = {line.fileno(): process for process, line in tuple(self._lifelines.items())}
-            bells = {bell.fileno(): bell for bell in tuple(self._bells)}
+        """Run the thread: it passes on what others write, and notices deaths."""
+        while not self._closed.is_set():
+            self._close_spare()
+            ours = {pipe.fileno(): pipe for pipe in tuple(self._ours)}
+            theirs = {pipe.fileno(): process for process, pipe in tuple(self._theirs.items())}
             poller = select.poll()
-            for fd in (self._wakened.fileno(), *bells, *lines):
+            for fd in (*ours, *theirs):
                 poller.register(fd, select.POLLIN)
-            only_rung = True
-            while only_rung:
-                ready = [fd for fd, _ in poller.poll(_AGAIN_AFTER * 1000 if self._unsent else None)]
+            died: list[str] = []
+            # Only this thread closes pipes, so that another number of them means that there is a new one.
+            while not died and (len(ours), len(theirs)) == (len(self._ours), len(self._theirs)):
+                ready = [fd for fd, _ in poller.poll()]
                 for fd in ready:
-                    if bell := bells.get(fd):
-                        self._receive(bell)
-                only_rung = not self._unsent and all(fd in bells for fd in ready)
-            self._hang_up([lines[fd] for fd in ready if fd in lines])
-            with contextlib.suppress(BlockingIOError):
-                while self._wakened.recv(4096):
-                    pass
-            attempts = attempts + 1 if self._unsent else 0
-            self._send_again(give_up=attempts > _ATTEMPTS)
-
-    def _receive(self, bell: socket.socket) -> None:
-        """Receive one message; the bell is then ready for another, and waiters come in between."""
-        try:
-            # One byte more than a message has, so that a longer datagram is not cut to its length.
-            owner, fence, until = _MESSAGE.unpack(bell.recv(_MESSAGE.size + 1))
-            if math.isfinite(until):
-                self._waiters.ring(owner.decode(), Grasp(fence, until) if fence != _ASK else Ask())
-        except (OSError, struct.error, UnicodeDecodeError):
-            pass  # No process of weblock has sent it.
-
-    def _send_again(self, *, give_up: bool) -> None:
-        for _ in range(len(self._unsent)):
-            process, message = self._unsent.popleft()
-            if not self._send(process, message) and not give_up:
-                self._unsent.append((process, message))
-
-    def _hang_up(self, processes: Sequence[str]) -> None:
-        """Make the waiters directly behind processes that have died ask."""
-        for process in processes:
-            with self._guard:
+                    if pipe := ours.get(fd):
+                        self._receive(pipe)
+                if self._closed.is_set():
+                    break
+                died = [theirs[fd] for fd in ready if fd in theirs]
+            for process in died:
                 self._bury(process)
-                line, waiters = self._lifelines.pop(process), tuple(self._waiters.watched.items())
-            line.close()
-            for owner, watched in waiters:
-                if process in watched:
+                self._theirs.pop(process).close()
+                for owner, watched in tuple(self._waiters.watched.items()):
+                    if process in watched:
+                        self._waiters.ring(owner, Ask())
+
+    def _receive(self, pipe: Pipe) -> None:
+        for line in (pipe.read(_CAPACITY) or b"").split(b"\n"):
+            # Else no process of weblock has written it.
+            with contextlib.suppress(ValueError, IndexError):
+                owner, *grasp = line.decode().split(" ")
+                if not grasp:
                     self._waiters.ring(owner, Ask())
+                elif math.isfinite(until := float(grasp[1])):
+                    self._waiters.ring(owner, Grasp(int(grasp[0]), until))
 
-    def _hang_up_spare(self) -> None:
+    def _close_spare(self) -> None:
+        if len(self._theirs) <= _SPARE:
+            return
         with self._guard:
-            if len(self._lifelines) <= _SPARE:
-                return
             watched = {each for every in tuple(self._waiters.watched.values()) for each in every}
-            lines = [self._lifelines.pop(each) for each in self._lifelines.keys() - watched]
-        for line in lines:
-            line.close()
+            spare = [self._theirs.pop(each) for each in tuple(self._theirs) if each not in watched]
+        for pipe in spare:
+            pipe.close()
 
-    def _bind(self) -> None:
-        """Create our sockets. Each gets its name only when it is ready to accept."""
-        for kind, name, bound in (
-            (socket.SOCK_DGRAM, _bell_name(self.process), self._bells),
-            (socket.SOCK_STREAM, self._life_name(self.process), self._lives),
-        ):
-            made = self._keep(socket.socket(socket.AF_UNIX, kind))
-            fd = self._directory.fd
-            made.bind(self._directory.short_path(f"{_NEW}.{name}"))
-            if kind is socket.SOCK_STREAM:
-                made.listen(_BACKLOG)
-            os.chmod(f"{_NEW}.{name}", 0o600, dir_fd=fd)
-            os.rename(f"{_NEW}.{name}", name, src_dir_fd=fd, dst_dir_fd=fd)
-            bound.append(made)
-
-    def _keep(self, made: socket.socket) -> socket.socket:
-        close_in_children(made)
-        made.settimeout(0)
-        self._open.append(made)
-        return made
+    def _make_pipe(self) -> None:
+        """Create our pipe. It gets its name only when it is open: before that, it looks like a death."""
+        fd, name = self._directory.fd, self._name_of(self.process)
+        try:
+            os.mkfifo(f"{name}.new", 0o600, dir_fd=fd)
+            os.chmod(f"{name}.new", 0o600, dir_fd=fd)  # The umask took away too much.
+        except OSError as error:
+            raise self._directory.unavailable(
+                f"no named pipe can be made in {self._directory.path}: {error.strerror}"
+            ) from error
+        with no_fork.lock:
+            self._ours.append(Pipe(f"{name}.new", "r+", fd))
+            close_in_children(self._ours[-1])
+        os.rename(f"{name}.new", name, src_dir_fd=fd, dst_dir_fd=fd)
 
     def _look_around(self) -> None:
         """Raise ``EngineUnavailable`` if a process lives here that sees another boot.
 
-        Remove the sockets of processes that died so long ago that none of their leases is left. Until
+        Remove the pipes of processes that died so long ago that none of their leases is left. Until
         then they prove the death to processes that have not noticed it yet.
         """
-        for name in filter(is_socket, os.listdir(self._directory.fd)):
-            process, _, rest = name.partition(".")
-            if process == _NEW:
-                continue
-            is_strange = name.endswith(".life") and rest != f"{self._directory.boot}.life"
-            if is_strange and self.alive(process):
-                self._unlink()
-                raise self._directory.unavailable(
-                    f"another container of this machine uses {self._directory.path} too, and its clock"
-                    " or boot id differs from those here: give each its own directory, run all processes"
-                    " in one container, or use redis://"
-                )
-            with contextlib.suppress(OSError):  # Another process may remove it.
-                touched = os.stat(name, dir_fd=self._directory.fd, follow_symlinks=False).st_mtime
-                if time.time() - touched > _LINGER and not self.alive(process):
-                    os.unlink(name, dir_fd=self._directory.fd)
+        fd = self._directory.fd
+        for name in filter(is_pipe, os.listdir(fd)):
+            with contextlib.suppress(FileNotFoundError):  # Another process may remove it.
+                touched = os.stat(name, dir_fd=fd, follow_symlinks=False).st_mtime
+                try:
+                    Pipe(name, "w", fd).close()
+                except OSError as error:
+                    if error.errno != errno.ENXIO:
+                        raise
+                    if time.time() - touched > _LINGER:
+                        os.unlink(name, dir_fd=fd)
+                    continue
+                if name.split(".")[1] != self._directory.boot:
+                    raise self._directory.unavailable(
+                        f"another container of this machine uses {self._directory.path} too, and its clock"
+                        " or boot id differs from those here: give each its own directory, run all processes"
+                        " in one container, or use redis://"
+                    )
 
-    def _life_name(self, process: str) -> str:
-        return f"{process}.{self._directory.boot}.life"
-
-
-def _bell_name(process: str) -> str:
-    return f"{process}.bell"
-
-
-def _is_up(line: socket.socket) -> bool:
-    try:
-        return line.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+    def _name_of(self, process: str) -> str:
+        return f"{process}.{self._directory.boot}.bell"

@@ -9,18 +9,19 @@ The hash of a key selects its file. A caller that changes states takes these ste
 4. It applies its changes, and writes the new record, if anything has changed.
 5. It unlocks the file, and gives the permit back.
 
-A file consists of pairs of slots, each pair twice as large as the one before. A slot has a record: a
-header (format, sequence number, length, checksum, boot), the last fence of the file, and a line for
-each key: the key, a tab, and its state as ``codec`` writes it. The record with the highest sequence
-number is the valid one, and the next one goes to another slot.
+A file consists of two slots of one size. A slot has a record: a header (format, sequence number, length,
+checksum, boot), the last fence of the file, and a line for each key: the key, a tab, and its state as
+``codec`` writes it. The record with the highest sequence number is the valid one, and the next one goes
+to the other slot. Where it does not fit, the file is made twice as large, with the valid record in the
+first slot, which begins where it did.
 
 What can fail:
 
 - *A process is killed inside.* The kernel unlocks the file. If the record is half written, its
   checksum is wrong, and the one before it is still there.
-- *A process is stopped inside.* The others cannot lock the file: see ``FileEngine``.
-- *The disk is full.* The space of a slot is reserved when the slot is made, and a record needs no more
-  of it to renew or release a lease. What needs a larger slot is rejected.
+- *A process is stopped inside.* The others cannot lock the file: see ``_visit_later``.
+- *The disk is full.* The space of a slot is reserved when it is made, and a record needs no more of it to
+  renew or release a lease. What needs larger slots is rejected.
 - *The machine crashes.* Nothing is synced to the disk, because all leases end with the boot: a
   record of another boot counts for its fence only.
 - *The file is removed.* Then its leases are gone, and their holders find out by their next renewal.
@@ -33,16 +34,16 @@ import os
 import struct
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from ..._core.table import KeyState, Moment, Step
-from ..._platform.forks import Mutex, close_in_children
+from ..._core.table import KeyState, Moment, Step, current
+from ..._platform.forks import close_in_children
 from ...errors import ConfigurationError, EngineUnavailable
 from ..cells import Transition
 from ..codec import from_bytes, to_bytes
 from ..transport.turns import Empty, turns
-from .directory import Directory
+from .directory import Directory, no_fork
 
 try:
     import fcntl
@@ -58,31 +59,15 @@ _LARGEST_SLOT: Final = 16 * 1024 * 1024
 _HEADROOM: Final = 512
 """Bytes by which a record may grow while no caller joins a queue."""
 
-_no_fork: Final = Mutex(delays_forks=True)
-"""It is held while a file is opened: a child that knew nothing of the file would keep it locked."""
-
 _PERMIT_PATIENCE: Final = 0.1
 """Seconds to wait for another thread of this process to leave a file."""
-
-
-class _Slot(NamedTuple):
-    offset: int
-    size: int
-
-
-class _Header(NamedTuple):
-    magic: bytes
-    sequence: int
-    length: int
-    checksum: int
-    boot: bytes
 
 
 class _Record(NamedTuple):
     """What a file has in its newest valid slot, of that number."""
 
     sequence: int
-    slot: int | None
+    slot: int
     fence: int
     lines: dict[bytes, bytes]
     length: int
@@ -99,7 +84,7 @@ class Visit(NamedTuple):
 Changes = Sequence[tuple[str, Transition]]
 """Keys, each with a function that changes its state."""
 
-_EMPTY: Final = _Record(0, None, 0, {}, 0)
+_EMPTY: Final = _Record(0, 1, 0, {}, 0)
 
 
 def file_of(key: str) -> int:
@@ -121,14 +106,14 @@ class RecordFile:
         self._boot = bytes.fromhex(directory.boot)
         self._free = turns(1)
         self._fd = self._inode = -1
-        self._size = 0
-        self._slots: tuple[_Slot, ...] = ()
-        self._headers: list[bytes] = []
+        self._size = self._half = 0
+        """The size of the file, and that of a slot."""
+        self._headers = [b"", b""]
         self._known = _EMPTY
         """The record that was read or written last; ``_EMPTY`` if it must be read again."""
         self._last = (b"", KeyState())
         """The line that was written last, and its state, which need not be read again."""
-        self._closed = self._used = False
+        self._closed = False
         self.waiting = 0
         """How many callers of this process wait for the file."""
         close_in_children(self)
@@ -143,22 +128,20 @@ class RecordFile:
         """
         permits: list[None] = []
         try:
+            permits += map(self._free.get, (True,), (_PERMIT_PATIENCE,))
             try:
-                try:
-                    permits += map(self._free.get, (True,), (_PERMIT_PATIENCE,))
-                    while not self._lock_what_is_there():
-                        self._reopen()
-                except (Empty, BlockingIOError):
-                    return None
-                self._used = True
+                while not self._lock_what_is_there():
+                    self._reopen()
                 return self._apply(changes, Moment(clock(), int(time.time() * 1_000_000), alive))
             finally:
-                if permits and self._fd >= 0:
+                if self._fd >= 0:
                     try:
                         fcntl.flock(self._fd, fcntl.LOCK_UN)
                     except BaseException:
                         self._let_go_of_file()
                         raise
+        except (Empty, BlockingIOError):
+            return None
         finally:
             if permits:
                 self._free.put(None)
@@ -178,31 +161,6 @@ class RecordFile:
             permits += map(self._free.get, (True,))
             self._closed = True
             self._let_go_of_file()
-        finally:
-            if permits:
-                self._free.put(None)
-
-    def put_away(self, process: str, *, only_if_idle: bool) -> bool:
-        """Close the file until it is needed again; return whether it was open, and could be closed.
-
-        One with leases or places of this process stays open: to renew them must need no descriptor.
-        ``only_if_idle``: so does one that was used since this was called last.
-        """
-        if self._fd < 0:
-            return False
-        permits: list[None] = []
-        try:
-            permits += map(self._free.get, (False,))
-            used, self._used = self._used, False
-            name, lines = process.encode(), self._known.lines.values()
-            ours = self._known is _EMPTY or any(name in line for line in lines)
-            if ours or (used and only_if_idle):
-                return False
-            self._let_go_of_file()
-        except Empty:
-            return False
-        else:
-            return True
         finally:
             if permits:
                 self._free.put(None)
@@ -234,7 +192,7 @@ class RecordFile:
         if self._closed or self._directory.deleted:
             raise DirectoryGone
         self._known = _EMPTY
-        with _no_fork.lock:
+        with no_fork.lock:
             self._fd = self._directory.open_file(self._name)
         self._inode = os.fstat(self._fd).st_ino
 
@@ -267,113 +225,84 @@ class RecordFile:
         return state if line is last else from_bytes(line.partition(b"\t")[2], self.path)
 
     def _read(self) -> _Record:
-        if self._known is not _EMPTY and not self._is_written_since():
+        other = 1 - self._known.slot  # The first that has written since has written there.
+        if self._known is not _EMPTY and self._header_in(other) == self._headers[other]:
             return self._known
         self._known = _EMPTY
-        if not self._slots:
+        if not self._half:
             self._reserve(0, 2 * _FIRST_SLOT)
-        self._headers = [os.pread(self._fd, _HEADER.size, slot.offset) for slot in self._slots]
-        headers = [_Header(*_HEADER.unpack(header)) for header in self._headers]
-        for magic, *_ in headers:
+        self._headers = [self._header_in(0), self._header_in(1)]
+        headers = [_HEADER.unpack(each) for each in self._headers]
+        highest = max(sequence for _, sequence, *_ in headers)
+        boots = set()
+        for slot in (0, 1) if headers[0][1] == highest else (1, 0):
+            magic, sequence, length, checksum, boot = headers[slot]
+            boots.add(boot)
             if not _MAGIC.startswith(magic.rstrip(b"\0")):
                 raise ConfigurationError(
                     f"{self.path} is no record file of this version of weblock (it has {magic!r},"
                     f" not {_MAGIC!r}): let all processes run the same version, or name another"
                     " directory"
                 )
-        highest = max(each.sequence for each in headers)
-        for number, header in sorted(enumerate(headers), key=lambda each: -each[1].sequence):
-            if record := self._record_in(number, header, highest):
-                return record
+            if magic != _MAGIC or not 0 < length < self._half:
+                continue
+            payload = os.pread(self._fd, length, slot * self._half + _HEADER.size)
+            if zlib.crc32(payload, sequence & 0xFFFFFFFF) == checksum:
+                fence, *rows = payload.split(b"\n")
+                lines = {line.partition(b"\t")[0]: line for line in rows if boot == self._boot}
+                return _Record(highest, slot, int(fence), lines, length)
         # Else the file is new, or its first writer was killed, or the machine has crashed.
-        if sum(header.boot == self._boot for header in headers) > 1:
+        if boots == {self._boot}:
             raise self._directory.unavailable(
                 f"{self.path} is damaged: stop all processes that lock here, and remove it"
             )
         return _EMPTY._replace(sequence=highest, lines={})
 
-    def _is_written_since(self) -> bool:
-        """Return whether another process has written since the last read.
-
-        The first to do so has written to any slot but the one that was the newest.
-        """
-        newest = self._known.slot
-        for number, (offset, _) in enumerate(self._slots):
-            if number != newest:
-                header = os.pread(self._fd, _HEADER.size, offset)
-                if header != self._headers[number]:
-                    return True
-        return False
-
-    def _record_in(self, number: int, header: _Header, highest: int) -> _Record | None:
-        """Return the record in a slot; ``None`` if it is empty, or its writer was killed."""
-        magic, sequence, length, checksum, boot = header
-        slot = self._slots[number]
-        if magic != _MAGIC or not 0 < length <= slot.size - _HEADER.size:
-            return None
-        payload = os.pread(self._fd, length, slot.offset + _HEADER.size)
-        if zlib.crc32(payload, sequence & 0xFFFFFFFF) != checksum:
-            return None
-        fence, *rows = payload.split(b"\n")
-        if boot != self._boot:
-            self._directory.check_machine()
-            rows = []
-        lines = {line.partition(b"\t")[0]: line for line in rows}
-        return _Record(highest, number, int(fence), lines, length)
+    def _header_in(self, slot: int) -> bytes:
+        return os.pread(self._fd, _HEADER.size, slot * self._half)
 
     def _write(self, record: _Record, fence: int, now: float) -> _Record:
         """Write the lines of a record, and return it as it is now."""
         lines = record.lines
         payload = _payload(fence, lines)
-        number = self._slot_for(len(payload), record)
-        if number is None:
+        if len(payload) > self._half - _HEADROOM:
             # Some keys may never be asked for again.
-            lines = {name: line for name, line in lines.items() if not self._is_over(line, now)}
+            moment = Moment(now, 0)
+            lines = {
+                name: line
+                for name, line in lines.items()
+                if not current(self._state_in(line), moment).blank
+            }
             payload = _payload(fence, lines)
-            number = self._slot_for(len(payload), record)
-        while number is None:
-            last = self._slots[-1]
-            if 2 * last.size > _LARGEST_SLOT:
-                raise self._directory.unavailable("too many callers are waiting on this machine")
+        while len(payload) > self._half - _HEADROOM:
             try:
-                self._reserve(last.offset + last.size, 4 * last.size)
+                record = self._enlarge(record)
             except EngineUnavailable:
                 # The headroom is for renewals and releases, which add next to nothing.
-                free = max(set(range(len(self._slots))) - {record.slot})
-                room = self._slots[free].size - _HEADER.size
-                if len(payload) > min(record.length + _HEADROOM // 8, room):
+                if len(payload) > min(record.length + _HEADROOM // 8, self._half - _HEADER.size):
                     raise
-                number = free
-            else:
-                number = self._slot_for(len(payload), record)
-        sequence = record.sequence + 1
+                break
+        number, sequence = 1 - record.slot, record.sequence + 1
         checksum = zlib.crc32(payload, sequence & 0xFFFFFFFF)
         header = _HEADER.pack(_MAGIC, sequence, len(payload), checksum, self._boot)
-        _write_all(self._fd, header + payload, self._slots[number].offset)
+        _write_all(self._fd, header + payload, number * self._half)
         self._headers[number] = header
         return _Record(sequence, number, fence, lines, len(payload))
 
-    def _slot_for(self, length: int, record: _Record) -> int | None:
-        """Return the smallest unused slot with room, and headroom for writes that must not fail."""
-        needed = _HEADER.size + length + _HEADROOM
-        for number, slot in enumerate(self._slots):
-            if number != record.slot and slot.size >= needed:
-                return number
-        return None
-
-    def _is_over(self, line: bytes, now: float) -> bool:
-        state = self._state_in(line)
-        ends = [grant.until for grant in state.grants]
-        ends += [place.until for place in state.queue]
-        ends += [voided.until for voided in state.voided]
-        return max(ends, default=now) <= now
+    def _enlarge(self, record: _Record) -> _Record:
+        """Make both slots twice as large. Only the record in the first one stays where it is."""
+        if 2 * self._half > _LARGEST_SLOT:
+            raise self._directory.unavailable("too many callers are waiting on this machine")
+        if record.slot and record.length:
+            copy = os.pread(self._fd, _HEADER.size + record.length, self._half)
+            _write_all(self._fd, copy, 0)
+        self._reserve(2 * self._half, 2 * self._half)
+        return record._replace(slot=0)
 
     def _reserve(self, offset: int, size: int) -> None:
         try:
             try:
                 os.posix_fallocate(self._fd, offset, size)
-            except AttributeError:  # macOS has none
-                _write_all(self._fd, bytes(size), offset)
             except OSError as error:
                 if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                     raise
@@ -385,20 +314,12 @@ class RecordFile:
         self._resized(offset + size)
 
     def _resized(self, size: int) -> None:
-        """Record a file's new size, and forget where its slots were."""
-        self._known = _EMPTY
-        self._slots = tuple(_slots_in(size))
-        self._headers += [b""] * (len(self._slots) - len(self._headers))
+        """Record a file's new size, and forget what was in its slots."""
+        self._known, self._headers = _EMPTY, [b"", b""]
+        self._half = _FIRST_SLOT if size >= 2 * _FIRST_SLOT else 0
+        while 0 < 4 * self._half <= size:
+            self._half *= 2
         self._size = size  # Last: after an exception of a signal handler, all of it is done again.
-
-
-def _slots_in(file_size: int) -> Iterator[_Slot]:
-    offset, size = 0, _FIRST_SLOT
-    while offset + 2 * size <= file_size:
-        yield _Slot(offset, size)
-        yield _Slot(offset + size, size)
-        offset += 2 * size
-        size *= 2
 
 
 def _payload(fence: int, lines: Mapping[bytes, bytes]) -> bytes:
