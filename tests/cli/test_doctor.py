@@ -250,7 +250,6 @@ def test_a_directory_is_examined(
 ) -> None:
     """Of file:// it tells owner, mount, container, descriptors and space."""
     monkeypatch.setattr(of_directories, "platform_here", lambda: platform)
-    monkeypatch.setattr(of_directories, "is_on_volume", lambda _path: False)
     report = findings(told, "--url", f"file://{tmp_path}/locks{options}")
     assert {"directory", "mount", "container", "processes", "descriptors", "space"} <= set(report)
     assert "with mode 0700" in report["directory"]["text"]
@@ -262,7 +261,7 @@ def test_too_few_descriptors_are_warned_of(monkeypatch) -> None:
     monkeypatch.setattr(of_directories.resource, "getrlimit", lambda _what: (64, 64))
     full = SimpleNamespace(f_bavail=1, f_frsize=4096)
     monkeypatch.setattr(of_directories.os, "statvfs", lambda _path: full)
-    found = of_directories.findings("/", named=True, alone=True)
+    found = of_directories.findings("/", "file:///", alone=True)
     report = {each.subject: each for each in found}
     assert "ulimit -n" in report["descriptors"].remedy
     assert "4.0 KiB are free" in report["space"].text

@@ -9,18 +9,6 @@ import pytest
 from weblock import Locks, _engines
 from weblock.stores import file as file_engine
 from weblock.stores.file import checks
-from weblock.stores.file.directory import mount_of
-
-MOUNTINFO = """\
-500 400 0:50 / / rw,relatime - overlay overlay rw,lowerdir=/a
-501 500 0:51 / /proc rw - proc proc rw
-502 500 0:52 / /dev rw - tmpfs tmpfs rw
-503 502 0:53 / /dev/shm rw - tmpfs shm rw
-504 500 8:1 /var/lib/docker/volumes/locks/_data /volume rw - ext4 /dev/sda1 rw
-505 500 0:25 /app /run/app rw - tmpfs tmpfs rw
-506 500 0:60 / /tmp rw - tmpfs tmpfs rw
-507 500 8:1 /home/me/my\\040app /my\\040app rw - ext4 /dev/sda1 rw
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -95,15 +83,14 @@ def test_an_ordinary_machine_is_not_warned_of(
     assert not warnings_in(caplog)
 
 
-def test_the_default_directory_is_warned_of_and_the_remedy_is_its_url(
+def test_the_remedy_for_the_default_directory_is_its_url(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     in_docker: None,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Each container has a ``/tmp`` of its own, even where that is on a volume."""
+    """It says that there are no others, or that they share the directory."""
     monkeypatch.setattr(file_engine, "default_directory", lambda: f"{tmp_path}/default")
-    monkeypatch.setattr(checks, "is_on_volume", lambda path: True)
     monkeypatch.setattr(_engines, "_registry", _engines._Registry())  # The default may be in use.
     Locks.from_url("file://?allow_container=true").close()
     assert not warnings_in(caplog)
@@ -111,43 +98,11 @@ def test_the_default_directory_is_warned_of_and_the_remedy_is_its_url(
     assert warnings_in(caplog)[0].endswith(" set file://?allow_container=true")
 
 
-def test_a_named_directory_on_a_volume_is_not_warned_of(
-    url: str, monkeypatch: pytest.MonkeyPatch, in_docker: None, caplog: pytest.LogCaptureFixture
+def test_the_remedy_for_a_named_directory_is_its_url(
+    url: str, in_docker: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The containers of one host may share it; one in the container's own files is told the remedy."""
-    monkeypatch.setattr(checks, "is_on_volume", lambda path: True)
-    Locks.from_url(url).close()
-    Locks.from_url(f"{url}?allow_container=true").close()
-    assert not warnings_in(caplog)
-    monkeypatch.setattr(checks, "is_on_volume", lambda path: False)
+    """Nothing tells whether others mount the same volume."""
     Locks.from_url(f"{url}?allow_container=true").close()
     assert not warnings_in(caplog)
     Locks.from_url(url).close()
     assert warnings_in(caplog)[0].endswith(f" set {url}?allow_container=true")
-
-
-@pytest.mark.parametrize(
-    ("path", "volume"),
-    [
-        ("/volume/locks", True),
-        ("/run/app/locks", True),  # a part of the host's memory
-        ("/my app/locks", True),
-        ("/var/lib/locks", False),
-        ("/volumes/locks", False),
-        ("/tmp/locks", False),  # memory of this container
-        ("/dev/shm/locks", False),
-    ],
-)
-def test_what_is_a_volume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, volume: bool
-) -> None:
-    """What is mounted from the host, and not what the container has of its own."""
-    (tmp_path / "mountinfo").write_text(MOUNTINFO)
-    monkeypatch.setattr(checks, "mount_of", lambda path: mount_of(path, tmp_path / "mountinfo"))
-    assert checks.is_on_volume(path) is volume
-
-
-@pytest.mark.skipif(not Path("/proc/self/mountinfo").exists(), reason="only Linux has it")
-def test_the_root_is_no_volume() -> None:
-    """By what the kernel says of this machine."""
-    assert not checks.is_on_volume("/")

@@ -15,7 +15,7 @@ from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import AlreadyHeld, AsyncLocks, ConfigurationError, EngineUnavailable, Locks
 from weblock.stores import file as file_engine
 from weblock.stores.file import default_directory, directory
-from weblock.stores.file.directory import Mount, is_local, mount_of
+from weblock.stores.file.directory import file_system_of, is_local
 
 from .keys import record_of
 from .processes import Child, Failed
@@ -49,7 +49,7 @@ def test_file_systems_that_other_machines_may_share_are_told(
 ) -> None:
     """By the place that they are mounted at."""
     (tmp_path / "mountinfo").write_text(MOUNTINFO)
-    assert mount_of(path, tmp_path / "mountinfo").kind == kind
+    assert file_system_of(path, tmp_path / "mountinfo") == kind
     assert is_local(kind) is local
 
 
@@ -57,19 +57,20 @@ def test_of_two_file_systems_at_one_place_the_last_counts(tmp_path: Path) -> Non
     """It hides the other."""
     mountinfo = tmp_path / "mountinfo"
     mountinfo.write_text(f"{MOUNTINFO}29 22 0:27 / /mnt/nfs rw - tmpfs tmpfs rw\n")
-    assert mount_of("/mnt/nfs/locks", mountinfo).kind == "tmpfs"
+    assert file_system_of("/mnt/nfs/locks", mountinfo) == "tmpfs"
 
 
 @pytest.mark.parametrize(
-    "kind", ["nfs", "nfs4", "cifs", "9p", "fuse", "fuse.sshfs", "gpfs", "", "ext"]
+    "kind", ["nfs", "nfs4", "cifs", "9p", "fuse", "fuse.sshfs", "gpfs", "unknown", "ext"]
 )
 def test_a_shared_file_system_is_refused(
     url: str, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """So is an unknown one. The error names the directory, the file system and what to do."""
-    monkeypatch.setattr(directory, "mount_of", lambda path: Mount("/", "/", kind))
-    told = kind or "an unknown file system"
-    with pytest.raises(ConfigurationError, match=rf"/locks is on {told}, .*redis://"):
+    monkeypatch.setattr(directory, "file_system_of", lambda path: kind)
+    with pytest.raises(
+        ConfigurationError, match=rf"/locks is on a file system \({kind}\) .*redis://"
+    ):
         Locks.from_url(url)
 
 

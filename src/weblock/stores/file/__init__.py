@@ -81,7 +81,7 @@ def open_engine(url: str) -> FileEngine:
     directory, options = _parsed(url)
     engine = FileEngine(directory)
     engine.alone = options.get("allow_container", False)
-    found = checks.container(engine.path, named=bool(directory), alone=engine.alone)
+    found = checks.container(engine.path, f"file://{directory}", alone=engine.alone)
     if found.level is not Level.OK and not checks.told:
         checks.told.append(found.text)
         logger.warning("%s %s", found.text, found.remedy)
@@ -194,7 +194,7 @@ class FileEngine(Engine):
 
     def diagnose(self) -> Iterable[Finding]:
         """Return what there is to know of the directory."""
-        return checks.findings(self.path, named=bool(self._directory), alone=self.alone)
+        return checks.findings(self.path, f"file://{self._directory}", alone=self.alone)
 
     def close(self) -> None:
         """Close the engine. Callers that still wait here are notified."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from ..findings import Finding, bytes_of, warning
-from .directory import is_pipe, mount_of
+from .directory import file_system_of, is_pipe
 
 try:
     import resource
@@ -29,7 +29,6 @@ ENOUGH_SPACE: Final = 16 * 1024 * 1024
 
 _MANY_MACHINES: Final = {
     "KUBERNETES_SERVICE_HOST": "Kubernetes",
-    "KUBERNETES_PORT": "Kubernetes",
     "ECS_CONTAINER_METADATA_URI_V4": "Amazon ECS",
     "AWS_LAMBDA_FUNCTION_NAME": "AWS Lambda",
     "K_SERVICE": "Cloud Run",
@@ -53,14 +52,13 @@ told: list[str] = []
 """The warning that this process has logged, once for all directories."""
 
 
-def findings(path: str, *, named: bool, alone: bool) -> Iterator[Finding]:
-    """Return what is found of a directory that is in use; ``named`` and ``alone`` as below."""
+def findings(path: str, url: str, *, alone: bool) -> Iterator[Finding]:
+    """Return what is found of a directory that is in use."""
     info, disk = os.stat(path), os.statvfs(path)
     mode = stat.S_IMODE(info.st_mode)
     yield Finding("directory", f"{path} belongs to user {info.st_uid}, with mode {mode:04o}.")
-    kind = mount_of(path).kind or "unknown"
-    yield Finding("mount", f"It is on a file system of the type {kind}.")
-    yield container(path, named=named, alone=alone)
+    yield Finding("mount", f"It is on a file system of the type {file_system_of(path)}.")
+    yield container(path, url, alone=alone)
     count = sum(map(is_pipe, os.listdir(path)))
     yield Finding("processes", f"{count} have it open, or were killed while they had.")
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -80,31 +78,30 @@ def findings(path: str, *, named: bool, alone: bool) -> Iterator[Finding]:
         yield Finding("space", text)
 
 
-def container(path: str, *, named: bool, alone: bool) -> Finding:
+def container(path: str, url: str, *, alone: bool) -> Finding:
     """Return whether others may have a directory of the same name, and exclude nobody here.
 
-    ``named``: the user has named the directory, so that on a volume that is mounted into a container it
-    is taken to be the same for all. ``alone``: the user says that there are no others
-    (``allow_container``).
+    ``alone``: the user says that there are no others, or that they share this one (``allow_container``).
     """
     here = platform_here()
     if not here:
-        text = "This looks like an ordinary machine, and all of it locks here."
-    elif alone:
-        text = f"This looks like {here}, and allow_container=true says that no other locks."
-    elif named and is_on_volume(path):
-        text = f"This looks like {here}, and the directory is on a volume that is mounted into it."
-    else:
-        return warning(
-            "container",
-            f"weblock locks in {path}, for this container or machine only, but this looks like"
-            f" {here}, where others may run the same application with a directory of their own."
-            " They would not exclude each other.",
-            "Use an engine that all share (redis://...), or, for the containers of one host, a directory"
-            " on a volume that all of them mount (file:///volume/locks). If there are no others, set"
-            f" file://{path if named else ''}?allow_container=true",
+        return Finding(
+            "container", "This looks like an ordinary machine, and all of it locks here."
         )
-    return Finding("container", text)
+    if alone:
+        text = (
+            f"This looks like {here}, and allow_container=true says that no others lock elsewhere."
+        )
+        return Finding("container", text)
+    return warning(
+        "container",
+        f"weblock locks in {path}, for this container or machine only, but this looks like {here},"
+        " where others may run the same application with a directory of their own. They would not"
+        " exclude each other.",
+        "Use an engine that all share (redis://...), or, for the containers of one host, a directory on"
+        " a volume that all of them mount (file:///volume/locks). If they do, or if there are no others,"
+        f" set {url}?allow_container=true",
+    )
 
 
 def platform_here() -> str:
@@ -113,15 +110,6 @@ def platform_here() -> str:
     found += [name for mark, name in _CONTAINERS.items() if os.path.exists(mark)]
     found += ["a container"] if _CGROUPS.search(_cgroups()) else []
     return found[0] if found else ""
-
-
-def is_on_volume(path: str) -> bool:
-    """Return whether a path is on a volume of Linux, not in a container's own files or memory.
-
-    A container's own memory is mounted from its root, and a part of the host's memory is not.
-    """
-    place, root, kind = mount_of(path)
-    return place not in ("", "/") and not (kind in ("tmpfs", "ramfs") and root == "/")
 
 
 def _cgroups() -> str:

@@ -24,7 +24,7 @@ import io
 import os
 import stat
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from ..._platform.forks import Mutex, close_in_children
 from ...errors import ConfigurationError, EngineUnavailable
@@ -149,7 +149,7 @@ def _open_private(path: str) -> int:
             f"the lock directory {path} cannot be used: {what}; name one that can be made or"
             " written: file:///path/to/locks"
         ) from error
-    found, kind = os.fstat(fd), mount_of(path).kind
+    found, kind = os.fstat(fd), file_system_of(path)
     mode = stat.S_IMODE(found.st_mode)
     reason = ""
     if found.st_uid != os.geteuid() or mode & 0o022:
@@ -166,9 +166,9 @@ def _open_private(path: str) -> int:
         )
     elif not is_local(kind):
         reason = (
-            f"{path} is on {kind or 'an unknown file system'}, which other machines may share and where"
-            " file locks cannot be trusted: name a directory on a local disk (ext4, xfs, ...) or in"
-            " memory (file:///dev/shm/...), or use redis://"
+            f"{path} is on a file system ({kind}) that other machines may share and where file locks"
+            " cannot be trusted: name a directory on a local disk (ext4, xfs, ...) or in memory"
+            " (file:///dev/shm/...), or use redis://"
         )
     if reason:
         os.close(fd)
@@ -241,24 +241,16 @@ def _is_private_group(group: int) -> bool:
     return ours and set(found.gr_mem) <= {"root", user.pw_name}
 
 
-class Mount(NamedTuple):
-    """The mount that a path is in: where, which part of its file system, and of which type."""
-
-    place: str = ""
-    root: str = ""
-    kind: str = ""
-
-
-def mount_of(path: str, mountinfo: Path = Path("/proc/self/mountinfo")) -> Mount:
-    """Return the innermost mount that ``path`` is in, and of several at one place the last."""
-    path, found = os.path.realpath(path), Mount()
+def file_system_of(path: str, mountinfo: Path = Path("/proc/self/mountinfo")) -> str:
+    """Return the type of the innermost mount that a path is in, and of several at one place the last."""
+    path, longest, kind = os.path.realpath(path), "", "unknown"
     with contextlib.suppress(OSError):
         for line in mountinfo.read_text("utf-8", "replace").splitlines():
             fields = line.split(" ")
             place = fields[4].replace("\\040", " ")
-            if len(place) >= len(found.place) and Path(path).is_relative_to(place):
-                found = Mount(place, fields[3], fields[fields.index("-") + 1])
-    return found
+            if len(place) >= len(longest) and Path(path).is_relative_to(place):
+                longest, kind = place, fields[fields.index("-") + 1]
+    return kind
 
 
 def is_local(kind: str) -> bool:
