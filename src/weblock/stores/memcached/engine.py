@@ -8,12 +8,12 @@ from contextlib import closing
 from functools import partial
 from typing import Final, TypeVar
 
-from ..._core.ports import Ask, Engine, Runtime, Store, Switchboard
-from ..._platform.forks import heed_forks
+from ..._core.ports import Runtime, Store
 from ..._platform.loops import in_thread
 from ...errors import ConfigurationError, EngineUnavailable
 from ..cells import CellStore, Renewing
 from ..findings import Finding, unreachable
+from ..transport.engine import ServerEngine
 from ..transport.pool import Pool
 from ..transport.silence import Silence
 from ..transport.unfit import explained
@@ -34,22 +34,15 @@ THREADS: Final = 16
 R = TypeVar("R")
 
 
-class MemcachedEngine(Engine):
+class MemcachedEngine(ServerEngine):
     """The leases on one server, as this process sees them."""
 
-    scope = "cluster"
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.name = settings.name
-        self.recovery = settings.recovery
-        self.after_fork()
-        heed_forks(self)
+    settings: Settings
 
     def after_fork(self) -> None:
         """Begin with nothing open, as a process that has written nothing and seen nothing."""
+        super().after_fork()
         settings = self.settings
-        self.switchboard = Switchboard()
         self.observer = Observer()
         self.renewing = Renewing()
         self.pool = Pool(
@@ -94,12 +87,11 @@ class MemcachedEngine(Engine):
             yield unreachable(error, self._unavailable(error).reason)
 
     def close(self) -> None:
-        """Close the engine. Callers that still wait here are notified."""
         self._closed = True
         self.lookout.close()
         self._threads.shutdown(wait=False)
         self.pool.close()
-        self.switchboard.ring_all(Ask())
+        super().close()
 
     def _unavailable(self, error: BaseException) -> EngineUnavailable:
         return EngineUnavailable(

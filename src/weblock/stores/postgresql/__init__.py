@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from ..._core.ports import Ask, Engine, Runtime, Store, Switchboard
-from ..._platform.forks import heed_forks
+from ..._core.ports import Runtime, Store
 from ..._requirements import require
 from ...errors import EngineUnavailable
 from ..cells import Renewing
 from ..findings import Finding
+from ..transport.engine import ServerEngine
 from ..url import without_secrets
 
 if TYPE_CHECKING:
@@ -38,24 +38,17 @@ def open_engine(url: str) -> PostgreSQLEngine:
     return PostgreSQLEngine(parse(url))
 
 
-class PostgreSQLEngine(Engine):
+class PostgreSQLEngine(ServerEngine):
     """The leases in one table, as this process sees them."""
 
-    scope = "cluster"
+    settings: Settings
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.name = settings.name
-        self.recovery = settings.recovery
-        self._tidy_at = 0.0
-        self.after_fork()
-        heed_forks(self)
+    _tidy_at = 0.0
 
     def after_fork(self) -> None:
-        """Begin with nothing open."""
         from .connections import Connections
 
-        self.switchboard = Switchboard()
+        super().after_fork()
         self.renewing = Renewing()
         self.connections = Connections(self.settings, self.switchboard)
 
@@ -86,6 +79,5 @@ class PostgreSQLEngine(Engine):
         return diagnose(self.connections)
 
     def close(self) -> None:
-        """End all connections. Callers that still wait here are notified."""
         self.connections.close()
-        self.switchboard.ring_all(Ask())
+        super().close()

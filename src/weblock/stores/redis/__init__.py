@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ..._core.ports import Ask, Engine, Runtime, Store, Switchboard
-from ..._platform.forks import heed_forks
+from ..._core.ports import Runtime, Store
 from ..._requirements import require
 from ..findings import Finding
+from ..transport.engine import ServerEngine
 from ..url import without_secrets
 from .settings import Settings, parse
 
@@ -42,23 +42,15 @@ def adopt(client: object, **options: Any) -> RedisEngine:
     return RedisEngine(settings_of(client, options))
 
 
-class RedisEngine(Engine):
+class RedisEngine(ServerEngine):
     """The leases of one deployment, as this process sees them."""
 
-    scope = "cluster"
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.name = settings.name
-        self.recovery = settings.recovery
-        self.after_fork()
-        heed_forks(self)
+    settings: Settings
 
     def after_fork(self) -> None:
-        """Begin with nothing open."""
         from .connections import Connections
 
-        self.switchboard = Switchboard()
+        super().after_fork()
         self._connections: Connections = Connections(self.settings, self.switchboard)
 
     def connect(self, runtime: Runtime) -> Store:
@@ -71,6 +63,5 @@ class RedisEngine(Engine):
         return diagnose(self._connections, self.settings)
 
     def close(self) -> None:
-        """End all connections. Callers that still wait here are notified."""
         self._connections.close()
-        self.switchboard.ring_all(Ask())
+        super().close()

@@ -1,5 +1,6 @@
 """How engines reach their servers: what two or more of them need is written once, here.
 
+- ``engine``: how such an engine begins, begins anew in a forked child, and ends.
 - ``pool``: connections for threads, and for the tasks of event loops.
 - ``loops``: what belongs to one event loop each. ``turns``: permits, which no signal handler takes for good.
 - ``polling``: how to wait for several sockets.
