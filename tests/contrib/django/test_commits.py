@@ -1,9 +1,9 @@
-"""Each way to commit without ``atomic``: what a lost lease covers is not committed in any of them."""
+"""What a lost lease covers is not committed, whatever sends the COMMIT."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -12,7 +12,8 @@ from django.http import HttpRequest, HttpResponse
 from psycopg.sql import SQL
 
 from weblock import LeaseLost
-from weblock.contrib.django import lock, locks
+from weblock.contrib.django import commits, lock, locks
+from weblock.contrib.django.request import ViewLeases
 
 from .project.shop.models import Item
 from .requests import fetch
@@ -37,53 +38,27 @@ def lose() -> None:
     assert locks["default"].force_release("items")
 
 
-def by_autocommit(using: str) -> None:
-    """Turns autocommit on again, which commits on SQLite and on MySQL."""
-    transaction.set_autocommit(True, using=using)
-
-
-def by_commit(using: str) -> None:
-    """Calls ``commit`` of Django."""
-    transaction.commit(using=using)
-
-
-def by_cursor(text: str) -> Callable[[str], None]:
-    """Sends SQL that commits."""
-
-    def commit(using: str) -> None:
-        composed = SQL(text) if using == "default" else text
-        with connections[using].cursor() as cursor:
-            cursor.execute(composed)
-
-    return commit
-
-
 COMMITS = {
-    "autocommit": by_autocommit,
-    "commit": by_commit,
-    "COMMIT": by_cursor("COMMIT"),
-    "end transaction": by_cursor(" /* done */ end transaction"),
-    "second": by_cursor("SELECT 1; commit and no chain"),
-    "comment": by_cursor("-- done\nCommit;"),
+    "COMMIT": "COMMIT",
+    "end transaction": " /* done */ end transaction",
+    "second": "SELECT 1; commit and no chain",
+    "comment": "-- done\nCommit;",
 }
 
 
-def view_of(using: str, commit: Callable[[str], None], *, lost: bool) -> Callable[..., Any]:
-    """A view that begins a transaction by turning autocommit off, and commits it its own way."""
+def view_of(using: str, text: str, *, lost: bool) -> Callable[..., Any]:
+    """A view whose cursor sends a COMMIT as SQL, inside ``atomic``."""
 
     @lock("items")
     def view(request: Any) -> HttpResponse:
-        transaction.set_autocommit(False, using=using)
-        try:
+        with transaction.atomic(using):
             Item.objects.using(using).create()
             if lost:
                 lose()
                 with suppress(LeaseLost):
                     request.weblock.extend(1)
-            commit(using)
-        finally:
-            connections[using].rollback()
-            transaction.set_autocommit(True, using=using)
+            with connections[using].cursor() as cursor:
+                cursor.execute(SQL(text) if using == "default" else text)
         return HttpResponse(status=201)
 
     return view
@@ -91,15 +66,12 @@ def view_of(using: str, commit: Callable[[str], None], *, lost: bool) -> Callabl
 
 @pytest.mark.parametrize("using", DATABASES)
 @pytest.mark.parametrize("name", COMMITS)
-def test_no_commit_without_a_lease(name: str, using: str, serve: Any) -> None:
-    """Whatever commits is refused when the lease is lost, and rolled back; and else it commits."""
-    if (name, using) == ("autocommit", "default"):
-        pytest.skip("PostgreSQL refuses it inside a transaction")
+def test_a_cursor_cannot_commit_without_a_lease(name: str, using: str, serve: Any) -> None:
+    """A COMMIT as SQL is refused when the lease is lost, and rolled back; and else it commits."""
     if (name, using) == ("second", "lite"):
         pytest.skip("SQLite runs one statement at a time")
     serve(lost=view_of(using, COMMITS[name], lost=True))
-    response = fetch("/lost")
-    assert (response.status_code, response.json()["code"]) == (503, "lease_lost")
+    assert fetch("/lost").json()["code"] == "lease_lost"
     assert Item.objects.using(using).count() == 0
     assert connections[using].get_autocommit()
     serve(held=view_of(using, COMMITS[name], lost=False))
@@ -108,23 +80,72 @@ def test_no_commit_without_a_lease(name: str, using: str, serve: Any) -> None:
 
 
 @pytest.mark.parametrize("using", DATABASES)
-def test_a_cursor_cannot_commit_an_atomic_block_either(using: str, serve: Any) -> None:
-    """SQL ``COMMIT`` inside ``atomic`` is checked too, and the block rolls back."""
+@pytest.mark.parametrize("inside", [nullcontext, transaction.atomic], ids=["bare", "atomic"])
+def test_a_transaction_of_set_autocommit_is_not_written_in(
+    inside: Callable[[str], Any], using: str, serve: Any
+) -> None:
+    """``set_autocommit(True)`` would commit it unchecked: the write is refused, and says what to use.
+
+    Nothing is committed, and other reads may run so.
+    """
 
     @lock("items")
-    def view(request: Any) -> HttpResponse:
-        with transaction.atomic(using):
-            Item.objects.using(using).create()
-            lose()
-            with suppress(LeaseLost):
-                request.weblock.extend(1)
-            by_cursor("COMMIT")(using)
-        return HttpResponse(status=201)
+    def view(request: HttpRequest) -> HttpResponse:
+        transaction.set_autocommit(False, using=using)
+        try:
+            with inside(using):
+                Item.objects.using(using).count()
+                if "write" in request.GET:
+                    Item.objects.using(using).create()
+        finally:
+            connections[using].rollback()
+            transaction.set_autocommit(True, using=using)
+        return HttpResponse()
 
     serve(items=view)
-    assert fetch("/items").json()["code"] == "lease_lost"
+    assert "Use transaction.atomic()" in str(fetch("/items?write").exc_info[1])
+    assert Item.objects.using(using).count() == 0
+    assert fetch("/items").status_code == 200
+
+
+class Stopped(BaseException):
+    """What a signal handler raises."""
+
+
+@pytest.mark.parametrize("using", DATABASES)
+def test_whatever_ends_the_check_rolls_back(
+    using: str, serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``atomic`` turns autocommit on in any case, which commits on SQLite: so there is nothing left."""
+
+    def check(_self: object) -> None:
+        raise Stopped
+
+    @lock("items")
+    def view(request: HttpRequest) -> HttpResponse:
+        with monkeypatch.context() as patches, transaction.atomic(using):
+            Item.objects.using(using).create()
+            patches.setattr(ViewLeases, "check", check)
+        return HttpResponse()
+
+    serve(items=view)
+    with pytest.raises(Stopped):
+        fetch("/items")
     assert Item.objects.using(using).count() == 0
     assert connections[using].get_autocommit()
+
+
+def test_a_wrapper_that_is_there_first_removes_itself(serve: Any) -> None:
+    """Django removes the last wrapper, which would be ours if it came after: ours stays."""
+
+    def pass_on(execute: Any, *given: Any) -> Any:
+        return execute(*given)
+
+    connection = connections.create_connection("default")
+    with connection.execute_wrapper(pass_on):
+        connection.ensure_connection()
+    connection.close()
+    assert [each.__module__ for each in connection.execute_wrappers] == [commits.__name__]
 
 
 @pytest.mark.parametrize("using", DATABASES)

@@ -29,7 +29,8 @@ def alias(settings: Any, url: str) -> Callable[..., None]:
     """Sets up the alias of this test."""
 
     def alias(**given: Any) -> None:
-        settings.WEBLOCK = {"default": {"URL": url, "WAIT": 0, **given}}
+        there = {"URL": url, "WAIT": 0, "GUARD": "lease", "GUARD_DATABASES": ["default", "other"]}
+        settings.WEBLOCK = {"default": {**there, **given}}
 
     return alias
 
@@ -148,25 +149,6 @@ def test_connections_of_other_threads_are_checked(
     serve(items=view)
     alias()
     assert is_refused(fetch("/items"))
-
-
-def test_an_old_cursor_alone_cannot_go_behind(
-    thread: ThreadPoolExecutor, serve: Any, alias: Any
-) -> None:
-    """A COPY that commits by itself is refused, as the first thing that another thread does."""
-
-    def copy() -> None:
-        with connection.cursor() as cursor, cursor.copy("COPY shop_item (name) FROM STDIN"):
-            raise AssertionError
-
-    @lock("create_item", guard="database")
-    def view(request: HttpRequest) -> HttpResponse:
-        thread.submit(copy_context().run, copy).result()
-        return HttpResponse(status=201)
-
-    serve(items=view)
-    alias()
-    assert "put it inside transaction.atomic()" in str(fetch("/items").exc_info[1])
 
 
 def test_what_is_not_guarded_sends_nothing(serve: Any, alias: Any) -> None:

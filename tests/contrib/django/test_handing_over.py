@@ -14,6 +14,7 @@ from weblock.contrib.django.models import Fence
 
 from .project.shop.models import Item
 from .requests import fetch
+from .test_guard import elsewhere
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -93,10 +94,12 @@ def test_a_guarded_view_takes_the_place_of_no_worker(
 
     def view(hand_over: Callable[[], None]) -> None:
         hand_over()
+        elsewhere(lambda: Fence.objects.update(token="of the worker"))
         Item.objects.count() if then == "reads" else Item.objects.create()
 
-    settings.WEBLOCK = {"default": {"URL": url, "GUARD": "database"}}
+    there = {"URL": url, "GUARD": "database", "GUARD_DATABASES": ["default"]}
+    settings.WEBLOCK = {"default": there}
     status, tokens = posted(view)
     assert status == (202 if then == "reads" else 503)
-    assert (Item.objects.count(), Fence.objects.count()) == (0, 0)
+    assert (Item.objects.count(), Fence.objects.get().token) == (0, "of the worker")
     work_off(*tokens)

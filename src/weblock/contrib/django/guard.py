@@ -1,7 +1,7 @@
 """``"GUARD": "database"``: the database refuses the COMMIT of a holder that slept through its lease.
 
-``Guard`` knows the leases of one request, and what of them stands in which database. ``commits`` has
-it act at the right moments.
+A request writes the fences of its leases into the databases as soon as it has acquired them, before it
+reads anything. ``commits`` has the fences checked before each COMMIT.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from django.db import DEFAULT_DB_ALIAS, connections, router
 from django.db.utils import Error
 
-from ..._core.holding import Status
 from ..._face import BaseLease
+from ...errors import ConfigurationError
 from ...keys import unqualified
 from ..guarding import (
     TABLE,
@@ -28,7 +28,6 @@ from ..guarding import (
     StaleFence,
     Trouble,
     dialect_of,
-    is_due,
     marks_of,
     trouble_of,
 )
@@ -40,26 +39,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class _GuardedLease:
-    """One lease: its databases, how long each may keep us waiting, and the locks it is from."""
+    """The lease of one key: its databases, how long to wait for each, and the locks it is from."""
 
-    lease: BaseLease
     mark: Mark
     databases: frozenset[str]
     wait: float
     locks: Locks
-    known_to: dict[str, float] = field(default_factory=dict)
-    """The databases that know of it, and since when: see ``is_due``."""
-
-    def is_given_up(self) -> bool:
-        """Return whether the request itself has released the lease, or handed it over.
-
-        Its work is done, and nothing more of it is committed: if it wrote its fence now, it would take
-        the place of the holder that continues the lease.
-        """
-        return any(
-            each.fence == self.mark.fence and each.status is Status.RELEASED
-            for each in self.lease._leased  # noqa: SLF001 - the adapters know what a lease is made of
-        )
+    written_to: set[str] = field(default_factory=set)
+    """The databases that have its fence."""
 
     def holds(self) -> bool:
         """Return whether the engine says that the key is still ours."""
@@ -75,11 +62,11 @@ class Guard:
         self._leases: list[_GuardedLease] = []
 
     def add(self, lease: BaseLease, wanted: GuardSettings, locks: Locks) -> None:
-        """Write a lease of ``locks`` into the databases, before any other statement."""
+        """Have a lease of ``locks`` guarded: see ``write``."""
         databases = guarded_databases(wanted.databases)
         known = {each.mark for each in self.leases()}
         self._leases += [
-            _GuardedLease(lease, mark, databases, wanted.wait, locks)
+            _GuardedLease(mark, databases, wanted.wait, locks)
             for mark in marks_of(lease)
             if mark not in known
         ]
@@ -88,17 +75,23 @@ class Guard:
         """Return whether ``database`` is guarded."""
         return any(database in each.databases for each in self.leases())
 
-    def raise_on(self, connection: Any) -> None:
-        """Write the fences that a database does not know yet. Raises ``StaleFence``, ``FenceLocked``.
+    def write(self) -> None:
+        """Write the fences that their databases do not have yet, outside of any transaction.
 
-        Outside of any transaction: each is committed by itself.
+        Raises ``StaleFence`` if a later holder has begun, and ``FenceLocked`` if a former one has
+        been about to commit for too long.
         """
         for guarded in self.leases():
-            alias, written = connection.alias, guarded.known_to.get(connection.alias)
-            if alias not in guarded.databases or not is_due(written) or guarded.is_given_up():
-                continue
-            runner, may_sweep = _runner(connection, guarded), not connection.in_atomic_block
-            guarded.known_to[alias] = runner.begin(guarded.mark, written, may_sweep=may_sweep)
+            for alias in sorted(guarded.databases - guarded.written_to):
+                connection = connections[alias]
+                if not connection.settings_dict["AUTOCOMMIT"]:
+                    raise ConfigurationError(
+                        f"the database {alias!r} has AUTOCOMMIT off: GUARD commits by itself before"
+                        " the work begins, and needs it on"
+                    )
+                may_sweep = not connection.in_atomic_block  # That of a TestCase.
+                _runner(connection, guarded).begin(guarded.mark, None, may_sweep=may_sweep)
+                guarded.written_to.add(alias)
 
     def check_on(self, connection: Any) -> None:
         """Raise ``StaleFence`` if another section has begun; keep others out until COMMIT.
@@ -106,7 +99,7 @@ class Guard:
         A transaction that turns out to be read-only passes: it commits nothing.
         """
         for guarded in self.leases():
-            if connection.alias not in guarded.known_to:
+            if connection.alias not in guarded.databases:
                 continue
             runner = _runner(connection, guarded)
             try:
@@ -132,7 +125,7 @@ class Guard:
         if trouble_of(error) is not Trouble.CONFLICT:
             return error
         for guarded in self.leases():
-            for alias in guarded.known_to:
+            for alias in guarded.written_to:
                 try:
                     _runner(connections[alias], guarded).look(guarded.mark)
                 except StaleFence as stale:

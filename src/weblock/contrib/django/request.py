@@ -25,18 +25,23 @@ from ..._runtime.clock import part_of
 from ...aio import AsyncLease
 from ...errors import AlreadyHeld, ConfigurationError, LeaseLost, WeblockError
 from ...keys import CheckedKey, in_order
-from ...sync import Lease, Locks
+from ...sync import Lease
 from ..asgi.request import SCOPE_KEY, AsyncRequestLocks
 from ..guarding import GuardKind
 from ..request import BeforeWaiting, RequestLeases, going_on, limit_of, to_its_end
 from ..wsgi.request import ENVIRON_KEY
 from .answers import answer
-from .commits import checked_at_commit, give_back_connections, prepare_connections
-from .guard import Guard, guarded_databases
+from .commits import (
+    checked_at_commit,
+    give_back_connections,
+    prepare_connections,
+    write_fences,
+)
+from .guard import Guard
 from .internals import close_together
 from .registry import async_locks, locks
 from .rows import kept_rows, read_again
-from .settings import GuardSettings, of_alias
+from .settings import of_alias
 from .view_lock import DEFAULT, ViewLock
 
 
@@ -62,7 +67,7 @@ class ViewLeases(RequestLeases[BaseLease]):
         self._shown: tuple[ViewLock, bool] | None = None
         self._by_lock: dict[ViewLock, tuple[CheckedKey, ...]] = {}
         self.guard: Guard | None = self._outer.guard if self._outer else None
-        """What the databases are to know of the leases."""
+        """The leases whose fences are in the databases."""
 
     def leave(self) -> bool:
         """Record that the client has gone, and return whether the request may be cancelled now.
@@ -166,7 +171,6 @@ class ViewLeases(RequestLeases[BaseLease]):
         self,
         faces: Mapping[str, Face],
         wanted: Mapping[ViewLock, tuple[CheckedKey, ...]],
-        guards: Mapping[ViewLock, GuardSettings],
         before_waiting: BeforeWaiting,
     ) -> bool:
         """Acquire what the request does not hold yet. Return whether there was any."""
@@ -180,9 +184,13 @@ class ViewLeases(RequestLeases[BaseLease]):
                     await self.take(face, missing, lock.held_with, before_waiting)
             finally:
                 self._waiting = False
-        for lock, guard in guards.items():  # Also of keys that were held already, unguarded.
-            lease = self.lease_of(faces[lock.alias], wanted[lock])
-            self._tell_databases(lease, guard, locks[lock.alias])
+        for lock in wanted:  # Also of keys that were held already, unguarded.
+            settings = of_alias(lock.alias).guard
+            if settings.asked_by(lock.guard):
+                if self.guard is None or (self._outer and self.guard is self._outer.guard):
+                    self.guard = Guard(self.guard)
+                lease = self.lease_of(faces[lock.alias], wanted[lock])
+                self.guard.add(lease, settings, locks[lock.alias])
         self._by_lock.update(wanted)
         self.check()  # Some may have been lost while we waited for others.
         return len(self.leases) > had
@@ -223,11 +231,6 @@ class ViewLeases(RequestLeases[BaseLease]):
             return False
         return (not outer.over and outer.holds(face, key)) or outer.is_held_outside(face, key)
 
-    def _tell_databases(self, lease: BaseLease, wanted: GuardSettings, granted_by: Locks) -> None:
-        if self.guard is None or (self._outer and self.guard is self._outer.guard):
-            self.guard = Guard(self.guard)
-        self.guard.add(lease, wanted, granted_by)
-
 
 class ThreadLeases(ViewLeases):
     """The locks of a request that a thread serves."""
@@ -261,13 +264,15 @@ class ThreadLeases(ViewLeases):
         ``given`` besides. Raises what ``Locks`` raises, ``ConfigurationError`` inside a transaction, and
         ``PermissionDenied`` if a row is gone.
         """
-        guards = _guards(of)
-        prepare_connections(self.request, _databases(guards))
+        prepare_connections(self.request)
         wanted: dict[ViewLock, tuple[CheckedKey, ...]] = {}
         for lock in of:
             with self._refusing(lock):
                 wanted[lock] = in_order(lock.keys_of(self.request, values))
-        if drive(self._take_all(locks, wanted, guards, _give_back)):
+        acquired = drive(self._take_all(locks, wanted, _give_back))
+        if guard := self.guard:
+            write_fences(guard)
+        if acquired:
             read_again(kept_rows((*vars(self.request).values(), *values.values(), *given)))
 
 
@@ -313,13 +318,15 @@ class TaskLeases(ViewLeases):
         given: Iterable[object] = (),
     ) -> None:
         """Acquire the keys, and read rows again, in a task."""
-        guards = _guards(of)
-        await _aprepare_connections(self.request, _databases(guards))
+        await _aprepare_connections(self.request)
         wanted: dict[ViewLock, tuple[CheckedKey, ...]] = {}
         for lock in of:
             with self._refusing(lock):
                 wanted[lock] = in_order(await lock.akeys_of(self.request, values))
-        if await self._take_all(async_locks, wanted, guards, _agive_back_connections):
+        acquired = await self._take_all(async_locks, wanted, _agive_back_connections)
+        if guard := self.guard:
+            await _awrite_fences(guard)
+        if acquired:
             rows = kept_rows((*vars(self.request).values(), *values.values(), *given))
             if rows:
                 await _aread_again(rows)
@@ -333,6 +340,7 @@ class TaskLeases(ViewLeases):
 
 _aprepare_connections: Final = sync_to_async(prepare_connections)
 _agive_back_connections: Final = sync_to_async(give_back_connections)
+_awrite_fences: Final = sync_to_async(write_fences)
 _aread_again: Final = sync_to_async(read_again)
 
 _current: Final[ContextVar[ThreadLeases | TaskLeases | None]] = ContextVar(
@@ -341,17 +349,6 @@ _current: Final[ContextVar[ThreadLeases | TaskLeases | None]] = ContextVar(
 
 _OF_ONE_REQUEST: Final = frozenset({part_of, _current, checked_at_commit})
 """What is set in the context while a request is served, and not after it."""
-
-
-def _guards(of: Iterable[ViewLock]) -> dict[ViewLock, GuardSettings]:
-    """Return how the databases guard these locks, of which some are not guarded."""
-    settings = {lock: of_alias(lock.alias).guard for lock in of}
-    return {lock: found for lock, found in settings.items() if found.asked_by(lock.guard)}
-
-
-def _databases(guards: Mapping[ViewLock, GuardSettings]) -> set[str]:
-    """Return the aliases of the databases that are to know of what is locked under these guards."""
-    return {alias for each in guards.values() for alias in guarded_databases(each.databases)}
 
 
 def locks_of_request(request: HttpRequest) -> ThreadLeases | TaskLeases | None:

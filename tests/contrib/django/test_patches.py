@@ -1,0 +1,34 @@
+"""What weblock patches in other packages: each test fails when the patch is no longer needed.
+
+docs/architecture.md lists the patches.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.db.backends import signals
+
+from .project.shop.models import Item
+
+
+@pytest.mark.django_db(transaction=True)
+def test_django_has_no_hook_before_commit() -> None:
+    """``execute_wrappers`` do not see the COMMIT of ``atomic``, and ``on_commit`` comes after it."""
+    seen: list[str] = []
+    committed: list[bool] = []
+
+    def note(execute: Any, sql: str, *given: Any) -> Any:
+        seen.append(sql.partition(" ")[0])
+        return execute(sql, *given)
+
+    with connection.execute_wrapper(note), transaction.atomic():
+        Item.objects.create()
+        transaction.on_commit(lambda: committed.append(connection.get_autocommit()))
+    assert seen == ["INSERT"]
+    assert committed == [True]
+    assert [name for name in vars(signals) if name.islower() and "__" not in name] == [
+        "connection_created"
+    ]
