@@ -165,7 +165,9 @@ class _Exchange:
         except BaseException as error:
             if not request.interrupted:
                 raise
-            if not isinstance(error, asyncio.CancelledError):
+            # Starlette wraps an error that an application inside the application has answered.
+            known = error.__cause__ if isinstance(error, RuntimeError) else error
+            if not isinstance(known, asyncio.CancelledError | LeaseLost):
                 logger.warning("a request whose lease was lost failed", exc_info=error)
         finally:
             request.over = True
@@ -179,7 +181,7 @@ class _Exchange:
         if self.outbox.sent:
             logger.error("a response was sent before it was known that the %s", loss)
             await self._close_websocket(loss)
-        elif self.outbox.promises:
+        elif self.outbox.promises or self.request.interrupted:
             await self._answer_problem(loss)
 
     async def answer_error(self, error: BaseException) -> None:

@@ -65,17 +65,19 @@ class Outbox:
     """Whether a part of the response has been sent."""
     streams = False
     """Whether there is more to come after that."""
+    on_stream: Callable[[], None] | None = None
+    """Called at each part after which more is to come."""
     closed = False
     """Whether a websocket has been closed."""
     promises = True
     """Whether the response says that work was done, or refused: an error of the server does not."""
 
     def __init__(
-        self, send: Send, on_stream: Callable[[bool], None], loop: asyncio.AbstractEventLoop
+        self, send: Send, follow_stream: Callable[[bool], None], loop: asyncio.AbstractEventLoop
     ) -> None:
         self.loop = loop
         self._send = send
-        self._on_stream = on_stream
+        self._follow_stream = follow_stream
         self._held: list[Message] = []
 
     def send(self, message: Message) -> Awaitable[None]:
@@ -194,8 +196,10 @@ class Outbox:
             # part, a commit say, must not be ended so.
             goes_on = message.get("more_body", False)
             if goes_on or self.streams:
-                self._on_stream(goes_on)
+                self._follow_stream(goes_on)
             self.streams = goes_on
+            if goes_on and self.on_stream:
+                self.on_stream()
         elif message["type"] == "websocket.close":
             self.closed = True
         return self._send(message)

@@ -112,8 +112,10 @@ class AsyncRequestLocks(RequestLeases[AsyncLease]):
     _watch: asyncio.Task[None] | None = None
     _gave_up = False
     _unwanted = False
+    lost: AsyncLease | None = None
+    """A lease whose loss was to interrupt the request."""
     interrupted = False
-    """Whether an adapter has cancelled what the request was doing, since its lease was lost."""
+    """Whether the endpoint or the stream of the request was cancelled, since its lease was lost."""
 
     def __init__(
         self,
@@ -134,6 +136,8 @@ class AsyncRequestLocks(RequestLeases[AsyncLease]):
         self._inbox = inbox
         self._outbox = outbox if is_http else None
         self._seconds = hold_back
+        self.endpoints: Final[list[asyncio.Task[Any]]] = []
+        """The tasks that run an endpoint at this moment, which may be cancelled."""
 
     @property
     def streams(self) -> bool:
@@ -246,6 +250,21 @@ class AsyncRequestLocks(RequestLeases[AsyncLease]):
         """Return its own, and those farther out, each of which withholds a disconnect by itself."""
         farther_out = self.within._inboxes() if self.within else ()  # noqa: SLF001 - of the same class
         return [self._inbox, *farther_out]
+
+    def interrupt(self, lost: AsyncLease, task: asyncio.Task[Any] | None) -> None:
+        """Cancel what a task does since a lease was lost: its endpoint, or the stream that it sends; once.
+
+        Never a dependency, which may commit. If the task runs one, the endpoint is not begun, and a
+        stream is cancelled when it begins.
+        """
+        if self.over or self.interrupted or task is None or task.done():
+            return
+        self.lost = lost
+        if self.streams or task in self.endpoints:
+            self.interrupted = True
+            task.cancel()
+        elif self._outbox:
+            self._outbox.on_stream = functools.partial(self.interrupt, lost, task)
 
     def leave(self) -> bool:
         """Record that the client has disconnected, and return whether the work may be cancelled.

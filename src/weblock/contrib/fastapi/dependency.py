@@ -8,9 +8,8 @@ import asyncio
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from types import CodeType
 from typing import Annotated, Any, Final, Literal, NamedTuple, NoReturn, Unpack, get_args
 
 from fastapi import BackgroundTasks, Depends
@@ -23,7 +22,9 @@ from ...errors import ConfigurationError
 from ...keys import CheckedKey, KeyTemplate, Source, in_order
 from ...sync import Lease
 from ..asgi import AsyncRequestLocks, RequestLease, request_locks
+from ..asgi.protocol import Scope
 from ..asgi.request import SCOPE_KEY
+from ..request import current_book
 from ..request_values import KeyFunction, keys_made_by, parsed
 from .declared import Declared, MakesKeys, declared_of, sent_under
 
@@ -58,10 +59,6 @@ def _read_from_request(cls: type[BaseLease], source: Any, read: Callable[[Any], 
 for _face in (AsyncLease, Lease):
     # Pydantic asks the class if ``Depends`` was left out, and the class itself knows no framework.
     setattr(_face, "__get_pydantic_core_schema__", classmethod(_read_from_request))  # noqa: B010 - type checkers know no such attribute
-
-
-LOOK_AGAIN: Final = 0.05
-"""Seconds after which to check again whether a request can be interrupted."""
 
 
 @dataclass(frozen=True)
@@ -139,18 +136,19 @@ class LockDependency(MakesKeys):
         request = request_locks(scope)
         innermost: AsyncRequestLocks = scope[SCOPE_KEY]  # The first that is given the response.
         innermost.hold_back(functools.partial(getattr, background, "tasks"))
+        known = _known_of(scope)
         keys: list[CheckedKey] = []
         for key in self.keys:
             if isinstance(key, KeyTemplate):
-                keys.append(key.fill(values_for(key, connection)))
+                keys.append(key.fill(values_for(key, connection, known)))
             else:
                 keys += keys_made_by(key, next(of_functions))
         options: HoldOptions = dict(self.options)  # type: ignore[assignment] # lock() was given them
         lease = await request.hold(in_order(keys), options)
         if self.on_lost == "cancel":
-            task, endpoint = asyncio.current_task(request.loop), scope.get("endpoint")
+            task = asyncio.current_task(request.loop)
+            callback = functools.partial(request.interrupt, lease, task)
             # As on a loop, which we are on: the lease would look whether it is used in a thread.
-            callback = functools.partial(interrupt, request, task, endpoint)
             AsyncLease._call_when_lost(lease, callback)  # noqa: SLF001 - ours need no check
         return lease
 
@@ -203,7 +201,9 @@ def _name_of(function: object) -> str:
 # What a key is made of: the values that the endpoint will see.
 
 
-def values_for(template: KeyTemplate, connection: HTTPConnection) -> Mapping[str, object]:
+def values_for(
+    template: KeyTemplate, connection: HTTPConnection, known: "Known"
+) -> Mapping[str, object]:
     """The values of the request for ``template``, converted to their declared types.
 
     ``/items/7`` and ``/items/07`` are one item to an endpoint that declares an ``int``; so they
@@ -216,14 +216,8 @@ def values_for(template: KeyTemplate, connection: HTTPConnection) -> Mapping[str
     """
     if not template.names:
         return {}
-    scope = connection.scope
-    path, values, route = scope["path_params"], {}, scope.get("route")
-    # Since FastAPI 0.137 ``route`` is the one of the router, without the prefix and the dependencies
-    # of ``include_router``: its parameters may be declared otherwise, or not at all.
-    included = scope.get("fastapi", {}).get("effective_route_context")
-    if getattr(included, "original_route", None) is route:
-        route = included
-    for name, source, declared in _declarations(template, route):
+    path, values = connection.scope["path_params"], {}
+    for name, source, declared in known[template.text]:
         if source.kind == "path" and source.name not in path:
             refuse_unknown_path_parameters(template, path)
         if declared:
@@ -254,64 +248,85 @@ class Declaration(NamedTuple):
 
     name: str
     source: Source
-    declared: Declared | None = None
+    declared: Declared | None
     """What the endpoint or one of its dependencies declares, if one does."""
 
 
-_of_routes: Final[dict[int, tuple[weakref.ref[Any], dict[str, list[Declaration]]]]] = {}
-"""By template text, by the ``id`` of a route, which has no hash, while it lives."""
+class Known(dict[str, list[Declaration]]):
+    """What is known of a route that locks: by the text of a template, how it declares the values."""
+
+    def __init__(self, route: Any) -> None:
+        self._dependant: Any = getattr(route, "dependant", None)
+        if self._dependant:
+            self._dependant.call = _interruptible(self._dependant.call)
+
+    def __missing__(self, text: str) -> list[Declaration]:
+        """Find the declarations. Raises ``ConfigurationError`` for a value that is declared in two ways."""
+        template, dependant = KeyTemplate.parse(text), self._dependant
+        self[text] = [
+            Declaration(name, source, dependant and declared_of(dependant, source, template))
+            for name, source in template.sources.items()
+        ]
+        return self[text]
 
 
-def _declarations(template: KeyTemplate, route: Any) -> list[Declaration]:
-    """Return where the values of a template are, and how the endpoint or its dependencies declare them."""
+_of_routes: Final[dict[int, tuple[weakref.ref[Any], Known]]] = {}
+"""By the ``id`` of a route, which has no hash, while it lives."""
+
+
+def _known_of(scope: Scope) -> Known:
+    """Return what is known of the route that serves a request."""
+    route = scope.get("route")
+    # Since FastAPI 0.137 ``route`` is the one of the router, without the prefix and the dependencies
+    # of ``include_router``: its parameters may be declared otherwise, or not at all.
+    included = scope.get("fastapi", {}).get("effective_route_context")
+    if included is not None and getattr(included, "original_route", None) is route:
+        route = included
     number = id(route)
     known = _of_routes.get(number)
     if known is None or known[0]() is not route:
-        if getattr(route, "dependant", None) is None:
-            return [Declaration(name, source) for name, source in template.sources.items()]
+        if route is None:
+            return Known(route)
         gone = functools.partial(_of_routes.pop, number)
-        known = _of_routes[number] = weakref.ref(route, gone), {}
-    found = known[1].get(template.text)
-    if found is None:
-        found = known[1][template.text] = [
-            Declaration(name, source, declared_of(route.dependant, source, template))
-            for name, source in template.sources.items()
-        ]
-    return found
+        known = _of_routes[number] = weakref.ref(route, gone), Known(route)
+    return known[1]
 
 
-# How a request is interrupted whose lease was lost. FastAPI calls nobody between an endpoint and the
-# dependencies around it, but a task that is suspended shows which coroutines it is in.
+def _interruptible(endpoint: Any) -> Any:
+    """Return an ``async def`` endpoint as one that its request can cancel when it loses a lease.
 
-
-def interrupt(request: AsyncRequestLocks, task: asyncio.Task[Any] | None, endpoint: object) -> None:
-    """Cancel the endpoint if it is ``async def``, or a stream that it returned; once.
-
-    Never a thread or a dependency: cancelling the task that waits for a thread does not stop the
-    thread, and a commit that was sent is not undone.
+    FastAPI has no hook between an endpoint and the dependencies around it, which nothing may
+    interrupt: a commit that was sent is not undone. Others are returned as they are: cancelling the
+    task that waits for a thread does not stop the thread, and a stream is cancelled by itself.
     """
-    if request.over or task is None or task.done():
-        return
-    code = _code_of(endpoint)
-    if request.streams or any(each is code for each in _codes_of(task)):
-        request.interrupted = True
-        task.cancel()
-    else:
-        loop = asyncio.get_running_loop()
-        loop.call_later(LOOK_AGAIN, interrupt, request, task, endpoint)
+    function = endpoint
+    while isinstance(function, functools.partial):
+        function = function.func
+    call = function if inspect.isroutine(function) else type(function).__call__
+    if not inspect.iscoroutinefunction(call):
+        return endpoint
 
+    @functools.wraps(endpoint, updated=())
+    async def interruptible(*args: Any, **kwargs: Any) -> Any:
+        request, task = current_book(), asyncio.current_task()
+        if request and request.of_rules:
+            request = request.of_application()
+        if task is None or not isinstance(request, AsyncRequestLocks):
+            return await endpoint(*args, **kwargs)
+        if request.lost:  # While a dependency was at work, which runs to its end.
+            request.lost.check()
+        cancelled_before = task.cancelling()
+        request.endpoints.append(task)
+        try:
+            return await endpoint(*args, **kwargs)
+        except asyncio.CancelledError:
+            # The dependencies around it roll back for an error, and a server cancels for another reason.
+            if request.interrupted and request.lost and task.cancelling() - 1 <= cancelled_before:
+                request.lost.check()
+            raise
+        finally:
+            request.endpoints.remove(task)
+            if request.interrupted:
+                task.uncancel()
 
-def _code_of(endpoint: Any) -> CodeType | None:
-    while isinstance(endpoint, functools.partial):
-        endpoint = endpoint.func
-    code = getattr(endpoint, "__code__", None) or getattr(type(endpoint).__call__, "__code__", None)
-    return code if isinstance(code, CodeType) else None
-
-
-def _codes_of(task: asyncio.Task[Any]) -> Iterator[CodeType]:
-    """Return the code objects of a suspended task, from the outside to the inside."""
-    awaited: Any = task.get_coro()
-    while awaited is not None:
-        if code := getattr(awaited, "cr_code", None):
-            yield code
-        awaited = getattr(awaited, "cr_await", None)
+    return interruptible
