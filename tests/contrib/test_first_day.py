@@ -1,7 +1,8 @@
 """Mistakes of a first day with FastAPI: each is refused where it stands, with what to write."""
 
 import asyncio
-from typing import Annotated
+import copy
+from typing import Annotated, Any
 
 import pytest
 from fastapi import APIRouter, Depends, FastAPI, Header, Query
@@ -29,14 +30,6 @@ def route(**options):
     FastAPI().post("/items", **options)(nothing)
 
 
-async def annotated(lease: Annotated[AsyncLease, lock("a:{b}")]) -> None:
-    """An endpoint that forgot ``Depends``."""
-
-
-async def defaulted(lease: AsyncLease = lock("a:{b}")) -> None:  # noqa: B008 - the mistake
-    """An endpoint that forgot ``Depends``, too."""
-
-
 async def depends_lock(lease: Annotated[AsyncLease, Depends(lock)]) -> None:
     """An endpoint that names no key."""
 
@@ -45,15 +38,6 @@ async def depends_lock(lease: Annotated[AsyncLease, Depends(lock)]) -> None:
     ("mistake", "remedy"),
     [
         (lambda: lock("a:{b}")(nothing), r"write @app.post\(.*\[Depends\(lock\('a:\{b\}'\)\)\]"),
-        (lambda: route(dependencies=[lock("a:{b}")]), r"write Depends\(lock\('a:\{b\}'\)\)"),
-        (
-            lambda: FastAPI().post("/")(annotated),
-            r"Annotated\[AsyncLease, Depends\(lock\('a:\{b\}'",
-        ),
-        (
-            lambda: FastAPI().post("/")(defaulted),
-            r"write Annotated\[AsyncLease, Depends\(lock\(.create_item",
-        ),
         (lambda: route(dependencies=[Depends(lock)]), r'write Depends\(lock\("create_item"\)\)'),
         (lambda: FastAPI().post("/")(depends_lock), r'write Depends\(lock\("create_item"\)\)'),
         (
@@ -72,9 +56,6 @@ async def depends_lock(lease: Annotated[AsyncLease, Depends(lock)]) -> None:
     ],
     ids=[
         "decorator",
-        "no Depends",
-        "no Depends in Annotated",
-        "no Depends as a default",
         "no key",
         "no key in Annotated",
         "router",
@@ -124,51 +105,43 @@ def test_a_guard_of_other_things_is_refused_with_its_remedy(mistake, remedy):
         mistake()
 
 
-class TestALockAsADefault:
-    """``Depends`` was left out of a parameter that FastAPI takes for one of the query."""
+@pytest.mark.parametrize("place", ["default", "Annotated", "Any", "dependency", "route", "later"])
+async def test_a_forgotten_depends_locks_all_the_same(locks, place):
+    """Nothing runs without its lock, also where FastAPI would take a lock for the default of a parameter."""
+    app = FastAPI()
+    install(app, locks)
 
-    @pytest.fixture(params=["endpoint", "dependency", "mounted"])
-    def app(self, request) -> FastAPI:
-        """An application whose endpoint would run without its lock."""
-        app = inner = FastAPI()
+    def default(lease=lock("x")) -> str:  # noqa: B008 - the mistake
+        return lease.key
 
-        def change(lease=lock("x")) -> None: ...  # noqa: B008 - the mistake
+    def annotated(lease: Annotated[AsyncLease, lock("x")]) -> str:
+        return lease.key
 
-        if request.param == "dependency":
-            inner.post("/")(lambda changed=Depends(change): None)  # noqa: B008 - FastAPI's
-        else:
-            if request.param == "mounted":
-                app.mount("/inner", inner := FastAPI())
-            inner.post("/")(change)
-        return app
+    def of_any(lease: Annotated[Any, lock("x")]) -> str:
+        return lease.key
 
-    async def test_the_application_does_not_start(self, app):
-        """The error names the route, the parameter and what to write."""
-        install(app, "noop://")
-        lifespan = Exchange(kind="lifespan")
-        lifespan.says({"type": "lifespan.startup"})
-        with pytest.raises(
-            TypeError, match=r"/: lease=lock\('x'\) of .*change locks nothing: write"
-        ):
-            await lifespan.served_by(app)
+    def dependency(key: Annotated[str, Depends(default)]) -> str:
+        return key
 
-    async def test_no_request_is_served(self, app):
-        """Without a start, and also where the client gives the parameter a value."""
-        install(app, "noop://")
-        async with client_of(app, raises=True) as client:
-            with pytest.raises(TypeError, match=r"write lease: Annotated\[AsyncLease, Depends"):
-                await client.post("/", params={"lease": "7"})
+    endpoints = {"default": default, "Annotated": annotated, "Any": of_any}
+    if place == "route":
+        app.post("/", dependencies=[lock("x")])(lambda: "x")
+    elif place != "later":
+        app.post("/")(endpoints.get(place, dependency))
+    async with client_of(app, raises=True) as client:
+        if place == "later":
+            assert (await client.get("/docs")).status_code == 200
+            app.post("/")(default)
+        assert (await client.post("/", params={"lease": "7"})).json() == "x"
+        async with locks.hold("x"):
+            assert (await client.post("/", params={"wait": 0})).status_code == 409
 
-    async def test_it_is_not_served_without_locks_either(self):
-        """An application in which weblock is not installed says so when FastAPI copies the default."""
-        app = FastAPI()
 
-        @app.post("/")
-        def change(lease=lock("x")) -> None: ...  # noqa: B008 - the mistake
-
-        async with client_of(app, raises=True) as client:
-            with pytest.raises(TypeError, match=r"write lease: Annotated\[AsyncLease, Depends"):
-                await client.post("/")
+def test_equal_locks_are_one():
+    """So ``dependency_overrides`` finds a lock, and a copy of an application has the same locks."""
+    assert lock("x", ttl=5, wait=1) is lock("x", wait=1, ttl=5)
+    assert lock("x") not in (lock("x", wait=0), lock("y"), lock("x", on_lost="continue"))
+    assert copy.deepcopy([lock("x")]) == [lock("x")]
 
 
 def test_a_model_may_have_a_lease():

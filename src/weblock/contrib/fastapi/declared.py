@@ -5,7 +5,9 @@ FastAPI's own code converts each value here, so that a key has the value the end
 
 from __future__ import annotations
 
+import functools
 import inspect
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from types import UnionType
@@ -20,7 +22,9 @@ from pydantic import AliasChoices, AliasPath, BaseModel, Json
 
 from ...errors import ConfigurationError
 from ...keys import KeyTemplate, Source
+from ..asgi.protocol import Scope
 from ..request_values import sent_value
+from .endpoint import interruptible
 
 
 class MakesKeys:
@@ -305,3 +309,94 @@ def _described(declared: Declared) -> str:
     text = inspect.Parameter(declared.name, kind, default=default, annotation=annotation)
     sent = "" if list(declared.names) == [declared.name] else f", sent as {declared.names[0]!r}"
     return f"{place} declares {text}{sent}"
+
+
+class Declaration(NamedTuple):
+    """How a request has a value that a template needs."""
+
+    name: str
+    source: Source
+    declared: Declared | None
+    """What the endpoint or one of its dependencies declares, if one does."""
+
+
+class Known(dict[str, list[Declaration]]):
+    """What is known of a route that locks: by the text of a template, how it declares the values."""
+
+    def __init__(self, route: Any) -> None:
+        self._dependant: Any = getattr(route, "dependant", None)
+        if self._dependant:
+            self._dependant.call = interruptible(self._dependant.call)
+
+    def __missing__(self, text: str) -> list[Declaration]:
+        """Find the declarations. Raises ``ConfigurationError`` for a value that is declared in two ways."""
+        template, dependant = KeyTemplate.parse(text), self._dependant
+        self[text] = [
+            Declaration(name, source, dependant and declared_of(dependant, source, template))
+            for name, source in template.sources.items()
+        ]
+        return self[text]
+
+
+_of_routes: Final[dict[int, tuple[weakref.ref[Any], Known]]] = {}
+"""By the ``id`` of a route, which has no hash, while it lives."""
+
+
+def known_of(scope: Scope) -> Known:
+    """Return what is known of the route that serves a request."""
+    route = scope.get("route")
+    # Since FastAPI 0.137 ``route`` is the one of the router, without the prefix and the dependencies
+    # of ``include_router``: its parameters may be declared otherwise, or not at all.
+    included = scope.get("fastapi", {}).get("effective_route_context")
+    if included is not None and getattr(included, "original_route", None) is route:
+        route = included
+    number = id(route)
+    known = _of_routes.get(number)
+    if known is None or known[0]() is not route:
+        if route is None:
+            return Known(route)
+        gone = functools.partial(_of_routes.pop, number)
+        known = _of_routes[number] = weakref.ref(route, gone), Known(route)
+    return known[1]
+
+
+def values_for(
+    template: KeyTemplate, connection: HTTPConnection, known: Known
+) -> Mapping[str, object]:
+    """The values of the request for ``template``, converted to their declared types.
+
+    ``/items/7`` and ``/items/07`` are one item to an endpoint that declares an ``int``; so they
+    must be one key too. So it is with query parameters and headers, and a declared default stands
+    for one that is missing.
+
+    Raises what FastAPI raises for the endpoint where a value does not convert,
+    ``InvalidKey`` for one that was sent twice, and ``ConfigurationError`` for a path parameter that
+    the path has not, and for a value that is declared in two ways.
+    """
+    if not template.names:
+        return {}
+    path, values = connection.scope["path_params"], {}
+    for name, source, declared in known[template.text]:
+        if source.kind == "path" and source.name not in path:
+            refuse_unknown_path_parameters(template, path)
+        if declared:
+            value = (declared.plain_value if declared.is_plain else declared.value)(connection)
+        elif source.kind == "path":
+            value = path[source.name]
+        else:
+            value = sent_under(source, connection)
+        if value is not None:
+            values[name] = value
+    return values
+
+
+def refuse_unknown_path_parameters(template: KeyTemplate, known: Mapping[str, object]) -> None:
+    """Raise ``ConfigurationError`` where the template names a path parameter that is not known."""
+    for source in template.in_request().values():
+        if source.kind == "path" and source.name not in known:
+            there = ", ".join(map(repr, known)) or "none"
+            raise ConfigurationError(
+                f"lock({template.text!r}) needs the path parameter {source.name!r}, but the path"
+                f" has {there}; {{query.{source.name}}} would be a query parameter, and"
+                f" {{header.{source.name}}} a header"
+            )

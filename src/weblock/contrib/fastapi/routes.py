@@ -28,8 +28,8 @@ from ...errors import (
 )
 from ...keys import KeyTemplate, Source
 from ..problems import Problem
-from .declared import declared_of, declared_values, parameters_of
-from .dependency import LockDependency, refuse_unknown_path_parameters
+from .declared import declared_of, declared_values, refuse_unknown_path_parameters
+from .dependency import LockDependency
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,9 @@ class LockingRoute:
 def check_keys(routes: Sequence[Any]) -> None:
     """Raise ``ConfigurationError`` for a key that a route can never fill in, naming both.
 
-    Warns of a key that is made of a part of the path as the URL spells it. Raises ``TypeError`` for a
-    lock that a parameter has as its default, which locks nothing.
+    Warns of a key that is made of a part of the path as the URL spells it.
     """
     for found in _served(routes):
-        _refuse_locks_as_defaults(found)
         for template in _templates(found.locks):
             try:
                 refuse_unknown_path_parameters(template, found.parameters)
@@ -66,19 +64,6 @@ def check_keys(routes: Sequence[Any]) -> None:
             except ConfigurationError as error:
                 raise ConfigurationError(f"{found}: {error}") from None
             _warn_of_spellings(template, found)
-
-
-def _refuse_locks_as_defaults(found: LockingRoute) -> None:
-    """Raise where ``Depends`` was left out: FastAPI takes the parameter for one of the query."""
-    if (dependant := getattr(found.route, "dependant", None)) is None:
-        return
-    for place, parameter in (*parameters_of(dependant, "query"), *parameters_of(dependant, "body")):
-        name, default = parameter.name, parameter.field_info.default
-        if isinstance(default, LockDependency):
-            raise TypeError(
-                f"{found}: {name}={default!r} of {getattr(place, '__qualname__', place)} locks nothing:"
-                f" write {name}: Annotated[AsyncLease, Depends({default!r})]"
-            )
 
 
 def _refuse_declarations(template: KeyTemplate, dependant: Any) -> None:

@@ -1,0 +1,43 @@
+"""What weblock changes in other packages' objects, since they have no hook for it: see docs/architecture.md.
+
+Each test fails when the package may have one.
+"""
+
+import inspect
+
+from fastapi import APIRouter, Depends, FastAPI
+from fastapi.routing import APIRoute
+
+from tests.support.http import client_of
+
+
+async def test_fastapi_has_no_hook_between_an_endpoint_and_its_dependencies():
+    """A route class surrounds the dependencies too, and no option of a route is about what surrounds an endpoint."""
+    steps = []
+
+    class Route(APIRoute):
+        def get_route_handler(self):
+            handler = super().get_route_handler()
+
+            async def around(request):
+                steps.append("the route class")
+                return await handler(request)
+
+            return around
+
+    async def needed() -> None:
+        steps.append("a dependency")
+
+    app = FastAPI()
+    app.router.route_class = Route
+
+    @app.post("/", dependencies=[Depends(needed)])
+    async def create() -> None:
+        steps.append("the endpoint")
+
+    async with client_of(app, raises=True) as client:
+        assert (await client.post("/")).status_code == 200
+    assert steps == ["the route class", "a dependency", "the endpoint"]
+    words = ("around", "before", "after", "hook", "middleware", "wrap", "intercept", "call_next")
+    options = {*inspect.signature(APIRoute).parameters, *inspect.signature(APIRouter).parameters}
+    assert not [name for name in options if any(word in name for word in words)]
