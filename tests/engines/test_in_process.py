@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
 
 import pytest
 
 from tests.support.waiting import eventually
 from weblock import Locks
-from weblock.stores import marks
 
 
 @pytest.mark.parametrize("url", ["memory://pruned", "noop://pruned"])
@@ -33,7 +31,7 @@ def test_what_was_forgotten_stays_so_if_the_clock_is_set_back(
         locks.once("init", lambda: None)
         locks.forget("init")
         before = time.time() - 3600
-        monkeypatch.setattr(marks, "time", SimpleNamespace(time=lambda: before))
+        monkeypatch.setattr(time, "time", lambda: before)
         assert locks.once("init", lambda: None)
 
 

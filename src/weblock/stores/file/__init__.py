@@ -23,12 +23,11 @@ import secrets
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from importlib.util import find_spec
-from typing import Final, NoReturn, TypeVar
+from typing import Final, NoReturn
 from urllib.parse import unquote
 
-from ..._core.ports import Ask, Engine, Grasp, Runtime, Store
+from ..._core.ports import Ask, Engine, Grasp, Runtime, Store, Switchboard
 from ..._platform.forks import heed_forks
 from ..._platform.logs import logger
 from ...errors import ConfigurationError, EngineUnavailable
@@ -39,10 +38,8 @@ from ..transport.options import flag, options_in
 from ..url import shown
 from . import checks, marks
 from .directory import Directory, lacks_descriptors
-from .processes import Processes, Waiters
-from .records import FILES, Changes, DirectoryGone, RecordFile, Visit, file_of
-
-T = TypeVar("T")
+from .processes import Processes
+from .records import FILES, Changes, RecordFile, Visit, file_of
 
 PATIENCE: Final = 5.0
 """Seconds to wait for a record file, which is held for microseconds, before it counts as stuck."""
@@ -79,9 +76,9 @@ def open_engine(url: str) -> FileEngine:
             f" processes, or memory:// for one"
         )
     directory, options = _parsed(url)
-    engine = FileEngine(directory)
-    engine.alone = options.get("allow_container", False)
-    found = checks.container(engine.path, f"file://{directory}", alone=engine.alone)
+    alone = options.get("allow_container", False)
+    engine = FileEngine(directory, alone=alone)
+    found = checks.container(engine.path, f"file://{directory}", alone=alone)
     if found.level is not Level.OK and not checks.told:
         checks.told.append(found.text)
         logger.warning("%s %s", found.text, found.remedy)
@@ -112,11 +109,11 @@ class FileEngine(Engine):
 
     scope = "host"
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, *, alone: bool = False) -> None:
         self._directory = directory
         """The directory that the URL names; empty for the default."""
         self._find_directory()
-        self.alone = False
+        self._alone = alone
         """Whether the URL says that no other container locks elsewhere."""
         self._closed = False
         self.after_fork()
@@ -125,7 +122,7 @@ class FileEngine(Engine):
 
     def after_fork(self) -> None:
         """Begin with nothing open, as a process that had no name before."""
-        self.switchboard: Waiters = Waiters()
+        self.switchboard = Switchboard()
         self.process = secrets.token_hex(8)
         self.home: Home | None = None
         self._opening = threading.RLock()
@@ -194,7 +191,7 @@ class FileEngine(Engine):
 
     def diagnose(self) -> Iterable[Finding]:
         """Return what there is to know of the directory."""
-        return checks.findings(self.path, f"file://{self._directory}", alone=self.alone)
+        return checks.findings(self.path, f"file://{self._directory}", alone=self._alone)
 
     def close(self) -> None:
         """Close the engine. Callers that still wait here are notified."""
@@ -287,13 +284,13 @@ class _RecordCells:
             by_file.setdefault(file_of(change[0]), []).append(change)
         outcomes: dict[str, Done | EngineUnavailable] = {}
         for file, of_file in by_file.items():
-            keys = [key for key, _ in of_file]
             try:
                 steps, now, _ = await self._visit(file, of_file, patience)
+                outcomes |= {
+                    key: Done(step, now) for (key, _), step in zip(of_file, steps, strict=True)
+                }
             except EngineUnavailable as error:
-                outcomes |= dict.fromkeys(keys, error)
-            else:
-                outcomes |= {key: Done(step, now) for key, step in zip(keys, steps, strict=True)}
+                outcomes |= {key: error for key, _ in of_file}
         return outcomes
 
     async def names(self, prefix: str, *, patience: float) -> list[str]:
@@ -306,17 +303,16 @@ class _RecordCells:
         return [name for name in names if name.startswith(prefix)]
 
     async def mark(self, key: str, keep: float | None) -> None:
-        self._in_directory(partial(marks.put, key=key, keep=keep))
+        directory = self._engine.home_at(self._runtime.now()).directory.path
+        try:
+            marks.put(directory, key, keep)
+        except OSError as error:
+            self._engine.fail(error)
 
     async def marked(self, key: str) -> bool:
-        return self._in_directory(partial(marks.has, key=key))
-
-    def _in_directory(self, work: Callable[[str], T]) -> T:
-        """Run a function on a directory that still exists."""
-        while (home := self._engine.home_at(self._runtime.now())).directory.deleted:
-            self._engine.leave(home)
+        directory = self._engine.home_at(self._runtime.now()).directory.path
         try:
-            return work(home.directory.path)
+            return marks.has(directory, key)
         except OSError as error:
             self._engine.fail(error)
 
@@ -329,7 +325,7 @@ class _RecordCells:
             try:
                 done = record.run(changes, clock, alive)
                 return done or await self._visit_later(record, changes, alive, patience)
-            except DirectoryGone:
+            except FileNotFoundError:
                 self._engine.leave(home)
             except (ConfigurationError, OSError) as error:
                 self._engine.fail(error)

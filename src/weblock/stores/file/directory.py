@@ -11,8 +11,7 @@ A process that opens the directory rejects one in which leases could not be trus
 3. *Another version of weblock has written it.* The *marker*, a file, says so.
 
 While the directory is in use, its path may come to name another directory or none (``deleted``). Then the
-engine leaves it, and the leases in it are gone. Programs that remove old temporary files spare the files
-here, because they are touched from time to time.
+engine leaves it, and the leases in it are gone.
 """
 
 from __future__ import annotations
@@ -70,15 +69,15 @@ class Directory:
             fd = os.open(name, flags, 0o600, dir_fd=self.fd)
         except OSError as error:
             if error.errno == errno.ELOOP:
-                raise ConfigurationError(
-                    f"{self.path}/{name} is a symbolic link: remove it"
-                ) from error
-            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-                raise ConfigurationError(
-                    f"{self.path}/{name} cannot be written: {error.strerror}; give it to user"
-                    f" {os.geteuid()}, or name another directory: file:///path"
-                ) from error
-            raise
+                fault = "is a symbolic link: remove it"
+            elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                fault = (
+                    f"cannot be written: {error.strerror}; give it to user {os.geteuid()}, or name"
+                    " another directory: file:///path"
+                )
+            else:
+                raise
+            raise ConfigurationError(f"{self.path}/{name} {fault}") from error
         if stat.S_IMODE(os.fstat(fd).st_mode) != 0o600:  # The umask took away too much.
             os.fchmod(fd, 0o600)
         return fd
@@ -222,9 +221,8 @@ def _is_nobody_here(owner: int) -> bool:
         mapped = [list(map(int, line.split())) for line in _uid_map().splitlines()]
     except (OSError, ValueError):
         return False
-    return owner == overflow and not any(
-        start <= owner < start + count for start, _, count in mapped
-    )
+    inside = any(start <= owner < start + count for start, _, count in mapped)
+    return owner == overflow and not inside
 
 
 def _uid_map() -> str:

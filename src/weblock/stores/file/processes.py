@@ -58,23 +58,6 @@ _DEAD: Final = 4096
 """How many deaths a process remembers."""
 
 
-class Waiters(Switchboard):
-    """The waiters of this process, and the processes that each of them watches."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.watched: dict[str, Sequence[str]] = {}
-
-    def watch(self, owner: str, processes: Sequence[str]) -> None:
-        self.watched[owner] = processes
-        if owner not in self.bells:  # It has left meanwhile.
-            self.watched.pop(owner, None)
-
-    def disconnect(self, owner: str) -> None:
-        super().disconnect(owner)
-        self.watched.pop(owner, None)
-
-
 class Pipe(io.FileIO):
     """A pipe that is open for writing ("w"), or also for reading ("r+"), and does not block."""
 
@@ -90,10 +73,12 @@ class Pipe(io.FileIO):
 class Processes:
     """This process, and the others as it sees them."""
 
-    def __init__(self, directory: Directory, process: str, waiters: Waiters) -> None:
+    def __init__(self, directory: Directory, process: str, switchboard: Switchboard) -> None:
         self.process = process
         self._directory = directory
-        self._waiters = waiters
+        self._switchboard = switchboard
+        self._watched: dict[str, Sequence[str]] = {}
+        """The processes that each waiter here watches, or has watched."""
         # Nothing waits while it is held. A signal handler may lock a key in the thread that is inside.
         self._guard = threading.RLock()
         self._ours: list[Pipe] = []
@@ -107,20 +92,20 @@ class Processes:
             self._make_pipe()
             self._look_around()
         except BaseException:
-            self._close_pipes()
+            self.close()
             raise
 
     def ring(self, process: str, owner: str, grasp: Grasp) -> None:
         """Notify a waiter that it has the lease. If that fails, its heartbeat finds out."""
         if process == self.process:
-            self._waiters.ring(owner, grasp)
+            self._switchboard.ring(owner, grasp)
         else:
             self._send(process, f"{owner} {grasp.fence} {grasp.until}")
 
     def close_up(self, process: str, owner: str) -> None:
         """Make a waiter ask which one is before it now. If that fails, its heartbeat does."""
         if process == self.process:
-            self._waiters.ring(owner, Ask())
+            self._switchboard.ring(owner, Ask())
         else:
             self._send(process, owner)
 
@@ -146,22 +131,22 @@ class Processes:
             self._thread.start()
         if first:
             holders = [each for each in ahead if each != self.process]
-            self._waiters.watch(owner, holders)
+            self._note(owner, holders)
             for holder in holders:
                 self._follow(holder)
             if any(holder in self._dead for holder in holders):
-                self._waiters.ring(owner, Ask())
+                self._switchboard.ring(owner, Ask())
             return
         for process in ahead:
             if process == self.process:  # Another waiter here is before it, and watches.
-                self._waiters.watch(owner, ())
+                self._note(owner, ())
                 return
             # Before its pipe is opened: its end may come at once.
-            self._waiters.watch(owner, (process,))
+            self._note(owner, (process,))
             if self._follow(process):
                 return
         if all(process in self._dead for process in ahead):
-            self._waiters.ring(owner, Ask())
+            self._switchboard.ring(owner, Ask())
 
     def freshen(self) -> None:
         """Keep our pipe from programs that remove what was not touched for long.
@@ -180,13 +165,17 @@ class Processes:
         self._closed.set()
         self._look_again()
         self._thread.join()
-        self._close_pipes()
-
-    def _close_pipes(self) -> None:
         for each in (*self._ours, *self._theirs.values()):
             each.close()
         with contextlib.suppress(OSError):
             os.unlink(self._name_of(self.process), dir_fd=self._directory.fd)
+
+    def _note(self, owner: str, processes: Sequence[str]) -> None:
+        self._watched[owner] = processes
+        bells = self._switchboard.bells
+        if len(self._watched) > 2 * len(bells) + _SPARE:
+            for each in [each for each in tuple(self._watched) if each not in bells]:
+                self._watched.pop(each, None)
 
     def _follow(self, process: str) -> bool:
         """Return whether this process will notice it when the other one dies."""
@@ -223,8 +212,9 @@ class Processes:
 
     def _look_again(self) -> None:
         """Wake the thread, if it runs. One whose pipe is full is awake."""
-        with contextlib.suppress(OSError, ValueError):
-            self._ours[0].write(b"\n")
+        for pipe in self._ours[:1]:
+            with contextlib.suppress(OSError, ValueError):
+                pipe.write(b"\n")
 
     def _listen(self) -> None:
         """Run the thread: it passes on what others write, and notices deaths."""
@@ -248,9 +238,9 @@ class Processes:
             for process in died:
                 self._bury(process)
                 self._theirs.pop(process).close()
-                for owner, watched in tuple(self._waiters.watched.items()):
-                    if process in watched:
-                        self._waiters.ring(owner, Ask())
+                for owner, those in tuple(self._watched.items()):
+                    if process in those:
+                        self._switchboard.ring(owner, Ask())
 
     def _receive(self, pipe: Pipe) -> None:
         for line in (pipe.read(_CAPACITY) or b"").split(b"\n"):
@@ -258,18 +248,17 @@ class Processes:
             with contextlib.suppress(ValueError, IndexError):
                 owner, *grasp = line.decode().split(" ")
                 if not grasp:
-                    self._waiters.ring(owner, Ask())
+                    self._switchboard.ring(owner, Ask())
                 elif math.isfinite(until := float(grasp[1])):
-                    self._waiters.ring(owner, Grasp(int(grasp[0]), until))
+                    self._switchboard.ring(owner, Grasp(int(grasp[0]), until))
 
     def _close_spare(self) -> None:
-        if len(self._theirs) <= _SPARE:
-            return
         with self._guard:
-            watched = {each for every in tuple(self._waiters.watched.values()) for each in every}
-            spare = [self._theirs.pop(each) for each in tuple(self._theirs) if each not in watched]
-        for pipe in spare:
-            pipe.close()
+            if len(self._theirs) > _SPARE:
+                bells, pairs = self._switchboard.bells, tuple(self._watched.items())
+                watched = {each for owner, some in pairs if owner in bells for each in some}
+                for process in self._theirs.keys() - watched:
+                    self._theirs.pop(process).close()
 
     def _make_pipe(self) -> None:
         """Create our pipe. It gets its name only when it is open: before that, it looks like a death."""

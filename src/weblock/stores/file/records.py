@@ -29,7 +29,6 @@ What can fail:
 
 from __future__ import annotations
 
-import errno
 import os
 import struct
 import time
@@ -92,10 +91,6 @@ def file_of(key: str) -> int:
     return zlib.crc32(key.encode()) % FILES
 
 
-class DirectoryGone(Exception):
-    """The directory has been deleted or moved away, and everything in it with it."""
-
-
 class RecordFile:
     """One record file, as this process has it open."""
 
@@ -124,7 +119,7 @@ class RecordFile:
         """Replace the states of keys; return ``None`` if another caller is inside.
 
         A permit is waited for, also by an event loop: the thread that has it continues only when it
-        is given the interpreter. Raises ``DirectoryGone`` if there is no directory to have the file in.
+        is given the interpreter. Raises ``FileNotFoundError`` if the directory is gone.
         """
         permits: list[None] = []
         try:
@@ -190,7 +185,7 @@ class RecordFile:
     def _reopen(self) -> None:
         self._let_go_of_file()
         if self._closed or self._directory.deleted:
-            raise DirectoryGone
+            raise FileNotFoundError(self.path)
         self._known = _EMPTY
         with no_fork.lock:
             self._fd = self._directory.open_file(self._name)
@@ -300,13 +295,9 @@ class RecordFile:
         return record._replace(slot=0)
 
     def _reserve(self, offset: int, size: int) -> None:
+        """Write zeros, so that later writes there need no more room."""
         try:
-            try:
-                os.posix_fallocate(self._fd, offset, size)
-            except OSError as error:
-                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-                    raise
-                _write_all(self._fd, bytes(size), offset)
+            _write_all(self._fd, bytes(size), offset)
         except OSError as error:
             raise self._directory.unavailable(
                 f"no room for another lock in {self._directory.path}: {error.strerror}"
