@@ -17,10 +17,10 @@ from ..transport.engine import ServerEngine
 from ..transport.pool import Pool
 from ..transport.silence import Silence
 from ..transport.unfit import explained
+from . import Settings
 from .items import ItemCells, Observer
 from .lookout import Lookout
 from .server import FAILURES, MEANINGS, Client, admitted, examine
-from .settings import Settings
 
 PATIENCE: Final = 5.0
 """Seconds of losing races for one key to other callers, before that is an error."""
@@ -43,12 +43,13 @@ class MemcachedEngine(ServerEngine):
         """Begin with nothing open, as a process that has written nothing and seen nothing."""
         super().after_fork()
         settings = self.settings
+        self._explained = partial(explained, meanings=MEANINGS, timeout=settings.timeout)
         self.observer = Observer()
         self.renewing = Renewing()
         self.pool = Pool(
             partial(admitted, settings),
             Silence(
-                partial(explained, meanings=MEANINGS, timeout=settings.timeout),
+                self._explained,
                 timeout=settings.timeout,
                 answers=(EngineUnavailable, ConfigurationError),
             ),
@@ -60,7 +61,7 @@ class MemcachedEngine(ServerEngine):
         self._threads = ThreadPoolExecutor(THREADS, "weblock-memcached")
 
     def connect(self, runtime: Runtime) -> Store:
-        self.lookout.runtime, cells = runtime, ItemCells(self, runtime)
+        self.lookout.cells = cells = ItemCells(self, runtime)
         return CellStore(cells, self.lookout, patience=PATIENCE, beat_patience=BEAT_PATIENCE)
 
     def ask(self, work: Callable[[Client], R], *, first: bool = False) -> R:
@@ -68,12 +69,12 @@ class MemcachedEngine(ServerEngine):
         try:
             return self.pool.use_first(work) if first else self.pool.use(work)
         except FAILURES as error:
-            raise self._unavailable(error) from error
+            raise EngineUnavailable(self.name, self._explained(error)) from error
 
-    def ask_in_thread(self, work: Callable[[Client], R], *, first: bool = False) -> Awaitable[R]:
+    def ask_in_thread(self, work: Callable[[Client], R]) -> Awaitable[R]:
         """Do the same for an event loop."""
         try:
-            return in_thread(self._threads, partial(self.ask, work, first=first))
+            return in_thread(self._threads, partial(self.ask, work))
         except RuntimeError as error:
             reason = "it was closed" if self._closed else f"no thread could be started: {error}"
             raise EngineUnavailable(self.name, reason) from error
@@ -84,7 +85,7 @@ class MemcachedEngine(ServerEngine):
             with closing(Client(self.settings)) as client:
                 yield from examine(client, self.settings)
         except FAILURES as error:
-            yield unreachable(error, self._unavailable(error).reason)
+            yield unreachable(error, self._explained(error))
 
     def close(self) -> None:
         self._closed = True
@@ -92,8 +93,3 @@ class MemcachedEngine(ServerEngine):
         self._threads.shutdown(wait=False)
         self.pool.close()
         super().close()
-
-    def _unavailable(self, error: BaseException) -> EngineUnavailable:
-        return EngineUnavailable(
-            self.name, explained(error, MEANINGS, timeout=self.settings.timeout)
-        )

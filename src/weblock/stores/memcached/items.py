@@ -30,7 +30,7 @@ from ...errors import ConfigurationError, EngineRecovering, EngineUnavailable
 from ..cells import Done, Heartbeats, Transition
 from ..codec import from_bytes, to_bytes
 from ..transport.backoff import Backoff
-from .server import Client, add_unless_lost, heed_mark, items_on, leave_mark
+from .server import Client, heed_mark, items_on, leave_mark
 
 if TYPE_CHECKING:
     from .engine import MemcachedEngine
@@ -54,6 +54,7 @@ KNOWN: Final = 10_000
 R = TypeVar("R")
 
 Entry = Grant | Place | Voided
+Outcome = Done | EngineUnavailable | ConfigurationError
 
 
 class Stamp(NamedTuple):
@@ -122,7 +123,7 @@ class ItemCells:
     def __init__(self, engine: MemcachedEngine, runtime: Runtime) -> None:
         self._engine = engine
         self._settings = engine.settings
-        self._runtime = runtime
+        self.runtime = runtime
         # No prefix has a slash in it, so none can reach the items of another.
         kinds = ("lock/", "done/", "mark", "quiet")
         names = (f"{engine.settings.prefix}/{kind}" for kind in kinds)
@@ -131,7 +132,7 @@ class ItemCells:
         """The mark of the server that was heeded last, and the recovery then."""
 
     async def update(self, key: str, transition: Transition, *, patience: float) -> Done:
-        runtime, renews = self._runtime, isinstance(transition, Heartbeats)
+        runtime, renews = self.runtime, isinstance(transition, Heartbeats)
         # The keepers of other processes come first, too.
         longest = FIRST_BACKOFF if renews else LONGEST_BACKOFF
         backoff = Backoff(FIRST_BACKOFF, longest, jitter=runtime.jitter)
@@ -146,9 +147,8 @@ class ItemCells:
             if outcome:
                 raise outcome
             if runtime.now() >= give_up_at:
-                raise EngineUnavailable(
-                    self._settings.name, "too many callers change the same key at once"
-                )
+                reason = "too many callers change the same key at once"
+                raise EngineUnavailable(self._settings.name, reason)
             await runtime.sleep(backoff.next())
 
     async def update_many(
@@ -178,9 +178,8 @@ class ItemCells:
             items = [each for each in there if each.startswith(self._locks)]
             keys: list[str] = []
             for start in range(0, len(items), PORTION):
-                for item, value in client.get_many(items[start : start + PORTION]).items():
-                    _mark, key, _stamps, _state = self._parts(item, value)
-                    keys.append(key)
+                values = client.get_many(items[start : start + PORTION])
+                keys += [self._parts(item, value)[1] for item, value in values.items()]
             return [key for key in keys if key.startswith(prefix)]
 
         return await self._ask(find)
@@ -201,7 +200,7 @@ class ItemCells:
         names = [self._locks + _hashed(key) for key in keys]
         while True:
             found = client.gets_many([*names, self._mark, self._quiet])
-            now = self._runtime.now()
+            now = self.runtime.now()
             if self._mark not in found:
                 leave_mark(client, self._mark)
                 continue
@@ -220,16 +219,14 @@ class ItemCells:
         return Reading(now, mark, self._quiet in found, items)
 
     async def _ask(self, work: Callable[[Client], R]) -> R:
-        if self._runtime.suspends:
+        if self.runtime.suspends:
             return await self._engine.ask_in_thread(work)
-        return self._engine.ask(work, first=self._runtime.renews)
+        return self._engine.ask(work, first=self.runtime.renews)
 
-    def _change(
-        self, changes: Mapping[str, Transition], client: Client
-    ) -> dict[str, Done | EngineUnavailable | ConfigurationError]:
+    def _change(self, changes: Mapping[str, Transition], client: Client) -> dict[str, Outcome]:
         """Read items, and replace each. Those that another caller replaced first are left out."""
         reading = self.read(client, list(changes))
-        outcomes: dict[str, Done | EngineUnavailable | ConfigurationError] = {}
+        outcomes: dict[str, Outcome] = {}
         for key, item in reading.items.items():
             if isinstance(item, ConfigurationError):
                 outcomes[key] = item
@@ -291,11 +288,16 @@ class ItemCells:
         value = b"\t".join((reading.mark, key.encode(), marks, to_bytes(theirs)))
         ends = max((each.until for each in entries), default=now)
         expiry = _expiry(ends - now + REMEMBERED)
-        if item.token is None:
-            mark = reading.mark
-            return add_unless_lost(client, item.name, value, expiry, name=self._mark, mark=mark)
-        # A server that has lost the item has no token for it, either.
-        return bool(client.cas(item.name, value, item.token, expiry))
+        if item.token is not None:
+            # A server that has lost the item has no token for it, either.
+            return bool(client.cas(item.name, value, item.token, expiry))
+        # A server that has lost its data since the key was read adds the item of a key that others may
+        # hold. So its mark is read again behind the addition, in the same round trip. If the answer
+        # comes in pieces, the driver loses the first. Then it is left open whether the item was added.
+        add = b"add %s 0 %d %d\r\n%s" % (item.name.encode(), expiry, len(value), value)
+        request = b"%s\r\nget %s" % (add, self._mark.encode())
+        answer: list[bytes] = client.raw_command(request, b"END\r\n").split(b"\r\n")
+        return answer[0] == b"STORED" and answer[2:3] == [reading.mark]
 
     def _parts(self, name: str, value: bytes) -> tuple[bytes, str, bytes, KeyState]:
         """Return the mark, the key, the stamps and the state of an item."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from ..._core.ports import Ask, Grasp, Runtime
+from ..._core.ports import Ask, Runtime
 from ..._platform.threads import BackgroundThread
 from ...errors import EngineUnavailable
+from ..cells import LocalBells
 from .items import PORTION, Item, ItemCells
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class _Watch:
     fence: int = 0
 
 
-class Lookout:
+class Lookout(LocalBells):
     """The bells of memcached. It notifies waiters of this process, whichever process has released.
 
     A key that often changes hands is read often. A key that is held for long is read seldom, and so
@@ -39,32 +40,26 @@ class Lookout:
     """
 
     def __init__(self, engine: MemcachedEngine) -> None:
+        super().__init__(engine.switchboard)
         self._engine = engine
         self.process = engine.observer.process
-        self.runtime: Runtime | None = None
-        """The runtime of any store, for its clock."""
+        self.cells: ItemCells | None = None
+        """The cells of any store, which read the items."""
         self._closed = False
         self._thread = BackgroundThread("weblock-lookout", self._look_out)
         self._changed = threading.Condition()
         self._watches: dict[str, _Watch] = {}
 
-    def ring(self, process: str, owner: str, grasp: Grasp) -> None:
-        if process == self.process:
-            self._engine.switchboard.ring(owner, grasp)
-
     def watch(self, key: str, owner: str, ahead: Sequence[str], *, first: bool) -> None:
-        assert self.runtime
+        assert self.cells
         with self._changed:
             if self._closed:
                 return
             if key not in self._watches:
-                self._watches[key] = _Watch(self.runtime.now() + FIRST_LOOK)
+                self._watches[key] = _Watch(self.cells.runtime.now() + FIRST_LOOK)
                 self._changed.notify()
             self._watches[key].owners.add(owner)
         self._thread.start()
-
-    def close_up(self, process: str, owner: str) -> None:
-        pass  # The thread sees whatever happens to the key.
 
     def close(self) -> None:
         with self._changed:
@@ -73,11 +68,11 @@ class Lookout:
         self._thread.join(1)
 
     def _look_out(self) -> None:
-        assert self.runtime
-        runtime, cells = self.runtime, ItemCells(self._engine, self.runtime)
+        assert self.cells
+        runtime, read = self.cells.runtime, self.cells.read
         while due := self._wait_for_due(runtime):
             try:
-                items = self._engine.ask(partial(cells.read, keys=due)).items
+                items = self._engine.ask(partial(read, keys=due)).items
             except EngineUnavailable:
                 items = {}
             with self._changed:

@@ -15,7 +15,7 @@ from pymemcache.exceptions import MemcacheError, MemcacheUnexpectedCloseError
 
 from ..findings import Finding, bytes_of, problem, refuse, share, time_of, warning
 from ..transport.unfit import Meanings, Unfit
-from .settings import Settings
+from . import Settings
 
 FAILURES: Final = (MemcacheError, OSError, Unfit)
 """The errors of a request that has failed."""
@@ -127,31 +127,15 @@ def heed_mark(client: Client, mark: bytes, quiet: str, recovery: float) -> None:
             return
 
 
-def add_unless_lost(
-    client: Client, item: str, contents: bytes, expiry: int, *, name: str, mark: bytes
-) -> bool:
-    """Add an item; return whether that was done, by a server whose mark was still the same afterwards.
-
-    A server that has lost its data since the key was read adds the item of a key that others may
-    hold. So its mark is read again behind the addition, in the same round trip. If the answer comes in
-    pieces, the driver loses the first. Then it is left open whether the item was added.
-    """
-    add = b"add %s 0 %d %d" % (item.encode(), expiry, len(contents))
-    request = b"%s\r\n%s\r\nget %s" % (add, contents, name.encode())
-    answer: list[bytes] = client.raw_command(request, b"END\r\n").split(b"\r\n")
-    return answer[0] == b"STORED" and answer[2:3] == [mark]
-
-
 def items_on(settings: Settings, patience: float) -> list[str]:
     """Return the names of all items, whether they are weblock's or not.
 
     The driver cannot read an answer of several packets to a command that it does not know.
     """
-    give_up_at = time.monotonic() + patience
+    give_up_at, where = time.monotonic() + patience, (settings.host, settings.port)
     while True:
         names: list[str] = []
         line = b""
-        where = (settings.host, settings.port)
         with (
             socket.create_connection(where, settings.timeout) as sock,
             sock.makefile("rb") as lines,
