@@ -12,7 +12,7 @@ from weblock._core.ports import Pulse
 from weblock._core.table import Answer, Claim
 from weblock._runtime.blocking import BlockingRuntime, drive
 from weblock.stores.zookeeper import open_engine
-from weblock.stores.zookeeper.nodes import Scene
+from weblock.stores.zookeeper.nodes import Snapshot
 
 
 class Machine:
@@ -47,15 +47,15 @@ class Machine:
     def transfer(self, owner: str, claim: Claim, fence: int) -> Answer:
         return drive(self.store.transfer("key", owner, claim, fence=fence)).answer
 
-    def scene(self) -> Scene:
+    def snapshot(self) -> Snapshot:
         """What a look shows now, to be acted on later."""
         key = drive(self.store._wire.key("key"))
         return drive(self.store._wire.look(key))[0]
 
-    def take_over(self, scene: Scene, owner: str, limit: int = 1) -> Any:
+    def take_over(self, snapshot: Snapshot, owner: str, limit: int = 1) -> Any:
         """What comes of a turn that is taken as that look showed it."""
         self.engine.memory.owners.add(owner)
-        return drive(self.store._take_turn(scene, self.claim(owner, limit)))
+        return drive(self.store._take_turn(snapshot, self.claim(owner, limit)))
 
 
 @contextmanager

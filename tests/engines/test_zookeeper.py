@@ -37,7 +37,7 @@ from weblock.stores.zookeeper import parse
 from weblock.stores.zookeeper.nodes import Content
 from weblock.stores.zookeeper.session import Session
 from weblock.stores.zookeeper.store import ZooKeeperStore
-from weblock.stores.zookeeper.wire import Memory, Own, Wire
+from weblock.stores.zookeeper.wire import Memory, OwnLease, Wire
 
 from .machines import Machine, starting_machines
 
@@ -414,10 +414,10 @@ class TestLateDecisions:
         here.acquire("ours")
         there.acquire("theirs")
         there.clock += 11
-        scene = there.scene()
-        assert scene.ended
+        snapshot = there.snapshot()
+        assert snapshot.ended
         assert isinstance(here.renew("ours"), Held)
-        assert there.take_over(scene, "theirs") is None
+        assert there.take_over(snapshot, "theirs") is None
         assert isinstance(here.renew("ours"), Held)
 
     def test_another_was_first(self, machine) -> None:
@@ -428,10 +428,10 @@ class TestLateDecisions:
         one.acquire("one")
         other.acquire("other")
         holder.release("holder")
-        scene = one.scene()
-        places = scene.places
+        snapshot = one.snapshot()
+        places = snapshot.places
         assert isinstance(one.acquire("one"), Held)
-        swapped = scene._replace(places=places[::-1])
+        swapped = snapshot._replace(places=places[::-1])
         assert other.take_over(swapped, "other") is None
         assert isinstance(one.renew("one"), Held)
 
@@ -453,12 +453,12 @@ class TestLateDecisions:
         behind.acquire("behind")
         stopped.acquire("third")
         holder.release("holder")
-        scene = stopped.scene()
+        snapshot = stopped.snapshot()
         assert isinstance(behind.acquire("behind"), Waiting)
         behind.clock += HANDOFF
         eventually(lambda: isinstance(behind.acquire("behind"), Held))
-        assert stopped.take_over(scene, "first") is None
-        assert behind.scene().places == ()
+        assert stopped.take_over(snapshot, "first") is None
+        assert behind.snapshot().places == ()
 
     def test_who_waits_again_has_all_the_time_for_its_turn(self, machine) -> None:
         """Is not passed over for a turn that it did not take in an earlier life of the key's node."""
@@ -472,18 +472,18 @@ class TestLateDecisions:
             assert isinstance(behind.acquire("behind"), Waiting)
 
         queue()
-        names = [place.name for place in behind.scene().places]
+        names = [place.name for place in behind.snapshot().places]
         stopped.release("first")
         behind.release("behind")
         behind.clock += HANDOFF
         queue()
-        assert [place.name for place in behind.scene().places] == names
+        assert [place.name for place in behind.snapshot().places] == names
         assert isinstance(stopped.acquire("first"), Held)
 
 
 def owners_waiting(machine: Machine) -> list[str]:
     """The owners of the places, first come, first served."""
-    return [place.owner for place in machine.scene().places]
+    return [place.owner for place in machine.snapshot().places]
 
 
 class TestTraces:
@@ -516,8 +516,8 @@ class TestTraces:
 
         monkeypatch.setattr(store, "_grant", released_meanwhile)
         assert isinstance(here.acquire("ours"), Gone)
-        scene = there.scene()
-        assert (scene.live, scene.places) == ((), ())
+        snapshot = there.snapshot()
+        assert (snapshot.live, snapshot.places) == ((), ())
 
     def test_a_lease_that_its_waiter_did_not_know_of(self, machine) -> None:
         """A waiter whose lease has ended before it knew of it keeps its place when it asks again."""
@@ -525,7 +525,7 @@ class TestTraces:
         holder.acquire("holder")
         here.engine.switchboard.bells["ours"] = BlockingRuntime().bell()
         here.acquire("ours")
-        here.engine.memory.leases["ours"] = Own(here.clock, Content("5e", "", 10.0, 1))
+        here.engine.memory.leases["ours"] = OwnLease(here.clock, Content("5e", "", 10.0, 1))
         here.renew("ours")
         assert isinstance(here.acquire("ours"), Waiting)
         assert owners_waiting(holder) == ["ours"]
@@ -658,7 +658,7 @@ class TestMarks:
     def test_one_that_is_written_anew_stays(self, machine, client, monkeypatch) -> None:
         """It is there, also if its node was removed by another process in between, and has the same version."""
         slow, other = machine().store, machine().store
-        stamp = Wire.stamp
+        stamp = Wire.servers_time
         node, servers = f"{_marks_of(slow)}/init", client()
         drive(other.mark("another", None))
         servers.create(node, b"-1")
@@ -666,7 +666,7 @@ class TestMarks:
         assert not drive(other.marked("init"))
 
         async def stamp_late(wire: Wire, session: Session) -> float:
-            monkeypatch.setattr(Wire, "stamp", stamp)
+            monkeypatch.setattr(Wire, "servers_time", stamp)
             before = servers.get(node)[1].version
             drive(other.mark("another", None))
             assert not servers.exists(node)
@@ -674,9 +674,9 @@ class TestMarks:
             assert servers.get(node)[1].version == before
             return await stamp(wire, session)
 
-        monkeypatch.setattr(Wire, "stamp", stamp_late)
+        monkeypatch.setattr(Wire, "servers_time", stamp_late)
         drive(slow.mark("third", None))
-        assert Wire.stamp is stamp
+        assert Wire.servers_time is stamp
         assert drive(other.marked("init"))
 
     def test_one_that_is_removed_while_it_is_written_is_there(self, machine, client) -> None:

@@ -16,7 +16,7 @@ from weblock._core.table import HANDOFF, SHARED, Claim, Gone, Held, KeyState, Mo
 from weblock.stores.zookeeper.nodes import (
     Content,
     Lease,
-    Scene,
+    Snapshot,
     content_of,
     lease_of,
     name_of_place,
@@ -99,7 +99,7 @@ class Crowd:
     def move(self, owner: str) -> None:
         claim = self.new_claim(10.0, 1)
         fence = next(
-            lease.grant.fence for lease in self.machines[0].scene().live if lease.owner == owner
+            lease.grant.fence for lease in self.machines[0].snapshot().live if lease.owner == owner
         )
         step = table.transfer(self.state, self.moment(), owner, claim)
         self.take(step, self.claims[claim.owner][1].transfer(owner, claim, fence))
@@ -120,9 +120,9 @@ class Crowd:
         new = [each.claim.owner for each in self.state.grants if not each.confirmed]
         for owner in [*new, *self.waiters]:
             self.ask(owner)
-        scene, *_ = [machine.scene() for machine in self.machines]
-        assert holders_in(scene) == [(g.claim.owner, g.claim.limit) for g in self.state.grants]
-        queue = [(place.owner, place.limit) for place in scene.places]
+        snapshot, *_ = [machine.snapshot() for machine in self.machines]
+        assert holders_in(snapshot) == [(g.claim.owner, g.claim.limit) for g in self.state.grants]
+        queue = [(place.owner, place.limit) for place in snapshot.places]
         assert queue == [(place.claim.owner, place.claim.limit) for place in self.state.queue]
         self.most = max(self.most, len(self.state.grants))
 
@@ -140,9 +140,9 @@ class Crowd:
         return Moment(self.machines[0].clock, 0)
 
 
-def holders_in(scene: Scene) -> list[tuple[str, int]]:
+def holders_in(snapshot: Snapshot) -> list[tuple[str, int]]:
     """Those who hold the key, in the order of their fences, and their limits."""
-    return [(lease.owner, lease.content.limit) for lease in scene.live]
+    return [(lease.owner, lease.content.limit) for lease in snapshot.live]
 
 
 def alike(answer: Any) -> Any:
@@ -179,12 +179,12 @@ class TestTurns:
         living.renew("living")
         assert isinstance(waiter.acquire("waiter", limit=2), Waiting)
         waiter.clock += 2
-        scene = waiter.scene()
+        snapshot = waiter.snapshot()
         assert isinstance(waiter.acquire("waiter", limit=2), Held)
         assert isinstance(living.renew("living"), Held)
         assert isinstance(dead.renew("dead"), Gone)
-        assert holders_in(living.scene()) == [("living", 2), ("waiter", 2)]
-        assert waiter.take_over(scene, "waiter") is None, "it was seen before the last grant"
+        assert holders_in(living.snapshot()) == [("living", 2), ("waiter", 2)]
+        assert waiter.take_over(snapshot, "waiter") is None, "it was seen before the last grant"
 
     def test_a_renewal_under_way(self, machine) -> None:
         """One of two leases that was seen to have ended is not taken from a holder that has renewed since."""
@@ -194,11 +194,11 @@ class TestTurns:
         waiter.acquire("waiter", limit=2)
         waiter.clock += 11
         living.renew("living")
-        scene = waiter.scene()
-        assert [lease.owner for lease in scene.ended] == ["late"]
+        snapshot = waiter.snapshot()
+        assert [lease.owner for lease in snapshot.ended] == ["late"]
         assert isinstance(late.renew("late"), Held)
-        assert waiter.take_over(scene, "waiter", limit=2) is None
-        assert holders_in(waiter.scene()) == [("late", 2), ("living", 2)]
+        assert waiter.take_over(snapshot, "waiter", limit=2) is None
+        assert holders_in(waiter.snapshot()) == [("late", 2), ("living", 2)]
 
     def test_a_process_that_forgot_what_it_has(self, machine) -> None:
         """A holder that asks again keeps the limit that it came with, also where only the node knows it."""
@@ -206,7 +206,7 @@ class TestTurns:
         held = holder.acquire("holder", limit=3)
         holder.engine.memory.leases.clear()
         again = holder.acquire("holder", limit=1)
-        assert (again.fence, holders_in(machine().scene())) == (held.fence, [("holder", 3)])
+        assert (again.fence, holders_in(machine().snapshot())) == (held.fence, [("holder", 3)])
 
     def test_another_was_first(self, machine) -> None:
         """Of two who both take themselves to be first, one gets the lease that there is room for."""
@@ -216,12 +216,12 @@ class TestTurns:
         one.acquire("one", limit=2)
         other.acquire("other", limit=2)
         holder.release("leaves")
-        scene = one.scene()
+        snapshot = one.snapshot()
         assert isinstance(one.acquire("one", limit=2), Held)
-        places = scene.places[::-1]
-        swapped = scene._replace(places=places)
+        places = snapshot.places[::-1]
+        swapped = snapshot._replace(places=places)
         assert other.take_over(swapped, "other", limit=2) is None
-        assert holders_in(other.scene()) == [("stays", 2), ("one", 2)]
+        assert holders_in(other.snapshot()) == [("stays", 2), ("one", 2)]
 
     def test_who_does_not_take_its_turn(self, machine) -> None:
         """A first waiter that fits and does not enter is passed over, however often holders renew."""
@@ -254,7 +254,7 @@ class TestTurns:
                 newcomer.engine.close()
 
         eventually(newcomer_gets_it)
-        assert holders_in(living.scene()) == [("living", 2), ("newcomer", 2)]
+        assert holders_in(living.snapshot()) == [("living", 2), ("newcomer", 2)]
 
 
 class TestWatching:
@@ -262,13 +262,13 @@ class TestWatching:
         """A waiter watches so many leases that it is told of whatever lets it in, and no more than it must."""
         for limits in crowds():
             for wanted in (1, 2, 3, SHARED):
-                scene = scene_of(limits)
-                watched = scene.in_the_way_of(wanted)
-                if scene.admits(wanted):
+                snapshot = snapshot_of(limits)
+                watched = snapshot.blocking(wanted)
+                if snapshot.admits(wanted):
                     continue
-                assert not scene._replace(live=watched).admits(wanted)
+                assert not snapshot._replace(live=watched).admits(wanted)
                 fewer = [each for each in watched if each is not watched[-1]]
-                assert scene._replace(live=tuple(fewer)).admits(wanted)
+                assert snapshot._replace(live=tuple(fewer)).admits(wanted)
 
 
 def crowds() -> Iterator[tuple[int, ...]]:
@@ -279,14 +279,14 @@ def crowds() -> Iterator[tuple[int, ...]]:
                 yield limits
 
 
-def scene_of(limits: tuple[int, ...]) -> Scene:
+def snapshot_of(limits: tuple[int, ...]) -> Snapshot:
     """A key that is held with these limits."""
     live = tuple(
         Lease(str(number), Content("", "", 10.0, limit), number, 0, 0.0, 0.0, 10.0)
         for number, limit in enumerate(limits, 1)
     )
     key: Any = None
-    return Scene(key, 0, 0, (), live, (), 10.0)
+    return Snapshot(key, 0, 0, (), live, (), 10.0)
 
 
 class TestNodes:

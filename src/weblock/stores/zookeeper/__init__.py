@@ -34,7 +34,7 @@ def open_engine(url: str) -> ZooKeeperEngine:
     return ZooKeeperEngine(parse(url))
 
 
-class Unshown(str):
+class Secret(str):
     """A text whose ``repr`` shows nothing. kazoo logs its requests, the login among them."""
 
     __slots__ = ()
@@ -53,7 +53,7 @@ class Settings(NamedTuple):
     """Seconds after which the servers count a silent process as dead; we request it."""
     timeout: float = 2.0
     """Seconds that the servers have for an answer."""
-    credentials: Unshown = Unshown()
+    credentials: Secret = Secret()
     """User and password, for ACLs of the scheme ``digest``."""
 
     @property
@@ -81,7 +81,7 @@ def parse(url: str) -> Settings:
     return Settings(
         hosts=tuple(_host(each) for each in hosts.split(",")),
         root=root,
-        credentials=Unshown(f"{unquote(user)}:{unquote(password)}" if userinfo else ""),
+        credentials=Secret(f"{unquote(user)}:{unquote(password)}" if userinfo else ""),
         **options_in(query, {"session_timeout": seconds, "timeout": seconds}, engine="ZooKeeper"),
     )
 

@@ -57,7 +57,7 @@ class Marks:
         if isinstance(found, Exception):
             return False
         end = _end_of(*found)
-        return end == _NEVER or await self._wire.stamp(session) < end
+        return end == _NEVER or await self._wire.servers_time(session) < end
 
     async def _remove_ended(self, session: Session) -> None:
         """Remove a few of the marks that have ended, unless others are written meanwhile."""
@@ -74,8 +74,8 @@ class Marks:
         ends = {path: _end_of(*each) for path, each in marks if not isinstance(each, Exception)}
         if isinstance(known, Exception) or all(end == _NEVER for end in ends.values()):
             return
-        stamp, removals = await self._wire.stamp(session), []
-        for path in (path for path, end in ends.items() if end <= stamp):
+        servers_now, removals = await self._wire.servers_time(session), []
+        for path in (path for path, end in ends.items() if end <= servers_now):
             removal = client.transaction()
             removal.check(above, known[1].version)
             removal.delete(path)

@@ -119,7 +119,7 @@ def places_in(names: Iterable[str]) -> tuple[Place, ...]:
     return tuple(place for _, place in sorted(places))
 
 
-class Scene(NamedTuple):
+class Snapshot(NamedTuple):
     """The nodes below a key's node, at one moment."""
 
     key: Key
@@ -144,7 +144,7 @@ class Scene(NamedTuple):
         """Whether it is the turn of the first waiter."""
         return bool(self.places) and self.admits(self.places[0].limit)
 
-    def in_the_way_of(self, limit: int) -> Sequence[Lease]:
+    def blocking(self, limit: int) -> Sequence[Lease]:
         """Return as few leases as possible of which one must end before a claim with this limit fits.
 
         While none of them ends, at least as many leases live as the smallest limit among them and the claim.

@@ -29,9 +29,9 @@ from ..._core.ports import Ask, Look, Pulse, Reply, Runtime, Store, Switchboard
 from ..._core.table import Answer, Asked, Claim, Gone, Held, KeyState, Released
 from ...errors import EngineUnavailable
 from .marks import Marks
-from .nodes import Content, Scene, content_of, name_of_place, places_in
+from .nodes import Content, Snapshot, content_of, name_of_place, places_in
 from .session import AsyncResult, Key
-from .wire import Own, Wire
+from .wire import OwnLease, Wire
 
 if TYPE_CHECKING:
     from .engine import ZooKeeperEngine
@@ -81,25 +81,25 @@ class ZooKeeperStore(Store):
 
     async def _attempt(self, key: Key, claim: Claim, room: int, *, new: bool) -> Reply | None:
         """Acquire the key, or wait for it; ``None`` if things have changed meanwhile."""
-        (scene,) = await self._wire.look(key)
-        self._wire.remove_orphans(scene)
-        if lease := scene.lease_of(claim.owner):
+        (snapshot,) = await self._wire.look(key)
+        self._wire.remove_orphans(snapshot)
+        if lease := snapshot.lease_of(claim.owner):
             # The limit with which it was granted stands, whatever is named later.
             return await self._renew_again(key, claim._replace(limit=lease.content.limit))
-        position = scene.position_of(claim.owner)
+        position = snapshot.position_of(claim.owner)
         if position is not None:
-            claim = claim._replace(limit=scene.places[position].limit)
+            claim = claim._replace(limit=snapshot.places[position].limit)
         elif room:
             return await self._begin(key, claim, room)
-        if new and not scene.admits(claim.limit) and await self._wire.end_the_dead(scene):
+        if new and not snapshot.admits(claim.limit) and await self._wire.end_the_dead(snapshot):
             return None
-        if scene.admits(claim.limit):
-            if not scene.places:
+        if snapshot.admits(claim.limit):
+            if not snapshot.places:
                 return await self._begin(key, claim, 1)  # As the first, also without room.
             if position == 0:
-                return await self._take_turn(scene, claim)
-            self._wire.pass_over_first(scene)
-        return await self._stay(scene, claim, room)
+                return await self._take_turn(snapshot, claim)
+            self._wire.pass_over_first(snapshot)
+        return await self._stay(snapshot, claim, room)
 
     async def _begin(self, key: Key, claim: Claim, room: int) -> Reply | None:
         """Acquire the key if it has neither a holder nor waiters, else take a place behind them."""
@@ -121,13 +121,13 @@ class ZooKeeperStore(Store):
         await self._wire.all(place)
         return None
 
-    async def _take_turn(self, scene: Scene, claim: Claim) -> Reply | None:
+    async def _take_turn(self, snapshot: Snapshot, claim: Claim) -> Reply | None:
         """Acquire the key as the first waiter, provided that nothing was granted since the look."""
-        key, grant = scene.key, scene.key.session.client.transaction()
-        grant.set_data(key.node, b"", version=scene.version)
-        for lease in scene.ended:
+        key, grant = snapshot.key, snapshot.key.session.client.transaction()
+        grant.set_data(key.node, b"", version=snapshot.version)
+        for lease in snapshot.ended:
             grant.delete(key.lease_of(lease.owner), version=lease.version)
-        grant.delete(key.path(scene.places[0].name))
+        grant.delete(key.path(snapshot.places[0].name))
         return await self._grant(key, claim, grant)
 
     async def _grant(self, key: Key, claim: Claim, grant: Any) -> Reply | None:
@@ -148,29 +148,29 @@ class ZooKeeperStore(Store):
         if isinstance(found, Exception):
             return None
         if claim.owner in memory.owners:
-            memory.leases[claim.owner] = Own(sent + claim.ttl, content)
+            memory.leases[claim.owner] = OwnLease(sent + claim.ttl, content)
         return Reply(Held(found[1].czxid, sent + claim.ttl), sent)
 
-    async def _stay(self, scene: Scene, claim: Claim, room: int) -> Reply | None:
+    async def _stay(self, snapshot: Snapshot, claim: Claim, room: int) -> Reply | None:
         """Wait in our place, if there is room."""
-        places, position = scene.places, scene.position_of(claim.owner)
+        places, position = snapshot.places, snapshot.position_of(claim.owner)
         if position is None:
             self._memory.forget(claim.owner)
-            return self._wire.reply(scene.busy(len(places)))
+            return self._wire.reply(snapshot.busy(len(places)))
         if position >= room:
-            await self._give_back(scene.key, claim.owner)
+            await self._give_back(snapshot.key, claim.owner)
             # Not before: without an answer, it may still wait there.
             self._memory.forget(claim.owner)
-            return self._wire.reply(scene.busy(len(places) - 1))
+            return self._wire.reply(snapshot.busy(len(places) - 1))
         if position:
-            before = [scene.key.path(places[position - 1].name)]
+            before = [snapshot.key.path(places[position - 1].name)]
         else:
-            before = [scene.key.lease_of(each.owner) for each in scene.in_the_way_of(claim.limit)]
-        get, watch = scene.key.session.client.get_async, Watch(self._switchboard, claim.owner)
+            before = [snapshot.key.lease_of(each.owner) for each in snapshot.blocking(claim.limit)]
+        get, watch = snapshot.key.session.client.get_async, Watch(self._switchboard, claim.owner)
         found = await self._wire.all(*(get(path, watch) for path in before))
         if not found or any(isinstance(each, Exception) for each in found):
             return None
-        return self._wire.reply(scene.waiting(position))
+        return self._wire.reply(snapshot.waiting(position))
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
         """Remove whatever the owner has; ``void`` is needless where requests keep their order.
@@ -209,12 +209,12 @@ class ZooKeeperStore(Store):
             looks = await self._wire.look(*dict.fromkeys(keys[pulse.key] for pulse in waiting))
         except EngineUnavailable as error:
             return [replies.get(pulse, error) for pulse in pulses]
-        for scene in looks:
-            self._wire.remove_orphans(scene)
-            self._wire.pass_over_first(scene)
-        scenes = {scene.key: scene for scene in looks}
+        for snapshot in looks:
+            self._wire.remove_orphans(snapshot)
+            self._wire.pass_over_first(snapshot)
+        snapshots = {snapshot.key: snapshot for snapshot in looks}
         for pulse in waiting:
-            replies[pulse] = self._wire.reply(scenes[keys[pulse.key]].standing(pulse.owner))
+            replies[pulse] = self._wire.reply(snapshots[keys[pulse.key]].standing(pulse.owner))
         return [replies[pulse] for pulse in pulses]
 
     async def _renew(self, *leases: tuple[Key, str, float]) -> list[Reply | EngineUnavailable]:
@@ -231,10 +231,10 @@ class ZooKeeperStore(Store):
             client, path = key.session.client, key.lease_of(owner)
             with memory.sending:
                 now = self._wire.now()
-                own = memory.leases.get(owner) or Own(now, Content("", "", ttl, 1))
+                own = memory.leases.get(owner) or OwnLease(now, Content("", "", ttl, 1))
                 until = max(now + ttl, own.until)
                 content = own.content._replace(session=key.session.name, ttl=until - now)
-                memory.leases[owner] = Own(until, content)
+                memory.leases[owner] = OwnLease(until, content)
                 results += client.get_async(path), client.set_async(path, content.to_bytes())
             sent.append((owner, now, until, content.fence))
         replies: list[Reply | EngineUnavailable] = []
@@ -260,7 +260,7 @@ class ZooKeeperStore(Store):
 
     async def _renew_again(self, key: Key, claim: Claim) -> Reply | None:
         """Renew a lease whose owner asks for it, because it does not know that it has it."""
-        own = Own(self._wire.now(), _content(key, claim))
+        own = OwnLease(self._wire.now(), _content(key, claim))
         self._memory.leases.setdefault(claim.owner, own)
         (reply,) = await self._renew((key, claim.owner, claim.ttl))
         if isinstance(reply, EngineUnavailable):
@@ -288,7 +288,7 @@ class ZooKeeperStore(Store):
         (parts,) = await self._wire.all(move.commit_async())
         self._memory.forget(owner)
         self._memory.owners.add(claim.owner)
-        self._memory.leases[claim.owner] = Own(sent + claim.ttl, content)
+        self._memory.leases[claim.owner] = OwnLease(sent + claim.ttl, content)
         if not self._wire.refused(parts):
             return Reply(Held(fence, sent + claim.ttl, asked=content.asked), sent)
         # The claim may have it already: the answer to an earlier request was lost.
@@ -296,10 +296,10 @@ class ZooKeeperStore(Store):
 
     async def force_release(self, key: str) -> Reply:
         node = await self._wire.key(key, anew=True)
-        (scene,) = await self._wire.look(node)
-        if not scene.live:
+        (snapshot,) = await self._wire.look(node)
+        if not snapshot.live:
             return self._wire.reply(Gone())
-        delete, leases = node.session.client.delete_async, (*scene.live, *scene.ended)
+        delete, leases = node.session.client.delete_async, (*snapshot.live, *snapshot.ended)
         paths = [*(node.lease_of(lease.owner) for lease in leases), node.node]
         *done, _ = await self._wire.all(*map(delete, paths))
         refused = all(isinstance(each, Exception) for each in done)
@@ -310,11 +310,13 @@ class ZooKeeperStore(Store):
         node = await self._wire.key(key, anew=True)
         write = node.session.client.set_async
         for _ in range(_ATTEMPTS):
-            (scene,) = await self._wire.look(node)
-            if not scene.live:
+            (snapshot,) = await self._wire.look(node)
+            if not snapshot.live:
                 return self._wire.reply(Gone())
             # A renewal since the look is not overwritten: then we look again.
-            wanted = [(each, each.content._replace(asked=True).to_bytes()) for each in scene.live]
+            wanted = [
+                (each, each.content._replace(asked=True).to_bytes()) for each in snapshot.live
+            ]
             done = await self._wire.all(
                 *(write(node.lease_of(each.owner), data, each.version) for each, data in wanted)
             )
@@ -325,16 +327,16 @@ class ZooKeeperStore(Store):
 
     async def look(self, key: str) -> Look:
         node = await self._wire.key(key, anew=True)
-        (scene,) = await self._wire.look(node)
+        (snapshot,) = await self._wire.look(node)
         get = node.session.client.get_async
-        found = await self._wire.all(*(get(node.path(place.name)) for place in scene.places))
+        found = await self._wire.all(*(get(node.path(place.name)) for place in snapshot.places))
         now, queue, grants = self._wire.now(), [], []
-        for place, each in zip(scene.places, found, strict=True):
+        for place, each in zip(snapshot.places, found, strict=True):
             if not isinstance(each, Exception):
                 _, label, ttl, limit, *_ = content_of(each[0])
                 claim = Claim("", place.session, ttl, label, limit)
                 queue.append(table.Place(claim, now + table.PLACE))
-        for lease in scene.live:
+        for lease in snapshot.live:
             # For observers, the servers' stamps are good enough.
             age, unchanged = (
                 max(0.0, time.time() - stamp) for stamp in (lease.granted, lease.renewed)
@@ -354,9 +356,9 @@ class ZooKeeperStore(Store):
         found: list[str] = []
         while names and len(found) < limit:
             portion, names = names[:_PORTION], names[_PORTION:]
-            scenes = await self._wire.look(*map(session.key, portion))
-            there = zip(portion, scenes, strict=True)
-            found += [name for name, scene in there if scene.places or scene.live]
+            snapshots = await self._wire.look(*map(session.key, portion))
+            there = zip(portion, snapshots, strict=True)
+            found += [name for name, snapshot in there if snapshot.places or snapshot.live]
         return found[:limit]
 
     async def mark(self, key: str, keep: float | None) -> None:

@@ -26,7 +26,7 @@ from ..._core.ports import Reply, Runtime
 from ..._core.table import HANDOFF, Answer
 from ...errors import ConfigurationError, EngineUnavailable
 from ..transport.unfit import Meanings, explained
-from .nodes import LEASE, VERSION, Content, Lease, Scene, lease_of, places_in
+from .nodes import LEASE, VERSION, Content, Lease, Snapshot, lease_of, places_in
 from .session import AsyncResult, Key, Session
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ MEANINGS: Final[Meanings] = (
 _REMEMBERED: Final = 10_000
 
 
-class Own(NamedTuple):
+class OwnLease(NamedTuple):
     """A lease of this process: its earliest end, and what its node contains."""
 
     until: float
@@ -59,7 +59,7 @@ class Memory:
 
         The collector of garbage may end a generator there, which releases its own lease in the same thread.
         """
-        self.leases: dict[str, Own] = {}
+        self.leases: dict[str, OwnLease] = {}
         """What this process holds, by owner."""
         self.owners: set[str] = set()
         """Owners that may have a lease or a place, perhaps because an answer was lost."""
@@ -178,7 +178,7 @@ class Wire:
                 raise self.unavailable(part) from part
         return bool(refused)
 
-    async def stamp(self, session: Session) -> float:
+    async def servers_time(self, session: Session) -> float:
         """Return the servers' time, by their own clock."""
         (stat,) = await self.all(session.client.set_async(session.sessions, b""))
         if isinstance(stat, Exception):
@@ -197,7 +197,7 @@ class Wire:
             reason = explained(reason, MEANINGS, timeout=self._timeout)
         return EngineUnavailable(self._engine.name, reason)
 
-    async def look(self, *keys: Key) -> list[Scene]:
+    async def look(self, *keys: Key) -> list[Snapshot]:
         """Return what exists below several nodes."""
         answers = await self.all(
             *(key.session.client.get_children_async(key.node, include_data=True) for key in keys)
@@ -208,7 +208,7 @@ class Wire:
             leases = [name for name in names if name.startswith(LEASE)]
             reads += [key.session.client.get_async(key.path(name)) for name in leases]
             found.append((key, places_in(names), stat, leases))
-        contents, scenes = iter(await self.all(*reads)), []
+        contents, snapshots = iter(await self.all(*reads)), []
         now = self.now()
         for key, places, stat, names in found:
             leases = []
@@ -222,46 +222,46 @@ class Wire:
             ended = tuple(lease for lease in leases if now >= lease.until)
             until = min((lease.until for lease in live), default=now)
             born, version = (stat.czxid, stat.version) if stat else (0, 0)
-            scenes.append(Scene(key, born, version, places, live, ended, until))
-        return scenes
+            snapshots.append(Snapshot(key, born, version, places, live, ended, until))
+        return snapshots
 
-    async def end_the_dead(self, scene: Scene) -> bool:
+    async def end_the_dead(self, snapshot: Snapshot) -> bool:
         """Count leases as ended that had ended before this process could time them, if there are any.
 
         Their holders' sessions must have expired: only then are the servers' stamps believed.
         """
-        session, dead = scene.key.session, set()
-        holders = list(dict.fromkeys(lease.content.session for lease in scene.live))
+        session, dead = snapshot.key.session, set()
+        holders = list(dict.fromkeys(lease.content.session for lease in snapshot.live))
         signs = [session.client.get_async(session.sign_of(each)) for each in holders]
         for holder, sign in zip(holders, await self.all(*signs), strict=True):
             if isinstance(sign, Exception):
                 dead.add(holder)
-        stamp, found = await self.stamp(session) if dead else 0.0, False
-        for lease in scene.live:
-            unchanged = stamp - lease.renewed
+        now, found = await self.servers_time(session) if dead else 0.0, False
+        for lease in snapshot.live:
+            unchanged = now - lease.renewed
             if lease.content.session in dead and unchanged >= lease.content.ttl * (1 + 2 * DRIFT):
-                self.memory.ended(_version(scene.key, lease))
+                self.memory.ended(_version(snapshot.key, lease))
                 found = True
         return found
 
-    def remove_orphans(self, scene: Scene) -> None:
+    def remove_orphans(self, snapshot: Snapshot) -> None:
         """Remove the places of this process whose owners it has given up for want of an answer."""
-        session, owners = scene.key.session, self.memory.owners
-        for place in scene.places:
+        session, owners = snapshot.key.session, self.memory.owners
+        for place in snapshot.places:
             if place.owner not in owners and place.session == session.name:
-                session.client.delete_async(scene.key.path(place.name))
+                session.client.delete_async(snapshot.key.path(place.name))
 
-    def pass_over_first(self, scene: Scene) -> None:
+    def pass_over_first(self, snapshot: Snapshot) -> None:
         """Remove the first place if it does not take its turn, and all of its process."""
-        if not scene.admits_first:
+        if not snapshot.admits_first:
             return
-        now, first = self.now(), scene.places[0]
-        ended = tuple(_version(scene.key, lease) for lease in scene.ended)
-        turn = (scene.key.node, scene.born, first.name, ended)
+        now, first = self.now(), snapshot.places[0]
+        ended = tuple(_version(snapshot.key, lease) for lease in snapshot.ended)
+        turn = (snapshot.key.node, snapshot.born, first.name, ended)
         if now - self.memory.first_seen(turn, now) >= HANDOFF:
-            for place in scene.places:
+            for place in snapshot.places:
                 if place.session == first.session:
-                    scene.key.session.client.delete_async(scene.key.path(place.name))
+                    snapshot.key.session.client.delete_async(snapshot.key.path(place.name))
 
 
 def _version(key: Key, lease: Lease) -> tuple[str, str, int, int]:
