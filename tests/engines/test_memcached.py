@@ -28,7 +28,7 @@ from weblock._runtime.blocking import BlockingRuntime, drive
 from weblock.stores.memcached import open_engine
 from weblock.stores.memcached.engine import THREADS, MemcachedEngine
 from weblock.stores.memcached.items import Observer
-from weblock.stores.memcached.lookout import LONGEST_LOOK, Lookout
+from weblock.stores.memcached.poller import LONGEST_PAUSE, Poller
 from weblock.stores.memcached.server import Client
 from weblock.stores.transport import silence
 
@@ -153,13 +153,13 @@ def test_those_who_wait_do_not_poll_busily() -> None:
                 _in_thread(lambda: waiters.acquire("key", wait=None).release()) for _ in range(20)
             ]
             eventually(lambda: len(holder.inspect("key").waiters) == 20)
-            lookout, looks = waiters._engine.lookout, []
-            eventually(lambda: _pause(lookout) >= LONGEST_LOOK)
-            plan, started = lookout._plan, time.monotonic()
-            lookout._plan = lambda *looked: (looks.append(looked), plan(*looked))
+            poller, looks = waiters._engine.poller, []
+            eventually(lambda: _pause(poller) >= LONGEST_PAUSE)
+            plan, started = poller._plan, time.monotonic()
+            poller._plan = lambda *looked: (looks.append(looked), plan(*looked))
             eventually(lambda: len(looks) >= 5)
             count, elapsed = len(looks), time.monotonic() - started
-            assert count <= elapsed / (0.75 * LONGEST_LOOK) + 2
+            assert count <= elapsed / (0.75 * LONGEST_PAUSE) + 2
             lease.release()
             for each in tasks:
                 each.join(LONG)
@@ -172,8 +172,8 @@ def _in_thread(work: Callable[[], Any]) -> threading.Thread:
     return thread
 
 
-def _pause(lookout: Lookout) -> float:
-    watch = lookout._watches.get("default:key")
+def _pause(poller: Poller) -> float:
+    watch = poller._watches.get("default:key")
     return watch.pause if watch else 0.0
 
 
@@ -305,7 +305,7 @@ class TestServers:
                 assert error.value.retry_after > 500
                 with pytest.raises(EngineRecovering):
                     one.acquire("key")
-                quiet = one._engine.ask(lambda client: client.get("weblock/quiet"))
+                quiet = one._engine.ask(lambda client: client.get("weblock/recovering"))
                 assert int(quiet) >= 590
 
     def test_without_recovery_two_may_hold(self) -> None:
@@ -494,7 +494,7 @@ class _Between:
 
 
 def _written_before_a_loss(locks: Locks) -> None:
-    """Makes the item of a key one that was written when the server had another mark."""
+    """Makes the item of a key one that was written in another generation of the server."""
 
     def change(client: Client) -> None:
         item = _item_of("key").decode()

@@ -65,9 +65,7 @@ class Machine:
         pool = self.engine.pool
         opened = pool._connect
         pool._connect = lambda: Network(opened(), world)
-        self.engine.lookout.watch = lambda *_waiter, first: (
-            None
-        )  # Its thread has a time of its own.
+        self.engine.poller.watch = lambda *_waiter, first: None  # Its thread has a time of its own.
         self.store = self.engine.connect(runtime)
 
     def now(self) -> float:

@@ -19,7 +19,7 @@ from ..transport.silence import Silence
 from ..transport.unfit import explained
 from . import Settings
 from .items import ItemCells, Observer
-from .lookout import Lookout
+from .poller import Poller
 from .server import FAILURES, MEANINGS, Client, admitted, examine
 
 PATIENCE: Final = 5.0
@@ -56,13 +56,13 @@ class MemcachedEngine(ServerEngine):
             room=settings.max_connections,
             patience=settings.timeout,
         )
-        self.lookout = Lookout(self)
+        self.poller = Poller(self)
         self._closed = False
         self._threads = ThreadPoolExecutor(THREADS, "weblock-memcached")
 
     def connect(self, runtime: Runtime) -> Store:
-        self.lookout.cells = cells = ItemCells(self, runtime)
-        return CellStore(cells, self.lookout, patience=PATIENCE, beat_patience=BEAT_PATIENCE)
+        self.poller.cells = cells = ItemCells(self, runtime)
+        return CellStore(cells, self.poller, patience=PATIENCE, beat_patience=BEAT_PATIENCE)
 
     def ask(self, work: Callable[[Client], R], *, first: bool = False) -> R:
         """Do something with a connection; ``first`` is for the keeper. Raises ``EngineUnavailable``."""
@@ -89,7 +89,7 @@ class MemcachedEngine(ServerEngine):
 
     def close(self) -> None:
         self._closed = True
-        self.lookout.close()
+        self.poller.close()
         self._threads.shutdown(wait=False)
         self.pool.close()
         super().close()

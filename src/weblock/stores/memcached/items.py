@@ -5,7 +5,7 @@ of a lease says how long it is to last. Its holder counts that from before the w
 other process from when it first saw it, each on a monotonic clock of its own: so the holder's
 deadline comes first, whatever the machines' clocks say.
 
-An item has four parts, with tabs between them: the server's mark when it was written, the key, the
+An item has four parts, with tabs between them: the server's generation when it was written, the key, the
 writer and the time of each entry of the state, and the state (``codec``) with each entry's times by
 the clock of its writer. A process that replaces an item leaves the entries of others as they are.
 """
@@ -30,7 +30,7 @@ from ...errors import ConfigurationError, EngineRecovering, EngineUnavailable
 from ..cells import Done, Heartbeats, Transition
 from ..codec import from_bytes, to_bytes
 from ..transport.backoff import Backoff
-from .server import Client, heed_mark, items_on, leave_mark
+from .server import Client, begin_generation, begin_recovery, items_on
 
 if TYPE_CHECKING:
     from .engine import MemcachedEngine
@@ -109,9 +109,9 @@ class Reading(NamedTuple):
     """Several items that were read at once, and what was read of the server with them."""
 
     now: float
-    mark: bytes
+    generation: bytes
     """It is another after the server has lost its data."""
-    quiet: bool
+    recovering: bool
     """Whether the server is to grant nothing now."""
     items: dict[str, Item | ConfigurationError]
     """By their keys."""
@@ -125,11 +125,11 @@ class ItemCells:
         self._settings = engine.settings
         self.runtime = runtime
         # No prefix has a slash in it, so none can reach the items of another.
-        kinds = ("lock/", "done/", "mark", "quiet")
+        kinds = ("lock/", "done/", "generation", "recovering")
         names = (f"{engine.settings.prefix}/{kind}" for kind in kinds)
-        self._locks, self._done, self._mark, self._quiet = names
-        self._heeded = b"", 0.0
-        """The mark of the server that was heeded last, and the recovery then."""
+        self._locks, self._done, self._generation, self._recovering = names
+        self._recovered = b"", 0.0
+        """The generation of the server whose recovery has begun, and how long that is."""
 
     async def update(self, key: str, transition: Transition, *, patience: float) -> Done:
         runtime, renews = self.runtime, isinstance(transition, Heartbeats)
@@ -199,24 +199,24 @@ class ItemCells:
         """Read the items of several keys."""
         names = [self._locks + _hashed(key) for key in keys]
         while True:
-            found = client.gets_many([*names, self._mark, self._quiet])
+            found = client.gets_many([*names, self._generation, self._recovering])
             now = self.runtime.now()
-            if self._mark not in found:
-                leave_mark(client, self._mark)
+            if self._generation not in found:
+                begin_generation(client, self._generation)
                 continue
-            mark = found[self._mark][0]
+            generation = found[self._generation][0]
             recovery = self._settings.recovery.seconds
-            if self._heeded == (mark, recovery):
+            if self._recovered == (generation, recovery):
                 break
-            heed_mark(client, mark, self._quiet, recovery)
-            self._heeded = mark, recovery
+            begin_recovery(client, generation, self._recovering, recovery)
+            self._recovered = generation, recovery
         items: dict[str, Item | ConfigurationError] = {}
         for key, name in zip(keys, names, strict=True):
             try:
-                items[key] = self._item(name, found.get(name), now, mark)
+                items[key] = self._item(name, found.get(name), now, generation)
             except ConfigurationError as error:
                 items[key] = error
-        return Reading(now, mark, self._quiet in found, items)
+        return Reading(now, generation, self._recovering in found, items)
 
     async def _ask(self, work: Callable[[Client], R]) -> R:
         if self.runtime.suspends:
@@ -236,7 +236,7 @@ class ItemCells:
             known = {grant.fence for grant in item.state.grants}
             if step.state == item.state:
                 outcomes[key] = Done(step, reading.now)
-            elif reading.quiet and any(each.fence not in known for each in step.state.grants):
+            elif reading.recovering and any(each.fence not in known for each in step.state.grants):
                 outcomes[key] = EngineRecovering(
                     self._settings.name,
                     "it was started or flushed just now",
@@ -246,7 +246,9 @@ class ItemCells:
                 outcomes[key] = Done(step, reading.now)
         return outcomes
 
-    def _item(self, name: str, found: tuple[bytes, bytes] | None, now: float, mark: bytes) -> Item:
+    def _item(
+        self, name: str, found: tuple[bytes, bytes] | None, now: float, generation: bytes
+    ) -> Item:
         """Return an item, without what was granted across a loss of the server's data.
 
         A caller whose answer was lost would find its lease there, and believe in it.
@@ -255,14 +257,12 @@ class ItemCells:
             self._engine.observer.first_seen(name, (), now)
             return Item(name, KeyState())
         value, token = found
-        written_at, _key, marks, state = self._parts(name, value)
-        # Where items may be evicted, the mark may go and they may stay.
-        if written_at != mark and not self._settings.allow_eviction:
+        written_in, _key, writers, state = self._parts(name, value)
+        # Where items may be evicted, the generation may go and they may stay.
+        if written_in != generation and not self._settings.allow_eviction:
             return Item(name, KeyState(state.fence), token)
         entries: list[Entry] = [*state.grants, *state.queue, *state.voided]
-        stamps = [
-            Stamp(entry, *mark) for entry, mark in zip(entries, json.loads(marks), strict=True)
-        ]
+        stamps = [Stamp(entry, *by) for entry, by in zip(entries, json.loads(writers), strict=True)]
         seen = self._engine.observer.first_seen(name, stamps, now)
         ours: dict[Entry, Stamp] = {}
         for stamp in stamps:
@@ -283,28 +283,28 @@ class ItemCells:
         process, now = self._engine.observer.process, reading.now
         entries: list[Entry] = [*state.grants, *state.queue, *state.voided]
         stamps = [item.stamps.get(each) or Stamp(each, process, now) for each in entries]
-        marks = json.dumps([(writer, written) for _, writer, written in stamps]).encode()
+        writers = json.dumps([(writer, written) for _, writer, written in stamps]).encode()
         theirs = _state_of(state, [stamp.entry for stamp in stamps])
-        value = b"\t".join((reading.mark, key.encode(), marks, to_bytes(theirs)))
+        value = b"\t".join((reading.generation, key.encode(), writers, to_bytes(theirs)))
         ends = max((each.until for each in entries), default=now)
         expiry = _expiry(ends - now + REMEMBERED)
         if item.token is not None:
             # A server that has lost the item has no token for it, either.
             return bool(client.cas(item.name, value, item.token, expiry))
         # A server that has lost its data since the key was read adds the item of a key that others may
-        # hold. So its mark is read again behind the addition, in the same round trip. If the answer
+        # hold. So its generation is read again behind the addition, in the same round trip. If the answer
         # comes in pieces, the driver loses the first. Then it is left open whether the item was added.
         add = b"add %s 0 %d %d\r\n%s" % (item.name.encode(), expiry, len(value), value)
-        request = b"%s\r\nget %s" % (add, self._mark.encode())
+        request = b"%s\r\nget %s" % (add, self._generation.encode())
         answer: list[bytes] = client.raw_command(request, b"END\r\n").split(b"\r\n")
-        return answer[0] == b"STORED" and answer[2:3] == [reading.mark]
+        return answer[0] == b"STORED" and answer[2:3] == [reading.generation]
 
     def _parts(self, name: str, value: bytes) -> tuple[bytes, str, bytes, KeyState]:
-        """Return the mark, the key, the stamps and the state of an item."""
+        """Return the generation, the key, the stamps and the state of an item."""
         *parts, data = value.split(b"\t", 3)
         state = from_bytes(data, f"the item {name} on {self._settings.name}")
-        mark, key, stamps = parts
-        return mark, key.decode(), stamps, state
+        generation, key, stamps = parts
+        return generation, key.decode(), stamps, state
 
 
 def _state_of(like: KeyState, entries: Iterable[Entry]) -> KeyState:

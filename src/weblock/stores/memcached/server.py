@@ -98,10 +98,10 @@ def examine(client: Client, settings: Settings) -> Iterator[Finding]:
     yield share("connections", text, used, most, "Raise -c.")
 
 
-def leave_mark(client: Client, name: str) -> None:
-    """Mark a server without a mark: it is new to us, or has lost its data.
+def begin_generation(client: Client, name: str) -> None:
+    """Begin the generation of a server that is new to us, or has lost its data.
 
-    The mark says at which uptime that was, and is told apart from all others.
+    Its name says at which uptime that was, and is told apart from all others.
     """
     stats = client.stats()
     lost_at = int(stats.get(b"uptime", 0))
@@ -110,20 +110,21 @@ def leave_mark(client: Client, name: str) -> None:
     client.add(name, b"%d-%s" % (lost_at, os.urandom(8).hex().encode()))
 
 
-def heed_mark(client: Client, mark: bytes, quiet: str, recovery: float) -> None:
+def begin_recovery(client: Client, generation: bytes, item: str, recovery: float) -> None:
     """Have a server grant no lease until ``recovery`` seconds after it has lost some.
 
-    While the item ``quiet`` is there, nothing is granted. Each client does so once for each mark that it sees, and the longest recovery counts for all.
+    While the ``item`` is there, nothing is granted. Each client does so once for each
+    generation that it sees, and the longest recovery counts for all.
     """
-    uptime, lost_at = int(client.stats().get(b"uptime", 0)), int(mark.partition(b"-")[0])
+    uptime, lost_at = int(client.stats().get(b"uptime", 0)), int(generation.partition(b"-")[0])
     left = recovery - (uptime - lost_at)
     until, expiry = uptime + math.ceil(left), math.ceil(left) + 1
     while left > 0:
-        found, token = client.gets(quiet, b"0")
+        found, token = client.gets(item, b"0")
         if int(found) >= until:
             return
         value = b"%d" % until
-        if client.cas(quiet, value, token, expiry) if token else client.add(quiet, value, expiry):
+        if client.cas(item, value, token, expiry) if token else client.add(item, value, expiry):
             return
 
 

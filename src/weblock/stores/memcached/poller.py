@@ -17,8 +17,8 @@ from .items import PORTION, Item, ItemCells
 if TYPE_CHECKING:
     from .engine import MemcachedEngine
 
-FIRST_LOOK: Final = 0.003
-LONGEST_LOOK: Final = 0.25
+FIRST_PAUSE: Final = 0.003
+LONGEST_PAUSE: Final = 0.25
 """Seconds between two reads of a key that others hold, while a caller here waits for it."""
 
 
@@ -28,11 +28,11 @@ class _Watch:
 
     due: float
     owners: set[str] = field(default_factory=set)
-    pause: float = FIRST_LOOK
+    pause: float = FIRST_PAUSE
     fence: int = 0
 
 
-class Lookout(LocalBells):
+class Poller(LocalBells):
     """The bells of memcached. It notifies waiters of this process, whichever process has released.
 
     A key that often changes hands is read often. A key that is held for long is read seldom, and so
@@ -46,7 +46,7 @@ class Lookout(LocalBells):
         self.cells: ItemCells | None = None
         """The cells of any store, which read the items."""
         self._closed = False
-        self._thread = BackgroundThread("weblock-lookout", self._look_out)
+        self._thread = BackgroundThread("weblock-poller", self._poll)
         self._changed = threading.Condition()
         self._watches: dict[str, _Watch] = {}
 
@@ -56,7 +56,7 @@ class Lookout(LocalBells):
             if self._closed:
                 return
             if key not in self._watches:
-                self._watches[key] = _Watch(self.cells.runtime.now() + FIRST_LOOK)
+                self._watches[key] = _Watch(self.cells.runtime.now() + FIRST_PAUSE)
                 self._changed.notify()
             self._watches[key].owners.add(owner)
         self._thread.start()
@@ -67,7 +67,7 @@ class Lookout(LocalBells):
             self._changed.notify()
         self._thread.join(1)
 
-    def _look_out(self) -> None:
+    def _poll(self) -> None:
         assert self.cells
         runtime, read = self.cells.runtime, self.cells.read
         while due := self._wait_for_due(runtime):
@@ -93,7 +93,7 @@ class Lookout(LocalBells):
 
     def _plan(self, key: str, item: object, runtime: Runtime) -> None:
         """Notify the waiters here that have got the key, and plan when to look again, if any are left."""
-        watch, bells, pause = self._watches[key], self._engine.switchboard.bells, LONGEST_LOOK
+        watch, bells, pause = self._watches[key], self._engine.switchboard.bells, LONGEST_PAUSE
         watch.owners = {owner for owner in watch.owners if owner in bells}
         if not watch.owners:
             del self._watches[key]
@@ -101,12 +101,12 @@ class Lookout(LocalBells):
         if isinstance(item, Item):
             new = [grant for grant in item.state.grants if grant.fence > watch.fence]
             if new:
-                watch.fence, watch.pause = new[-1].fence, FIRST_LOOK
+                watch.fence, watch.pause = new[-1].fence, FIRST_PAUSE
             for grant in new:
                 if grant.claim.owner in watch.owners and not grant.confirmed:
                     self._engine.switchboard.ring(grant.claim.owner, Ask())
             processes = [place.claim.process for place in item.state.queue]
             ahead = processes.index(self.process) if self.process in processes else 0
-            pause = min(LONGEST_LOOK, watch.pause * (1 + ahead))
-            watch.pause = min(LONGEST_LOOK, 1.5 * watch.pause)
+            pause = min(LONGEST_PAUSE, watch.pause * (1 + ahead))
+            watch.pause = min(LONGEST_PAUSE, 1.5 * watch.pause)
         watch.due = runtime.now() + pause * (0.75 + runtime.jitter() / 2)
