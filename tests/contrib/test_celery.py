@@ -641,19 +641,25 @@ class TestWhatCannotWork:
             threading.Lock(),
             (1, 2),
             [],
+            "",
             None,
         ],
-        ids=["method", "property", "mutex", "numbers", "nothing", "none"],
+        ids=["method", "property", "mutex", "numbers", "nothing", "empty", "none"],
     )
     def test_what_else_a_class_calls_its_lock(self, bare, locks, lock, is_earlier):
-        """A class of the user's own may have a method or an attribute ``lock`` that names no key."""
+        """A base that does not lock has no ``lock``: what it means by another is not guessed."""
         if not is_earlier:
             WebLock(bare, locks)
         body = {"name": "own", "lock": lock, "run": lambda self: "ran"}
         task = bare.register_task(type("Own", (Task,), body)())
         if is_earlier:
             WebLock(bare, locks)
-        assert task.apply().get() == task() == "ran"
+        if lock is None:
+            assert task.apply().get() == task() == "ran"
+            return
+        assert isinstance(task.apply().result, ConfigurationError)
+        with pytest.raises(ConfigurationError, match="give it another name"):
+            task()
 
     def test_the_application_is_not_finalized_early(self, bare, locks):
         """``WebLock`` looks at the tasks before there are any; a later access gets all."""
@@ -664,22 +670,6 @@ class TestWhatCannotWork:
         assert {"earlier", "later"} <= bare.tasks.keys()
         assert bare.finalized
         assert isinstance(bare.tasks, TaskRegistry)
-
-    def test_a_method_of_a_base_that_does_not_lock(self, app):
-        """A method named ``lock`` on a user's own base class is no option, and its tasks run."""
-
-        class Own(Task):
-            abstract = True
-
-            def lock(self):
-                return "the user's own"
-
-        @app.task(base=Own, bind=True)
-        def pay(self):
-            return self.lock()
-
-        app.finalize()
-        assert pay.apply().get() == "the user's own"
 
     def test_an_application_twice(self, app, url):
         """One application has one ``WebLock``, and the other way round."""

@@ -5,10 +5,13 @@ Each test fails when the package may have one.
 
 import inspect
 
+from celery import Celery, Task, signals
+from celery.utils.dispatch import Signal
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
 
 from tests.support.http import client_of
+from weblock.contrib.celery.internals import registry_of
 
 
 async def test_fastapi_has_no_hook_between_an_endpoint_and_its_dependencies():
@@ -41,3 +44,35 @@ async def test_fastapi_has_no_hook_between_an_endpoint_and_its_dependencies():
     words = ("around", "before", "after", "hook", "middleware", "wrap", "intercept", "call_next")
     options = {*inspect.signature(APIRoute).parameters, *inspect.signature(APIRouter).parameters}
     assert not [name for name in options if any(word in name for word in words)]
+
+
+def test_celery_has_no_signal_for_a_task_that_it_registers():
+    """A task is registered, called and bound without any signal, before the application is finalized or after."""
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    sent = []
+
+    def note(signal, **_sent):
+        sent.append(signal)
+
+    known = [
+        signal for _, signal in inspect.getmembers(signals, lambda each: isinstance(each, Signal))
+    ]
+    for signal in known:
+        signal.connect(note)
+    for finalizes in (False, True):
+        if finalizes:
+            app.finalize()
+
+        @app.task(name=f"pay{finalizes}", base=Task, shared=False)
+        def pay() -> str:
+            return "paid"
+
+        assert pay() == "paid"
+        assert app.finalized == finalizes
+        assert pay.name in registry_of(app)
+    for signal in known:
+        signal.disconnect(note)
+    assert len(known) > 20
+    assert sent == []
+    assert registry_of(app) is app.tasks
+    app.close()

@@ -5,7 +5,6 @@ from ..._requirements import require
 require("weblock.contrib.celery", "celery")
 
 from .extension import WebLock  # noqa: E402 - only what fits can be imported
-from .running import lease_of  # noqa: E402
-from .task import LockedTask  # noqa: E402
+from .task import LockedTask, lease_of  # noqa: E402
 
 __all__ = ["LockedTask", "WebLock", "lease_of"]

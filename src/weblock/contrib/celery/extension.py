@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn, Unpack
 
 from celery import Celery, Task
@@ -14,7 +14,9 @@ from ..._options import LocksOptions, Options
 from ..._platform.forks import Mutex, enter_child, getpid, process
 from ...errors import ConfigurationError
 from ...sync import Locks
+from ..kit.spec import name_of
 from ..settings import Wanted, configured, opened, refuse_other_application
+from .internals import registry_of
 from .task import LockedTask, installed
 
 _SETTING: Final = re.compile(r"(?:weblock|[A-Z][A-Z0-9_]*_WEBLOCK)_(\w+)")
@@ -103,13 +105,14 @@ def _refuse_unlocked(app: Celery) -> None:
     """Have each task fail that would ignore its lock: those that the application has or ever gets.
 
     Tasks come into being in several ways, before and after the application is finalized, but each of
-    them is put into the registry before it can run.
+    them is put into the registry before it can run. Celery has no signal for that.
     """
-    tasks = _registry_of(app)
+    tasks = registry_of(app)
 
     class Registry(type(tasks)):  # type: ignore[misc] # An application may have one of its own.
         def __setitem__(self, name: str, task: Task) -> None:
-            if lock := _ignored_lock(app, task):
+            lock = None if isinstance(task, LockedTask) else _lock_of(app, task)
+            if lock is not None:
                 task.run = _refusing(task, lock)
             super().__setitem__(name, task)
 
@@ -118,47 +121,21 @@ def _refuse_unlocked(app: Celery) -> None:
         tasks[name] = task
 
 
-def _registry_of(app: Celery) -> Any:
-    """Return ``app.tasks``, whose access finalizes the application: that is too early here."""
-    finalized, app.finalized = app.finalized, True
-    try:
-        return app.tasks
-    finally:
-        app.finalized = finalized
-        vars(app).pop("tasks", None)  # It is cached, and the next access is to finalize.
-
-
-def _ignored_lock(app: Celery, task: Task) -> object:
-    """Return the option ``lock`` of a task whose base class would ignore it; ``None`` for other tasks.
-
-    A class of the application's own may have a method or an attribute of that name which has nothing
-    to do with weblock. There, only a string counts, or a list that can be one of keys.
-    """
-    if isinstance(task, LockedTask):
-        return None
+def _lock_of(app: Celery, task: Task) -> object:
+    """Return what a task has as its option ``lock``, whatever its base class means by that."""
     for settings in resolve_all(app.annotations, task):  # Celery applies them afterwards.
-        if lock := settings.get("lock"):
-            return lock
-    lock = inspect.getattr_static(task, "lock", None)  # A property of the class is not called.
-    own = vars(type(task))
-    is_option = "lock" in own and "__wrapped__" in own  # Of ``@app.task(lock=...)``.
-    return lock if is_option or _is_keys(lock) else None
+        if settings.get("lock") is not None:
+            return settings["lock"]
+    return inspect.getattr_static(task, "lock", None)  # A property of the class is not called.
 
 
-def _is_keys(lock: object) -> bool:
-    return isinstance(lock, str | list | tuple) and all(
-        isinstance(each, str) or callable(each) for each in lock
-    )
-
-
-def _refusing(task: Task, lock: object) -> Any:
-    shown = getattr(lock, "__qualname__", None) or repr(lock)
-
+def _refusing(task: Task, lock: object) -> Callable[..., NoReturn]:
     def run(*_args: object, **_kwargs: object) -> NoReturn:
         raise ConfigurationError(
-            f"task {task.name} has lock={shown:.80}, which its base class"
+            f"task {task.name} has lock={name_of(lock):.80}, which its base class"
             f" {type(task).__mro__[1].__qualname__} would ignore: derive that from"
-            " weblock.contrib.celery.LockedTask"
+            " weblock.contrib.celery.LockedTask. If it is something else that the class calls its"
+            " lock, give it another name"
         )
 
     return run

@@ -1,20 +1,40 @@
-"""``LockedTask``: the base class of tasks that run under a lock."""
+"""``LockedTask``: the base class of tasks that run under a lock, and one run of such a task.
+
+A descriptor takes the place of ``run``, since applications override ``__call__``. What Celery does around
+``run`` is then outside of the lock: a task that waits for its next attempt holds nothing, and one
+that lost its lease fails before its result is stored.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import random
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from contextvars import ContextVar
+from typing import Any, Final, Literal, Protocol, cast, get_args
 from weakref import WeakKeyDictionary
 
 from celery import Celery, Task
+from celery.exceptions import Ignore
 
-from ..._options import Duration
-from ...errors import ConfigurationError
-from ...sync import Locks
-from .options import KeyFunction, Keys, OnBusy, check
-from .running import Running, running
+from ..._face import BaseLease, Face
+from ..._options import Duration, HoldOptions, Options, seconds
+from ..._platform.logs import logger, printable
+from ..._runtime.blocking import drive
+from ..._runtime.clock import part_of
+from ...errors import ConfigurationError, LockTimeout
+from ...keys import CheckedKey
+from ...sync import Lease, Locks
+from ..request import LONGEST_LABEL, RequestLeases, current_book
+from .keys import KeysOfCall, LockOption, keys_of_calls
+
+OnBusy = Literal["wait", "skip", "retry"]
+
+MARGIN: Final = 5.0
+"""Seconds beyond its ttl in which a busy machine notices that the lease of a dead worker has ended."""
+
+LEAST_COUNTDOWN: Final = 1.0
 
 
 class Installed(Protocol):
@@ -41,7 +61,7 @@ class LockedTask(Task):
 
     abstract = True
 
-    lock: str | KeyFunction | Sequence[str | KeyFunction] | None = None
+    lock: LockOption = None
     """The key, which may name arguments, by name or by place: ``"invoice:{invoice_id}"``, or
     ``"invoice:{0}"``; a function of the arguments that returns the key; or a list of several.
     """
@@ -63,13 +83,44 @@ class LockedTask(Task):
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Put the lock around ``run``. Raises ``ConfigurationError`` for what cannot work."""
+        """Put the lock around ``run``. Raises ``ConfigurationError`` or ``TypeError`` for what cannot work."""
         super().__init_subclass__(**kwargs)
         run = inspect.getattr_static(cls, "run")
         if not isinstance(run, Locked) and run is not inspect.getattr_static(Task, "run"):
             run = cls.run = Locked(run)
         if cls.lock is not None and isinstance(run, Locked):
-            check(cls, run.unlocked(object(), cls))
+            cls._check(run.unlocked(object(), cls))
+
+    @classmethod
+    def _check(cls, run: Callable[..., Any]) -> None:
+        if cls.on_busy not in get_args(OnBusy):
+            raise ConfigurationError(
+                f"on_busy={cls.on_busy!r:.80} must be 'wait', 'skip' or 'retry' (task {cls.__name__})"
+            )
+        if inspect.iscoroutinefunction(run):
+            raise TypeError(
+                f"{cls.__name__} is async: its coroutine would run after the lock is released"
+            )
+        if inspect.isgeneratorfunction(run) or inspect.isasyncgenfunction(run):
+            raise TypeError(
+                f"{cls.__name__} is a generator, which would run after the lock is released, if at all"
+            )
+        for name in ("busy_countdown", "at_least"):
+            if (value := getattr(cls, name)) is not None:
+                seconds(name, value)
+        Options().of_call(hold_options(cls))
+        keys_of_calls(cls.lock, run)
+
+
+def hold_options(task: LockedTask | type[LockedTask]) -> HoldOptions:
+    """Return the options with which a task holds its keys; unless it says so, only ``on_busy="wait"`` waits."""
+    names = HoldOptions.__annotations__
+    options: dict[str, Any] = {name: getattr(task, name) for name in names if hasattr(task, name)}
+    if task.lock_shared is not None:
+        options["shared"] = task.lock_shared
+    if task.on_busy != "wait":
+        options.setdefault("wait", 0)
+    return cast("HoldOptions", options)
 
 
 class Locked:
@@ -87,28 +138,158 @@ class Locked:
         if task is None:
             return self.unlocked(None, owner)
         run = self.unlocked(task, owner)
-        keys = Keys(task, run)
+        lock: LockOption = None
+        keys_of: KeysOfCall
 
         @functools.wraps(run)
         def locked(*args: Any, **kwargs: Any) -> Any:
-            if task.lock is None or self._is_inside(task):
+            nonlocal lock, keys_of
+            current = running.get()
+            # A class may call the ``run`` that it has overridden.
+            if task.lock is None or (current and current.is_of(task) and current.code is not self):
                 return run(*args, **kwargs)
-            found = keys.of_call(args, kwargs)
-            return Running(task, _locks_of(task), self).run(run, found, *args, **kwargs)
+            if lock is not task.lock:  # The settings may annotate it later.
+                lock, keys_of = task.lock, keys_of_calls(task.lock, run)
+            keys = keys_of(args, kwargs)
+            web = installed.get(task.app)
+            if web is None:
+                raise ConfigurationError(
+                    f"task {task.name} has a lock, and its application {task.app.main!r:.80} has no"
+                    ' locks: call weblock.contrib.celery.WebLock(app, "redis://...") where the app is made'
+                )
+            return Running(task, web.locks, self).run(run, keys, *args, **kwargs)
 
         return locked
 
-    def _is_inside(self, task: LockedTask) -> bool:
-        """Return whether a class calls the ``run`` that it has overridden."""
-        current = running.get()
-        return current is not None and current.is_of(task) and current.code is not self
+
+class Running(RequestLeases[Lease]):
+    """What one run of a task holds. A run inside another, or inside a request, holds what that one does, too."""
+
+    __slots__ = ("_locks", "_task", "code", "lease")
+
+    beside_others = True
+
+    def __init__(self, task: LockedTask, locks: Locks, code: object) -> None:
+        around: Any = current_book()
+        super().__init__("task", task.name or "", around.of_application() if around else None)
+        self._task = task
+        self._locks = locks
+        self.code: Final = code
+        """What identifies the function that runs: a class may have overridden another's."""
+        self.lease: Lease | None = None
+
+    def is_of(self, task: object) -> bool:
+        """Return whether this is an unfinished run of the task."""
+        return self._task is task and not self.over
+
+    def lease_of(self, locks: Face, keys: Sequence[str]) -> Lease:
+        """Return the lease of keys that are held: one that blocks, although a request may have another."""
+        found: BaseLease = super().lease_of(locks, keys)
+        if type(found) is not Lease:
+            found = locks._joined([found], keys)  # noqa: SLF001 - adapters know the face
+        return cast("Lease", found)
+
+    def run(
+        self, work: Callable[..., Any], keys: Sequence[CheckedKey], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Return what the work returns, which runs while the keys are held.
+
+        If the keys are busy, the task waits, is skipped or tries again, as it says. Raises ``LeaseLost``
+        if a lease was lost and the work raises nothing.
+        """
+        part, outer = part_of.set(self.flow), running.set(self)
+        try:
+            result = self._hold_and_work(work, keys, args, kwargs)
+        except BaseException as error:
+            if loss := drive(self.release()):
+                error.add_note(f"meanwhile, the {loss}")
+            raise
+        else:
+            if loss := drive(self.release()):
+                raise loss
+            return result
+        finally:
+            running.reset(outer)
+            part_of.reset(part)
+
+    def _hold_and_work(
+        self,
+        work: Callable[..., Any],
+        keys: Sequence[CheckedKey],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        locks, task = self._locks, self._task
+        try:
+            self.lease = self._acquire_for_task(keys)
+        except LockTimeout as busy:
+            return self._find_busy(busy)
+        if not self.leases:  # What is around it holds them.
+            return work(*args, **kwargs)
+        (own,) = self.leases
+        if task.on_lost is not None:
+            own.on_lost(functools.partial(task.on_lost, own))
+        least = locks._at_least(task.at_least, hold_options(task))  # noqa: SLF001 - as Locks.run
+        until = drive(locks._keep_for(own, least))  # noqa: SLF001
+        try:
+            return work(*args, **kwargs)
+        finally:
+            locks._leave_taken(own, until)  # noqa: SLF001
+
+    def _acquire_for_task(self, keys: Sequence[CheckedKey]) -> Lease:
+        """Acquire the keys; wait for an earlier delivery, or attempt, of this very task.
+
+        That one's worker was killed, and the broker has delivered it again; or it is just ending, and
+        has enqueued its next attempt. To skip it now would be to lose it.
+        """
+        task, locks, options = self._task, self._locks, hold_options(self._task)
+        # A label ends with the task as Celery's log names it.
+        mark = f" {task.name}[{task.request.id}]" if task.request.id else f" {task.name}"
+        options["label"] = f"{options.get('label', locks.label)}{mark}"[-LONGEST_LABEL:]
+        try:
+            return drive(self.take(locks, keys, options))
+        except LockTimeout:
+            if task.on_busy == "retry" or not task.request.id:
+                raise
+            infos = map(locks.inspect, self.missing(locks, keys))
+            if not any(
+                each.label.endswith(mark) for info in infos if info for each in info.holders
+            ):
+                raise
+        terms, _ = locks._options.of_call(options)  # noqa: SLF001 - adapters know the face
+        options["wait"] = terms.ttl + MARGIN
+        return drive(self.take(locks, keys, options))
+
+    def _find_busy(self, busy: LockTimeout) -> None:
+        """End or postpone a task whose keys are busy."""
+        task = self._task
+        if task.on_busy == "retry":
+            # Not all tasks at once, unless the task says when.
+            countdown = max(LEAST_COUNTDOWN, busy.retry_after or 0.0) * random.uniform(1.0, 1.5)
+            if task.busy_countdown is not None:
+                countdown = seconds("busy_countdown", task.busy_countdown)
+            raise task.retry(exc=busy, countdown=countdown)
+        if task.on_busy != "skip":
+            raise busy
+        request = task.request
+        logger.info("task %s[%s] is skipped: %s", task.name, request.id, printable(str(busy)))
+        if request.called_directly or request.chord:
+            return  # A chord waits for each of its tasks, and an ignored one would never be done.
+        raise Ignore(str(busy))
 
 
-def _locks_of(task: LockedTask) -> Locks:
-    found = installed.get(task.app)
-    if found is None:
+running: Final[ContextVar[Running | None]] = ContextVar("weblock_celery_running", default=None)
+"""The innermost run of a locked task."""
+
+
+def lease_of() -> Lease:
+    """Return the lease of the running task.
+
+    Raises ``ConfigurationError`` where no task holds a lock.
+    """
+    current = running.get()
+    if current is None or current.over or current.lease is None:
         raise ConfigurationError(
-            f"task {task.name} has a lock, and its application {task.app.main!r:.80} has no locks:"
-            ' call weblock.contrib.celery.WebLock(app, "redis://...") where the app is made'
+            'no task holds a lock here: give the task one, @app.task(lock="invoice:{0}")'
         )
-    return found.locks
+    return current.lease
