@@ -16,8 +16,7 @@ from tests.servers.postgres import shared_postgres
 from weblock import ConfigurationError, Locks, LockTimeout
 from weblock.contrib.django import async_locks, locks
 from weblock.contrib.django.apps import create_tables
-from weblock.contrib.django.databases import url_of_database
-from weblock.contrib.django.settings import aliases
+from weblock.contrib.django.settings import aliases, url_of_database
 from weblock.stores.postgresql.settings import parse
 
 

@@ -5,8 +5,7 @@ reads the settings before it is used.
 
 A request meets ``middleware``, which finds the locks of its view (``view_lock``, ``rules``), acquires
 them (``request``) and releases them when the transaction is over (``commits``); without it,
-``decorator`` does all that. ``settings`` reads ``WEBLOCK``, and ``registry`` has the locks that it
-describes.
+``decorator`` does all that. ``settings`` reads ``WEBLOCK``, and has the locks that it describes.
 """
 
 from ..._requirements import require
@@ -14,7 +13,7 @@ from ..._requirements import require
 require("weblock.contrib.django", "django")
 
 from .decorator import async_lease_of, lease_of, lock  # noqa: E402 - only what fits can be imported
-from .registry import async_locks, locks  # noqa: E402
 from .request import request_locks  # noqa: E402
+from .settings import async_locks, locks  # noqa: E402
 
 __all__ = ["async_lease_of", "async_locks", "lease_of", "lock", "locks", "request_locks"]

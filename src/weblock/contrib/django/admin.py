@@ -20,7 +20,7 @@ from ...errors import WeblockError
 from ...inspection import KeyInfo
 from ...operating import ChangedHands, duration, holder_of, take_away
 from .models import Fence, Lock
-from .registry import locks
+from .settings import locks
 
 LIMIT: Final = 500
 """How many keys of one alias the page shows at most."""

@@ -19,10 +19,9 @@ from ..request import limit_of
 from .discovery import RoutedView, marked_views, routed_views, undecorated
 from .guard import guarded_databases
 from .middleware import LockMiddleware
-from .registry import locks
 from .routers import refuse_split_reads
 from .rules import Rules
-from .settings import AliasSettings, aliases, of_alias
+from .settings import AliasSettings, aliases, locks, of_alias
 from .view_lock import DEFAULT
 
 MIDDLEWARE: Final = "weblock.contrib.django.middleware.LockMiddleware"

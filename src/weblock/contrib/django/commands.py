@@ -17,8 +17,8 @@ from ...errors import (
     WeblockError,
 )
 from ...keys import KeyTemplate
-from .registry import locks
 from .routers import is_locked
+from .settings import locks
 from .view_lock import DEFAULT
 
 UNAVAILABLE: Final = 69

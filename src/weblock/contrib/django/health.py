@@ -8,7 +8,7 @@ from health_check.base import HealthCheck
 from health_check.exceptions import ServiceUnavailable, ServiceWarning
 
 from ...errors import EngineRecovering, EngineUnavailable
-from .registry import async_locks
+from .settings import async_locks
 
 
 @dataclasses.dataclass

@@ -1,30 +1,47 @@
-"""The setting ``WEBLOCK``: one dict for each alias, as ``CACHES`` has it.
+"""The setting ``WEBLOCK``, one dict for each alias, as ``CACHES`` has it; and the locks by alias.
 
-It is read when it is needed, so that it may be overridden, and it may be missing altogether:
-``default`` then is the embedded engine, which serves one machine.
+The setting is read when it is needed, so that it may be overridden, and it may be missing altogether:
+``default`` then is the embedded engine, which serves one machine. ``locks["default"]`` is for threads,
+``async_locks["default"]`` for tasks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
+from urllib.parse import quote, urlencode
 
 from django.conf import settings as django_settings
 from django.utils.module_loading import import_string
 
+from ..._face import Face
 from ..._options import LocksOptions, seconds
+from ..._platform.forks import Mutex, enter_child, getpid, process
+from ..._runtime.observing import Observer, as_observers
+from ...aio import AsyncLocks
 from ...errors import ConfigurationError
+from ...events import Acquired
+from ...sync import Locks
 from ..guarding import DATABASE_GUARD, GUARDS, LEASE_GUARD, LOCK_WAIT, GuardKind
-from .databases import SCHEME, alias_of, url_of_database
+from .commits import warn_of_transaction
 from .rules import Rules
+from .signals import announcing
 from .view_lock import DEFAULT
 
 OPTIONS: Final = tuple(name.upper() for name in LocksOptions.__annotations__)
 """The options in ``LocksOptions``, in upper case."""
 
 OTHERS: Final = ("URL", "BUSY_VIEW", "REWRITE", "RULES", "GUARD", "GUARD_DATABASES", "GUARD_WAIT")
+
+
+SCHEME: Final = "django://"
+
+_NOT_OF_LIBPQ: Final = frozenset({"assume_role", "isolation_level", "pool", "server_side_binding"})
+"""Options of Django's, or of its connections alone."""
+
+L = TypeVar("L", Locks, AsyncLocks)
 
 
 @dataclass(frozen=True)
@@ -233,3 +250,106 @@ def _guard(alias: str, given: Mapping[str, Any]) -> GuardSettings:
     wait = seconds("GUARD_WAIT", given.get("GUARD_WAIT", LOCK_WAIT), least=0.001)
     databases = None if named is None else frozenset(named)
     return GuardSettings(kind == DATABASE_GUARD, databases, wait)
+
+
+def alias_of(url: str) -> str:
+    """Return the alias in ``DATABASES`` that ``django://alias?options`` names."""
+    return url.removeprefix(SCHEME).partition("?")[0]
+
+
+def url_of_database(url: str, databases: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the URL of the engine in the database that ``django://alias`` names.
+
+    The engine has connections of its own, with the settings of Django's. Raises
+    ``ConfigurationError`` for an alias that does not exist, or whose database has no engine.
+    """
+    alias, options = alias_of(url), url.partition("?")[2]
+    database = databases.get(alias)
+    if database is None:
+        raise ConfigurationError(
+            f"names the database {alias!r:.80} in URL; DATABASES has {', '.join(sorted(databases))}"
+        )
+    backend = str(database.get("ENGINE", ""))
+    if not backend.endswith((".postgresql", ".postgis")):
+        raise ConfigurationError(
+            f"names the database {alias!r:.80} in URL, whose ENGINE is {backend!r:.80}: leases can be"
+            " kept in PostgreSQL only"
+        )
+    given = {
+        "host": database.get("HOST"),
+        "port": database.get("PORT"),
+        "dbname": database.get("NAME"),
+        **{
+            name: value
+            for name, value in database.get("OPTIONS", {}).items()
+            if name not in _NOT_OF_LIBPQ
+        },
+    }
+    user = quote(str(database.get("USER") or ""), safe="")
+    if password := database.get("PASSWORD"):
+        user += f":{quote(str(password), safe='')}"
+    set_here = {name: value for name, value in given.items() if value not in (None, "")}
+    query = urlencode(set_here, quote_via=quote)
+    return f"postgresql://{user}{'@' if user else ''}/?{'&'.join(filter(None, (query, options)))}"
+
+
+class LocksByAlias(Mapping[str, L], Generic[L]):
+    """The locks of each alias in ``WEBLOCK``, created when they are first needed.
+
+    Equal settings give the same object, in a test that overrides them too. Locks whose settings are
+    gone are not closed automatically: they may be in use.
+    """
+
+    def __init__(self, face: type[L]) -> None:
+        self._face: type[L] = face
+        self._made: dict[str, L] = {}
+        self._guard = Mutex()
+
+    def __getitem__(self, alias: str) -> L:
+        """Return the locks of an alias; raise ``ConfigurationError`` if it is unknown or invalid."""
+        given = of_alias(alias)
+        found = self._made.get(given.identity)
+        return self._make_once(given) if found is None else found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(aliases())
+
+    def __len__(self) -> int:
+        return len(aliases())
+
+    def close_where(self, is_over: Callable[[str], bool]) -> None:
+        """Close the locks on engines that are no longer needed, such as those of a test."""
+        with self._guard.lock:
+            gone = {key: made for key, made in self._made.items() if is_over(made.engine)}
+            for key in gone:
+                del self._made[key]
+        for made in gone.values():
+            made._close()  # noqa: SLF001 - of either face, from where no event loop may run
+
+    def _make_once(self, given: AliasSettings) -> L:
+        if getpid() != process.pid:
+            enter_child()
+        with self._guard.lock:
+            if given.identity not in self._made:
+                self._made[given.identity] = self._make(given)
+            return self._made[given.identity]
+
+    def _make(self, given: AliasSettings) -> L:
+        try:
+            own: Any = given.options.get("observers", ())
+            options = given.options.copy()
+            options["observers"] = (*as_observers(own), *_own_observers(self._face, given.alias))
+            return self._face.from_url(given.url, **options)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"WEBLOCK[{given.alias!r}]: {error}") from error
+
+
+def _own_observers(face: type[Face], alias: str) -> Iterator[Observer]:
+    """Return the observers of an alias's locks, besides those in its settings."""
+    yield announcing(face, alias)
+    if issubclass(face, Locks):  # Tasks have no transactions of Django's.
+        yield Observer(warn_of_transaction, only=[Acquired], immediate=True)
+
+
+locks = LocksByAlias(Locks)
+async_locks = LocksByAlias(AsyncLocks)

@@ -20,8 +20,8 @@ from django.test import override_settings
 from ..._runtime.observing import Observer, observe
 from ...errors import ConfigurationError
 from ...events import Acquired, Event
-from .registry import async_locks, locks
 from .request import locks_of_request
+from .settings import async_locks, locks
 
 _ENGINES: Final = "memory://of-a-test-"
 _numbers: Final = itertools.count(1)
