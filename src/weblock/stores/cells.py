@@ -16,8 +16,7 @@ to do their most common case in one request.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
@@ -28,8 +27,17 @@ from ..errors import EngineUnavailable
 
 Transition = Callable[[KeyState, Moment], Step]
 
-_PORTION: Final = 1000
-"""How many keys are read at once when keys are listed."""
+PATIENCE: Final = 5.0
+"""Seconds of losing to other callers that change the same key, before that is an error."""
+
+BEAT_PATIENCE: Final = 1.0
+"""Patience of heartbeats: the next comes soon."""
+
+TOO_MANY: Final = "too many callers change the same key at once"
+"""Why a caller did not get to change a key."""
+
+PORTION: Final = 500
+"""How many keys are read or written in one request."""
 
 
 class Done(NamedTuple):
@@ -143,7 +151,12 @@ class CellStore(Store):
     """The lock protocol on cells and bells."""
 
     def __init__(
-        self, cells: Cells, bells: Bells, *, patience: float, beat_patience: float
+        self,
+        cells: Cells,
+        bells: Bells,
+        *,
+        patience: float = PATIENCE,
+        beat_patience: float = BEAT_PATIENCE,
     ) -> None:
         self._cells = cells
         self._bells = bells
@@ -208,8 +221,8 @@ class CellStore(Store):
     async def names(self, prefix: str, limit: int) -> Sequence[str]:
         found: list[str] = []
         names = await self._cells.names(prefix, patience=self._patience)
-        for start in range(0, len(names), _PORTION):
-            glances = {key: _Glance() for key in names[start : start + _PORTION]}
+        for start in range(0, len(names), PORTION):
+            glances = {key: _Glance() for key in names[start : start + PORTION]}
             outcomes = await self._cells.update_many(glances, patience=self._patience)
             for outcome in outcomes.values():
                 if isinstance(outcome, EngineUnavailable):
@@ -261,26 +274,49 @@ class LocalBells:
         pass
 
 
-class Renewing(set[str]):
-    """The keys of this process whose heartbeats have lost a race: all other callers let them pass.
+class RacingCells(Cells):
+    """The cells of an engine that writes a key only if nobody has changed it since it was read.
 
-    Engines that write a key only if nobody has changed it since it was read have no fair order. The
-    keeper of a process with a thousand callers would lose to one of them each time, until its leases
-    have ended. A caller looks here before it reads a key, so each of those that have read it already
-    can win once more, and then the heartbeats do.
+    Such an engine has no fair order. The keeper of a process with a thousand callers would lose to one of
+    them each time, until its leases have ended. So the other callers of the process let heartbeats that
+    have lost a race pass. A caller looks whether there are any before it reads a key, so each of those
+    that have read it already can win once more, and then the heartbeats do.
     """
 
-    @contextmanager
-    def first(self, key: str) -> Iterator[None]:
-        """Surround the heartbeats of a key that come before all other changes of it."""
-        self.add(key)
-        try:
-            yield
-        finally:
-            self.discard(key)
+    def __init__(self, runtime: Runtime, renewing: set[str]) -> None:
+        self.runtime = runtime
+        self._renewing = renewing
+        """The keys of this process whose heartbeats have lost a race."""
 
-    def let_pass(self, key: str, runtime: Runtime, patience: float) -> Iterator[float]:
-        """Yield the seconds to sleep until the caller may read the key."""
+    async def update_many(
+        self, changes: Mapping[str, Transition], *, patience: float
+    ) -> dict[str, Done | EngineUnavailable]:
+        outcomes: dict[str, Done | EngineUnavailable] = {}
+        keys = list(changes)
+        for start in range(0, len(keys), PORTION):
+            portion = {key: changes[key] for key in keys[start : start + PORTION]}
+            outcomes |= await self._update_at_once(portion)
+        for key in changes.keys() - outcomes.keys():
+            try:
+                self._renewing.add(key)
+                outcomes[key] = await self.update(key, changes[key], patience=patience)
+            except EngineUnavailable as error:
+                outcomes[key] = error
+            finally:
+                self._renewing.discard(key)
+        return outcomes
+
+    async def _update_at_once(
+        self, changes: Mapping[str, Transition]
+    ) -> Mapping[str, Done | EngineUnavailable]:
+        """Replace several cells. Those that another caller changed first are left out."""
+        raise NotImplementedError
+
+    async def _let_pass(self, key: str, transition: Transition, patience: float) -> None:
+        """Wait until the heartbeats of the key have had their turn, unless these are some."""
+        runtime = self.runtime
         give_up_at = runtime.now() + patience
-        while key in self and runtime.now() < give_up_at:
-            yield 0.002 * (1 + runtime.jitter())
+        while key in self._renewing and runtime.now() < give_up_at:
+            if isinstance(transition, Heartbeats):
+                return
+            await runtime.sleep(0.002 * (1 + runtime.jitter()))

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 from ..._core.ports import Runtime, Store
 from ..._platform.loops import in_thread
 from ...errors import ConfigurationError, EngineUnavailable
-from ..cells import CellStore, Renewing
+from ..cells import CellStore
 from ..findings import Finding, unreachable
 from ..transport.engine import ServerEngine
 from ..transport.pool import Pool
@@ -21,12 +21,6 @@ from . import Settings
 from .items import ItemCells, Observer
 from .poller import Poller
 from .server import FAILURES, MEANINGS, Client, admitted, examine
-
-PATIENCE: Final = 5.0
-"""Seconds of losing races for one key to other callers, before that is an error."""
-
-BEAT_PATIENCE: Final = 1.0
-"""Patience of heartbeats: the next comes soon."""
 
 THREADS: Final = 16
 """Threads that ask for the event loops of this process, at most: the driver blocks."""
@@ -45,7 +39,7 @@ class MemcachedEngine(ServerEngine):
         settings = self.settings
         self._explained = partial(explained, meanings=MEANINGS, timeout=settings.timeout)
         self.observer = Observer()
-        self.renewing = Renewing()
+        self.renewing = set[str]()
         self.pool = Pool(
             partial(admitted, settings),
             Silence(
@@ -62,7 +56,7 @@ class MemcachedEngine(ServerEngine):
 
     def connect(self, runtime: Runtime) -> Store:
         self.poller.cells = cells = ItemCells(self, runtime)
-        return CellStore(cells, self.poller, patience=PATIENCE, beat_patience=BEAT_PATIENCE)
+        return CellStore(cells, self.poller)
 
     def ask(self, work: Callable[[Client], R], *, first: bool = False) -> R:
         """Do something with a connection; ``first`` is for the keeper. Raises ``EngineUnavailable``."""

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from ..._core.ports import Recovery, Runtime
 from ..._core.table import Grant, KeyState, Moment, Place, Voided
 from ...errors import ConfigurationError, EngineRecovering, EngineUnavailable
-from ..cells import Done, Heartbeats, Transition
+from ..cells import PORTION, TOO_MANY, Done, Heartbeats, RacingCells, Transition
 from ..codec import from_bytes, to_bytes
 from ..transport.backoff import Backoff
 from .server import Client, begin_generation, begin_recovery, items_on
@@ -44,9 +44,6 @@ LONGEST_EXPIRY: Final = 30 * 86400
 FIRST_BACKOFF: Final = 0.002
 LONGEST_BACKOFF: Final = 0.25
 """Seconds before an item is read again, after another caller has replaced it."""
-
-PORTION: Final = 500
-"""How many items are fetched in one request."""
 
 KNOWN: Final = 10_000
 """How many items are remembered with the time when their entries were first seen."""
@@ -117,13 +114,13 @@ class Reading(NamedTuple):
     """By their keys."""
 
 
-class ItemCells:
+class ItemCells(RacingCells):
     """The items of a server, as the cells that ``CellStore`` works on, for one runtime."""
 
     def __init__(self, engine: MemcachedEngine, runtime: Runtime) -> None:
+        super().__init__(runtime, engine.renewing)
         self._engine = engine
         self._settings = engine.settings
-        self.runtime = runtime
         # No prefix has a slash in it, so none can reach the items of another.
         kinds = ("lock/", "done/", "generation", "recovering")
         names = (f"{engine.settings.prefix}/{kind}" for kind in kinds)
@@ -132,45 +129,33 @@ class ItemCells:
         """The generation of the server whose recovery has begun, and how long that is."""
 
     async def update(self, key: str, transition: Transition, *, patience: float) -> Done:
-        runtime, renews = self.runtime, isinstance(transition, Heartbeats)
+        runtime = self.runtime
         # The keepers of other processes come first, too.
-        longest = FIRST_BACKOFF if renews else LONGEST_BACKOFF
+        longest = FIRST_BACKOFF if isinstance(transition, Heartbeats) else LONGEST_BACKOFF
         backoff = Backoff(FIRST_BACKOFF, longest, jitter=runtime.jitter)
         give_up_at = runtime.now() + patience
         while True:
-            if not renews:
-                for pause in self._engine.renewing.let_pass(key, runtime, patience):
-                    await runtime.sleep(pause)
+            if key in self._renewing:
+                await self._let_pass(key, transition, patience)
             outcome = (await self._ask(partial(self._change, {key: transition}))).get(key)
             if isinstance(outcome, Done):
                 return outcome
             if outcome:
                 raise outcome
             if runtime.now() >= give_up_at:
-                reason = "too many callers change the same key at once"
-                raise EngineUnavailable(self._settings.name, reason)
+                raise EngineUnavailable(self._settings.name, TOO_MANY)
             await runtime.sleep(backoff.next())
 
-    async def update_many(
-        self, changes: Mapping[str, Transition], *, patience: float
+    async def _update_at_once(
+        self, changes: Mapping[str, Transition]
     ) -> dict[str, Done | EngineUnavailable]:
-        """Replace several items: all are read at once, and again if another caller was quicker."""
-        outcomes: dict[str, Done | EngineUnavailable] = {}
-        keys = list(changes)
-        for start in range(0, len(keys), PORTION):
-            portion = {key: changes[key] for key in keys[start : start + PORTION]}
-            for key, outcome in (await self._ask(partial(self._change, portion))).items():
-                if isinstance(outcome, ConfigurationError):
-                    outcomes[key] = EngineUnavailable(self._settings.name, str(outcome))
-                else:
-                    outcomes[key] = outcome
-        for key in changes.keys() - outcomes.keys():
-            try:
-                with self._engine.renewing.first(key):
-                    outcomes[key] = await self.update(key, changes[key], patience=patience)
-            except EngineUnavailable as error:
-                outcomes[key] = error
-        return outcomes
+        outcomes = await self._ask(partial(self._change, changes))
+        return {
+            key: EngineUnavailable(self._settings.name, str(outcome))
+            if isinstance(outcome, ConfigurationError)
+            else outcome
+            for key, outcome in outcomes.items()
+        }
 
     async def names(self, prefix: str, *, patience: float) -> list[str]:
         def find(client: Client) -> list[str]:

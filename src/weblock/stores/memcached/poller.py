@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 from ..._core.ports import Ask, Runtime
 from ..._platform.threads import BackgroundThread
 from ...errors import EngineUnavailable
-from ..cells import LocalBells
-from .items import PORTION, Item, ItemCells
+from ..cells import PORTION, LocalBells
+from .items import Item, ItemCells
 
 if TYPE_CHECKING:
     from .engine import MemcachedEngine

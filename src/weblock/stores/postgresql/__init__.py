@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 from ..._core.ports import Runtime, Store
 from ..._requirements import require
 from ...errors import EngineUnavailable
-from ..cells import Renewing
 from ..findings import Finding
 from ..transport.engine import ServerEngine
 from ..url import without_secrets
@@ -49,7 +48,7 @@ class PostgreSQLEngine(ServerEngine):
         from .connections import Connections
 
         super().after_fork()
-        self.renewing = Renewing()
+        self.renewing = set[str]()
         self.connections = Connections(self.settings, self.switchboard)
 
     def connect(self, runtime: Runtime) -> Store:

@@ -5,16 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import psycopg
 
 from ..._core.ports import Grasp, Reply, Runtime
 from ..._core.table import Held, KeyState, Moment, Step
 from ...errors import ConfigurationError, EngineRecovering, EngineUnavailable
-from ..cells import Acquire, CellStore, Done, Heartbeats, Release, Transition
+from ..cells import (
+    TOO_MANY,
+    Acquire,
+    CellStore,
+    Done,
+    Heartbeats,
+    RacingCells,
+    Release,
+    Transition,
+)
 from ..transport.unfit import Unfit
-from .connections import TOO_MANY
 from .failures import LOST_RACE, Missing, as_setting, unavailable
 from .receiver import payload_of
 from .rows import KEY, READ, Reading, Row, label_of, new_version, reading_of, written
@@ -24,24 +32,14 @@ if TYPE_CHECKING:
     from . import PostgreSQLEngine
     from .links import Parameter
 
-PATIENCE: Final = 5.0
-"""Seconds of losing to others who change the same key after which that is an error."""
 
-BEAT_PATIENCE: Final = 1.0
-"""Patience of heartbeats: the next comes soon."""
-
-PORTION: Final = 500
-"""Rows that are read or written in one statement."""
-
-
-class RowCells:
+class RowCells(RacingCells):
     """The rows of a table, for one runtime."""
 
     def __init__(self, engine: PostgreSQLEngine, runtime: Runtime) -> None:
-        self._engine = engine
-        self._runtime = runtime
-        self._renewing = engine.renewing
+        super().__init__(runtime, engine.renewing)
         self._settings = engine.settings
+        self._receiver = engine.connections.receiver
         self._statements = engine.connections.statements
         self._links = engine.connections.links(suspends=runtime.suspends, renews=runtime.renews)
 
@@ -49,25 +47,9 @@ class RowCells:
         try:
             return await self._update(key, transition, patience)
         except Missing as error:
-            if isinstance(transition, Release):  # There is nothing to give back, then.
+            if isinstance(transition, Release | Heartbeats):  # Nothing is there, then.
                 raise
             raise as_setting(self._settings, error) from error.__cause__
-
-    async def update_many(
-        self, changes: Mapping[str, Transition], *, patience: float
-    ) -> dict[str, Done | EngineUnavailable]:
-        """Replace several cells, each by itself. Those that another caller changed first are replaced one by one."""
-        outcomes: dict[str, Done | EngineUnavailable] = {}
-        keys = list(changes)
-        for start in range(0, len(keys), PORTION):
-            outcomes |= await self._update_portion(keys[start : start + PORTION], changes)
-        for key in changes.keys() - outcomes.keys():
-            try:
-                with self._renewing.first(key):
-                    outcomes[key] = await self._update(key, changes[key], patience)
-            except EngineUnavailable as error:
-                outcomes[key] = error
-        return outcomes
 
     async def names(self, prefix: str, *, patience: float) -> list[str]:
         return [key for (key,) in await self._ask_here(self._statements.names, prefix)]
@@ -93,7 +75,7 @@ class RowCells:
             raise unavailable(self._settings, error) from error
 
     async def _update_now(self, key: str, transition: Transition, patience: float) -> Done:
-        give_up_at = self._runtime.now() + patience
+        give_up_at = self.runtime.now() + patience
         if key in self._renewing:
             await self._let_pass(key, transition, patience)
         outcome = await self._at_once(key, transition)
@@ -105,16 +87,10 @@ class RowCells:
                     await self._try(self._statements.admit, new_version())
                 elif done := await self._replace(outcome, transition):
                     return done
-            if self._runtime.now() >= give_up_at:
+            if self.runtime.now() >= give_up_at:
                 raise EngineUnavailable(self._settings.name, TOO_MANY)
-            await self._let_pass(key, transition, give_up_at - self._runtime.now())
+            await self._let_pass(key, transition, give_up_at - self.runtime.now())
             outcome = (await self._look([key])).get(key)
-
-    async def _let_pass(self, key: str, transition: Transition, patience: float) -> None:
-        """Wait until the heartbeats of the key have had their turn, unless these are some."""
-        if not isinstance(transition, Heartbeats):
-            for pause in self._renewing.let_pass(key, self._runtime, patience):
-                await self._runtime.sleep(pause)
 
     async def _at_once(self, key: str, transition: Transition) -> Done | Reading | None:
         """Do the most common cases in one statement; return what it has read if this is none of them."""
@@ -145,10 +121,10 @@ class RowCells:
     def _reading(self, row: Row) -> Reading:
         return reading_of(row, f"{self._settings.table} on {self._settings.name}")
 
-    async def _update_portion(
-        self, keys: Sequence[str], changes: Mapping[str, Transition]
+    async def _update_at_once(
+        self, changes: Mapping[str, Transition]
     ) -> dict[str, Done | EngineUnavailable]:
-        readings, outcomes = await self._renew(keys, changes)
+        readings, outcomes = await self._renew(changes)
         if any(not reading.known for reading in readings.values()):
             return {}
         changed: dict[str, Done] = {}
@@ -168,12 +144,12 @@ class RowCells:
         return outcomes
 
     async def _renew(
-        self, keys: Sequence[str], changes: Mapping[str, Transition]
+        self, changes: Mapping[str, Transition]
     ) -> tuple[dict[str, Reading], dict[str, Done | EngineUnavailable]]:
         """Renew the leases of heartbeats. Return the other heartbeats, and the results of these."""
         readings: dict[str, Reading] = {}
         outcomes: dict[str, Done | EngineUnavailable] = {}
-        beats = json.dumps([_beat(key, changes[key]) for key in keys])
+        beats = json.dumps([_beat(*change) for change in changes.items()])
         for row in await self._try(self._statements.renew, beats):
             try:
                 reading, (fence, until) = self._reading(row), row[READ:]
@@ -206,11 +182,10 @@ class RowCells:
 
     def _row(self, reading: Reading, step: Step) -> dict[str, object]:
         row = written(reading, step.state)
-        here = self._engine.connections.receiver.channel
         rings = [
             (woken.claim.process, payload_of(woken.claim.owner, Grasp(woken.fence, woken.until)))
             for woken in step.woken
-            if woken.claim.process != here
+            if woken.claim.process != self._receiver.process
         ]
         if rings:
             row["rings"] = rings
@@ -250,37 +225,13 @@ class RowStore(CellStore):
         self._rows = RowCells(engine, runtime)
         self._engine = engine
         self._runtime = runtime
-        super().__init__(
-            self._rows, NotifyingBells(engine), patience=PATIENCE, beat_patience=BEAT_PATIENCE
-        )
+        super().__init__(self._rows, engine.connections.receiver)
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
         reply = await super().release(key, owner, void=void)
         # The next holder has been notified by now, and does not wait for this.
         await self._engine.tidy(self._rows, self._runtime.now())
         return reply
-
-
-class NotifyingBells:
-    """Waiters of this process are notified directly; those of others with the row that they get."""
-
-    def __init__(self, engine: PostgreSQLEngine) -> None:
-        self._switchboard = engine.switchboard
-        self._receiver = engine.connections.receiver
-
-    @property
-    def process(self) -> str:
-        return self._receiver.channel
-
-    def ring(self, process: str, owner: str, grasp: Grasp) -> None:
-        if process == self._receiver.channel:
-            self._switchboard.ring(owner, grasp)
-
-    def watch(self, key: str, owner: str, ahead: Sequence[str], *, first: bool) -> None:
-        self._receiver.start()
-
-    def close_up(self, process: str, owner: str) -> None:
-        pass  # The next holder is notified, whatever happened in front of it.
 
 
 def _beat(key: str, transition: Transition) -> dict[str, object]:

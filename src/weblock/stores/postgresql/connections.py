@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import psycopg
 from psycopg import errors
 
 from ..._core.ports import Switchboard
 from ..._platform.loops import in_thread
+from ..cells import PATIENCE, TOO_MANY
 from ..transport.loops import ByLoop
 from ..transport.pool import LoopPools, Pool
 from ..transport.silence import Silence
@@ -30,25 +31,6 @@ LEAST_SERVER: Final = 120000
 
 STRIPES: Final = 64
 """Keys that can be changed at the same time by the threads, or by the tasks of a loop."""
-
-PATIENCE: Final = 5.0
-"""Seconds that a caller waits for its turn at a key: others may wait for a disk ahead of it."""
-
-TOO_MANY: Final = "too many callers change the same key at once"
-"""Why a caller did not get to change a key."""
-
-
-class Links(Protocol):
-    """The connections, as one runtime uses them."""
-
-    async def ask(self, statement: bytes, *parameters: Parameter) -> list[Row]:
-        """Return the rows that a statement results in. Raises psycopg's errors, or ``Unfit``."""
-
-    async def in_turn(self, key: str, work: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of ``work``, during which no other caller here changes the key.
-
-        A few other keys share its turn. Raises ``Unfit`` if the turn does not come in time.
-        """
 
 
 class Connections:
@@ -70,7 +52,7 @@ class Connections:
         self.receiver = Receiver(settings, switchboard, self.open)
         self._created = not settings.create
 
-    def links(self, *, suspends: bool, renews: bool = False) -> Links:
+    def links(self, *, suspends: bool, renews: bool = False) -> OfThreads | OfLoops:
         """Return the connections for one runtime, of which that of the keeper ``renews``."""
         return OfLoops(self) if suspends else OfThreads(self, renews=renews)
 
@@ -149,6 +131,7 @@ class OfThreads:
         self._turns = [turns(1) for _ in range(STRIPES)]
 
     async def ask(self, statement: bytes, *parameters: Parameter) -> list[Row]:
+        """Return the rows that a statement results in. Raises psycopg's errors, or ``Unfit``."""
         if not self._renews:
             return self._pool.use(lambda link: link.ask(statement, *parameters))
         try:
@@ -163,6 +146,10 @@ class OfThreads:
             raise
 
     async def in_turn(self, key: str, work: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of ``work``, during which no other caller here changes the key.
+
+        A few other keys share its turn. Raises ``Unfit`` if the turn does not come in time.
+        """
         free = self._turns[hash(key) % STRIPES]
         permits: list[None] = []
         try:

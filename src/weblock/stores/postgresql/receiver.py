@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import psycopg
@@ -35,7 +35,10 @@ def payload_of(owner: str, grasp: Grasp) -> str:
 
 
 class Receiver:
-    """Listens on one channel, from when the first caller waits."""
+    """The bells of PostgreSQL. It listens on one channel, from when the first caller waits.
+
+    Waiters of this process are notified directly; those of others with the row that they get.
+    """
 
     def __init__(
         self, settings: Settings, switchboard: Switchboard, connect: Callable[[], BlockingLink]
@@ -43,9 +46,18 @@ class Receiver:
         self._settings = settings
         self._switchboard = switchboard
         self._listener = Listener(connect, self._hear, lost=(psycopg.Error,))
-        self.channel = f"weblock_{secrets.token_hex(8)}"
-        self.start = self._listener.start
+        self.process = f"weblock_{secrets.token_hex(8)}"
         self.close = self._listener.close
+
+    def ring(self, process: str, owner: str, grasp: Grasp) -> None:
+        if process == self.process:
+            self._switchboard.ring(owner, grasp)
+
+    def watch(self, key: str, owner: str, ahead: Sequence[str], *, first: bool) -> None:
+        self._listener.start()
+
+    def close_up(self, process: str, owner: str) -> None:
+        pass  # The next holder is notified, whatever happened in front of it.
 
     def _hear(self, link: BlockingLink) -> None:
         ended = self._listener.ended
@@ -57,7 +69,7 @@ class Receiver:
                 self._settings.name,
             )
             return
-        link.ask(f'LISTEN "{self.channel}"'.encode())
+        link.ask(f'LISTEN "{self.process}"'.encode())
         self._switchboard.ring_all(Ask())  # A notification may have been lost before.
         while not ended.is_set():
             heard = False

@@ -10,10 +10,11 @@ from urllib.parse import quote, urlencode
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import Conninfo
 
 from ..._core.ports import Recovery
 from ...errors import ConfigurationError
-from ..transport.options import Reader, checked, flag, options_in, recovery, seconds
+from ..transport.options import Reader, checked, flag, options_in, recovery, seconds, whole
 from ..url import parts_of
 
 DEFAULT_PORT: Final = 5432
@@ -111,59 +112,22 @@ def _text(_name: str, value: str) -> str:
     return value
 
 
-def _whole(name: str, value: Any) -> int:
-    if not re.fullmatch(r"[1-9]\d{0,3}", str(value)):
-        raise ConfigurationError(f"{name}={str(value)!r:.40} must be a whole number from 1 to 9999")
-    return int(value)
-
-
 _OPTIONS: Final[dict[str, Reader]] = {
     "table": _table,
     "create": flag,
     "timeout": seconds,
-    "connect_timeout": _whole,
-    "max_connections": _whole,
+    "connect_timeout": whole,
+    "max_connections": whole,
     "recovery": recovery,
 }
 
-_OF_LIBPQ: Final = frozenset(
-    [
-        "application_name",
-        "channel_binding",
-        "dbname",
-        "gssencmode",
-        "gsslib",
-        "host",
-        "hostaddr",
-        "keepalives",
-        "keepalives_count",
-        "keepalives_idle",
-        "keepalives_interval",
-        "krbsrvname",
-        "load_balance_hosts",
-        "passfile",
-        "password",
-        "port",
-        "require_auth",
-        "requirepeer",
-        "service",
-        "ssl_max_protocol_version",
-        "ssl_min_protocol_version",
-        "sslcert",
-        "sslcertmode",
-        "sslcrl",
-        "sslcrldir",
-        "sslkey",
-        "sslmode",
-        "sslnegotiation",
-        "sslpassword",
-        "sslrootcert",
-        "target_session_attrs",
-        "tcp_user_timeout",
-        "user",
-    ]
-)
-"""Parameters that are libpq's, and are passed on to it."""
+_OF_LIBPQ: Final = {
+    each.keyword.decode()
+    for each in Conninfo.get_defaults()
+    # Not those for debugging, nor a login that asks a person.
+    if each.dispchar != b"D" and not each.keyword.startswith(b"oauth_")
+} - {"client_encoding", "connect_timeout", "fallback_application_name", "options"}
+"""Parameters that are passed on to libpq. The others are ours, or change what our statements mean."""
 
 _IN_URL: Final = dict.fromkeys({*_OPTIONS, *_OF_LIBPQ}, _text)
 """What a URL may have; ``settings_of`` looks at the values."""
