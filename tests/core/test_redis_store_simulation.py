@@ -64,17 +64,17 @@ MISTAKES: dict[str, Mistake] = {
     "only the first heartbeat is sent": (
         store.RedisStore,
         "_heartbeats",
-        lambda right: lambda self, key, pulses: right(self, key, pulses[:1]),
+        lambda right: lambda self, key, waits, pulses: right(self, key, waits, pulses[:1]),
     ),
     "the server's run is not told": (
         calls.Call,
         "by_name",
-        lambda right: lambda self, _run, longest, peers: right(self, "run", longest, peers),
+        lambda right: lambda self, _run, recovery, where: right(self, "run", recovery, where),
     ),
     "recovery is not asked for": (
         calls.Call,
         "by_name",
-        lambda right: lambda self, run, _longest, peers: right(self, run, "0", peers),
+        lambda right: lambda self, run, _recovery, where: right(self, run, "0", where),
     ),
     "a script is never sent whole": (
         calls.Call,

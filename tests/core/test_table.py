@@ -480,9 +480,11 @@ def test_of_several_leases_each_ends_by_itself() -> None:
     state = after(claim("a", ttl=2, limit=2), claim("b", "p2", limit=2), claim("c", limit=2))
     assert table.acquire(state, at(1), claim("d"), room=9).answer.until == 2
     step = table.refresh(state, at(2), "b", TTL)
-    assert (holders(step.state), step.answer) == (["b", "c"], Held(2, 12))
-    assert [grant.claim.owner for grant in step.woken] == ["c"]
+    assert (holders(step.state), step.answer) == (["a", "b"], Held(2, 12))
     assert table.refresh(step.state, at(2), "a", TTL).answer == Gone()
+    settled, woken = table.settle(step.state, at(2))
+    assert holders(settled) == ["b", "c"]
+    assert [grant.claim.owner for grant in woken] == ["c"]
     dead = table.settle(state, at(1, "p2"))[0]
     assert holders(dead) == ["a", "c"]
 

@@ -39,10 +39,12 @@ class Seat:
         return drive(self._store.acquire(self._key, claim, room=room)).answer
 
     def beat(self) -> Answer:
-        """Send one heartbeat."""
-        (reply,) = drive(self._store.refresh([Pulse(self._key, self.owner, self._ttl)]))
-        assert isinstance(reply, Reply)
-        return reply.answer
+        """Send a waiter's heartbeat."""
+        return self._answer(Pulse(self._key, self.owner, self._ttl, waits=True))
+
+    def renew(self) -> Answer:
+        """Send a holder's heartbeat."""
+        return self._answer(Pulse(self._key, self.owner, self._ttl))
 
     def take(self) -> Held:
         """Wait until it has a lease. On a slow machine, its place may lapse: then it asks again."""
@@ -63,6 +65,11 @@ class Seat:
 
         eventually(is_held)
         return answers[0]
+
+    def _answer(self, pulse: Pulse) -> Answer:
+        (reply,) = drive(self._store.refresh([pulse]))
+        assert isinstance(reply, Reply)
+        return reply.answer
 
     def release(self) -> Answer:
         return drive(self._store.release(self._key, self.owner)).answer

@@ -18,7 +18,7 @@ def command_of(script: Script, key: str, owner: str, *others: str) -> tuple[Call
     """A call, and its command as hiredis packs it."""
     layout = Layout("prefix:é", 1)
     bucket, keys = layout.of_key(key)
-    call = Call(script, bucket, (*keys, layout.voided(bucket, owner)), (owner, *others))
+    call = Call(script, bucket, keys, (owner, *others))
     parts = ("EVALSHA", script.sha, len(call.keys), *call.keys, *FACTS, *call.args)
     return call, packed(*parts)
 

@@ -36,7 +36,7 @@ def test_a_real_server_does_the_same(client: redis.Redis) -> None:
     """Real servers and the model agree with the pure functions, where all have the same clock."""
     for seed in range(12):
         clock = Clock()
-        client.delete(LAYOUT.epoch(0))  # Its clock begins anew, and so do fences.
+        client.delete(LAYOUT.of_bucket(0)[2])  # Its clock begins anew, and so do fences.
         real = Lua(_on(client, clock), f"key {seed}")
         compare(seed, clock, Pure(lambda clock=clock: clock.now), [in_the_model(clock), real])
 

@@ -11,16 +11,16 @@ import pytest
 from redis.crc import key_slot
 
 from tests.servers import Cluster, a_redis, a_valkey, an_older_redis
-from tests.servers.cluster import SLOTS, Move
+from tests.servers.cluster import Move
 from tests.support.renewals import renew_often, renewed
 from tests.support.waiting import PATIENCE, eventually, waiters
-from weblock import AsyncLocks, EngineUnavailable, Locks
+from weblock import AsyncLocks, EngineRecovering, EngineUnavailable, LeaseLost, Locks
 from weblock._core.table import SHARED, Held
 from weblock.stores.redis.calls import Layout
 
 from .seats import Seat, store_of
 
-TTL = 5.0
+TTL = 3.0
 LAYOUT = Layout("weblock", 128)
 BUCKET = 5
 KEYS = [
@@ -62,52 +62,44 @@ PARTS = {
 def test_leases_outlive_a_slot_that_stays_half_moved(
     cluster: Cluster, parts: tuple[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Renewed again and again, kept from others, released; and free locks can be had."""
+    """Leases are renewed again and again, and released; nothing is granted before the new master has recovered."""
     renew_often(monkeypatch)
     held, free, handed = KEYS[:3]
     with (
-        ThreadPoolExecutor(2) as pool,
+        ThreadPoolExecutor(1) as pool,
         Locks.from_url(cluster.url(recovery=TTL), ttl=TTL, wait=PATIENCE) as locks,
         Locks.from_url(cluster.url(recovery=TTL), ttl=TTL, wait=PATIENCE) as others,
     ):
-        fence = fence_of(locks, free)
-        lease = locks.acquire(held)
-        before = locks.acquire(handed)
-        early = pool.submit(lambda: fence_of(others, handed))
+        lease, before = locks.acquire(held), locks.acquire(handed)
+        waiter = pool.submit(lambda: fence_of(others, handed))
         eventually(lambda: waiters(locks, handed) == 1)
         move = moved(cluster, *parts)
         try:
             for _ in range(3):
                 renewed(locks, lease, before)
             lease.extend(1)
-            assert others.try_acquire(held) is None
-            for one, another in ((locks, others), (others, locks)):
-                mine = one.acquire(free)
-                assert mine.fence > fence
-                assert another.try_acquire(free) is None
-                late = pool.submit(fence_of, another, free)
-                eventually(lambda one=one: waiters(one, free) == 1)
-                mine.release()
-                assert late.result() > mine.fence
-                fence = late.result()
             before.release()
-            assert early.result() > before.fence
-            lease.check()
+            for key in (held, free, handed):
+                with pytest.raises(EngineUnavailable, match="is being moved"):
+                    others.acquire(key, wait=0)
+            renewed(locks, lease)
+            assert not parts or not waiter.done()
         finally:
             move.take_along()
             move.end()
-        lease.extend(1)
-        assert others.try_acquire(held) is None
+        renewed(locks, lease)
+        with pytest.raises(EngineRecovering, match="has just got this part"):
+            others.acquire(free, wait=0)
+        assert waiter.result() > before.fence
         lease.release()
         assert fence_of(others, held) > lease.fence
-        assert fence_of(locks, free) > fence
 
 
 @pytest.mark.parametrize("parts", [(), (":lock:",)], ids=["nothing", "the locks"])
 def test_readers_outlive_a_slot_that_stays_half_moved(
     cluster: Cluster, parts: tuple[str, ...]
 ) -> None:
-    """Leases that share a key are kept, joined by another one, and waited for by a writer, on either server."""
+    """Leases that share a key are kept on either server, and each is released by itself."""
     key = f"default:{KEYS[3]} {len(parts)}"
     key = next(
         each for each in (f"{key} {n}" for n in range(9_000)) if LAYOUT.bucket(each) == BUCKET
@@ -115,64 +107,43 @@ def test_readers_outlive_a_slot_that_stays_half_moved(
     with store_of(cluster.url(recovery="off")) as store:
         readers = [Seat(store, key, SHARED) for _ in range(3)]
         writer = Seat(store, key, 1)
-        fences = [reader.take().fence for reader in readers[:2]]
+        fences = [reader.take().fence for reader in readers]
         move = moved(cluster, *parts)
         try:
-            fences.append(readers[2].take().fence)
             for _ in range(2):
-                beats = [reader.beat() for reader in readers]
+                beats = [reader.renew() for reader in readers]
                 assert [isinstance(each, Held) and each.fence for each in beats] == fences
             readers.pop().release()
-            assert not isinstance(writer.ask(), Held)
         finally:
             move.take_along()
             move.end()
         for reader in readers:
-            assert not isinstance(writer.beat(), Held)
+            assert not isinstance(writer.ask(), Held)
             reader.release()
         assert writer.wait().fence > max(fences)
 
 
 def test_a_process_that_comes_while_a_slot_is_half_moved_can_lock(cluster: Cluster) -> None:
-    """What a new connection tries on its server is sent on, and nothing else that is asked there.
-
-    On servers that have forgotten all, it waits as long as ``recovery`` says for a key of another slot,
-    and then has it.
-    """
+    """What a new connection tries on its server is sent on, and nothing else that is asked there."""
     slots = {bucket: key_slot(LAYOUT.tag(bucket).encode()) for bucket in range(128)}
     first = cluster.master_of(slots[0])
     keys = {LAYOUT.bucket(f"default:key {number}"): f"key {number}" for number in range(2_000)}
     others = [each for each in slots if each and cluster.master_of(slots[each]) is first]
-    for third in range(3):
-        cluster.master_of(SLOTS * third // 3).command("FLUSHALL")
     move = cluster.begin_move(slots[0])
     try:
-        with Locks.from_url(cluster.url(recovery=TTL), ttl=TTL, wait=PATIENCE / 2) as locks:
+        with Locks.from_url(cluster.url(recovery=TTL), ttl=TTL, wait=PATIENCE) as locks:
             fence_of(locks, keys[others[0]])
-        with Locks.from_url(cluster.url(recovery="off"), wait=PATIENCE) as locks:
-            fence_of(locks, keys[0])
-        assert move.target.client().keys("*{0}*") != [], "the lock that nobody had is made there"
-        assert not move.target.client().keys(f"*{{{others[0]}}}*")
     finally:
         move.take_along()
         move.end()
 
 
 async def test_asyncio_goes_on_too(cluster: Cluster) -> None:
-    """Tasks hold, wait for and hand over keys of a slot that is half-moved."""
+    """Tasks renew and release keys of a slot that is half-moved."""
     async with AsyncLocks.from_url(cluster.url(recovery=TTL), ttl=TTL, wait=PATIENCE) as locks:
         lease = await locks.acquire(KEYS[3])
         move = await asyncio.to_thread(moved, cluster, ":lock:")
         try:
-            inside: list[int] = []
-
-            async def one() -> None:
-                async with locks.hold(KEYS[4]) as mine:
-                    inside.append(mine.fence)
-                    await asyncio.sleep(0)
-
-            await asyncio.gather(*(one() for _ in range(20)))
-            assert inside == sorted(inside)
             await lease.extend(1)
             await lease.release()
         finally:
@@ -197,7 +168,7 @@ def test_keys_that_move_one_by_one_under_load(cluster: Cluster) -> None:
                     fences.append(lease.fence)
                     with guard:
                         inside -= 1
-            except EngineUnavailable:
+            except (EngineUnavailable, LeaseLost):
                 continue
         return fences
 
@@ -210,12 +181,10 @@ def test_keys_that_move_one_by_one_under_load(cluster: Cluster) -> None:
         engines = [Locks.from_url(url, ttl=TTL, wait=PATIENCE) for url in urls]
         calls = [pool.submit(work, engines[number % 2]) for number in range(4)]
         try:
-            for parts in PARTS.values():
+            for parts in ((":lock:",), (":epoch",), ("",)):
                 go_on()
                 move = moved(cluster, *parts)
-                go_on()
                 move.take_along()
-                go_on()
                 move.end()
             go_on()
         finally:
@@ -224,30 +193,21 @@ def test_keys_that_move_one_by_one_under_load(cluster: Cluster) -> None:
             for engine in engines:
                 engine.close()
     assert most == 1
-    assert len(fences) == len({*fences}) > 100
+    assert len(fences) == len({*fences})
 
 
-def test_replicas_must_have_a_lease_that_was_asked_elsewhere(cluster: Cluster) -> None:
-    """With ``min_replicas``, a lease of a half-moved slot counts only when replicas have it."""
+def test_replicas_must_have_a_renewal_that_was_sent_on(cluster: Cluster) -> None:
+    """With ``min_replicas``, a renewal in a half-moved slot counts only when replicas have it."""
     url = cluster.url(recovery=TTL, min_replicas=1)
-    with (
-        Locks.from_url(url, ttl=TTL, wait=PATIENCE) as locks,
-        Locks.from_url(
-            # It waits for half of the timeout that there are so many.
-            cluster.url(recovery=TTL, min_replicas=5, timeout=2),
-            ttl=TTL,
-            wait=0,
-        ) as demanding,
-    ):
-        locks.acquire(KEYS[6]).release()  # It may have to recover first.
+    with Locks.from_url(url, ttl=TTL, wait=PATIENCE) as locks:
+        lease = locks.acquire(KEYS[6])
         move = moved(cluster, "")
         try:
-            locks.acquire(KEYS[6]).release()
-            with pytest.raises(EngineUnavailable, match="of at least 5 replicas"):
-                demanding.acquire(KEYS[7])
+            lease.extend(1)
         finally:
             move.take_along()
             move.end()
+        lease.release()
 
 
 def test_what_was_done_is_known_in_a_half_moved_slot(cluster: Cluster) -> None:
@@ -260,9 +220,7 @@ def test_what_was_done_is_known_in_a_half_moved_slot(cluster: Cluster) -> None:
         locks.once(KEYS[8], steps[KEYS[8]])
         move = moved(cluster, ":lock:", ":epoch")
         try:
-            for key, step in steps.items():
-                locks.once(key, step)
-                locks.once(key, step)
+            locks.once(KEYS[8], steps[KEYS[8]])
         finally:
             move.take_along()
             move.end()

@@ -222,7 +222,7 @@ class Locker:
         sent = self.runtime.now()
         holding.check(sent)
         ttl = holding.ttl_to_extend(seconds, sent)
-        pulse = Pulse(holding.key, holding.owner, ttl, holding.terms.limit)
+        pulse = Pulse(holding.key, holding.owner, ttl)
         (reply,) = await self.store.refresh([pulse])
         if isinstance(reply, EngineUnavailable):
             raise reply
@@ -701,7 +701,7 @@ class Acquisition:
             self._locker.owe(*self._what_to_give_back())
         elif self._give_up_at is not None and now > self._give_up_at + LATE:
             self.over = True
-        return None if self.over else Pulse(self.key, self.owner, self._terms.first_ttl)
+        return None if self.over else Pulse(self.key, self.owner, self._terms.first_ttl, waits=True)
 
     def heard(self, reply: Reply | EngineUnavailable, sent: float, now: float) -> None:
         """Process the answer to a heartbeat: still waiting, or a reason to ring the bell."""

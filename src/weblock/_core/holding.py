@@ -324,7 +324,7 @@ class Holding:
         self._asked = self.terms.ttl
         if self.hold_until is not None:
             self._asked = self.terms.until_released(self.hold_until - now)
-        return Pulse(self.key, self.owner, self._asked, self.terms.limit)
+        return Pulse(self.key, self.owner, self._asked)
 
     def heard(self, reply: Reply | EngineUnavailable, sent: float, now: float) -> None:
         """Process the answer to a heartbeat: renewed, lost, or still unknown."""

@@ -40,13 +40,13 @@ class Unfinished(EngineUnavailable):
 class Pulse(NamedTuple):
     """One heartbeat: ``owner`` keeps its lease of ``key`` for ``ttl``, or its place.
 
-    ``limit`` is that of its claim. No answer depends on it, only the way to it.
+    ``waits`` says that it is a waiter's, which has not been told of a lease.
     """
 
     key: str
     owner: str
     ttl: float
-    limit: int = 1
+    waits: bool = False
 
 
 class Look(NamedTuple):

@@ -217,8 +217,13 @@ def acquire(state: KeyState, moment: Moment, claim: Claim, *, room: int) -> Step
 def refresh(state: KeyState, moment: Moment, owner: str, ttl: float) -> Step:
     """Process a heartbeat: confirm and renew the owner's lease, or keep its place in the queue.
 
-    It never shortens a lease, and never brings back one that has ended: that answers ``Gone``.
+    It never shortens a lease, and never brings back one that has ended: that answers ``Gone``. A holder
+    renews its own lease and changes nothing else; the heartbeats of waiters let in who fits.
     """
+    if mine := _grant_of(state, owner):
+        if not _lives(mine, moment):
+            return Step(state, GONE)
+        return _refreshed(state, moment, owner, ttl, ())
     state, woken = settle(state, moment)
     return _refreshed(state, moment, owner, ttl, woken)
 
@@ -231,13 +236,19 @@ def refresh_many(
     Returns the new state, the answers, and the leases of other waiters that were let in. One pass
     serves all heartbeats: the time does not grow with the number of leases times that of heartbeats.
     """
-    state, woken = settle(state, moment)
+    woken: tuple[Grant, ...] = ()
+    ended = {each.claim.owner for each in state.grants if not _lives(each, moment)}
+    holders = {each.claim.owner for each in state.grants}
+    if any(owner not in holders for owner, _ in beats):
+        state, woken = settle(state, moment)
     grants, queue = list(state.grants), list(state.queue)
     leases = {grant.claim.owner: index for index, grant in enumerate(grants)}
     places = {place.claim.owner: index for index, place in enumerate(queue)}
     answers: list[Answer] = []
     for owner, ttl in beats:
-        if (index := leases.get(owner)) is not None:
+        if owner in ended:
+            answers.append(GONE)
+        elif (index := leases.get(owner)) is not None:
             until = max(grants[index].until, moment.now + ttl)
             grants[index] = grants[index]._replace(until=until, confirmed=True)
             answers.append(_held(grants[index], state))
@@ -265,7 +276,7 @@ def release(state: KeyState, moment: Moment, owner: str, *, void: float = 0) -> 
             answer = RELEASED
         index = grants.index(mine)
         state = state._replace(grants=grants[:index] + grants[index + 1 :])
-    elif queue and owner in (owners := [place.claim.owner for place in queue]):
+    if queue and owner in (owners := [place.claim.owner for place in queue]):
         index = owners.index(owner)
         state = state._replace(queue=queue[:index] + queue[index + 1 :])
         following = queue[index + 1].claim if index + 1 < len(queue) else None

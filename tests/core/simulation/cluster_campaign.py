@@ -35,8 +35,7 @@ SOMETIMES: Final = (
     "slot has moved",
     "keys on both sides: TRYAGAIN",
     "sent on: ASK",
-    "acquire of a lock by itself",
-    "refresh of a lock by itself",
+    "renew of a lock by itself",
     "release of a lock by itself",
     "master hangs",
     "master restarts",
@@ -303,23 +302,20 @@ HANGING = Campaign("hanging", hanging_schedule, ("master hangs",))
 
 MUTANTS: Final = (
     Mutant(
-        "a script is run as a whole where it is sent on",
-        Wire,
-        "_followed",
-        "if _torn(reply) or type(reply) is exceptions.AskError:\n",
-        "if type(reply) is exceptions.AskError:\n"
-        "            target = _sent_to(reply, address)\n"
-        "            (reply,) = await self._exchange(target, [call], asking=True)\n"
-        "        if _torn(reply):\n",
-        ("P1",),
-        seed=229,
-    ),
-    Mutant(
         "a half-moved slot has no locks",
         Wire,
         "_followed",
-        "if _torn(reply) or type(reply) is exceptions.AskError:\n",
-        "if False:\n",
+        "if call.script not in _OF_LOCK_ALONE:",
+        "if True:",
+        ("P14",),
+        seed=84,
+    ),
+    Mutant(
+        "a lock by itself is sought where it was",
+        Wire,
+        "_followed",
+        "if type(reply) is exceptions.AskError:",
+        "if False:",
         ("P14",),
         seed=84,
     ),
@@ -357,15 +353,7 @@ IN_TURN: Final = Mutant(
 """One heartbeat waits for a master that hangs before the next is sent to another."""
 
 
-def one_move_at_a_time(script: Script) -> Script:
-    """The scripts, where a second move within a ttl forgets by how much the first was ahead."""
-    return script._replace(
-        text=script.text.replace("now < epoch.level and epoch.ahead or 0", "0"),
-    )
-
-
 def clocks_agree(script: Script) -> Script:
     """The scripts, where they take the clocks of all masters for one."""
-    return script._replace(
-        text=script.text.replace("take_over(late - clock_of(former))", "take_over(0)")
-    )
+    text = script.text.replace("lease.run ~= RUN", "false").replace("lock.run ~= RUN", "false")
+    return script._replace(text=text)

@@ -9,7 +9,6 @@ from typing import Any, Final
 from redis import exceptions
 
 from weblock._core.ports import Recovery
-from weblock.stores.redis.calls import MICRO
 from weblock.stores.redis.cluster import ASK_EVERY, HUNG
 from weblock.stores.redis.settings import Address, Deployment, Settings
 from weblock.stores.redis.store import RedisStore
@@ -84,7 +83,6 @@ class SimulatedNodes:
     """What a process knows of the masters: it was so when it looked last."""
 
     def __init__(self, process: Process, engine: ClusterServers) -> None:
-        self.peers = ""
         self._process = process
         self._engine = engine
         self._homes: dict[int, Address] = {}
@@ -98,15 +96,6 @@ class SimulatedNodes:
         engine, process = self._engine, self._process
         self._looked_at = process.now()
         self._homes = {bucket: ADDRESSES[home] for bucket, home in engine.home.items()}
-        shown = [
-            (each.model.run, each.micros() - round(process.now() * MICRO))
-            for each in engine.masters
-            if not each.hung
-        ]
-        unsure = 0.002 * MICRO  # Each answers a little later than it was asked.
-        self.peers = ",".join(
-            f"r{run}:{clock - unsure:.0f}:{clock + unsure:.0f}" for run, clock in shown
-        )
 
     def address_of(self, bucket: int) -> Address:
         if (address := self._homes[bucket]) in self._hung:

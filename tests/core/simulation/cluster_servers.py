@@ -13,7 +13,7 @@ from typing import Any, Final
 from redis import exceptions
 
 from weblock._core.ports import Reply
-from weblock._core.table import Claim, Grant, KeyState, Step
+from weblock._core.table import KeyState, Step
 from weblock.stores.redis import scripts
 from weblock.stores.redis.calls import MICRO, Layout, _state, reply_of
 from weblock.stores.redis.rings import ring_of
@@ -28,11 +28,8 @@ from .world import Action
 
 LAYOUT: Final = Layout("weblock", 2)
 ADDRESSES: Final = tuple(Address("cluster", number) for number in (1, 2, 3))
-OF_ONE_LOCK: Final = (scripts.ACQUIRE, scripts.REFRESH, scripts.RENEW, scripts.RELEASE)
-KNOWN: Final = {each.sha: each for each in (*OF_ONE_LOCK, scripts.BEGIN, scripts.ALONE)}
-BY_NAME: Final = {each.name: each for each in OF_ONE_LOCK}
-FIRST: Final = 10
-"""Where the words of the operation begin in the arguments of ``alone``."""
+OF_ONE_LOCK: Final = (scripts.ACQUIRE, scripts.BEAT, scripts.RENEW, scripts.RELEASE)
+KNOWN: Final = {each.sha: each for each in (*OF_ONE_LOCK, scripts.BEGIN)}
 
 
 class Master:
@@ -199,11 +196,9 @@ class ClusterServers(EngineServer):
         self, master: Master, script: Script, keys: list[str], args: list[str]
     ) -> tuple[Any, list[Reply]]:
         """Runs a script on a lock, and shows the truth what became of it."""
-        if script is scripts.ALONE:
-            self._sometimes(f"{args[3]} of a lock by itself")
-            asked = _meaning(BY_NAME[args[3]], keys, [*args[:3], *args[FIRST:]])
-        else:
-            asked = _meaning(script, keys, args)
+        if len(keys) == 1:
+            self._sometimes(f"{script.name} of a lock by itself")
+        asked = _meaning(script, keys, args)
         pulses: list[Changing] = [*asked.pulses] if isinstance(asked, Refresh) else [asked]
         key, now = pulses[0].key, master.now()
         before = self.state(key)
@@ -222,15 +217,10 @@ class ClusterServers(EngineServer):
         _bucket, names = LAYOUT.of_key(key)
         for master in self.masters:
             found: Any = master.model.values.get(names[0])
-            if found and found.get("owner") == "*":
-                _now, *said = master.model.evaluate(scripts.LOOK, names, ("", "0", ""))
-                return _state(*said)._replace(queue=())
-            if found and found.get("owner"):
-                claim = Claim(found["owner"], found["process"], 0.0, "")
-                fence, since, until = (int(found[each]) for each in ("fence", "since", "until"))
-                confirmed = found["confirmed"] == "1"
-                grant = Grant(claim, fence, since / MICRO, until / MICRO, confirmed)
-                return KeyState(fence, (grant,))
+            if found and found.get("count"):
+                args = (master.model.incarnation, "0", "asking")
+                _now, *said = master.model.evaluate(scripts.LOOK, names[:1], args)
+                return _state(*said)._replace(queue=(), voided=())
         return KeyState()
 
     def published(self, channel: str, payload: str) -> None:

@@ -10,9 +10,9 @@ from random import Random
 from typing import Any
 
 from weblock._core import table
-from weblock._core.table import SHARED, Answer, Claim, KeyState, Moment, Step, Waiting
+from weblock._core.table import SHARED, Answer, Busy, Claim, KeyState, Moment, Step, Waiting
 from weblock.stores.redis import scripts
-from weblock.stores.redis.calls import Call, Layout, _state, reply_of
+from weblock.stores.redis.calls import Layout, _state, reply_of
 from weblock.stores.redis.scripts import Script
 
 from .redis_model import RedisModel
@@ -24,8 +24,8 @@ LONG = 10_000.0
 
 LAYOUT = Layout("conformance", 1)
 
-HERE = ("run", "0", "")
-"""A server's run, no recovery, and no peers."""
+HERE = ("run:id", "0", "single")
+"""A server's run, no recovery, and the kind of deployment."""
 
 Evaluate = Callable[[Script, tuple[str, ...], tuple[str, ...]], Any]
 
@@ -40,52 +40,47 @@ class Lua:
     def acquire(self, claim: Claim, room: int) -> Answer:
         return self._answer(
             scripts.ACQUIRE,
-            claim.owner,
             *(claim.owner, claim.process, claim.label, _micros(claim.ttl), str(room), "0"),
             *([str(claim.limit)] if claim.limit != 1 else []),
         )
 
     def refresh(self, beats: list[tuple[str, float]]) -> list[Answer]:
         words = [word for owner, ttl in beats for word in (owner, _micros(ttl))]
-        # Either does for any owners.
-        script = scripts.RENEW if len(beats) % 2 else scripts.REFRESH
-        return [reply_of(raw).answer for raw in self._run(script, "", *words)]
+        holders = {grant.claim.owner for grant in self.state().grants}
+        script = scripts.RENEW if holders.issuperset(owner for owner, _ in beats) else scripts.BEAT
+        return [reply_of(raw).answer for raw in self._run(script, *words)]
 
     def release(self, owner: str, void: float) -> Answer:
-        return self._answer(scripts.RELEASE, owner, owner, _micros(void))
+        return self._answer(scripts.RELEASE, owner, _micros(void))
 
     def transfer(self, owner: str, claim: Claim) -> Answer:
         words = (claim.owner, claim.process, claim.label, _micros(claim.ttl))
-        return self._answer(scripts.TRANSFER, claim.owner, owner, *words)
+        return self._answer(scripts.TRANSFER, owner, *words)
 
     def force_release(self) -> Answer:
-        return self._answer(scripts.FORCE_RELEASE, "")
+        return self._answer(scripts.FORCE_RELEASE)
 
     def ask_release(self) -> Answer:
-        return self._answer(scripts.ASK_RELEASE, "")
+        return self._answer(scripts.ASK_RELEASE)
 
     def state(self) -> KeyState:
-        _now, *found = self._run(scripts.LOOK, "")
+        _now, *found = self._run(scripts.LOOK)
         return _state(*found)
 
-    def _answer(self, script: Script, owner: str, *words: str) -> Answer:
-        return reply_of(self._run(script, owner, *words)).answer
+    def _answer(self, script: Script, *words: str) -> Answer:
+        return reply_of(self._run(script, *words)).answer
 
-    def _run(self, script: Script, owner: str, *words: str) -> Any:
+    def _run(self, script: Script, *words: str) -> Any:
         _bucket, keys = LAYOUT.of_key(self._key)
-        names = (*keys, LAYOUT.voided(self._key, owner))
-        return self._evaluate(script, names, ("run:id", "0", "", *words))
+        return self._evaluate(script, keys, (*HERE, *words))
 
 
-class Piecemeal(Lua):
-    """The same where a cluster is moving its slot: each script sees one of the key's names."""
+class LongWay(Lua):
+    """The same without the usual cases that return early."""
 
-    def _run(self, script: Script, owner: str, *words: str) -> Any:
-        bucket, keys = LAYOUT.of_key(self._key)
-        call = Call(script, bucket, keys, words)
-        told = self._evaluate(scripts.BEGIN, keys[2:], (*HERE, *call.asks_for()))
-        alone = call.alone("0", [each.decode() for each in told[3:]])
-        return self._evaluate(scripts.ALONE, alone.keys, (*HERE, *alone.args))
+    def _run(self, script: Script, *words: str) -> Any:
+        text = script.text.replace("if known and WHERE", "if false and WHERE")
+        return super()._run(script._replace(text=text), *words)
 
 
 class Pure:
@@ -176,9 +171,14 @@ def shape(state: KeyState) -> Any:
 
 
 def alike(answer: Any) -> Any:
-    """An answer in whole microseconds, without what only some engines tell."""
+    """An answer in whole microseconds, without what only some engines tell.
+
+    Of several leases, the scripts tell when the first may end, and the label of any.
+    """
     if isinstance(answer, list):
         return [alike(each) for each in answer]
+    if isinstance(answer, Waiting | Busy) and answer.others:
+        answer = answer._replace(until=0.0, holder="")
     if isinstance(answer, Waiting):
         answer = answer._replace(ahead=())
     facts = answer._asdict()

@@ -45,7 +45,7 @@ class Lives:
             case "acquire":
                 self._run(scripts.ACQUIRE, owner, "p", "", ttl, dice.choice(["0", "9"]), "0")
             case "refresh":
-                self._run(scripts.REFRESH, owner, ttl)
+                self._run(scripts.BEAT, owner, ttl)
             case "release":
                 self._release(owner, dice.choice([0, 9 * SECOND, 200 * HOUR]))
             case "force":
@@ -58,12 +58,12 @@ class Lives:
     def _release(self, owner: str, void: int) -> None:
         self._run(scripts.RELEASE, owner, str(void))
         if void:
-            mark = LAYOUT.voided(0, owner)
-            assert self._model._expires[mark] == self._now + void, "its mark lasts as it was asked"
+            left = self._model._expires[self._lock] - self._now
+            assert left >= void, "that it gave up is known for as long as it was asked"
 
     def _run(self, script: Script, *words: str) -> None:
-        keys = (self._lock, self._queue, self._epoch, LAYOUT.voided(0, words[0] if words else ""))
-        args = ("run:id", micros(self._recovery), "", *words)
+        keys = (self._lock, self._queue, self._epoch)
+        args = ("run:id", micros(self._recovery), "single", *words)
         self._model.evaluate(self._scripted(script), keys, args)
 
     def _check(self) -> None:
@@ -81,11 +81,13 @@ class Lives:
 
     def _check_lease(self, kept: set[str], expires: dict[str, int]) -> None:
         fields = self._fields(kept)
-        until = int(fields.get("until", 0))
+        leases = [value.split() for field, value in fields.items() if field.startswith("lease:")]
+        gave_up = [int(each.split()[1]) for each in fields.get("voided", "").split(";") if each]
+        until = max([int(lease[3]) for lease in leases] + gave_up, default=0)
         latest = max(self._now, until) + DAY + MINUTE + GRAIN
         assert expires.get(self._lock, 0) <= latest, "a lease's key outlives it by far too long"
         assert expires.get(self._queue, 0) <= self._now + DAY + GRAIN, "so does the queue's"
-        if fields.get("owner") and until > self._now:
+        if leases and until > self._now:
             assert expires[self._lock] >= until + DAY - GRAIN, "a lease outlives its key"
 
     def _fields(self, kept: set[str]) -> dict[str, Any]:

@@ -58,10 +58,11 @@ class QuorumServer(RedisServer):
     def holder(self, key: str) -> tuple[str, float, int] | None:
         """Who has the lease there, until when in true time, and its fence."""
         found: Any = self._model.values.get(LAYOUT.of_key(key)[1][0])
-        if not found or not found.get("owner"):
+        if not found or not found.get("holder"):
             return None
-        until = self.true(found["until"])
-        return (found["owner"], until, int(found["fence"])) if until > self._world.now else None
+        lease = found["lease:" + found["holder"]].split()
+        until = self.true(lease[3])
+        return (found["holder"], until, int(lease[1])) if until > self._world.now else None
 
     def owners(self) -> Iterator[tuple[str, str]]:
         """Who has something there that has not ended, and of which key."""
@@ -86,7 +87,7 @@ class QuorumServer(RedisServer):
         self, script: Script, keys: Sequence[str], args: Sequence[str]
     ) -> tuple[Any, list[Any]]:
         raw = self._model.evaluate(self._scripted(script), keys, args)
-        several = script in (scripts.REFRESH, scripts.RENEW)
+        several = script in (scripts.BEAT, scripts.RENEW)
         replies = [reply_of(each) for each in (raw if several else [raw])]
         self._not_after_release(script, args[3:], replies)
         if seen := _SEEN.get((script.name, type(replies[0].answer))):

@@ -106,9 +106,9 @@ class Mutant:
 
 
 FILES: Final = (
-    *("head", "writing", "glance", "grant", "put_down", "hand_over", "renew", "prelude"),
-    *("acquire", "refresh", "release", "transfer", "force_release", "ask_release"),
-    *("stand_back", "raise_fence", "begin", "shown", "look", "alone"),
+    *("head", "free", "last", "prelude"),
+    *("acquire", "renew", "beat", "release", "transfer", "force_release", "ask_release"),
+    *("stand_back", "raise_fence", "begin", "look"),
 )
 
 FLIPS: Final = {
@@ -135,7 +135,7 @@ def mutants() -> list[Mutant]:
     """The scripts with each call dropped, each comparison flipped, and each number doubled."""
     found = []
     for file, text in {
-        "constants": scripts._CONSTANTS,
+        "constants": scripts.constants(""),
         **{f: scripts.source(f) for f in FILES},
     }.items():
         for name, number, mutated in _mutations(text):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from weblock._core.ports import Grasp, Pulse, Reply
-from weblock._core.table import KeyState, Step, Voided
+from weblock._core.table import KeyState, Step
 from weblock.stores.redis import scripts
 from weblock.stores.redis.calls import Layout, _state, micros, reply_of
 from weblock.stores.redis.scripts import Script
@@ -88,7 +88,7 @@ class RedisEngine(EngineServer):
             _now, *found = self._evaluate(scripts.LOOK, keys)
             state = _state(*found)
             self._looks[key] = has, state
-        return state._replace(voided=self._voided(key))
+        return state
 
     def _lost(self) -> None:
         """Whatever the schedule knew of the states is no longer so."""
@@ -105,6 +105,7 @@ class RedisEngine(EngineServer):
         if self._recovers and self.observer is not None:  # From the first who asks on.
             self.observer.disturb("engine recovers", self.recovery + SWITCH)
             self._recovers = False
+        self._write_anew(request.key)
         before = self.state(request.key)
         reply = reply_of(self._run(request))
         after = self.states[request.key] = self.state(request.key)
@@ -114,36 +115,35 @@ class RedisEngine(EngineServer):
             self.observer.applied(change)
         return reply
 
+    def _write_anew(self, key: str) -> None:
+        """Has a heartbeat of nobody do to leases of another run what each script does to them first."""
+        _bucket, keys = LAYOUT.of_key(key)
+        lock: Any = self._model.values.get(keys[0], {})
+        if lock.get("count") and lock["run"] != f"r{self._model.run}":
+            self._evaluate(scripts.RENEW, keys)
+
     def _run(self, request: Changing) -> Any:
         _bucket, keys = LAYOUT.of_key(request.key)
         if isinstance(request, Acquire):
             claim = request.claim
             limit = (str(claim.limit),) if claim.limit != 1 else ()
             words = (claim.process, claim.label, micros(claim.ttl), str(request.room), "0", *limit)
-            names = (*keys, LAYOUT.voided(request.key, claim.owner))
-            return self._evaluate(scripts.ACQUIRE, names, claim.owner, *words)
+            return self._evaluate(scripts.ACQUIRE, keys, claim.owner, *words)
         if isinstance(request, Pulse):
-            return self._evaluate(scripts.REFRESH, keys, request.owner, micros(request.ttl))[0]
+            script = scripts.BEAT if request.waits else scripts.RENEW
+            return self._evaluate(script, keys, request.owner, micros(request.ttl))[0]
         if isinstance(request, AskRelease):
             return self._evaluate(scripts.ASK_RELEASE, keys)
         assert isinstance(request, Release)
-        names = (*keys, LAYOUT.voided(request.key, request.owner))
-        return self._evaluate(scripts.RELEASE, names, request.owner, micros(request.void))
+        return self._evaluate(scripts.RELEASE, keys, request.owner, micros(request.void))
 
     def _evaluate(self, script: Script, keys: tuple[str, ...], *words: str) -> Any:
-        args = (self._model.incarnation, micros(self.recovery), "", *words)
+        args = (self._model.incarnation, micros(self.recovery), "single", *words)
         return self._model.evaluate(self._scripted(script), keys, args)
 
     def _published(self, channel: str, payload: str) -> None:
         owner, fence, until = payload.split()
         self._ring(channel, owner, Grasp(int(fence), int(until) / 1e6))
-
-    def _voided(self, key: str) -> tuple[Voided, ...]:
-        head = LAYOUT.voided(key, "")
-        return tuple(
-            Voided(name.removeprefix(head), until / 1e6)
-            for name, until in self._model.expiring(head)
-        )
 
 
 def _owner_of(request: Changing) -> str:

@@ -186,6 +186,12 @@ class RedisModel:
     def _hget(self, key: str, field: str) -> str | None:
         return self._hash(key).get(field)
 
+    def _hgetall(self, key: str) -> list[str]:
+        return [word for pair in self._hash(key).items() for word in pair]
+
+    def _hexists(self, key: str, field: str) -> int:
+        return int(field in self._hash(key))
+
     def _hmget(self, key: str, *fields: str) -> list[str | None]:
         value = self._hash(key)
         return [value.get(field) for field in fields]
@@ -218,13 +224,6 @@ class RedisModel:
     def _zrem(self, key: str, member: str) -> int:
         return self._hdel(key, member)
 
-    def _zpopmin(self, key: str) -> list[str]:
-        first = self._ranked(key)[:1]
-        found = [word for member in first for word in (member, f"{self._hash(key)[member]:.17g}")]
-        for member in first:
-            self._zrem(key, member)
-        return found
-
     def _zcard(self, key: str) -> int:
         return len(self._hash(key))
 
@@ -253,12 +252,12 @@ _NEVER = 1 << 62
 _MEMORY = frozenset({"SET", "HSET", "HINCRBY", "ZADD"})
 """What a server refuses whose memory is full."""
 
-_CHANGING = _MEMORY | {"DEL", "HDEL", "ZREM", "ZPOPMIN", "PEXPIRE"}
+_CHANGING = _MEMORY | {"DEL", "HDEL", "ZREM", "PEXPIRE"}
 
 _COMMANDS = (
     *("TIME", "INFO", "PING", "PUBLISH", "DEL", "EXISTS", "SET", "PEXPIRE"),
-    *("HGET", "HMGET", "HSET", "HDEL", "HINCRBY"),
-    *("ZADD", "ZREM", "ZPOPMIN", "ZCARD", "ZRANGE", "ZRANK"),
+    *("HGET", "HGETALL", "HEXISTS", "HMGET", "HSET", "HDEL", "HINCRBY"),
+    *("ZADD", "ZREM", "ZCARD", "ZRANGE", "ZRANK"),
 )
 
 _METHODS = {command: f"_{command.lower()}" for command in _COMMANDS}
@@ -273,7 +272,7 @@ def _call(command: str, *args: Any) -> Any:
     return _to_lua(_serving[0].call(command, *args))
 
 
-_lua.globals().redis = _lua.table_from({"call": _call})
+_lua.globals().redis = _lua.table_from({"call": _call, "error_reply": lambda text: text})
 
 
 _watch = _lua.eval("""

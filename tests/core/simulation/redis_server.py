@@ -16,7 +16,7 @@ import hiredis
 from redis import exceptions
 
 from weblock._core.ports import Pulse, Reply
-from weblock._core.table import Claim, KeyState, Step, Voided
+from weblock._core.table import Claim, KeyState, Step
 from weblock.stores.redis import scripts
 from weblock.stores.redis.calls import MICRO, reply_of
 from weblock.stores.redis.rings import ring_of
@@ -28,7 +28,7 @@ from .redis_model import _call, _lua
 
 _lua.globals().redis["pcall"] = _call  # Nothing that a probe tries is refused here.
 
-OF_A_LEASE = (scripts.ACQUIRE, scripts.REFRESH, scripts.RENEW, scripts.RELEASE)
+OF_A_LEASE = (scripts.ACQUIRE, scripts.BEAT, scripts.RENEW, scripts.RELEASE)
 
 SCRIPTS = {
     each.sha: each
@@ -105,7 +105,6 @@ class RedisServer(RedisEngine):
         """The processes that have subscribed, and in which life."""
         self.deaf: set[str] = set()
         """Those whose subscription is dead, though nobody has noticed."""
-        self._key_of: dict[str, str] = {}
         self._silent = False
         super().__init__(*args, **options)
 
@@ -157,8 +156,7 @@ class RedisServer(RedisEngine):
         asked = _meaning(script, keys, args)
         pulses: list[Changing] = [*asked.pulses] if isinstance(asked, Refresh) else [asked]
         key, now = pulses[0].key, self.now()
-        if isinstance(asked, Release):
-            self._key_of[asked.owner] = key
+        self._write_anew(key)
         states = [self.state(key), *self._between(script, keys, args, len(pulses), key)]
         raw = self._model.evaluate(self._scripted(script), keys, args)
         states.append(self.state(key))
@@ -208,17 +206,11 @@ class RedisServer(RedisEngine):
         else:
             self._ring(channel, *ring)
 
-    def _voided(self, key: str) -> tuple[Voided, ...]:
-        head = LAYOUT.voided(0, "")
-        marks = [(name.removeprefix(head), until) for name, until in self._model.expiring(head)]
-        return tuple(
-            Voided(owner, until / MICRO) for owner, until in marks if self._key_of[owner] == key
-        )
-
     def _in_quarantine(self, asked: Changing | Refresh, replies: list[Reply]) -> None:
         """A server that recovers says until when: that excuses a delay, within reason."""
         epoch = self._model.values.get(f"{LAYOUT.tag(0)}:epoch")
-        left = int(epoch["recovered"]) / MICRO - self.now() if isinstance(epoch, dict) else 0.0
+        recovered = int(epoch["lost"]) + int(epoch["recovery"]) if isinstance(epoch, dict) else 0
+        left = recovered / MICRO - self.now()
         if self._recovers:  # From the first who asks on.
             self._recovers = False
             lasting = min(left, self.recovery + MORE)
@@ -268,5 +260,5 @@ def _meaning(
         return Acquire(key, claim, int(room))
     if script is scripts.RELEASE:
         return Release(key, args[3], int(args[4]) / MICRO)
-    beats = zip(args[3::2], args[4::2], strict=True)
-    return Refresh(tuple(Pulse(key, owner, int(ttl) / MICRO) for owner, ttl in beats))
+    beats, waits = zip(args[3::2], args[4::2], strict=True), script is scripts.BEAT
+    return Refresh(tuple(Pulse(key, owner, int(ttl) / MICRO, waits) for owner, ttl in beats))

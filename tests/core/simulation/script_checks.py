@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from weblock.stores.redis import scripts
 
-from . import agreeing, costs, lives, piecemeal, recovery, sharing
-from .conformance import Clock, Lua, Piecemeal, Pure, compare, compare_full_queues, in_the_model
+from . import agreeing, costs, lives, recovery, sharing
+from .conformance import Clock, LongWay, Lua, Pure, compare, compare_full_queues, in_the_model
 from .redis_campaign import AS_SHIPPED, Mutant, Scripted
 from .redis_model import lines_run
 
@@ -48,15 +48,13 @@ def checks() -> Iterator[Check]:
         yield Check(f"recovery{of_recovery.__name__}", partial(_recovers, of_recovery))
     for of_agreement, seconds in agreeing.CASES.items():
         yield Check(f"agreeing{of_agreement.__name__}", partial(_agrees, of_agreement, seconds))
-    for of_pieces, seconds in piecemeal.CASES.items():
-        yield Check(f"piecemeal{of_pieces.__name__}", partial(_in_pieces, of_pieces, seconds))
     for of_sharing, seconds in sharing.CASES.items():
         yield Check(f"sharing{of_sharing.__name__}", partial(_shares, of_sharing, seconds))
     yield Check("costs", _costs_no_more)
     for seed in range(SEQUENCES):
         yield Check(f"sequence {seed}", partial(_conforms, seed, Lua), by_chance=True)
-        in_pieces = partial(_conforms, seed, Piecemeal)
-        yield Check(f"sequence in pieces {seed}", in_pieces, by_chance=True)
+        long_way = partial(_conforms, seed, LongWay)
+        yield Check(f"sequence the long way {seed}", long_way, by_chance=True)
     for seed in range(2):
         yield Check(f"full queue {seed}", partial(_refuses, seed), by_chance=True)
     for seed in range(LIVES):
@@ -69,10 +67,6 @@ def _recovers(case: Callable[[recovery.Rig], None], scripted: Scripted) -> None:
 
 def _agrees(case: Callable[[agreeing.Rig], None], seconds: float, scripted: Scripted) -> None:
     case(agreeing.Rig(scripted, seconds))
-
-
-def _in_pieces(case: Callable[[piecemeal.Rig], None], seconds: float, scripted: Scripted) -> None:
-    case(piecemeal.Rig(scripted, seconds))
 
 
 def _shares(case: Callable[[sharing.Rig], None], seconds: float, scripted: Scripted) -> None:
@@ -117,7 +111,7 @@ def _lines_of_files(lines: dict[str, set[int]]) -> Iterator[Line]:
 def _places(name: str) -> tuple[Line, ...]:
     """For each line of a script, the file that it is from, and its number there."""
     parts = {
-        "constants": scripts._CONSTANTS,
+        "constants": scripts.constants(name),
         **{each: scripts.source(each) for each in scripts.files_of(name)},
     }
     return tuple(

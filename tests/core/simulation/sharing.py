@@ -17,9 +17,6 @@ SECOND: Final = 1_000_000
 DAY: Final = 24 * 3600 * SECOND
 HANDOFF: Final = 1_500_000
 
-OF_AN_EXCLUSIVE_LEASE: Final = {"fence", "owner", "process", "label", "since", "until", "confirmed"}
-"""The fields of a key before there were limits: a version that knows none reads and writes these."""
-
 
 class Rig:
     """One server, a clock, and one key."""
@@ -40,7 +37,7 @@ class Rig:
 
     def refresh(self, *owners: str, ttl: float = 10.0) -> list[Any]:
         words = [word for owner in owners for word in (owner, micros(ttl))]
-        answers: list[Any] = self.run(scripts.REFRESH, *words)
+        answers: list[Any] = self.run(scripts.BEAT, *words)
         return answers
 
     def renew(self, *owners: str, ttl: float = 10.0) -> list[Any]:
@@ -63,79 +60,11 @@ class Rig:
 
     def run(self, script: Script, *words: str) -> Any:
         _bucket, keys = LAYOUT.of_key("key")
-        names = (*keys, LAYOUT.voided(0, words[0] if words else ""))
-        args = (self.run_of_client, micros(self.recovery), "", *words)
-        return self.model.evaluate(self._scripted(script), names, args)
+        args = (self.run_of_client, micros(self.recovery), "single", *words)
+        return self.model.evaluate(self._scripted(script), keys, args)
 
     def _ring(self, channel: str, payload: str) -> None:
         self.rung.append((channel, *payload.split()))
-
-
-def _written_as_before(rig: Rig) -> None:
-    """An exclusive lease is written as ever, also after leases with a limit, and beside their waiters."""
-    rig.acquire("w", 1)
-    assert set(rig.fields()) == OF_AN_EXCLUSIVE_LEASE
-    rig.release("w")
-    rig.acquire("a", 2)
-    rig.acquire("b", 2)
-    rig.acquire("w", 1)
-    rig.acquire("c", SHARED)
-    assert rig.release("a") == b"released"
-    assert rig.release("b") == b"released"
-    fields = rig.fields()
-    assert {each: fields[each] for each in ("owner", "process", "label", "confirmed")} == {
-        "owner": "w",
-        "process": "p.w",
-        "label": "label w\n1 7",
-        "confirmed": "0",
-    }
-    assert (int(fields["since"]), int(fields["until"])) == (rig.now, rig.now + HANDOFF)
-    assert rig.refresh("w")[0][0] == b"held"
-    assert rig.holders() == ["w"]
-    assert rig.release("w") == b"released"
-    assert rig.holders() == ["c"]
-    assert rig.release("c") == b"released"
-    assert rig.acquire("w", 1)[0] == b"held"
-    assert set(rig.fields()) - OF_AN_EXCLUSIVE_LEASE <= {"places"}
-
-
-def _closed_to_versions_without_limits(rig: Rig) -> None:
-    """To them, it is one lease that is none of theirs, and lasts until all leases have ended."""
-    rig.acquire("a", 3, ttl=10)
-    begun = rig.now
-    rig.now += SECOND
-    rig.acquire("b", 3, ttl=30)
-    seen = rig.fields()
-    assert (seen["owner"], seen["process"], seen["confirmed"]) == ("*", "", "1")
-    assert seen["label"] == "label a\n3 7"
-    assert int(seen["since"]) == begun
-    assert int(seen["until"]) == rig.now + 30 * SECOND
-    assert int(seen["fence"]) == rig.now
-    rig.refresh("a", ttl=50)
-    assert int(rig.fields()["until"]) == rig.now + 50 * SECOND
-    rig.release("a")
-    assert int(rig.fields()["until"]) == rig.now + 30 * SECOND
-    assert rig.fields()["label"] == "label b\n3 7"
-    rig.transfer("b", "c", ttl=5)
-    assert int(rig.fields()["until"]) == rig.now + 5 * SECOND
-    assert rig.fields()["owner"] == "*"
-
-
-def _let_in_by_such_a_version(rig: Rig) -> None:
-    """What that has granted counts as exclusive, and what stood there before is over."""
-    rig.acquire("a", SHARED)
-    rig.acquire("b", SHARED)
-    until = f"{rig.now + 10 * SECOND}"
-    rig.fields().update(owner="old", process="p", label="l", until=until, confirmed="1")
-    assert rig.refresh("a", "b", "old") == [
-        [b"gone", rig.now],
-        [b"gone", rig.now],
-        [b"held", rig.now, int(rig.fields()["fence"]), int(until), 1],
-    ]
-    assert rig.acquire("c", SHARED, room=0)[0] == b"busy"
-    rig.fields()["owner"] = ""  # It releases.
-    assert rig.acquire("c", SHARED)[0] == b"held"
-    assert rig.holders() == ["c"]
 
 
 def _rung(rig: Rig) -> None:
@@ -190,11 +119,8 @@ def _in_a_quarantine(rig: Rig) -> None:
     assert ends == rig.now + 22 * SECOND
     assert rig.acquire("c", SHARED, room=0)[4] == b"it has taken the place of another"
     assert rig.acquire("w", 1)[4] == b""
-    assert rig.refresh("a", ttl=60)[0][0] == b"held"
-    rig.recovery = 0.0
-    assert rig.acquire("d", SHARED)[0] == b"held"  # It does not care, and passes over who does.
-    assert rig.release("d") == b"released"
-    rig.recovery = 20.0
+    rig.now += 2 * SECOND
+    assert rig.renew("a", ttl=60)[0][0] == b"held"
     while rig.now + 3 * SECOND < ends:
         rig.now += 3 * SECOND
         assert [each[0] for each in rig.refresh("b", "w")] == [b"waiting"] * 2
@@ -202,46 +128,6 @@ def _in_a_quarantine(rig: Rig) -> None:
     assert rig.acquire("c", SHARED, room=0)[0] == b"busy"
     rig.now = ends
     assert rig.refresh("b")[0][0] == b"held"
-
-
-def _lost_in_a_quarantine(rig: Rig) -> None:
-    """Leases that end or are given back in one are over, one by one."""
-    rig.acquire("a", SHARED, ttl=1)
-    rig.acquire("b", SHARED, ttl=60)
-    rig.acquire("c", SHARED, ttl=60)
-    rig.model.promote()
-    rig.run_of_client = rig.model.incarnation
-    rig.now += SECOND
-    assert [each[0] for each in rig.refresh("a", "b")] == [b"gone", b"held"]
-    assert rig.holders() == ["b", "c"]
-    assert rig.release("b") == b"released"
-    assert rig.release("c") == b"released"
-    assert rig.holders() == []
-
-
-def _another_clock(rig: Rig) -> None:
-    """A lease granted by a clock that is behind lasts so much longer; one that was renewed here does not."""
-    rig.acquire("a", SHARED)
-    rig.acquire("b", SHARED)
-    epoch = rig.model.values[LAYOUT.of_key("key")[1][2]]
-    assert isinstance(epoch, dict)
-    ahead, until = 5 * SECOND, rig.now + 10 * SECOND
-    packed = rig.fields()["grants"]
-    assert packed.count(f" {until} 1  ") == 2
-    rig.fields()["grants"] = packed.replace(f" {until} 1  ", f" {until} 1 elsewhere ")
-    epoch["ahead"] = f"{ahead}"  # type: ignore[assignment]
-    rig.now += 2 * SECOND
-    assert rig.acquire("w", 1, room=0)[2] == until + ahead
-    assert rig.refresh("b", ttl=10)[0][3] == rig.now + 10 * SECOND
-    assert " elsewhere " in rig.fields()["grants"]
-    assert rig.acquire("w", 1, room=0)[2] == rig.now + 10 * SECOND
-    rig.now += 10 * SECOND
-    assert rig.refresh("b")[0][0] == b"gone"
-    rig.now = until + ahead - 1
-    assert rig.acquire("w", 1, room=0)[0] == b"busy"
-    assert rig.refresh("a", ttl=1)[0][:4:3] == [b"held", rig.now + SECOND]
-    rig.now += SECOND
-    assert rig.acquire("w", 1, room=0)[0] == b"held"
 
 
 def _kept(rig: Rig) -> None:
@@ -256,7 +142,7 @@ def _kept(rig: Rig) -> None:
     assert kept[lock] == rig.now + 4 * DAY
     assert kept[queue] == rig.now + DAY
     rig.release("a")
-    assert rig.model._expires[lock] == rig.now + DAY + 10 * SECOND
+    assert rig.model._expires[lock] >= rig.now + DAY + 10 * SECOND
 
 
 def _full_memory(rig: Rig) -> None:
@@ -287,77 +173,24 @@ def _full_memory(rig: Rig) -> None:
     raise AssertionError("a lease is granted, which needs memory")
 
 
-def _renewed_in_place(rig: Rig) -> None:
-    """Renewals that do not read all leases say and write the same, and leave the others as they were."""
-    begun = rig.now
-    rig.acquire("a", 5, ttl=8)
-    rig.acquire("b", 5, ttl=30)
-    rig.acquire("c", 5)
-    lock, _queue, _epoch = LAYOUT.of_key("key")[1]
-    rig.now += SECOND // 2
-    before = rig.fields()["grants"]
-    assert rig.renew("b") == [[b"held", rig.now, begun + 1, begun + 30 * SECOND, 1]]
-    assert rig.fields()["grants"] == before
-    assert rig.renew("c", "a") == [
-        [b"held", rig.now, begun + 2, rig.now + 10 * SECOND, 1],
-        [b"held", rig.now, begun, rig.now + 10 * SECOND, 1],
-    ]
-    assert rig.holders() == ["a", "b", "c"]
-    assert int(rig.fields()["until"]) == begun + 30 * SECOND
-    assert int(rig.fields()["soonest"]) == begun + 8 * SECOND  # So none of them has read them all.
-    assert rig.renew("b", "none")[1] == [b"gone", rig.now]
-    assert int(rig.fields()["soonest"]) == rig.now + 10 * SECOND
-    rig.release("b")
-    rig.run(scripts.ASK_RELEASE)
-    rig.acquire("d-d", 5)
-    rig.now += SECOND // 4
-    assert [answer[5:] for answer in rig.renew("a", "c", "d-d")] == [[1], [1], []]
-    assert int(rig.fields()["soonest"]) < rig.now + 10 * SECOND
-    assert int(rig.fields()["until"]) == rig.now + 10 * SECOND
-    assert rig.model._expires[lock] == rig.now + DAY + 10 * SECOND
-    rig.acquire("w", 1)
-    rig.model.full = True
-    assert rig.renew("a")[0][0] == b"held"
-    assert int(rig.fields()["soonest"]) < rig.now + 10 * SECOND
-    assert rig.renew("a", ttl=11)[0][3] == rig.now + 11 * SECOND
-    assert rig.renew("w")[0][0] == b"waiting"
-
-
-def _not_renewed_in_place(rig: Rig) -> None:
-    """A renewal reads all leases when one has ended, or when the first waiter has lapsed."""
-    rig.acquire("a", 5, ttl=0.5)
-    rig.acquire("b", 5, ttl=9)
-    rig.now += SECOND // 2
-    assert rig.renew("a", ttl=5) == [[b"gone", rig.now]]
-    assert rig.holders() == ["b"]
-    rig.acquire("w", 1)
-    rig.acquire("r", 3)
-    assert rig.renew("b")[0][0] == b"held"
-    _until, rest = rig.fields()["place:w"].split(" ", 1)
-    rig.fields()["place:w"] = f"{rig.now} {rest}"
-    assert rig.renew("b")[0][0] == b"held"
-    assert rig.holders() == ["b", "r"]
-
-
-def _not_foreseen(rig: Rig) -> None:
-    """A renewal that changes nothing does not say how long leases may be that need no look at the epoch."""
-    rig.acquire("a", 2, ttl=100)
-    epoch = rig.model.values[LAYOUT.of_key("key")[1][2]]
-    assert isinstance(epoch, dict)
-    assert int(epoch["quiet_length"]) == HANDOFF
-    rig.renew("a", ttl=50)
-    assert int(epoch["quiet_length"]) == HANDOFF
-    rig.release("a")
-    rig.acquire("a", 2, ttl=30)
-    rig.renew("a", ttl=40)
-    assert int(epoch["quiet_length"]) == 40 * SECOND
+def _not_all_are_read(rig: Rig) -> None:
+    """With a hundred holders, none of them is read but the caller's own, whoever comes, renews or goes."""
+    for number in range(100):
+        rig.acquire(f"owner{number}", SHARED)
+    calls: list[str] = []
+    call = rig.model.call
+    rig.model.call = lambda command, *args: calls.append(command) or call(command, *args)  # type: ignore[func-returns-value,method-assign]
+    assert rig.acquire("a", SHARED)[0] == b"held"
+    assert rig.renew("owner7")[0][0] == b"held"
+    assert rig.release("owner50") == b"released"
+    assert rig.release("owner0") == b"released"
+    assert rig.release("a") == b"released"
+    assert "HGETALL" not in calls
 
 
 CASES: Final = {
-    **dict.fromkeys((_written_as_before, _closed_to_versions_without_limits), 0.0),
-    **dict.fromkeys((_let_in_by_such_a_version, _rung, _silent_processes), 0.0),
-    **dict.fromkeys((_in_a_quarantine, _lost_in_a_quarantine), 20.0),
-    **dict.fromkeys((_another_clock, _kept, _full_memory), 0.0),
-    **dict.fromkeys((_renewed_in_place, _not_renewed_in_place, _not_foreseen), 0.0),
+    **dict.fromkeys((_rung, _silent_processes), 0.0),
+    **dict.fromkeys((_in_a_quarantine,), 20.0),
+    **dict.fromkeys((_kept, _full_memory, _not_all_are_read), 0.0),
 }
 """Each, and for how long its server recovers, in seconds."""

@@ -24,10 +24,11 @@ from ..._core.table import (
     KeyState,
     Moment,
     Place,
+    Voided,
     Waiting,
     current,
 )
-from .scripts import ACQUIRE, ALONE, REFRESH, RELEASE, RENEW, TRANSFER, Script
+from .scripts import ACQUIRE, RELEASE, Script
 
 MICRO: Final = 1_000_000
 
@@ -55,9 +56,9 @@ class Layout:
     def tag(self, bucket: int) -> str:
         return f"{self.prefix}:{{{bucket}}}"
 
-    def epoch(self, bucket: int) -> str:
-        """Return the key with the epoch of a bucket's server."""
-        return f"{self.tag(bucket)}:epoch"
+    def of_bucket(self, bucket: int) -> tuple[str, str, str]:
+        """Return the keys of a script that is about no lock."""
+        return self.probe(bucket), self.probe(bucket), f"{self.tag(bucket)}:epoch"
 
     def probe(self, bucket: int) -> str:
         """Return a key for trying what the server allows."""
@@ -66,9 +67,6 @@ class Layout:
     def channel(self, name: str) -> str:
         """Return the channel on which the waiters of a process are notified."""
         return f"{self.prefix}:process:{name}"
-
-    def voided(self, bucket: int, owner: str) -> str:
-        return f"{self.prefix}:{{{bucket}}}:voided:{owner}"  # As ``tag``, which each request would call.
 
     def mark(self, bucket: int, key: str) -> str:
         """Return the key that records that something is done."""
@@ -101,41 +99,25 @@ class Call:
     keys: tuple[str, ...]
     args: tuple[str, ...] = ()
 
-    def asks_for(self) -> tuple[str, ...]:
-        """Return the owners that may get leases by it, and for how long."""
-        if self.script is ACQUIRE:
-            owner, _process, _label, ttl, *_ = self.args
-            return owner, ttl
-        if self.script is TRANSFER:
-            _owner, heir, _process, _label, ttl = self.args
-            return heir, ttl
-        return self.args if self.script in (REFRESH, RENEW) else ()
+    def alone(self) -> Call:
+        """Return the call for the lock's own key, while a server has just some of its keys."""
+        return Call(self.script, self.bucket, self.keys[:1], self.args)
 
-    def alone(self, clock: str, epoch: Sequence[str]) -> Call:
-        """Return the call for the lock's own key, for when a server does not have the other keys.
-
-        ``clock`` is the clock of the server that has redirected us, or 0; ``epoch`` is what the
-        script ``begin`` has just returned.
-        """
-        args = (self.script.name, clock, *epoch, *self.args)
-        return Call(ALONE, self.bucket, self.keys[:1], args)
-
-    def by_name(self, run: str, longest: str, peers: str) -> bytes:
+    def by_name(self, run: str, recovery: str, where: str) -> bytes:
         """Return the command that runs the script by its name."""
-        script, keys, args, facts = self.script, self.keys, self.args, (run, longest, peers)
+        script, keys, args, facts = self.script, self.keys, self.args, (run, recovery, where)
         if script is not RELEASE and (script is not ACQUIRE or args[5] != "0"):
             return _pack(("EVALSHA", script.sha, len(keys), *keys, *facts, *args))
         # Each section runs these two, and only the owner is new in them, unless there is a ticket: the
         # rest is packed once.
-        voided, owner = keys[3].encode(), args[0].encode()
-        sizes = len(voided), len(owner)
-        before, between, after = _around_owner(script.sha, keys[:3], facts, args[1:], sizes)
-        return b"".join((before, voided, between, owner, after))
+        owner = args[0].encode()
+        before, after = _around_owner(script.sha, keys, facts, args[1:], len(owner))
+        return before + owner + after
 
-    def whole(self, run: str, longest: str, peers: str) -> bytes:
+    def whole(self, run: str, recovery: str, where: str) -> bytes:
         """Return the call with the script's text, for a server that does not know it."""
         return packed(
-            "EVAL", self.script.text, len(self.keys), *self.keys, run, longest, peers, *self.args
+            "EVAL", self.script.text, len(self.keys), *self.keys, run, recovery, where, *self.args
         )
 
 
@@ -153,21 +135,16 @@ def _around_owner(
     keys: tuple[str, ...],
     facts: tuple[str, ...],
     args: tuple[str, ...],
-    sizes: tuple[int, int],
-) -> tuple[bytes, bytes, bytes]:
-    """Return what stands before, between and after the two parts of a command that name the owner.
+    size: int,
+) -> tuple[bytes, bytes]:
+    """Return what stands before and after the owner in a command.
 
-    These are the last key and the first argument. Only their sizes in bytes are given, because owners are
-    secrets, and what is returned here is remembered.
+    Only its size in bytes is given, because owners are secrets, and what is returned here is remembered.
     """
-    beginning = ("EVALSHA", sha, str(len(keys) + 1), *keys)
-    count = len(beginning) + len(facts) + len(args) + len(sizes)
-    last_key, owner = (b"$%d\r\n" % size for size in sizes)
-    return (
-        b"*%d\r\n" % count + _parts(beginning) + last_key,
-        b"\r\n" + _parts(facts) + owner,
-        b"\r\n" + _parts(args),
-    )
+    beginning = ("EVALSHA", sha, str(len(keys)), *keys, *facts)
+    count = len(beginning) + 1 + len(args)
+    before = b"*%d\r\n" % count + _parts(beginning) + b"$%d\r\n" % size
+    return before, b"\r\n" + _parts(args)
 
 
 def _parts(parts: Sequence[str]) -> bytes:
@@ -179,6 +156,10 @@ def _parts(parts: Sequence[str]) -> bytes:
 def micros(seconds: float) -> str:
     """Return seconds in the scripts' unit, microseconds."""
     return f"{seconds * MICRO:.0f}"
+
+
+class Unknown(ValueError):
+    """A server does not know yet whether it has lost a lease that it has."""
 
 
 def reply_of(raw: Sequence[Any]) -> Reply:
@@ -207,6 +188,8 @@ def reply_of(raw: Sequence[Any]) -> Reply:
             answer = ASKED_ALL
         case [b"gone", now]:
             answer = GONE
+        case [b"unknown", now, reason]:
+            raise Unknown(_text(reason))
         case _:
             raise ValueError(f"the server gave an answer that is none of ours: {raw!r:.200}")
     return Reply(answer, now / MICRO)
@@ -224,10 +207,21 @@ def look_of(raw: Sequence[Any]) -> Look:
 
 
 def _state(
-    fence: bytes, leases: Sequence[Sequence[Any]], places: Sequence[Sequence[bytes]]
+    fence: bytes,
+    leases: Sequence[Sequence[Any]],
+    places: Sequence[Sequence[bytes]],
+    asked: bytes,
+    voided: bytes,
 ) -> KeyState:
     queue = tuple(_place(*each) for each in places if all(each))
-    return KeyState(int(fence), tuple(_lease(*each) for each in leases), queue)
+    gave_up = (each.split() for each in _text(voided).split(";") if each)
+    return KeyState(
+        int(fence),
+        tuple(_lease(*each) for each in leases),
+        queue,
+        tuple(Voided(owner, int(until) / MICRO) for owner, until in gave_up),
+        int(asked),
+    )
 
 
 def _lease(  # noqa: PLR0917 - as the script returns it
@@ -244,8 +238,8 @@ def _lease(  # noqa: PLR0917 - as the script returns it
     return Grant(claim, int(fence), _time(since), _time(until), bool(confirmed))
 
 
-def _place(owner: bytes, packed: bytes, limit: bytes) -> Place:
-    until, ttl, _ticket, _careful, process, label = _text(packed).split(" ", 5)
+def _place(owner: bytes, packed: bytes) -> Place:
+    until, ttl, _ticket, limit, process, label = _text(packed).split(" ", 5)
     claim = Claim(_text(owner), process, int(ttl) / MICRO, label, int(limit))
     return Place(claim, int(until) / MICRO)
 

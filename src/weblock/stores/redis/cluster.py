@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from redis import exceptions
 from redis.crc import key_slot
 
 from ..transport.unfit import Unfit
 from .asking import Connect, Health, Lookup, Poll, asked, first_answer, opened
-from .calls import MICRO, Call, Layout
+from .calls import Call, Layout
 from .scripts import BEGIN
 from .servers import Server, examine
 from .settings import Address, Settings
@@ -28,21 +28,6 @@ PATIENCE: Final = 0.5
 HUNG: Final = "it did not answer, and nobody waits for it until it does"
 
 
-class Seen(NamedTuple):
-    """A master's own description, and the local times before and after it was sent."""
-
-    server: Server
-    sent: float
-    heard: float
-
-    @property
-    def peer(self) -> str:
-        """Return its run and its clock, in the scripts' form."""
-        clock = self.server.clock
-        early, late = clock - round(self.heard * MICRO), clock - round(self.sent * MICRO)
-        return f"{self.server.run}:{early}:{late}"
-
-
 class ClusterNodes:
     """The masters of a cluster.
 
@@ -56,7 +41,6 @@ class ClusterNodes:
     def __init__(
         self, settings: Settings, layout: Layout, connect: Connect, on_change: Callable[[], object]
     ) -> None:
-        self.peers = ""
         self._settings = settings
         self._layout = layout
         self._connect = connect
@@ -119,8 +103,7 @@ class ClusterNodes:
         homes = self._read_map()
         masters = sorted(set(homes.values()))
         seen = self._examined([each for each in masters if each not in self._hung])
-        self.peers = ",".join(each.peer for each in seen.values())
-        self._begin(homes, {each: seen[each].server.incarnation for each in seen})
+        self._begin(homes, {each: seen[each].incarnation for each in seen})
         self._seeds = [*masters, *(s for s in self._settings.addresses if s not in masters)]
         before, self._homes = self._homes, homes
         changed = before != homes
@@ -147,18 +130,16 @@ class ClusterNodes:
             homes |= {b: address for b, slot in self._slots.items() if first <= slot <= last}
         return homes
 
-    def _examined(self, masters: Sequence[Address]) -> dict[Address, Seen]:
+    def _examined(self, masters: Sequence[Address]) -> dict[Address, Server]:
         """Return what the servers say that answer soon: callers that need the others will see."""
         poll = Poll(self._examine)
         poll.ask_all(masters)
         poll.wait(lambda: False, PATIENCE)
-        return {each: seen for each, seen in poll.heard.items() if isinstance(seen, Seen)}
+        return {each: seen for each, seen in poll.heard.items() if isinstance(seen, Server)}
 
-    def _examine(self, master: Address) -> Seen:
+    def _examine(self, master: Address) -> Server:
         with opened(self._connect(master)) as connection:
-            sent = time.monotonic()
-            info = asked(connection, "INFO")
-            return Seen(examine(info, self._settings), sent, time.monotonic())
+            return examine(asked(connection, "INFO"), self._settings)
 
     def _begin(self, homes: dict[int, Address], runs: dict[Address, str]) -> None:
         new: dict[Address, list[int]] = {}
@@ -174,8 +155,10 @@ class ClusterNodes:
         longest = self._settings.recovery.micros
         with opened(self._connect(master)) as connection:
             for bucket in buckets:
-                call = Call(BEGIN, bucket, (self._layout.epoch(bucket),))
-                connection.send_packed_command([call.whole(run, longest, self.peers)])
+                call = Call(BEGIN, bucket, self._layout.of_bucket(bucket))
+                connection.send_packed_command(
+                    [call.whole(run, longest, self._settings.deployment.value)]
+                )
                 try:
                     connection.read_response()
                 except exceptions.ResponseError:

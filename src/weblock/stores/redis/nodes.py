@@ -13,12 +13,6 @@ from .settings import Address
 class Nodes(Protocol):
     """The servers of one deployment."""
 
-    peers: str
-    """The runs of all masters that live, and their clocks, for those that are handed keys by another.
-
-    Of each, what its clock shows when ours shows 0: between two values, in microseconds.
-    """
-
     def ready(self) -> bool:
         """Return whether ``address_of`` may be called; if not, ``refresh`` must be called first."""
 
@@ -46,8 +40,6 @@ class Nodes(Protocol):
 
 class OneNode:
     """One server, at an address that does not change."""
-
-    peers = ""
 
     def __init__(self, address: Address) -> None:
         self._address = address

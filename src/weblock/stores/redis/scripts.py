@@ -8,6 +8,9 @@ from typing import Final, NamedTuple
 
 from ..._core.table import HANDOFF, PLACE, SEEN
 
+FORMAT: Final = "1"
+"""The version of the layout, as ``head.lua`` writes it."""
+
 
 class Script(NamedTuple):
     """A script's text, and the name under which the server remembers it."""
@@ -19,18 +22,20 @@ class Script(NamedTuple):
 
 def script(name: str) -> Script:
     """Return the script of one operation."""
-    whole = "\n".join((_CONSTANTS, *map(source, files_of(name))))
+    return _script(name, "\n".join((constants(name), *map(source, files_of(name)))))
+
+
+def _script(name: str, whole: str) -> Script:
     return Script(name, whole, hashlib.sha1(whole.encode(), usedforsecurity=False).hexdigest())
 
 
 def files_of(name: str) -> tuple[str, ...]:
     """Return the files of an operation, in their order.
 
-    The usual cases come before the prelude, so that its functions need not be made for them.
+    The usual case comes before the prelude, so that its functions need not be made for it.
     """
-    shown = ("shown",) if name in {"look", "alone"} else ()
-    general = "refresh" if name == "renew" else name
-    return ("head", *_USUAL.get(name, ("writing",)), "prelude", *shown, general)
+    usual = {"acquire": ("free",), "release": ("last",)}.get(name, ())
+    return ("head", *usual, "prelude", name)
 
 
 def source(name: str) -> str:
@@ -38,27 +43,29 @@ def source(name: str) -> str:
     return (files(__package__) / "lua" / f"{name}.lua").read_text()
 
 
-_USUAL: Final = {
-    "acquire": ("glance", "writing", "grant"),
-    "release": ("put_down", "glance", "writing", "hand_over"),
-    "renew": ("glance", "writing", "renew"),
-}
+def constants(name: str) -> str:
+    """Return what stands before the files of an operation."""
+    essential = str(name in _ESSENTIAL).lower()
+    times = f"{HANDOFF * 1e6:.0f}, {PLACE * 1e6:.0f}, {SEEN}"
+    return f"local HANDOFF, PLACE, SEEN = {times}\nlocal ESSENTIAL = {essential}"
 
-_CONSTANTS: Final = f"local HANDOFF, PLACE, SEEN = {HANDOFF * 1e6:.0f}, {PLACE * 1e6:.0f}, {SEEN}"
+
+_ESSENTIAL: Final = {"renew", "beat", "release", "force_release", "transfer"}
+"""What must work on a server whose memory is full."""
 
 ACQUIRE: Final = script("acquire")
-REFRESH: Final = script("refresh")
 RENEW: Final = script("renew")
-"""``REFRESH`` for a few leases with a limit, of which a key may have many."""
+"""Heartbeats of holders."""
+BEAT: Final = script("beat")
+"""Heartbeats of waiters."""
 RELEASE: Final = script("release")
 FORCE_RELEASE: Final = script("force_release")
 ASK_RELEASE: Final = script("ask_release")
 TRANSFER: Final = script("transfer")
 LOOK: Final = script("look")
-MARK: Final = script("mark")
-MARKED: Final = script("marked")
 STAND_BACK: Final = script("stand_back")
 RAISE_FENCE: Final = script("raise_fence")
 BEGIN: Final = script("begin")
-ALONE: Final = script("alone")
+MARK: Final = _script("mark", source("mark"))
+MARKED: Final = _script("marked", source("marked"))
 PROBE: Final = Script("probe", source("probe"), "")

@@ -38,8 +38,6 @@ class SentinelNodes:
     Sentinel counts until it gives another or no longer answers, so a late answer counts, too.
     """
 
-    peers = ""
-
     def __init__(self, settings: Settings, ask: Connect, on_change: Callable[[], object]) -> None:
         self._settings = settings
         self._ask = ask

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from ..._core.ports import Look, Pulse, Reply, Store
 from ..._core.table import Claim, Waiting
@@ -13,21 +13,18 @@ from .calls import Call, Layout, look_of, micros, reply_of
 from .scripts import (
     ACQUIRE,
     ASK_RELEASE,
+    BEAT,
     FORCE_RELEASE,
     LOOK,
     MARK,
     MARKED,
     RAISE_FENCE,
-    REFRESH,
     RELEASE,
     RENEW,
     STAND_BACK,
     TRANSFER,
 )
 from .wire import Wire
-
-FEW: Final = 16
-"""Heartbeats of one key that are processed one by one; for more, its leases are read together."""
 
 
 class RedisStore(Store):
@@ -44,38 +41,33 @@ class RedisStore(Store):
 
     async def acquire(self, key: str, claim: Claim, *, room: int, ticket: int = 0) -> Reply:
         bucket, keys = self._layout.of_key(key)
-        names = (*keys, self._layout.voided(bucket, claim.owner))
         who = (claim.owner, claim.process, claim.label, micros(claim.ttl))
         args: tuple[str, ...] = (*who, str(room), str(ticket))
         if claim.limit != 1:
             args = (*args, str(claim.limit))
-        reply = self._reply(await self._wire.run(Call(ACQUIRE, bucket, names, args)))
+        reply = self._reply(await self._wire.run(Call(ACQUIRE, bucket, keys, args)))
         if isinstance(reply.answer, Waiting):
             self._wire.links.listen()
         return reply
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
         bucket, keys = self._layout.of_key(key)
-        names = (*keys, self._layout.voided(bucket, owner))
-        return self._reply(
-            await self._wire.run(Call(RELEASE, bucket, names, (owner, micros(void))))
-        )
+        return self._reply(await self._wire.run(Call(RELEASE, bucket, keys, (owner, micros(void)))))
 
     async def refresh(self, pulses: Sequence[Pulse]) -> Sequence[Reply | EngineUnavailable]:
-        by_key: dict[str, list[Pulse]] = {}
+        alike: dict[tuple[str, bool], list[Pulse]] = {}
         for pulse in pulses:
-            by_key.setdefault(pulse.key, []).append(pulse)
-        calls = [self._heartbeats(key, of_key) for key, of_key in by_key.items()]
+            alike.setdefault((pulse.key, pulse.waits), []).append(pulse)
+        calls = [self._heartbeats(*of, some) for of, some in alike.items()]
         replies: dict[str, Reply | EngineUnavailable] = {}
-        for of_key, outcome in zip(by_key.values(), await self._wire.run_all(calls), strict=True):
-            replies |= self._replies_to(of_key, outcome)
+        for some, outcome in zip(alike.values(), await self._wire.run_all(calls), strict=True):
+            replies |= self._replies_to(some, outcome)
         return [replies[pulse.owner] for pulse in pulses]
 
     async def transfer(self, key: str, owner: str, claim: Claim, *, fence: int) -> Reply:
         bucket, keys = self._layout.of_key(key)
-        names = (*keys, self._layout.voided(bucket, claim.owner))
         args = (owner, claim.owner, claim.process, claim.label, micros(claim.ttl))
-        return self._reply(await self._wire.run(Call(TRANSFER, bucket, names, args)))
+        return self._reply(await self._wire.run(Call(TRANSFER, bucket, keys, args)))
 
     async def force_release(self, key: str) -> Reply:
         bucket, keys = self._layout.of_key(key)
@@ -142,19 +134,25 @@ class RedisStore(Store):
                 used.append(key)
         return used
 
-    def _heartbeats(self, key: str, pulses: Sequence[Pulse]) -> Call:
+    def _heartbeats(self, key: str, waits: bool, pulses: Sequence[Pulse]) -> Call:  # noqa: FBT001
         bucket, keys = self._layout.of_key(key)
         args = [part for pulse in pulses for part in (pulse.owner, micros(pulse.ttl))]
-        limited = all(pulse.limit != 1 for pulse in pulses)
-        script = RENEW if limited and len(pulses) <= FEW else REFRESH
-        return Call(script, bucket, keys, tuple(args))
+        return Call(BEAT if waits else RENEW, bucket, keys, tuple(args))
 
     def _replies_to(
         self, pulses: Sequence[Pulse], outcome: Any
     ) -> dict[str, Reply | EngineUnavailable]:
-        if isinstance(outcome, EngineUnavailable):
+        if isinstance(outcome, Exception):
+            if not isinstance(outcome, EngineUnavailable):
+                outcome = EngineUnavailable(self._name, str(outcome))
             return dict.fromkeys((pulse.owner for pulse in pulses), outcome)
-        return {pulse.owner: self._reply(raw) for pulse, raw in zip(pulses, outcome, strict=True)}
+        replies: dict[str, Reply | EngineUnavailable] = {}
+        for pulse, raw in zip(pulses, outcome, strict=True):
+            try:
+                replies[pulse.owner] = self._reply(raw)
+            except EngineUnavailable as error:
+                replies[pulse.owner] = error
+        return replies
 
     def _reply(self, raw: Any) -> Reply:
         try:

@@ -15,21 +15,18 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from redis import exceptions
 from redis.connection import DefaultParser
 
-from ...errors import EngineUnavailable
+from ...errors import ConfigurationError, EngineUnavailable
 from ..transport.unfit import Unfit
 from .calls import MICRO, Call, Layout, packed
 from .failures import GRANT, explained
 from .nodes import Nodes
 from .scripts import (
     ACQUIRE,
-    ALONE,
-    ASK_RELEASE,
-    BEGIN,
-    FORCE_RELEASE,
+    BEAT,
+    FORMAT,
     LOOK,
     MARK,
     PROBE,
-    REFRESH,
     RELEASE,
     RENEW,
     TRANSFER,
@@ -165,6 +162,7 @@ class Wire:
         self._name = settings.name
         self._settings = settings
         self._recovery = settings.recovery
+        self._where = settings.deployment.value
         self._layout = layout
         self._nodes = nodes
         self._replicated = bool(settings.min_replicas)
@@ -186,7 +184,7 @@ class Wire:
             try:
                 if call.script is ACQUIRE and self._now() >= self._examine_at[address]:
                     await self._examine_again(link)
-                command = call.by_name(link.incarnation, self._recovery.micros, nodes.peers)
+                command = call.by_name(link.incarnation, self._recovery.micros, self._where)
                 reply = await link.ask(command)
             finally:
                 links.give_back(link)
@@ -322,14 +320,15 @@ class Wire:
         grants = any(call.script is ACQUIRE for call in calls)
         if grants and self._now() >= self._examine_at[link.address]:
             await self._examine_again(link)
-        run, longest, peers = link.incarnation, self._recovery.micros, self._nodes.peers
+        where = "asking" if asking else self._where
+        facts = link.incarnation, self._recovery.micros, where
         sent = partial(self._sent, link, asking=asking, binding=any(map(_binds, calls)))
-        outcomes = await sent([call.by_name(run, longest, peers) for call in calls])
+        outcomes = await sent([call.by_name(*facts) for call in calls])
         unknown = [
             index for index, reply in enumerate(outcomes) if type(reply) is exceptions.NoScriptError
         ]
         if unknown:
-            whole = [calls[index].whole(run, longest, peers) for index in unknown]
+            whole = [calls[index].whole(*facts) for index in unknown]
             for index, reply in zip(unknown, await sent(whole), strict=True):
                 outcomes[index] = reply
         if any(type(reply) is exceptions.ReadOnlyError for reply in outcomes):
@@ -369,36 +368,14 @@ class Wire:
         """Goes where a cluster says that a key is, or may be already."""
         if type(reply) is exceptions.MovedError:
             self._nodes.moved(call.bucket, _sent_to(reply, address))
-        elif call.script in _OF_ONE_LOCK:
-            # Never as a whole where it is sent on to: only the script for pieces knows by whose clock
-            # a lease was granted.
-            if _torn(reply) or type(reply) is exceptions.AskError:
-                return await self._piecemeal(call, address)
-        elif type(reply) is exceptions.AskError:
-            (reply,) = await self._exchange(_sent_to(reply, address), [call], asking=True)
-        return reply
-
-    async def _piecemeal(self, call: Call, address: Address) -> Outcome:
-        """Run a script whose keys may be on two servers, because its slot is being moved.
-
-        The epoch is asked first, wherever it is, and then the lock, which decides alone: see
-        ``lua/alone.lua``. A quarantine that begins in between only lasts longer.
-        """
-        epoch = Call(BEGIN, call.bucket, (self._layout.epoch(call.bucket),), call.asks_for())
-        (told,) = await self._exchange(address, [epoch])
-        if type(told) is exceptions.AskError:
-            (told,) = await self._exchange(_sent_to(told, address), [epoch], asking=True)
-        if isinstance(told, Exception):
-            return told
-        facts = [each.decode() for each in told[3:]]
-        (reply,) = await self._exchange(address, [call.alone("0", facts)])
-        if type(reply) is not exceptions.AskError:
-            return reply
-        clock = await self._clock_of(address)
-        if isinstance(clock, Exception):
-            return clock
-        asked = call.alone(clock, facts)
-        (reply,) = await self._exchange(_sent_to(reply, address), [asked], asking=True)
+        elif type(reply) in (exceptions.AskError, exceptions.TryAgainError) or _torn(reply):
+            if len(call.keys) > 1:
+                if call.script not in _OF_LOCK_ALONE:
+                    return Unfit(MOVING)
+                call = call.alone()
+                (reply,) = await self._exchange(address, [call])
+            if type(reply) is exceptions.AskError:
+                (reply,) = await self._exchange(_sent_to(reply, address), [call], asking=True)
         return reply
 
     async def _clock_of(self, address: Address) -> str | EngineUnavailable:
@@ -448,7 +425,7 @@ class Wire:
         channel = self._layout.channel("probe")
         for bucket in here:
             probe = Call(PROBE, bucket, (self._layout.probe(bucket),), (channel,))
-            (refused,) = await link.exchange([probe.whole("", "0", "")])
+            (refused,) = await link.exchange([probe.whole("", "0", self._where)])
             if not isinstance(refused, exceptions.AskError):
                 break
         else:  # All of them are just being moved: nothing can be tried here, or need be.
@@ -472,6 +449,13 @@ class Wire:
     def _judged(self, outcome: Outcome) -> Outcome:
         if not isinstance(outcome, Exception) or isinstance(outcome, EngineUnavailable):
             return outcome
+        _mark, found, other = str(outcome).partition("WEBLOCKFORMAT ")
+        if found:
+            return ConfigurationError(
+                f"{self._name} has locks in the format {other!r:.20}, and this version of weblock reads and"
+                f" writes the format {FORMAT!r}: stop all that lock here for the longest ttl, and delete"
+                f" the keys that start with {self._layout.prefix}:"
+            )
         unavailable = EngineUnavailable(self._name, explained(outcome))
         unavailable.__cause__ = None if isinstance(outcome, Unfit) else outcome
         return unavailable
@@ -479,7 +463,7 @@ class Wire:
 
 def _binds(call: Call) -> bool:
     """Return whether its answer may be a lease, or a permanent mark."""
-    return call.script in (ACQUIRE, REFRESH, RENEW, TRANSFER, MARK, ALONE)
+    return call.script in (ACQUIRE, RENEW, BEAT, TRANSFER, MARK)
 
 
 def _repeatable(call: Call, error: Exception) -> bool:
@@ -492,8 +476,6 @@ def _repeatable(call: Call, error: Exception) -> bool:
 
 def _torn(outcome: Outcome) -> bool:
     """Return whether some keys of a script were not on the server, or vanished on the way."""
-    if type(outcome) is exceptions.TryAgainError:
-        return True
     return isinstance(outcome, exceptions.ResponseError) and "non local key" in str(outcome)
 
 
@@ -506,9 +488,11 @@ def _moved(outcome: Outcome) -> bool:
     return type(outcome) is exceptions.MovedError
 
 
-_OF_ONE_LOCK: Final = (
-    *(ACQUIRE, REFRESH, RENEW, RELEASE, TRANSFER, FORCE_RELEASE, ASK_RELEASE),
-    LOOK,
+_OF_LOCK_ALONE: Final = (RENEW, RELEASE, LOOK)
+"""What can run with the lock's own key, while a cluster moves its slot."""
+
+MOVING: Final = (
+    "its slot is being moved to another master, which grants keys when the move has ended"
 )
 
 _INFO: Final = packed("INFO")

@@ -1,14 +1,15 @@
 -- Takes the leases away from all holders, and passes the key on.
 
-essential = true
-local quarantine = quarantined_until(0)
-local lock = read()
 local answer = 'gone'
-for number = #lock.grants, 1, -1 do
-  if lives(lock.grants[number]) then
+for _, lease in ipairs(all_leases()) do
+  if lives(lease) then
     answer = 'released'
-    free(lock, number)
+    drop('lease:' .. lease.owner)
+    lock.count = lock.count - 1
   end
 end
-settle(lock, quarantine)
+lock.holder = ''
+add_up(lock.count > 0 and all_leases() or {})
+settle()
+save()
 return { answer, now }

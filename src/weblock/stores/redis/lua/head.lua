@@ -1,33 +1,88 @@
--- How every script begins: its keys, who asks, and the time.
+-- A lock has three keys, which share a hash tag and so move to another server of a cluster together.
 --
--- LOCK   a hash: the last fence, the lease (owner, process, label, since, until, confirmed), the
---        number of the last place, and for each waiter
---        "place:<owner>": "<until> <ttl> <ticket> <careful> <process> <label>"
---        A claim's limit is how many leases the key may have while its own is one of them. Where it
---        is not 1, a waiter has "limit:<owner>", too, and the leases stand together in "grants". The
---        lease then has no owner that asks (ALL), and lasts as long as any of them: so a version that
---        knows no limits lets nobody in before. "limits" says that any of this may be there. None of
---        them ends before "soonest".
---        "asked" is the last fence of those that were asked to release: see ask_release.
+-- LOCK   a hash. "fence" is the last fence. There is a field for each lease and each place:
+--          lease:<owner>  "<limit> <fence> <since> <until> <length> <confirmed> <run> <process> <label>"
+--          place:<owner>  "<until> <ttl> <ticket> <limit> <process> <label>"
+--        So that a script need not read all leases, LOCK also has what they have in common:
+--          count    how many leases there are
+--          holder   the owner of one of them, of the oldest if there is just one
+--          limit    the smallest limit of them, and "mixed" if their limits differ
+--          soonest  none of them ends before
+--          length   none of them was longer when it was written
+--          run      the run of the server that wrote all of them, or nothing if several did
+--        Furthermore "places" is the number of the last place, "asked" the last fence of the holders
+--        that were asked to release, and "voided" the owners that gave up: "<owner> <until>;" for each.
 -- QUEUE  a sorted set: the waiters' owners, by their ticket, or by the number of their place
--- EPOCH  a hash: what is remembered of the server, and of all leases of the bucket together
+-- EPOCH  a hash: what is remembered of the server, for all locks of a bucket
+--          format     the version of this layout
+--          run        which run of which server grants here, and its replication ids ("replids")
+--          checked    when the server was last asked for them
+--          lost, why  when it may last have lost leases, and how
+--          recovery   the largest recovery that any program has asked for
+--          renews     '1' if leases can be renewed before "lost"
+--          fence      no key that is free had a larger one
 --
--- Times are microseconds of the server's clock, and relative times are given: no client's clock
--- counts. A lease's end stands in its value; the keys themselves expire a day later, as garbage.
+-- Times are microseconds of the server's clock, and relative times are given: no client's clock counts.
+-- The keys themselves expire a day after the last lease, as garbage.
 --
 -- A ticket is what several servers agree by, of whom a majority grants: the microsecond at which the
 -- owner came, by the clocks of a majority. It orders the queue, and fences start above it. 0 is none.
 
 local LOCK, QUEUE, EPOCH = KEYS[1], KEYS[2], KEYS[3]
-local RUN, LONGEST, PEERS = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local RUN, REPLID = string.match(ARGV[1], '^(%w*):?(%w*)')
+local RECOVERY = tonumber(ARGV[2])
+local WHERE = ARGV[3] -- "single", "sentinel", "cluster", or "asking": after ASKING, in a cluster.
+local FORMAT = '1'
 local SECOND = 1000000
 local MINUTE = 60 * SECOND
-local DAY, DAY_AND_MINUTE = 86400000, '86460000' -- Milliseconds.
+local DAY = 86400000 -- Milliseconds.
 local RING = '%s %.0f %.0f' -- What is published: the owner, its fence, and when its lease ends.
-local ALL = '*' -- The owner that is written of leases that are not one exclusive lease.
-local BEGINNING = '\1' -- What stands before each of these in "grants".
-local AHEAD = SECOND -- By how much a ticket is believed that is ahead of our clock.
 
 -- Once, for the clock may move while a script runs.
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
+
+local told = {}
+if EPOCH then
+  told = redis.call('HMGET', EPOCH, 'format', 'run', 'replids', 'checked', 'lost', 'recovery', 'renews', 'fence', 'why')
+  if told[1] and told[1] ~= FORMAT then
+    return redis.error_reply('WEBLOCKFORMAT ' .. told[1])
+  end
+end
+local epoch = {
+  run = told[2] or '',
+  replids = told[3] or '',
+  checked = tonumber(told[4]) or 0,
+  lost = tonumber(told[5]) or 0,
+  recovery = tonumber(told[6]) or 0,
+  renews = told[7] == '1',
+  fence = tonumber(told[8]) or 0,
+  why = told[9] or '',
+}
+
+-- Whether the server was looked at within a second, and is as it was then.
+local known = epoch.run == RUN and epoch.checked <= now and now <= epoch.checked + SECOND
+  and RECOVERY <= epoch.recovery and string.find(epoch.replids, REPLID, 1, true)
+
+local function recovered_at()
+  return epoch.recovery > 0 and epoch.lost + epoch.recovery or 0
+end
+
+-- When an owner came, as far as its ticket can be believed.
+local function came_at(ticket)
+  return ticket > 0 and math.max(math.min(ticket, now + SECOND), now - MINUTE) or now
+end
+
+local function next_fence(last, ticket)
+  return math.max(last + 1, epoch.fence + 1, came_at(ticket), math.min(now, recovered_at()))
+end
+
+local function packed_lease(lease)
+  return string.format('%.0f %.0f %.0f %.0f %.0f %s %s %s %s', lease.limit, lease.fence, lease.since,
+    lease.ends, lease.length, lease.confirmed and '1' or '0', lease.run, lease.process, lease.label)
+end
+
+local function held(lease, asked)
+  -- A sixth word says that the holder was asked to release.
+  return { 'held', now, lease.fence, lease.ends, lease.confirmed and 1 or 0, lease.fence <= asked and 1 or nil }
+end

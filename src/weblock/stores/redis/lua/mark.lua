@@ -9,4 +9,4 @@ elseif keep == '0' then
 else
   redis.call('SET', MARK, '1', 'PX', keep)
 end
-return { 'noted', now }
+return 'noted'

@@ -1,79 +1,61 @@
--- What every operation shares; the text of the operation follows. The meaning of each is that of
--- the pure function of the same name in _core/table.py.
+-- What the operations share; the text of one of them follows. The meaning of each is that of the
+-- function of the same name in _core/table.py, and model/recovery.py in the tests checks what is said here.
+--
+-- A *run* is a server since it started or was promoted. A *loss* is noticed by the first script that
+-- finds no EPOCH, or another run in it: this server may have forgotten leases that were granted or
+-- renewed before "lost". That is now, if the server was emptied or if its keys may have come from
+-- another server of a cluster; its start otherwise. Where another master may still answer, it is
+-- two seconds later (SWITCH): so long it takes until all have heard that it was replaced.
+--
+--   until lost               nothing is granted, and nothing renewed, but where a slot has arrived
+--   until lost + recovery    a holder can renew a lease that LOCK names, and release; all else waits
+--   after that               everything as usual
+--
+-- It is safe because a holder believes in its lease for at most its ttl after the last answer, a ttl
+-- is at most "recovery", and the last answer came before "lost", or from a renewal of a lease that
+-- LOCK still names. This is the only bookkeeping: no lease is remembered outside of its LOCK.
+--
+-- *Slots that move.* While a slot moves between servers of a cluster, each key is on one of them, and
+-- only renew and release run, with LOCK as their only key and perhaps after ASKING. They change LOCK,
+-- and nothing else happens: nothing is granted, nothing is noted in EPOCH, no key is deleted. A lease
+-- that another run wrote ends by another clock, so it counts as alive, until the first script that has
+-- all keys without ASKING writes it anew, long enough for the recovery.
+--
+-- Not survived: a server's clock that is set forward; an older master that answers for longer than
+-- SWITCH; programs that disagree about "recovery", and a renewed ttl above it; keys that are left
+-- behind in a slot that is given away and comes back. After a loss also leases that are not renewed,
+-- owners that gave up, and fences if the new clock is behind by more than "recovery".
 
-local SWITCH = 2 * SECOND -- Until all who talk to a master have heard that it was replaced.
+local SWITCH = 2 * SECOND
+local HUGE = math.huge
+local ALONE = not EPOCH
+local AWAY = ALONE or WHERE == 'asking'
 
--- Lua would write large numbers as 1.79e+15.
 local function text(number)
   return string.format('%.0f', number)
 end
 
--- Has a key expire a day after what it says has ended.
-local function keep(key, ends)
-  redis.call('PEXPIRE', key, text(DAY + math.max(0, ends - now) / 1000))
+local function keep(key, length)
+  redis.call('PEXPIRE', key, text(DAY + length / 1000))
 end
 
 -- A server whose memory is full refuses a script's first write if it may need memory, and allows
--- what comes after. What ends or renews a lease must work there (it is essential), so its first
--- write is one that needs none, and changes nothing.
-local essential, written = false, false
-
--- Writes what needs no memory.
-local function erase(...)
-  written = true
-  return redis.call(...)
+-- what comes after. What ends or renews a lease must work there, so it first writes what needs none.
+if ESSENTIAL then
+  redis.call('HDEL', LOCK, '')
 end
 
--- Writes what may need memory.
-local function write(...)
-  if essential and not written then
-    erase('HDEL', LOCK, '')
-  end
-  return erase(...)
-end
-
--- The epoch. It says
---
--- run       which run of which server grants here: all names by which its connections know it
--- replid    its replication id when it was last looked at
--- checked   when that was. Later than a second after this, it is looked at again
--- lost      a lease that this server may have forgotten was not granted or renewed after this
--- why       how it lost leases
--- recovered when those have ended, as far as those who have asked know how long they were
--- longest   all leases granted since are at most so long,
--- ends      and end before this; but for those
--- long      that are longer than a minute: "<owner> <ends> <length>;" for each
--- fence     no key that is free had a larger one
--- quiet     until when none of the rest has anything to say to the usual operations of those who
--- quiet_run know this run, and
--- quiet_recovery ask for this recovery, and
--- quiet_length whose leases are at most so long
--- ahead     by how much this server's clock is ahead of that by which keys were granted
--- level     that were handed to it, until when those may be held
-local epoch = { ahead = 0, level = 0, fence = 0, recovered = 0 }
-local NUMBERS = { 'checked', 'lost', 'recovered', 'longest', 'ends', 'fence', 'ahead', 'level' }
-
-local function recall()
-  local got = redis.call('HMGET', EPOCH, 'run', 'replid', 'why', 'long', unpack(NUMBERS))
-  epoch = { run = got[1] or '', replid = got[2], why = got[3] or '', long = got[4] or '' }
-  for i, name in ipairs(NUMBERS) do
-    epoch[name] = tonumber(got[4 + i]) or 0
-  end
-end
-
--- What is noted may have something to say to all, so that it is not quiet any more.
 local function note(facts)
-  local words = { 'quiet_run', facts.quiet_run or '' }
-  facts.quiet_run = nil
+  local words = {}
   for name, value in pairs(facts) do
     epoch[name] = value
     words[#words + 1] = name
-    words[#words + 1] = value
+    words[#words + 1] = value == true and '1' or value == false and '0' or value
   end
-  write('HSET', EPOCH, unpack(words))
+  redis.call('HSET', EPOCH, unpack(words))
 end
 
--- Whether the server may ever have been emptied, other than by a restart.
+-- Whether the server may have been emptied since it started.
 local function emptied()
   local commands = redis.call('INFO', 'commandstats')
   for _, name in ipairs({ 'flushall', 'flushdb', 'swapdb', 'config|resetstat' }) do
@@ -84,373 +66,228 @@ local function emptied()
   return false
 end
 
--- When the server started, or a little later. It says how long it has been up as a difference of
--- whole seconds, which may be a second too much, and less than 0 where its clock was set back.
+-- When the server started, or a little later: it tells its age in whole seconds, which may be a
+-- second too much, and less than 0 where its clock was set back.
 local function started()
   local uptime = tonumber(string.match(redis.call('INFO', 'server'), 'uptime_in_seconds:(%-?%d+)'))
   return now - math.max(0, (uptime - 1) * SECOND)
 end
 
--- What a master's clock shows when that of the caller shows 0: at least, and at most.
-local function clock_of(run)
-  local early, late = string.match(PEERS, run .. ':(%-?%d+):(%-?%d+)')
-  return tonumber(early), tonumber(late)
-end
-
--- How long a lease may be that was forgotten, judged by those that are known.
-local function longest_known(lost)
-  local longest = epoch.longest
-  for ends, length in string.gmatch(epoch.long, '%S+ (%d+) (%d+);') do
-    if tonumber(ends) > lost then
-      longest = math.max(longest, tonumber(length))
-    end
-  end
-  return longest
-end
-
--- When leases were lost last, if any were, and how. What was noted later than this server
--- started comes from elsewhere, or its clock has moved.
-local function last_loss(promoted)
+-- When this run may have lost leases, if it has just been met, and how.
+local function loss_of(promoted)
   if promoted then
     return now + SWITCH, 'it has taken the place of another'
+  elseif WHERE == 'cluster' then
+    return now + SWITCH, 'it was started or emptied, or has just got this part of the cluster'
   end
+  local switch = WHERE == 'single' and 0 or SWITCH
   if emptied() then
-    return now, 'it may have been emptied'
+    return now + switch, 'it may have been emptied'
   end
+  -- What was noted later than this server started comes from elsewhere, or its clock was set back.
   local since = started()
   local elsewhere = epoch.run ~= '' and epoch.checked > since
-  return elsewhere and now or since, 'it was started just now'
+  return (elsewhere and now or since) + switch, 'it was started just now'
 end
 
--- The delayed restart of the Redlock algorithm, by itself: a server that may have lost leases
--- grants nothing until those have ended.
-local function begin_epoch(promoted)
-  local lost, why = last_loss(promoted)
-  note({
-    run = ' ' .. RUN .. ' ',
-    lost = lost,
-    why = why,
-    recovered = lost + longest_known(lost),
-    fence = math.max(epoch.fence, epoch.checked + SECOND),
-    ahead = 0,
-  })
-end
-
--- The keys have moved here from a master that lives, and nothing was lost; but its clock, by which
--- they were granted, may be another. Those that ours is ahead of are held for so much longer.
-local function take_over(ahead)
-  local before = now < epoch.level and epoch.ahead or 0
-  note({
-    run = ' ' .. RUN .. ' ',
-    lost = epoch.lost + ahead,
-    recovered = epoch.recovered + ahead,
-    ahead = before + math.max(0, ahead),
-    level = math.max(epoch.level + ahead, now + longest_known(now - ahead)),
-  })
-end
-
--- The clock was set back: what was to come is as far away as it was.
-local function set_back()
-  local by = epoch.checked - now
-  note({
-    lost = epoch.lost - by,
-    recovered = epoch.recovered - by,
-  })
-end
-
--- Compares the server with what is remembered of it. The same run has lost leases if it has been
--- a replica meanwhile: then it has got another replication id, and says that it had one before.
--- An id that changes for another reason means nothing, nor does one that a connection knows from
--- before. Whether an epoch begins.
+-- Compares the server with what is remembered of it. The same run has lost leases if it was a replica
+-- meanwhile: then it has another replication id, and says that it had one before. An id that changes
+-- for another reason means nothing, nor does one that a connection knows from before.
 local function look_at_server()
   local info = redis.call('INFO', 'replication')
   local replid = string.match(info, 'master_replid:(%w+)')
   local promoted = tonumber(string.match(info, 'second_repl_offset:(%-?%d+)')) > 0
-  local run, former = string.match(RUN, '^%w*'), string.match(epoch.run, '^ (%w*)')
-  local _, late = clock_of(run)
-  local begun = false
-  if run == former and (replid == epoch.replid or not promoted) then
-    if now < epoch.checked then
-      set_back()
+  if epoch.run == RUN and (not promoted or string.find(epoch.replids, replid, 1, true)) then
+    local names = epoch.replids
+    for _, name in ipairs({ REPLID, replid }) do
+      names = string.find(names, name, 1, true) and names or string.sub(name .. ' ' .. names, 1, 500)
     end
-    if not string.find(epoch.run, ' ' .. RUN .. ' ', 1, true) then
-      note({ run = string.sub(epoch.run, 1, 500) .. RUN .. ' ' })
-    end
-  elseif former and former ~= run and clock_of(former) and late then
-    take_over(late - clock_of(former))
-  else
-    begin_epoch(promoted)
-    begun = true
-  end
-  note({ replid = replid, checked = now })
-  return begun
-end
-
--- Until when the caller is granted nothing, which asks for a lease of ttl. One whose recovery is off
--- is granted at once; others wait for as long as any of them wants to. The ttl of the first of them
--- counts as well, where it is longer.
-local function quarantined_until(ttl)
-  recall()
-  local known = string.find(epoch.run, ' ' .. RUN .. ' ', 1, true)
-  local begun = false
-  if not known or now < epoch.checked or now > epoch.checked + SECOND then
-    begun = look_at_server()
-  end
-  if LONGEST == 0 then
-    return 0
-  end
-  local asked = begun and math.min(ttl, 5 * MINUTE) or 0
-  local recovered = epoch.lost + math.max(LONGEST, asked)
-  if recovered > epoch.recovered and recovered > now then
-    note({ recovered = recovered })
-  end
-  return epoch.recovered
-end
-
--- Notes those of the long leases that have not ended, but for that of one owner, and one more. Of
--- very many, only the longest.
-local function note_long(but, more)
-  local kept, latest, longest = {}, 0, 0
-  for owner, ends, length in string.gmatch(epoch.long, '(%S+) (%d+) (%d+);') do
-    if owner ~= but and now < tonumber(ends) then
-      kept[#kept + 1] = owner .. ' ' .. ends .. ' ' .. length .. ';'
-      latest = math.max(latest, tonumber(ends))
-      longest = math.max(longest, tonumber(length))
-    end
-  end
-  if #kept > 15 then
-    kept = { '- ' .. text(latest) .. ' ' .. text(longest) .. ';' }
-  end
-  note({ long = table.concat(kept) .. more })
-end
-
--- Notes that the owner's lease is to end so much later from now; seldom, for most.
-local function foresee(owner, length)
-  if length > MINUTE then
-    note_long(owner, owner .. ' ' .. text(now + length) .. ' ' .. text(length) .. ';')
-  elseif length > epoch.longest or now + length > epoch.ends then
-    local ends = math.max(epoch.ends, now + length + 10 * SECOND)
-    note({ longest = math.max(length, HANDOFF), ends = ends })
-  end
-end
-
--- Notes that nobody in the same case need read the epoch, until it is due to be looked at, for leases
--- of at most this length, which has been foreseen, or for those that are handed over. Fences above
--- "fence" are then above all that may have been forgotten.
-local function vouch(length)
-  length = length <= MINUTE and math.max(length, HANDOFF) or HANDOFF
-  if now < epoch.recovered or now < epoch.level then
+    -- A recovery that was over when the clock was set back is over.
+    local over = now < epoch.checked and recovered_at() <= epoch.checked
+    local lost = over and math.min(epoch.lost, now - epoch.recovery) or epoch.lost
+    note({ checked = now, replids = names, lost = lost })
     return
   end
+  local lost, why = loss_of(promoted)
   note({
-    quiet = math.min(epoch.checked + SECOND, epoch.ends - length),
-    quiet_run = RUN,
-    quiet_recovery = ARGV[2],
-    quiet_length = length,
-    fence = math.max(epoch.fence, epoch.recovered - 1),
+    format = FORMAT,
+    run = RUN,
+    replids = replid .. ' ' .. REPLID,
+    checked = now,
+    lost = lost,
+    why = why,
+    recovery = math.max(epoch.recovery, RECOVERY),
+    renews = WHERE == 'cluster' and not promoted,
+    fence = math.max(epoch.fence, epoch.checked + SECOND),
   })
 end
 
--- Notes that the owner's lease has ended.
-local function forget(owner)
-  if string.find(epoch.long, owner .. ' ', 1, true) then
-    note_long(owner, '')
+if not AWAY then
+  if not known then
+    look_at_server()
+  end
+  if RECOVERY > epoch.recovery then
+    note({ recovery = RECOVERY })
+  end
+  if epoch.lost > now + SWITCH then -- The clock was set back.
+    note({ lost = now + SWITCH })
+  end
+end
+local recovers = now < recovered_at()
+local grants = not AWAY and not recovers
+
+-- The lock: what its leases have in common, and what the caller has.
+local mine, waits = 'lease:' .. (ARGV[4] or ''), 'place:' .. (ARGV[4] or '')
+local got = redis.call('HMGET', LOCK, 'fence', 'count', 'holder', 'limit', 'mixed', 'soonest', 'length', 'run',
+  'asked', 'voided', 'places', mine, waits)
+local lock = {
+  fence = tonumber(got[1]) or 0,
+  count = tonumber(got[2]) or 0,
+  holder = got[3] or '',
+  limit = tonumber(got[4]) or HUGE,
+  mixed = got[5] == '1',
+  soonest = tonumber(got[6]) or HUGE,
+  length = tonumber(got[7]) or 0,
+  run = got[8] or RUN,
+  asked = tonumber(got[9]) or 0,
+  voided = got[10] or '',
+  places = tonumber(got[11]) or 0,
+}
+local changed = false -- Whether it must be written at the end.
+local nobody_waits = ALONE -- Whether QUEUE is known to be empty.
+
+-- The fields of leases and places: what was read, what is to be written, and what is to go.
+local fields, puts, drops = { [mine] = got[12], [waits] = got[13] }, {}, {}
+
+local function field(name)
+  if fields[name] == nil then
+    fields[name] = redis.call('HGET', LOCK, name)
+  end
+  return fields[name]
+end
+
+local function put(name, value)
+  fields[name], puts[name], drops[name], changed = value, value, nil, true
+end
+
+local function drop(name)
+  if fields[name] ~= false then
+    fields[name], puts[name], drops[name], changed = false, nil, true, true
   end
 end
 
--- How a lease with a limit is written, after BEGINNING: "<owner> <limit> <fence> <since> <until>
--- <confirmed> <run, if it has a stamp> <process> <length of label> <label>".
-local PACKED = '^' .. BEGINNING .. '(%S+) (%d+) (%d+) (%d+) (%d+) ([01]) (%w*) (%S*) (%d+) '
-
--- The key, and the leases that are written, in the order of their fences.
-local function read()
-  local got = redis.call('HMGET', LOCK,
-    'fence', 'owner', 'process', 'until', 'confirmed', 'stamp', 'label', 'since', 'grants', 'asked')
-  local lock = {
-    fence = tonumber(got[1]) or 0,
-    grants = {},
-    written = got[2] or '',
-    unsaved = false, -- Whether leases with a limit have changed since they were written.
-    most = math.huge, -- How many leases there may be, by those that have not ended: see settle.
-  }
-  if lock.written == ALL then
-    local packed, at = got[9], 1
-    while at <= #packed do
-      local _, last, owner, limit, fence, since, ends, confirmed, run, process, size =
-        string.find(packed, PACKED, at)
-      at = last + 1 + size
-      lock.grants[#lock.grants + 1] = {
-        owner = owner,
-        limit = tonumber(limit),
-        fence = tonumber(fence),
-        since = tonumber(since),
-        ends = tonumber(ends),
-        confirmed = confirmed == '1',
-        stamp = run .. ' ' .. ends,
-        process = process,
-        label = string.sub(packed, last + 1, at - 1),
-      }
-    end
-  elseif lock.written ~= '' then
-    lock.grants[1] = {
-      owner = got[2],
-      limit = 1,
-      fence = lock.fence,
-      since = tonumber(got[8]),
-      ends = tonumber(got[4]),
-      confirmed = got[5] == '1',
-      stamp = got[6] or '',
-      process = got[3],
-      label = got[7] or '',
-    }
+-- Writes what has changed of the fields.
+local function flush()
+  local gone, words = {}, {}
+  for name in pairs(drops) do
+    gone[#gone + 1] = name
   end
-  lock.count = #lock.grants
-  local asked = tonumber(got[10]) or 0
-  for _, lease in ipairs(lock.grants) do
-    lease.asked = lease.fence <= asked
+  for name, value in pairs(puts) do
+    words[#words + 1] = name
+    words[#words + 1] = value
   end
-  return lock
-end
-
--- The run of a stamp that tells when the lease ends; nothing if the lease has been renewed since.
-local function run_of(lease)
-  local run, ends = string.match(lease.stamp, '^(%w*) (%d+)$')
-  return run and ends == text(lease.ends) and run or ''
-end
-
--- When others may have what a lease takes. Where its clock was behind ours, it lasts longer than it says.
--- As long as its lock was on the other server it may have been renewed there, also when the others had
--- long ended.
-local function freed_at(lease)
-  local run = run_of(lease)
-  local elsewhere = run ~= '' and run ~= string.match(RUN, '^%w*')
-  return lease.ends + ((elsewhere or now < epoch.level) and epoch.ahead or 0)
-end
-
-local function lives(lease)
-  return now < freed_at(lease)
-end
-
--- The lease of an owner, and which of them it is.
-local function lease_of(lock, owner)
-  for number, lease in ipairs(lock.grants) do
-    if lease.owner == owner then
-      return lease, number
-    end
+  for first = 1, #gone, 1000 do
+    redis.call('HDEL', LOCK, unpack(gone, first, math.min(#gone, first + 999)))
   end
-end
-
--- Whether a claim may have a lease beside those that there are.
-local function fits(lock, limit)
-  return #lock.grants < math.min(limit, lock.most)
-end
-
--- When the last of the leases ends.
-local function latest_end(lock)
-  local latest = 0
-  for _, lease in ipairs(lock.grants) do
-    latest = math.max(latest, lease.ends)
+  for first = 1, #words, 1000 do
+    redis.call('HSET', LOCK, unpack(words, first, math.min(#words, first + 999)))
   end
-  return latest
+  puts, drops = {}, {}
 end
 
--- Writes leases that have a limit, if they have changed.
-local function save(lock)
-  if not lock.unsaved then
-    return
-  end
-  local words, soonest = {}, math.huge
-  for _, lease in ipairs(lock.grants) do
-    soonest = math.min(soonest, lease.ends)
-    words[#words + 1] = string.format('%s%s %.0f %.0f %.0f %.0f %s %s %s %d %s',
-      BEGINNING, lease.owner, lease.limit, lease.fence, lease.since, lease.ends, lease.confirmed and '1' or '0',
-      run_of(lease), lease.process, #lease.label, lease.label)
-  end
-  local first, latest = lock.grants[1], latest_end(lock)
-  write('HSET', LOCK, 'fence', text(lock.fence), 'owner', ALL, 'process', '', 'label', first.label,
-    'since', text(first.since), 'until', text(latest), 'confirmed', '1',
-    'grants', table.concat(words), 'soonest', text(soonest), 'limits', '1')
-  keep(LOCK, latest)
-  lock.unsaved = false
-end
-
--- Adds a lease to those that there are, and returns it. An exclusive one is written by the caller; those
--- with a limit are saved later, all at once.
-local function add_lease(lock, fence, owner, claim, length, confirmed)
-  local lease = {
+local function unpacked_lease(owner, packed)
+  local limit, fence, since, ends, length, confirmed, run, process, label =
+    string.match(packed, '^(%d+) (%d+) (%d+) (%d+) (%d+) ([01]) (%w*) (%S*) (.*)$')
+  return {
     owner = owner,
-    limit = claim.limit,
-    fence = fence,
-    since = now,
-    ends = now + length,
-    confirmed = confirmed,
-    stamp = '',
-    process = claim.process,
-    label = claim.label,
+    limit = tonumber(limit),
+    fence = tonumber(fence),
+    since = tonumber(since),
+    ends = tonumber(ends),
+    length = tonumber(length),
+    confirmed = confirmed == '1',
+    run = run,
+    process = process,
+    label = label,
   }
-  lock.fence = fence
-  lock.grants[#lock.grants + 1] = lease
-  lock.most = math.min(lock.most, lease.limit)
-  lock.unsaved = lock.unsaved or lease.limit ~= 1
-  return lease
 end
 
--- Grants a lease. An essential operation has written before, that the one who gets it waits no longer.
-local function grant(lock, owner, claim, length, confirmed)
-  local fence = math.max(
-    lock.fence + 1, epoch.fence + 1, came_at(claim.ticket), math.min(now, epoch.recovered)
-  )
-  local lease = add_lease(lock, fence, owner, claim, length, confirmed)
-  if lease.limit == 1 then
-    put_lease(fence, owner, lease.process, lease.label, length, confirmed)
-    keep(LOCK, lease.ends)
+local function lease_of(owner)
+  local packed = field('lease:' .. owner)
+  return packed and unpacked_lease(owner, packed)
+end
+
+-- All leases, in the order of their fences.
+local function all_leases()
+  if lock.count == 1 and lock.holder ~= '' then
+    local lease = lease_of(lock.holder)
+    return lease and { lease } or {}
   end
-  foresee(owner, length)
-  return lease
-end
-
--- Ends a lease, without writing it: others may follow at once.
-local function free(lock, number)
-  forget(table.remove(lock.grants, number).owner)
-end
-
--- Writes that nobody has the key. If nobody waits for it either, only its fence is remembered,
--- together with those of all other keys. A fence that is ahead of this server's clock is remembered by
--- itself until the clock has caught up, so that the fences of other keys need not follow it.
-local function put_down(lock)
-  if lock.written == '' then
-    return
-  end
-  if redis.call('EXISTS', QUEUE) == 1 then
-    write('HSET', LOCK, 'owner', '')
-  elseif lock.fence <= now then
-    erase('DEL', LOCK)
-    if lock.fence > epoch.fence then
-      epoch.fence = lock.fence
-      write('HSET', EPOCH, 'fence', lock.fence)
+  flush()
+  local all, leases = redis.call('HGETALL', LOCK), {}
+  for i = 1, #all, 2 do
+    local owner = string.match(all[i], '^lease:(.*)$')
+    if owner then
+      leases[#leases + 1] = unpacked_lease(owner, all[i + 1])
     end
-  else
-    erase('HDEL', LOCK, 'owner', 'process', 'label', 'since', 'until', 'confirmed', 'places',
-      'grants', 'soonest', 'limits', 'asked')
-    redis.call('PEXPIRE', LOCK, text((lock.fence - now + MINUTE + SECOND) / 1000))
   end
+  table.sort(leases, function(one, other) return one.fence < other.fence end)
+  return leases
+end
+
+-- A lease that another run wrote ends by another clock.
+local function lives(lease)
+  return lease.run ~= RUN or now < lease.ends
+end
+
+-- Writes until when a lease lasts, or a new one.
+local function put_lease(lease, ends)
+  lease.ends, lease.length, lease.run = ends, math.max(0, ends - now), RUN
+  put('lease:' .. lease.owner, packed_lease(lease))
+  lock.length = lock.count == 1 and lease.length or math.max(lock.length, lease.length)
+  lock.soonest = lock.count == 1 and ends or math.min(lock.soonest, ends)
+  lock.run = lock.run == RUN and RUN or ''
+end
+
+local function add_up(leases)
+  lock.count, lock.limit, lock.mixed, lock.soonest, lock.length = #leases, HUGE, false, HUGE, 0
+  lock.holder = leases[1] and leases[1].owner or ''
+  for _, lease in ipairs(leases) do
+    lock.mixed = lock.mixed or lease.limit ~= leases[1].limit
+    lock.limit = math.min(lock.limit, lease.limit)
+    lock.soonest = math.min(lock.soonest, lease.ends)
+    lock.length = math.max(lock.length, lease.ends - now)
+  end
+end
+
+-- Ends a lease: others may follow at once.
+local function drop_lease(lease)
+  drop('lease:' .. lease.owner)
+  lock.count = lock.count - 1
+  lock.holder = lock.holder ~= lease.owner and lock.holder or ''
+  if lock.count == 0 or lock.mixed then
+    add_up(lock.count == 0 and {} or all_leases())
+  end
+end
+
+local function is_voided(owner)
+  return string.find(';' .. lock.voided, ';' .. owner .. ' ', 1, true)
 end
 
 local function place_of(owner)
-  local packed, limit = unpack(redis.call('HMGET', LOCK, 'place:' .. owner, 'limit:' .. owner))
+  local packed = field('place:' .. owner)
   if not packed then
     return nil
   end
-  local ends, ttl, ticket, careful, process, label =
-    string.match(packed, '^(%d+) (%d+) (%d+) ([01]) (%S*) (.*)$')
+  local ends, ttl, ticket, limit, process, label =
+    string.match(packed, '^(%d+) (%d+) (%d+) (%d+) (%S*) (.*)$')
   return {
     ends = tonumber(ends),
     ttl = tonumber(ttl),
     ticket = tonumber(ticket),
-    careful = careful == '1',
+    limit = tonumber(limit),
     process = process,
     label = label,
-    limit = tonumber(limit or '1'),
   }
 end
 
@@ -460,27 +297,22 @@ local function position_of(owner)
 end
 
 local function put_place(owner, place)
-  place.ends = now + PLACE
-  local packed = packed_place(place.ttl, place.ticket, place.process, place.label)
-  if place.limit == 1 then
-    write('HSET', LOCK, 'place:' .. owner, packed)
-  else
-    write('HSET', LOCK, 'place:' .. owner, packed, 'limit:' .. owner, text(place.limit), 'limits', '1')
-  end
+  put('place:' .. owner, string.format('%.0f %.0f %.0f %.0f %s %s', now + PLACE, place.ttl, place.ticket, place.limit,
+    place.process, place.label))
+  keep(QUEUE, 0)
 end
 
 -- Queues an owner that has no place yet.
-local function queue(lock, owner, place)
-  local number = write('HINCRBY', LOCK, 'places', 1)
-  write('ZADD', QUEUE, place.ticket > 0 and text(place.ticket) or number, owner)
+local function queue(owner, place)
+  lock.places = lock.places + 1
+  redis.call('ZADD', QUEUE, place.ticket > 0 and text(place.ticket) or lock.places, owner)
+  nobody_waits = false
   put_place(owner, place)
-  keep(LOCK, latest_end(lock))
-  keep(QUEUE, now)
 end
 
 local function drop_place(owner)
-  erase('ZREM', QUEUE, owner)
-  erase('HDEL', LOCK, 'place:' .. owner, 'limit:' .. owner)
+  redis.call('ZREM', QUEUE, owner)
+  drop('place:' .. owner)
 end
 
 local function drop_places(first, last, doomed)
@@ -492,137 +324,199 @@ local function drop_places(first, last, doomed)
   end
 end
 
--- The first waiter that lives and may have a lease, and its place. Those before it that do not
--- live are gone for good.
+-- The first waiter that lives, and its place. Those before it are gone for good.
 local function first_waiter()
-  local skipped = 0
   while true do
-    local owner = redis.call('ZRANGE', QUEUE, skipped, skipped)[1]
+    local owner = redis.call('ZRANGE', QUEUE, 0, 0)[1]
     local place = owner and place_of(owner)
-    local lasts = place and now < place.ends
-    if lasts and place.careful and now < epoch.recovered then
-      skipped = skipped + 1
-    elseif not owner or lasts then
+    nobody_waits = not owner
+    if not owner or place and now < place.ends and not is_voided(owner) then
       return owner, place
-    else
-      drop_place(owner)
     end
+    drop_place(owner)
   end
 end
 
--- Hands leases to the first waiters that may have them, up to one that does not fit. They are as long as
--- a process has to confirm them, and it is rung there.
-local function let_in(lock)
-  while #lock.grants < lock.most do
+-- Whether a claim may have a lease beside those that there are.
+local function fits(limit)
+  return lock.count < math.min(limit, lock.limit)
+end
+
+local function grant(owner, claim, length, confirmed)
+  local lease = {
+    owner = owner,
+    limit = claim.limit,
+    fence = next_fence(lock.fence, claim.ticket),
+    since = now,
+    confirmed = confirmed,
+    process = claim.process,
+    label = claim.label,
+  }
+  lock.fence = lease.fence
+  lock.mixed = lock.mixed or lock.count > 0 and lock.limit ~= claim.limit
+  lock.limit = math.min(lock.limit, claim.limit)
+  lock.count = lock.count + 1
+  lock.holder = lock.holder == '' and owner or lock.holder
+  put_lease(lease, now + length)
+  return lease
+end
+
+-- Hands leases to the first waiters, up to one that does not fit. They are as long as a process has
+-- to confirm them, and it is rung there.
+local function let_in()
+  while lock.count < lock.limit do
     local owner, place = first_waiter()
-    if not owner or not fits(lock, place.limit) then
+    if not owner or not fits(place.limit) then
       return
     end
     drop_place(owner)
-    local lease = grant(lock, owner, place, math.min(place.ttl, HANDOFF), false)
+    local lease = grant(owner, place, math.min(place.ttl, HANDOFF), false)
     redis.call('PUBLISH', place.process, string.format(RING, owner, lease.fence, lease.ends))
   end
 end
 
--- Drops the leases that have ended. A process loses its places that has not confirmed one of them.
-local function drop_ended(lock)
+-- Drops the leases that have ended; returns the processes that have not confirmed one of them. What
+-- another run wrote is written anew, and what is further ahead than it can be is brought nearer.
+local function drop_ended()
   local lasting, silent = {}, {}
-  for _, lease in ipairs(lock.grants) do
-    if lives(lease) then
+  for _, lease in ipairs(all_leases()) do
+    local nearest = math.min(lease.ends, now + lease.length)
+    if lease.run ~= RUN then
+      put_lease(lease, math.max(nearest, now + epoch.recovery, recovered_at()))
+    elseif nearest < lease.ends then
+      put_lease(lease, nearest)
+    end
+    if now < lease.ends then
       lasting[#lasting + 1] = lease
-      lock.most = math.min(lock.most, lease.limit)
-    elseif not lease.confirmed then
-      silent[lease.process] = true
+    else
+      drop('lease:' .. lease.owner)
+      if not lease.confirmed then
+        silent[lease.process] = true
+      end
     end
   end
-  lock.unsaved = #lasting > 0 and #lasting < lock.count
-  lock.grants = lasting
+  if lock.run ~= RUN then -- So do the ends of those that gave up.
+    lock.voided = string.gsub(lock.voided, '(%S+) (%d+);', function(owner, ends)
+      return owner .. ' ' .. text(math.max(tonumber(ends), now + epoch.recovery)) .. ';'
+    end)
+    lock.run = RUN
+  end
+  add_up(lasting)
+  changed = true
   return silent
 end
 
--- Drops the leases that have ended, and lets in those who fit now. In a quarantine, there is nobody to
--- let in but those who do not care about it.
-local function settle(lock, quarantine)
-  local first = lock.grants[1]
-  if first and first.limit == 1 and lives(first) then -- Then nobody fits beside it.
-    lock.most = 1
-    return
+-- Drops the leases that have ended, and lets in those who fit now.
+local function settle()
+  if lock.voided ~= '' and lock.run == RUN then
+    local kept = string.gsub(lock.voided, '%S+ (%d+);', function(ends)
+      return tonumber(ends) <= now and '' or nil
+    end)
+    changed = changed or kept ~= lock.voided
+    lock.voided = kept
   end
-  local silent = drop_ended(lock)
-  if now >= quarantine then
+  local current = now < lock.soonest and lock.soonest <= now + lock.length
+  local silent = {}
+  if lock.run ~= RUN or lock.count > 0 and not current then
+    silent = drop_ended()
+  end
+  if grants then
     if next(silent) then
       drop_places(0, -1, function(place) return silent[place.process] end)
     end
-    let_in(lock)
+    let_in()
+    changed = changed or lock.count == 0
   end
-  if #lock.grants == 0 then
-    put_down(lock)
+end
+
+-- Writes what has changed. Of a free key for which nobody waits, only its fence is remembered, together
+-- with those of all other keys. A fence that is ahead of this server's clock is remembered by itself
+-- until the clock has caught up, so that the fences of other keys need not follow it.
+local function save()
+  if not changed then
+    return
   end
-  save(lock)
-end
-
-local function held(lease)
-  -- A sixth word says that the holder was asked to release.
-  return { 'held', now, lease.fence, lease.ends, lease.confirmed and 1 or 0, lease.asked and 1 or nil }
-end
-
--- Notes the last fence of those that are asked to release.
-local function ask_holders(lock)
-  if #lock.grants == 0 then
-    return { 'gone', now }
-  end
-  write('HSET', LOCK, 'asked', text(lock.fence))
-  return { 'asked', now }
-end
-
--- When the next lease ends. In a quarantine, the key counts as held by one of those who may have been
--- forgotten.
-local function busy_until(lock, quarantine)
-  local next_end = #lock.grants > 0 and math.huge or now
-  for _, lease in ipairs(lock.grants) do
-    next_end = math.min(next_end, freed_at(lease))
-  end
-  return math.max(quarantine, next_end)
-end
-
--- Why the caller is granted nothing; nothing if that is for others who have the key.
-local function recovering(lock, quarantine, limit)
-  return now < quarantine and fits(lock, limit) and epoch.why or ''
-end
-
--- What others see of the first holder, and how many others there are: the end of an answer.
-local function holder(lock)
-  return lock.grants[1] and lock.grants[1].label or '', math.max(0, #lock.grants - 1)
-end
-
-local function waiting(lock, quarantine, position, limit)
-  local because = recovering(lock, quarantine, limit)
-  return { 'waiting', now, position, busy_until(lock, quarantine), because, holder(lock) }
-end
-
--- The heartbeat of one owner: renews its lease, or keeps its place. Leases with a limit are saved later,
--- all at once.
-local function refresh(lock, quarantine, owner, ttl)
-  local lease = lease_of(lock, owner)
-  if lease then
-    lease.ends, lease.confirmed = math.max(lease.ends, now + ttl), true
-    if lease.limit == 1 then
-      write('HSET', LOCK, 'until', text(lease.ends), 'confirmed', '1')
-      keep(LOCK, lease.ends)
-    else
-      lock.unsaved = true
+  nobody_waits = nobody_waits or lock.count == 0 and redis.call('EXISTS', QUEUE) == 0
+  if lock.count == 0 and nobody_waits and not ALONE and lock.voided == '' and lock.fence <= now then
+    redis.call('DEL', LOCK)
+    if lock.fence > epoch.fence then
+      note({ fence = lock.fence })
     end
-    foresee(owner, lease.ends - now)
-    return held(lease)
+    return
+  end
+  puts.fence, puts.run = text(lock.fence), lock.run
+  if lock.count > 0 then
+    puts.count, puts.holder, puts.limit, puts.mixed = lock.count, lock.holder, text(lock.limit), lock.mixed and '1' or '0'
+    puts.soonest, puts.length = text(lock.soonest), text(lock.length)
+  else
+    for _, name in ipairs({ 'count', 'holder', 'limit', 'mixed', 'soonest', 'length', 'asked' }) do
+      drops[name] = true
+    end
+  end
+  if lock.voided ~= '' then
+    puts.voided = lock.voided
+  elseif got[10] then
+    drops.voided = true
+  end
+  if lock.places > 0 then
+    puts.places = lock.places
+  end
+  if lock.count == 0 and nobody_waits and lock.voided == '' and not ALONE then
+    drops.places, puts.places = true, nil
+    flush()
+    redis.call('PEXPIRE', LOCK, text((lock.fence - now + MINUTE + SECOND) / 1000))
+    return
+  end
+  flush()
+  local lasting = lock.count == 1 and lock.soonest - now or lock.count > 1 and lock.length or 0
+  local length = math.max(lasting, lock.fence - now)
+  for ends in string.gmatch(lock.voided, ' (%d+);') do
+    length = math.max(length, ends - now)
+  end
+  keep(LOCK, length)
+end
+
+-- An answer to a caller that gets nothing, the end of which is: when it may get something, why
+-- nothing is granted, if that is not for others who have the key, the label of a holder, and how many
+-- others there are. While the server recovers, the key counts as held by one that it forgot.
+local function refused(answer, limit, count)
+  local holder = lock.count > 0 and (lock.holder ~= '' and lease_of(lock.holder) or all_leases()[1])
+  if lock.count == 1 and holder then
+    lock.soonest = holder.ends
+  end
+  local next_end = math.max(recovers and recovered_at() or 0, lock.count > 0 and lock.soonest or now)
+  local because = recovers and fits(limit) and epoch.why or ''
+  local label, others = holder and holder.label or '', math.max(0, lock.count - 1)
+  if answer == 'busy' then
+    return { 'busy', now, next_end, count, because, label, others }
+  end
+  return { 'waiting', now, count, next_end, because, label, others }
+end
+
+-- Confirms and renews a lease. It is never shortened.
+local function renewed(lease, ttl)
+  local ends = math.min(lease.ends, now + lease.length)
+  lease.confirmed = true
+  put_lease(lease, math.max(ends, now + ttl))
+  return held(lease, lock.asked)
+end
+
+-- The heartbeat of a waiter: it keeps its place, or has become a holder. While the server recovers, no
+-- lease that LOCK names counts for somebody who has not been told of it.
+local function beat(owner, ttl)
+  local lease = lease_of(owner)
+  if lease then
+    if recovers then
+      return refused('waiting', lease.limit, 0)
+    end
+    return lives(lease) and renewed(lease, ttl) or { 'gone', now }
   end
   -- A place that nobody has kept for a day may have outlived the queue.
-  local position = position_of(owner)
-  local place = position and place_of(owner)
-  if place then
-    put_place(owner, place)
-    keep(LOCK, latest_end(lock))
-    keep(QUEUE, now)
-    return waiting(lock, quarantine, position, place.limit)
+  local place = place_of(owner)
+  local position = place and position_of(owner)
+  if not position or is_voided(owner) then
+    return { 'gone', now }
   end
-  return { 'gone', now }
+  put_place(owner, place)
+  return refused('waiting', place.limit, position)
 end

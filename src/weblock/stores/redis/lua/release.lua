@@ -1,22 +1,22 @@
--- Takes back whatever the owner has, lease or place, and passes the key on. With void, a request
--- of the same owner that is still under way is refused for so many microseconds.
+-- Takes back whatever the owner has, lease and place, and passes the key on. With void, a request of
+-- the same owner that is still under way is refused for so many microseconds. It can run with LOCK alone.
 
-essential = true
-local quarantine = quarantined_until(0)
-local lock = read()
-local answer = 'gone'
-local lease, number = lease_of(lock, owner)
+local answer, lease = 'gone', lease_of(owner)
 if lease then
-  if lives(lease) then
-    answer = 'released'
-  end
-  free(lock, number)
-else
+  answer = lives(lease) and 'released' or 'gone'
+  drop_lease(lease)
+end
+if ALONE then
+  drop('place:' .. owner)
+elseif place_of(owner) then
   drop_place(owner)
-  lock.written = owner -- If it was the last who waited for a key that nobody has, nothing is left.
 end
 if void > 0 then
-  write('SET', VOIDED, '1', 'PX', text(math.ceil(void / 1000)))
+  lock.voided = lock.voided .. owner .. ' ' .. text(now + void) .. ';'
 end
-settle(lock, quarantine)
+changed = true
+if not AWAY then
+  settle()
+end
+save()
 return { answer, now }

@@ -6,23 +6,23 @@
 local owner, process, label = ARGV[4], ARGV[5], ARGV[6]
 local ttl, ticket, seen = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 
-local quarantine = quarantined_until(ttl)
-local lock = read()
-settle(lock, quarantine)
-local lease, number = lease_of(lock, owner)
-if not lease then
-  return refresh(lock, quarantine, owner, ttl)
+settle()
+local answer, lease = nil, lease_of(owner)
+if not lease or recovers then
+  answer = beat(owner, ttl)
+elseif lease.ends ~= seen then
+  answer = held(lease, lock.asked)
+else
+  queue(owner, { ttl = ttl, ticket = ticket, process = process, label = label, limit = 1 })
+  first_waiter() -- Nobody gives way to those who have gone.
+  if position_of(owner) == 0 then
+    drop_place(owner)
+    answer = held(lease, lock.asked)
+  else
+    drop_lease(lease)
+    let_in()
+    answer = refused('waiting', 1, position_of(owner))
+  end
 end
-if lease.ends ~= seen then
-  return held(lease)
-end
-
-queue(lock, owner, { ttl = ttl, ticket = ticket, process = process, label = label, limit = 1 })
-first_waiter() -- Nobody gives way to those who have gone.
-if position_of(owner) == 0 then
-  drop_place(owner)
-  return held(lease)
-end
-table.remove(lock.grants, number)
-let_in(lock)
-return waiting(lock, quarantine, position_of(owner), 1)
+save()
+return answer
