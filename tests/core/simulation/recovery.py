@@ -502,8 +502,18 @@ def _released_on_the_way(rig: Rig) -> None:
     other = Slot(rig, 0)
     other.here.flush()
     assert other.alone(scripts.RELEASE, "d", micros(60))[0] == b"gone"
+    assert set(other.here.values) == {other.keys[0]}, "and nothing else was written"
     rig.now += 20 * SECOND
     assert other.acquire("d") == b"gone", "it gave up where there was no lock"
+
+
+def _gave_up(rig: Rig) -> None:
+    """A request of an owner that has given up is refused for as long as it was asked, and no longer."""
+    assert rig.release("late", void=60.0) == b"gone"
+    for seconds, answer in ((59, b"gone"), (1, b"held")):
+        rig.now += seconds * SECOND
+        rig.run(scripts.BEAT, "nobody", micros(1))
+        assert rig.run(scripts.ACQUIRE, "late", "p", "", micros(1), "0", "0")[0] == answer
 
 
 def _another_format(rig: Rig) -> None:
@@ -519,6 +529,12 @@ CASES: Final = (
     *(_losing_leases, _truncated_uptimes, _clocks_set_back, _clock_set_back_meanwhile),
     *(_coming_back, _other_names, _off, _unequal_ttls, _not_renewed, _who_was_told),
     *(_until_all_have_heard, _restarts_of_several, _written_by_another_run),
-    *(_clock_set_back_under_a_lease, _slots_that_move, _released_on_the_way, _another_format),
+    *(
+        _clock_set_back_under_a_lease,
+        _slots_that_move,
+        _released_on_the_way,
+        _another_format,
+        _gave_up,
+    ),
     *(_longest_ends_late, _full_memory, _free_keys, _fences_ahead),
 )
