@@ -220,9 +220,7 @@ def refresh(state: KeyState, moment: Moment, owner: str, ttl: float) -> Step:
     It never shortens a lease, and never brings back one that has ended: that answers ``Gone``. A holder
     renews its own lease and changes nothing else; the heartbeats of waiters let in who fits.
     """
-    if mine := _grant_of(state, owner):
-        if not _lives(mine, moment):
-            return Step(state, GONE)
+    if (mine := _grant_of(state, owner)) and _lives(mine, moment):
         return _refreshed(state, moment, owner, ttl, ())
     state, woken = settle(state, moment)
     return _refreshed(state, moment, owner, ttl, woken)
@@ -237,8 +235,7 @@ def refresh_many(
     serves all heartbeats: the time does not grow with the number of leases times that of heartbeats.
     """
     woken: tuple[Grant, ...] = ()
-    ended = {each.claim.owner for each in state.grants if not _lives(each, moment)}
-    holders = {each.claim.owner for each in state.grants}
+    holders = {each.claim.owner for each in state.grants if _lives(each, moment)}
     if any(owner not in holders for owner, _ in beats):
         state, woken = settle(state, moment)
     grants, queue = list(state.grants), list(state.queue)
@@ -246,9 +243,7 @@ def refresh_many(
     places = {place.claim.owner: index for index, place in enumerate(queue)}
     answers: list[Answer] = []
     for owner, ttl in beats:
-        if owner in ended:
-            answers.append(GONE)
-        elif (index := leases.get(owner)) is not None:
+        if (index := leases.get(owner)) is not None:
             until = max(grants[index].until, moment.now + ttl)
             grants[index] = grants[index]._replace(until=until, confirmed=True)
             answers.append(_held(grants[index], state))

@@ -46,7 +46,9 @@ class Lua:
 
     def refresh(self, beats: list[tuple[str, float]]) -> list[Answer]:
         words = [word for owner, ttl in beats for word in (owner, _micros(ttl))]
-        holders = {grant.claim.owner for grant in self.state().grants}
+        now, *found = self._run(scripts.LOOK)
+        live = [grant for grant in _state(*found).grants if round(grant.until * 1e6) > now]
+        holders = {grant.claim.owner for grant in live}
         script = scripts.RENEW if holders.issuperset(owner for owner, _ in beats) else scripts.BEAT
         return [reply_of(raw).answer for raw in self._run(script, *words)]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from weblock._core import table
 from weblock._core.acquiring import BEAT
 from weblock._core.holding import Holding, Status
-from weblock._core.ports import Reply
+from weblock._core.ports import Pulse, Reply
 from weblock._core.table import HANDOFF, SHARED, Grant, Held, KeyState, Place, fits
 from weblock.errors import AlreadyHeld, EngineUnavailable, LeaseLost, LockTimeout, WeblockError
 
@@ -221,6 +221,8 @@ class WakeUp(Property):
     def applied(self, change: Change) -> None:
         if not change.after.queue or not change.after.grants or self.engine.recovery:
             return  # One that recovers may keep all out.
+        if isinstance(change.request, Pulse) and not change.request.waits:
+            return  # A holder's heartbeat lets in nobody: that of a waiter does.
         state = change.after
         live = tuple(grant for grant in state.grants if change.now < grant.until)
         for place in state.queue:

@@ -2,7 +2,8 @@
 
 local answers, settled = {}, false
 for i = 4, #ARGV, 2 do
-  if not settled and not field('lease:' .. ARGV[i]) then
+  local lease = lease_of(ARGV[i])
+  if not settled and not (lease and lives(lease)) then
     settle()
     settled = true
   end
