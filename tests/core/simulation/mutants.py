@@ -318,7 +318,7 @@ MUTANTS: Final = (
         "waiters send no heartbeats",
         Acquisition,
         "pulse",
-        "return None if self.over else Pulse(self.key, self.owner, self._terms.first_ttl)",
+        "return None if self.over else Pulse(self.key, self.owner, self._terms.first_ttl, waits=True)",
         "self.due = now + 1.0",
         ("P4", "P9", "P10"),
         seed=10,

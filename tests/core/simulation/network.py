@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from weblock._core.ports import Ask, Grasp, Switchboard
+from weblock.errors import EngineUnavailable
 
 from .engine import EngineServer, Release, Request
 from .process import Process, Signal
@@ -128,7 +129,8 @@ class Network:
             again = self._engine.serve(exchange.request)
             # A release that is repeated finds nothing: its first answer is the one that counts.
             replies = replies if isinstance(exchange.request, Release) else again
-        if self._happens(self._swarm.lost_replies):
+        unknown = any(isinstance(reply, EngineUnavailable) for reply in replies)
+        if self._happens(self._swarm.lost_replies) or unknown:
             self._world.note("reply lost", exchange.process.name, replies)
             self._log.reply_lost(exchange.request, replies)
             self._lose(exchange)

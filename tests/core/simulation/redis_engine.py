@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from weblock._core.ports import Grasp, Pulse, Reply
+from weblock._core.ports import Grasp, Pulse
 from weblock._core.table import KeyState, Step
+from weblock.errors import EngineUnavailable
 from weblock.stores.redis import scripts
-from weblock.stores.redis.calls import Layout, _state, micros, reply_of
+from weblock.stores.redis.calls import Layout, Unknown, _state, micros, reply_of
 from weblock.stores.redis.scripts import Script
 
 from .engine import Acquire, AskRelease, Change, Changing, EngineServer, ForceRelease, Release
@@ -101,13 +102,16 @@ class RedisEngine(EngineServer):
         self._saved = self._model.snapshot()
         self._world.after(KEPT * self._world.random.random(), self._save)
 
-    def _serve(self, request: Changing, now: float) -> Reply:
+    def _serve(self, request: Changing, now: float) -> Any:
         if self._recovers and self.observer is not None:  # From the first who asks on.
             self.observer.disturb("engine recovers", self.recovery + SWITCH)
             self._recovers = False
         self._write_anew(request.key)
         before = self.state(request.key)
-        reply = reply_of(self._run(request))
+        try:
+            reply = reply_of(self._run(request))
+        except Unknown as reason:
+            return EngineUnavailable("simulated://", str(reason))
         after = self.states[request.key] = self.state(request.key)
         if self.observer is not None:
             owner = _owner_of(request)

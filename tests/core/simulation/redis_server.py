@@ -126,7 +126,7 @@ class RedisServer(RedisEngine):
             raw, meant = self._execute(_words(command))
             replies.raw.append(raw)
             replies += meant
-            replies.refused |= isinstance(raw, Exception)
+            replies.refused |= isinstance(raw, Exception) or _is_unknown(raw)
         return replies
 
     def _execute(self, words: Sequence[str]) -> tuple[Any, list[Reply]]:
@@ -161,7 +161,10 @@ class RedisServer(RedisEngine):
         raw = self._model.evaluate(self._scripted(script), keys, args)
         states.append(self.state(key))
         self.states[key] = states[-1]
-        replies = [reply_of(each) for each in (raw if isinstance(asked, Refresh) else [raw])]
+        answers = raw if isinstance(asked, Refresh) else [raw]
+        if _is_unknown(answers):  # Nothing has changed, and the store is told to ask again.
+            return raw, []
+        replies = [reply_of(each) for each in answers]
         self._in_quarantine(asked, replies)
         for number, (pulse, reply) in enumerate(zip(pulses, replies, strict=True)):
             owner = pulse.claim.owner if isinstance(pulse, Acquire) else pulse.owner
@@ -222,6 +225,13 @@ class RedisServer(RedisEngine):
 
     def _sometimes(self, what: str) -> None:
         self.observer.sometimes(what)  # type: ignore[union-attr]
+
+
+def _is_unknown(raw: Any) -> bool:
+    """Whether the heartbeats of holders came before the server can know what it has lost."""
+    return isinstance(raw, list) and any(
+        isinstance(each, list) and each[:1] == [b"unknown"] for each in raw
+    )
 
 
 @lru_cache(1024)

@@ -1,6 +1,9 @@
 -- Grants the key if the claim fits, else queues the claim if fewer than room wait. Asking again is
 -- harmless: an owner that has a lease keeps it, with its fence; one in the queue keeps its place.
 
+local room = tonumber(ARGV[8])
+local claim =
+  { ttl = tonumber(ARGV[7]), ticket = ticket, limit = tonumber(limit), process = process, label = label }
 settle()
 if is_voided(owner) then
   save()
@@ -10,7 +13,7 @@ end
 local answer = beat(owner, claim.ttl)
 if answer[1] == 'gone' then
   if grants and fits(claim.limit) and not first_waiter() then
-    answer = held(grant(owner, claim, claim.ttl, true), lock.asked)
+    answer = held(grant(owner, claim, claim.ttl, true))
   else
     local waiters = redis.call('ZCARD', QUEUE)
     if room > 0 and waiters >= room then

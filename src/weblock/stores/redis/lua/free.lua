@@ -1,30 +1,15 @@
 -- The usual acquire: nothing is stored of the key, so it has neither a lease nor a waiter.
 
 local owner, process, label = ARGV[4], ARGV[5], ARGV[6]
-local claim = {
-  ttl = tonumber(ARGV[7]),
-  ticket = tonumber(ARGV[9]),
-  limit = tonumber(ARGV[10] or '1'),
-  process = process,
-  label = label,
-}
-local room = tonumber(ARGV[8])
+local ticket, limit = tonumber(ARGV[9]), ARGV[10] or '1'
 
-if known and WHERE ~= 'asking' and now >= recovered_at() and redis.call('EXISTS', LOCK) == 0 then
-  local fence = next_fence(0, claim.ticket)
-  local lease = {
-    limit = claim.limit,
-    fence = fence,
-    since = now,
-    ends = now + claim.ttl,
-    length = claim.ttl,
-    confirmed = true,
-    run = RUN,
-    process = process,
-    label = label,
-  }
-  redis.call('HSET', LOCK, 'fence', fence, 'count', 1, 'holder', owner, 'limit', claim.limit, 'mixed', '0',
-    'soonest', lease.ends, 'length', claim.ttl, 'run', RUN, 'lease:' .. owner, packed_lease(lease))
-  redis.call('PEXPIRE', LOCK, string.format('%.0f', DAY + claim.ttl / 1000))
-  return held(lease, 0)
+if known and WHERE ~= 'asking' and now >= recovered_at and not got[1] then
+  local fence = math.max((tonumber(told[7]) or 0) + 1, came_at(ticket), recovered_at)
+  local ends = now + ARGV[7]
+  local packed_fence, packed_ends = text(fence), text(ends)
+  redis.call('HSET', LOCK, 'fence', packed_fence, 'count', '1', 'holder', owner, 'limit', limit, 'soonest', packed_ends,
+    'length', ARGV[7], 'run', RUN, mine, limit .. ' ' .. packed_fence .. ' ' .. text(now) .. ' ' .. packed_ends .. ' '
+    .. ARGV[7] .. ' 1 ' .. RUN .. ' ' .. process .. ' ' .. label)
+  redis.call('PEXPIRE', LOCK, text(DAY + ARGV[7] / 1000))
+  return { 'held', now, fence, ends, 1 }
 end

@@ -42,47 +42,31 @@ local RING = '%s %.0f %.0f' -- What is published: the owner, its fence, and when
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 
+-- What is remembered of the server.
 local told = {}
 if EPOCH then
-  told = redis.call('HMGET', EPOCH, 'format', 'run', 'replids', 'checked', 'lost', 'recovery', 'renews', 'fence', 'why')
+  told = redis.call('HMGET', EPOCH, 'format', 'run', 'replids', 'checked', 'lost', 'recovery', 'fence')
   if told[1] and told[1] ~= FORMAT then
     return redis.error_reply('WEBLOCKFORMAT ' .. told[1])
   end
 end
-local epoch = {
-  run = told[2] or '',
-  replids = told[3] or '',
-  checked = tonumber(told[4]) or 0,
-  lost = tonumber(told[5]) or 0,
-  recovery = tonumber(told[6]) or 0,
-  renews = told[7] == '1',
-  fence = tonumber(told[8]) or 0,
-  why = told[9] or '',
-}
+local checked, lost, recovery = tonumber(told[4]) or 0, tonumber(told[5]) or 0, tonumber(told[6]) or 0
+local recovered_at = recovery > 0 and lost + recovery or 0
 
 -- Whether the server was looked at within a second, and is as it was then.
-local known = epoch.run == RUN and epoch.checked <= now and now <= epoch.checked + SECOND
-  and RECOVERY <= epoch.recovery and string.find(epoch.replids, REPLID, 1, true)
+local known = told[2] == RUN and checked <= now and now <= checked + SECOND
+  and RECOVERY <= recovery and string.find(told[3], REPLID, 1, true)
 
-local function recovered_at()
-  return epoch.recovery > 0 and epoch.lost + epoch.recovery or 0
+-- The lock: what its leases have in common, and what the caller has.
+local mine, waits = 'lease:' .. (ARGV[4] or ''), 'place:' .. (ARGV[4] or '')
+local got = redis.call('HMGET', LOCK, 'fence', 'count', 'holder', 'limit', 'mixed', 'soonest', 'length', 'run',
+  'asked', 'voided', 'places', mine, waits)
+
+local function text(number)
+  return string.format('%.0f', number)
 end
 
 -- When an owner came, as far as its ticket can be believed.
 local function came_at(ticket)
   return ticket > 0 and math.max(math.min(ticket, now + SECOND), now - MINUTE) or now
-end
-
-local function next_fence(last, ticket)
-  return math.max(last + 1, epoch.fence + 1, came_at(ticket), math.min(now, recovered_at()))
-end
-
-local function packed_lease(lease)
-  return string.format('%.0f %.0f %.0f %.0f %.0f %s %s %s %s', lease.limit, lease.fence, lease.since,
-    lease.ends, lease.length, lease.confirmed and '1' or '0', lease.run, lease.process, lease.label)
-end
-
-local function held(lease, asked)
-  -- A sixth word says that the holder was asked to release.
-  return { 'held', now, lease.fence, lease.ends, lease.confirmed and 1 or 0, lease.fence <= asked and 1 or nil }
 end

@@ -31,8 +31,18 @@ local HUGE = math.huge
 local ALONE = not EPOCH
 local AWAY = ALONE or WHERE == 'asking'
 
-local function text(number)
-  return string.format('%.0f', number)
+local epoch = {
+  run = told[2] or '',
+  replids = told[3] or '',
+  checked = checked,
+  lost = lost,
+  recovery = recovery,
+  fence = tonumber(told[7]) or 0,
+}
+
+-- Why the server recovers.
+local function why()
+  return redis.call('HGET', EPOCH, 'why') or ''
 end
 
 local function keep(key, length)
@@ -41,8 +51,10 @@ end
 
 -- A server whose memory is full refuses a script's first write if it may need memory, and allows
 -- what comes after. What ends or renews a lease must work there, so it first writes what needs none.
-if ESSENTIAL then
-  redis.call('HDEL', LOCK, '')
+local function make_room()
+  if ESSENTIAL then
+    redis.call('HDEL', LOCK, '')
+  end
 end
 
 local function note(facts)
@@ -103,7 +115,7 @@ local function look_at_server()
       names = string.find(names, name, 1, true) and names or string.sub(name .. ' ' .. names, 1, 500)
     end
     -- A recovery that was over when the clock was set back is over.
-    local over = now < epoch.checked and recovered_at() <= epoch.checked
+    local over = now < epoch.checked and recovered_at <= epoch.checked
     local lost = over and math.min(epoch.lost, now - epoch.recovery) or epoch.lost
     note({ checked = now, replids = names, lost = lost })
     return
@@ -124,6 +136,7 @@ end
 
 if not AWAY then
   if not known then
+    make_room()
     look_at_server()
   end
   if RECOVERY > epoch.recovery then
@@ -133,13 +146,10 @@ if not AWAY then
     note({ lost = now + SWITCH })
   end
 end
-local recovers = now < recovered_at()
+recovered_at = epoch.recovery > 0 and epoch.lost + epoch.recovery or 0
+local recovers = now < recovered_at
 local grants = not AWAY and not recovers
 
--- The lock: what its leases have in common, and what the caller has.
-local mine, waits = 'lease:' .. (ARGV[4] or ''), 'place:' .. (ARGV[4] or '')
-local got = redis.call('HMGET', LOCK, 'fence', 'count', 'holder', 'limit', 'mixed', 'soonest', 'length', 'run',
-  'asked', 'voided', 'places', mine, waits)
 local lock = {
   fence = tonumber(got[1]) or 0,
   count = tonumber(got[2]) or 0,
@@ -154,6 +164,7 @@ local lock = {
   places = tonumber(got[11]) or 0,
 }
 local changed = false -- Whether it must be written at the end.
+local lasts_longer = false -- Whether it must be kept longer than until now.
 local nobody_waits = ALONE -- Whether QUEUE is known to be empty.
 
 -- The fields of leases and places: what was read, what is to be written, and what is to go.
@@ -186,6 +197,9 @@ local function flush()
     words[#words + 1] = name
     words[#words + 1] = value
   end
+  if #gone == 0 then
+    make_room()
+  end
   for first = 1, #gone, 1000 do
     redis.call('HDEL', LOCK, unpack(gone, first, math.min(#gone, first + 999)))
   end
@@ -193,6 +207,11 @@ local function flush()
     redis.call('HSET', LOCK, unpack(words, first, math.min(#words, first + 999)))
   end
   puts, drops = {}, {}
+end
+
+local function packed_lease(lease)
+  return string.format('%.0f %.0f %.0f %.0f %.0f %s %s %s %s', lease.limit, lease.fence, lease.since, lease.ends,
+    lease.length, lease.confirmed and '1' or '0', lease.run, lease.process, lease.label)
 end
 
 local function unpacked_lease(owner, packed)
@@ -242,6 +261,7 @@ end
 
 -- Writes until when a lease lasts, or a new one.
 local function put_lease(lease, ends)
+  lasts_longer = true
   lease.ends, lease.length, lease.run = ends, math.max(0, ends - now), RUN
   put('lease:' .. lease.owner, packed_lease(lease))
   lock.length = lock.count == 1 and lease.length or math.max(lock.length, lease.length)
@@ -326,7 +346,7 @@ end
 
 -- The first waiter that lives, and its place. Those before it are gone for good.
 local function first_waiter()
-  while true do
+  while not nobody_waits do
     local owner = redis.call('ZRANGE', QUEUE, 0, 0)[1]
     local place = owner and place_of(owner)
     nobody_waits = not owner
@@ -342,11 +362,15 @@ local function fits(limit)
   return lock.count < math.min(limit, lock.limit)
 end
 
+local function next_fence(ticket)
+  return math.max(lock.fence + 1, epoch.fence + 1, came_at(ticket), math.min(now, recovered_at))
+end
+
 local function grant(owner, claim, length, confirmed)
   local lease = {
     owner = owner,
     limit = claim.limit,
-    fence = next_fence(lock.fence, claim.ticket),
+    fence = next_fence(claim.ticket),
     since = now,
     confirmed = confirmed,
     process = claim.process,
@@ -382,7 +406,7 @@ local function drop_ended()
   for _, lease in ipairs(all_leases()) do
     local nearest = math.min(lease.ends, now + lease.length)
     if lease.run ~= RUN then
-      put_lease(lease, math.max(nearest, now + epoch.recovery, recovered_at()))
+      put_lease(lease, math.max(nearest, now + epoch.recovery, recovered_at))
     elseif nearest < lease.ends then
       put_lease(lease, nearest)
     end
@@ -468,6 +492,9 @@ local function save()
     return
   end
   flush()
+  if not lasts_longer and lock.count > 0 then
+    return
+  end
   local lasting = lock.count == 1 and lock.soonest - now or lock.count > 1 and lock.length or 0
   local length = math.max(lasting, lock.fence - now)
   for ends in string.gmatch(lock.voided, ' (%d+);') do
@@ -478,14 +505,15 @@ end
 
 -- An answer to a caller that gets nothing, the end of which is: when it may get something, why
 -- nothing is granted, if that is not for others who have the key, the label of a holder, and how many
--- others there are. While the server recovers, the key counts as held by one that it forgot.
+-- others there are. While the server recovers, the key counts as held by one that it forgot. There is
+-- no limit if the caller has a lease, of which it has not been told.
 local function refused(answer, limit, count)
   local holder = lock.count > 0 and (lock.holder ~= '' and lease_of(lock.holder) or all_leases()[1])
   if lock.count == 1 and holder then
     lock.soonest = holder.ends
   end
-  local next_end = math.max(recovers and recovered_at() or 0, lock.count > 0 and lock.soonest or now)
-  local because = recovers and fits(limit) and epoch.why or ''
+  local next_end = math.max(recovers and recovered_at or 0, lock.count > 0 and lock.soonest or now)
+  local because = recovers and (not limit or fits(limit)) and why() or ''
   local label, others = holder and holder.label or '', math.max(0, lock.count - 1)
   if answer == 'busy' then
     return { 'busy', now, next_end, count, because, label, others }
@@ -493,12 +521,18 @@ local function refused(answer, limit, count)
   return { 'waiting', now, count, next_end, because, label, others }
 end
 
+local function held(lease)
+  -- A sixth word says that the holder was asked to release.
+  local asked = lease.fence <= lock.asked and 1 or nil
+  return { 'held', now, lease.fence, lease.ends, lease.confirmed and 1 or 0, asked }
+end
+
 -- Confirms and renews a lease. It is never shortened.
 local function renewed(lease, ttl)
   local ends = math.min(lease.ends, now + lease.length)
   lease.confirmed = true
   put_lease(lease, math.max(ends, now + ttl))
-  return held(lease, lock.asked)
+  return held(lease)
 end
 
 -- The heartbeat of a waiter: it keeps its place, or has become a holder. While the server recovers, no
@@ -507,7 +541,7 @@ local function beat(owner, ttl)
   local lease = lease_of(owner)
   if lease then
     if recovers then
-      return refused('waiting', lease.limit, 0)
+      return refused('waiting', nil, 0)
     end
     return lives(lease) and renewed(lease, ttl) or { 'gone', now }
   end

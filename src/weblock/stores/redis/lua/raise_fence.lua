@@ -9,4 +9,4 @@ if fence > lease.fence then
   put('lease:' .. lease.owner, packed_lease(lease))
   save()
 end
-return held(lease, lock.asked)
+return held(lease)

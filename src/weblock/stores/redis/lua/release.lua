@@ -13,6 +13,7 @@ elseif place_of(owner) then
 end
 if void > 0 then
   lock.voided = lock.voided .. owner .. ' ' .. text(now + void) .. ';'
+  lasts_longer = true
 end
 changed = true
 if not AWAY then

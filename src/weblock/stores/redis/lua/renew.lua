@@ -1,7 +1,7 @@
 -- Heartbeats of holders, any number of them: each renews its lease, and no more. None shortens a lease,
 -- and none brings back one that has ended. It can run with LOCK alone.
 
-local early = not AWAY and now < epoch.lost and epoch.recovery > 0 and not epoch.renews
+local early = not AWAY and now < epoch.lost and epoch.recovery > 0 and redis.call('HGET', EPOCH, 'renews') ~= '1'
 if not AWAY and lock.run ~= RUN and lock.count > 0 then
   drop_ended()
 end
@@ -12,7 +12,7 @@ for i = 4, #ARGV, 2 do
   if not lease or not lives(lease) then
     answers[#answers + 1] = { 'gone', now }
   elseif early then
-    answers[#answers + 1] = { 'unknown', now, epoch.why }
+    answers[#answers + 1] = { 'unknown', now, why() }
   else
     answers[#answers + 1] = renewed(lease, tonumber(ARGV[i + 1]))
   end

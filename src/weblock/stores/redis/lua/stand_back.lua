@@ -11,13 +11,13 @@ local answer, lease = nil, lease_of(owner)
 if not lease or recovers then
   answer = beat(owner, ttl)
 elseif lease.ends ~= seen then
-  answer = held(lease, lock.asked)
+  answer = held(lease)
 else
   queue(owner, { ttl = ttl, ticket = ticket, process = process, label = label, limit = 1 })
   first_waiter() -- Nobody gives way to those who have gone.
   if position_of(owner) == 0 then
     drop_place(owner)
-    answer = held(lease, lock.asked)
+    answer = held(lease)
   else
     drop_lease(lease)
     let_in()

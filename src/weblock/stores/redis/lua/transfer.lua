@@ -6,7 +6,7 @@ local owner, heir, process, label, ttl = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ton
 settle()
 local answer, lease = { 'gone', now }, lease_of(heir)
 if recovers then
-  answer = { 'unknown', now, epoch.why }
+  answer = { 'unknown', now, why() }
 elseif not is_voided(heir) then
   if not lease then
     lease = lease_of(owner)
