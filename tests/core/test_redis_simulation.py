@@ -34,4 +34,4 @@ def test_restarts_at_any_part_of_a_second_end_no_quarantine_early() -> None:
 def test_an_uptime_that_is_believed_is_noticed() -> None:
     """The same schedules find two holders where a server's word counts for when it was started."""
     mistaken = partial(restarting_schedule, scripted=uptime_believed)
-    assert noticed(mistaken, (72, *range(600)), ("P1",))
+    assert noticed(mistaken, (1908, *range(600)), ("P1",))

@@ -308,7 +308,7 @@ MUTANTS: Final = (
         "if call.script not in _OF_LOCK_ALONE:",
         "if True:",
         ("P14",),
-        seed=84,
+        seed=1143,
     ),
     Mutant(
         "a lock by itself is sought where it was",
