@@ -120,6 +120,7 @@ class RedisModel:
         ]
 
     def call(self, command: str, *args: Any) -> Any:
+        assert not any(each is None or isinstance(each, bool) for each in args), f"{command} of nil"
         words = [each if type(each) is str else _word(each) for each in args]
         if words and words[0] in self._expires and command != "PUBLISH":
             self._expire(words[0])

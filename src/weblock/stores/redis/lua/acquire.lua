@@ -3,7 +3,7 @@
 
 local room = tonumber(ARGV[8])
 local claim =
-  { ttl = tonumber(ARGV[7]), ticket = ticket, limit = tonumber(limit), process = process, label = label }
+  { ttl = tonumber(length), ticket = ticket, limit = tonumber(limit), process = process, label = label }
 settle()
 if is_voided(owner) then
   save()
