@@ -103,6 +103,8 @@ def _losing_leases(rig: Rig) -> None:
     rig.model.restart(forget=False)
     rig.now += 20 * SECOND
     assert rig.granted(), "a restart is over when the server has been up for long"
+    rig.model.move()
+    rig.recovers_for(RECOVERY)
 
 
 def _truncated_uptimes(rig: Rig) -> None:
@@ -273,6 +275,18 @@ def _fences_ahead(rig: Rig) -> None:
     assert int(rig.acquire(ticket=rig.now - 600 * SECOND)[2]) > fence
 
 
+def _fences_of_free_keys(rig: Rig) -> None:
+    """They go on above the largest of them, in whatever order keys are released."""
+    rig.acquire(key="one")
+    first = rig.owner
+    rig.now += 1
+    fence = int(rig.acquire(key="another")[2])
+    rig.release(key="another")
+    rig.release(first, key="one")
+    rig.now -= 10 * SECOND
+    assert int(rig.acquire(key="another")[2]) > fence
+
+
 def _released_in_time(rig: Rig) -> None:
     """A lease that has ended is not released, from the very microsecond of its end."""
     rig.acquire(ttl=1.0)
@@ -280,6 +294,10 @@ def _released_in_time(rig: Rig) -> None:
     assert rig.release() == b"released"
     rig.acquire(ttl=1.0)
     rig.now += SECOND
+    assert rig.release() == b"gone"
+    rig.now += 2 * SECOND
+    rig.acquire(ttl=0.5)
+    rig.now += SECOND // 2
     assert rig.release() == b"gone"
 
 
@@ -536,5 +554,5 @@ CASES: Final = (
         _another_format,
         _gave_up,
     ),
-    *(_longest_ends_late, _full_memory, _free_keys, _fences_ahead),
+    *(_longest_ends_late, _full_memory, _free_keys, _fences_ahead, _fences_of_free_keys),
 )
