@@ -401,7 +401,7 @@ class DeadlineFirst(Property):
             return
         for had in change.before.grants:
             has = _grant_of(change.after, had.claim.owner)
-            if has is None or has is had or had[:2] != has[:2]:
+            if has is None or has == had or had[:2] != has[:2]:
                 continue
             if change.now >= had.until:
                 self.fail(f"{change.request} brought {had} back as {has}")

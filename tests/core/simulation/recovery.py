@@ -397,6 +397,8 @@ def _until_all_have_heard(rig: Rig) -> None:
         rig.now += SECOND // 2
     rig.now += SECOND
     assert rig.run(scripts.RENEW, rig.owner, micros(10), where="sentinel")[0][0] == b"held"
+    rig.model.restart(forget=False)
+    assert rig.run(scripts.RENEW, rig.owner, micros(10), where="sentinel")[0][0] == b"unknown"
 
 
 def _restarts_of_several(rig: Rig) -> None:
@@ -532,6 +534,13 @@ def _gave_up(rig: Rig) -> None:
         rig.now += seconds * SECOND
         rig.run(scripts.BEAT, "nobody", micros(1))
         assert rig.run(scripts.ACQUIRE, "late", "p", "", micros(1), "0", "0")[0] == answer
+    rig.release("late", void=1.0)
+    rig.model.move()  # By the clock of another server, it may have been just now.
+    for _ in range(3):
+        rig.now += 2 * SECOND
+        assert rig.run(scripts.ACQUIRE, "late", "p", "", micros(1), "0", "0")[0] == b"gone"
+    rig.now += round(RECOVERY) * SECOND
+    assert rig.run(scripts.ACQUIRE, "late", "p", "", micros(1), "0", "0")[0] == b"held"
 
 
 def _another_format(rig: Rig) -> None:
