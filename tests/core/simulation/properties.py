@@ -256,6 +256,8 @@ class WakeUp(Property):
             self.fail(f"{attempt.name} does not know of {grant}")
 
     def _silent(self, state: KeyState, grant: Grant, now: float) -> None:
+        if self.engine.true_time(grant.since) <= self.truth.forgot_at:
+            return  # What another run wrote lasts for a recovery.
         if now > grant.since + HANDOFF + SLACK and any(
             self.truth.is_asking(place.claim.owner) for place in state.queue
         ):

@@ -175,7 +175,7 @@ def _other_names(rig: Rig) -> None:
     """An id that changes while no other was the master means nothing, however many there were."""
     rig.model.flush()
     rig.recovers_for(RECOVERY)
-    for _ in range(100):
+    for _ in range(300):
         rig.model.rename()
         assert rig.granted()
         rig.now += 3600 * SECOND
@@ -338,6 +338,12 @@ def _off(rig: Rig) -> None:
     assert rig.granted(recovery=6.0)
     rig.model.restart(forget=False)
     assert rig.acquire(recovery=6.0)[2] == rig.now + round(RECOVERY) * SECOND
+    rig.model.flush()
+    rig.acquire(ttl=10.0, recovery=0.0, where="sentinel")
+    rig.model.promote()
+    beat = rig.run(scripts.RENEW, rig.owner, micros(1), recovery=0.0, where="sentinel")
+    assert beat[0][0] == b"held"
+    rig.release(recovery=0.0, where="sentinel")
 
 
 def _unequal_ttls(rig: Rig) -> None:
@@ -425,6 +431,15 @@ def _written_by_another_run(rig: Rig) -> None:
         assert not rig.granted()
         rig.now += 2
         assert rig.granted()
+
+
+def _renewed_by_another_run(rig: Rig) -> None:
+    """So does one whose holder is the first to come, for whatever time."""
+    rig.acquire(ttl=2.0)
+    rig.model.move()
+    (answer,) = rig.run(scripts.RENEW, rig.owner, micros(1), where="cluster")
+    assert answer[0] == b"held"
+    assert answer[3] >= rig.now + round(RECOVERY) * SECOND
 
 
 def _clock_set_back_under_a_lease(rig: Rig) -> None:
@@ -557,6 +572,7 @@ CASES: Final = (
     *(_coming_back, _other_names, _off, _unequal_ttls, _not_renewed, _who_was_told),
     *(_until_all_have_heard, _restarts_of_several, _written_by_another_run),
     *(
+        _renewed_by_another_run,
         _clock_set_back_under_a_lease,
         _slots_that_move,
         _released_on_the_way,

@@ -281,7 +281,7 @@ function(lines)
   if lines then
     debug.sethook(function(_, line) lines[line] = true end, 'l')
   else
-    debug.sethook(function() error('it runs for ever') end, '', 200000)
+    debug.sethook(function() error('it runs for ever') end, '', 1000000)
   end
 end
 """)

@@ -188,9 +188,52 @@ def _not_all_are_read(rig: Rig) -> None:
     assert "HGETALL" not in calls
 
 
+def _when_one_has_ended(rig: Rig) -> None:
+    """What the others have in common still counts: how many there may be, and how long they last."""
+    for owner, limit, days in (("a", 5, 0), ("b", 5, 3), ("c", 3, 3)):
+        rig.acquire(owner, limit, ttl=days * 86_400.0 or 1.0)
+    rig.now += SECOND
+    assert rig.acquire("d", 5, ttl=1.0)[0] == b"held"
+    assert rig.acquire("e", 5, room=0)[0] == b"busy"
+    (lock, *_queue) = LAYOUT.of_key("key")[1]
+    assert max(until for key, until in rig.model.expiring(lock)) > rig.now + 3 * DAY
+    rig.release("c")
+    for owner in "efg":
+        assert rig.acquire(owner, 5)[0] == b"held"
+    assert rig.acquire("h", 5, room=0)[0] == b"busy"
+
+
+def _taken_from_all(rig: Rig) -> None:
+    """Whatever limit it had, a lease that is taken away limits nobody."""
+    rig.acquire("w", 1)
+    for owner in "ab":
+        rig.acquire(owner, 3)
+    assert rig.run(scripts.FORCE_RELEASE)[0] == b"released"
+    assert rig.holders() == ["a", "b"]
+
+
+def _thousands(rig: Rig) -> None:
+    """However many leases are written anew, or end, none is left out."""
+    owners = [f"owner{number}" for number in range(1010)]
+    for owner in owners:
+        rig.acquire(owner, SHARED)
+    rig.model.move()
+    rig.run_of_client = rig.model.incarnation
+    rig.acquire("first", SHARED)
+    runs = [lease.split()[6] for field, lease in rig.fields().items() if field.startswith("lease:")]
+    assert set(runs) == {f"r{rig.model.run}"}
+    rig.now += DAY
+    rig.acquire("second", SHARED)
+    assert rig.holders() == ["second"]
+    assert len(rig.fields()) < 20
+
+
 CASES: Final = {
     **dict.fromkeys((_rung, _silent_processes), 0.0),
     **dict.fromkeys((_in_a_quarantine,), 20.0),
-    **dict.fromkeys((_kept, _full_memory, _not_all_are_read), 0.0),
+    **dict.fromkeys(
+        (_kept, _full_memory, _not_all_are_read, _when_one_has_ended, _taken_from_all, _thousands),
+        0.0,
+    ),
 }
 """Each, and for how long its server recovers, in seconds."""
