@@ -17,64 +17,55 @@ ONE_MORE = "it looks at the server once more"
 
 INSTANT = "what ends in that very microsecond has ended, or not: neither does harm"
 
-MORE_OFTEN = "it is written more or less often, and says at least as much"
-
 LONGER_WAY = "what is left to the prelude has the same outcome there"
 
+SAME = "it writes what is there, or deletes what is not"
+
+MORE = "it only reads, writes or settles more than it need"
+
+A_SET = "only its names count"
+
 EQUIVALENT = {
-    "glance: local quiet = left > 0 and left < SECOND and told[2] == RUN and told[3] == ARGV[2]": LONGER_WAY,
-    "glance: local quiet = left >= 0 and left <= SECOND and told[2] == RUN and told[3] == ARGV[2]": (
-        "in that very microsecond the server need not be looked at either"
-    ),
-    "grant: if there == 0 and ttl < tonumber(told[4]) then": LONGER_WAY,
-    "put_down: local plain = void == 0 and got[1] == owner and now < ends and ends - got[3] < MINUTE"
-    " and fence <= now": LONGER_WAY,
-    "put_down: local plain = void == 0 and got[1] == owner and now < ends and ends - got[3] <= MINUTE"
-    " and fence < now": LONGER_WAY,
-    "put_down: if fence >= noted then": "it writes what is there",
-    "prelude: if tonumber(ends) >= lost then": INSTANT,
+    "head: local known = told[2] == RUN and checked <= now and now < checked + SECOND": ONE_MORE,
+    "head: and RECOVERY <= recovery and string.find(told[3], REPLID, 1, false)": HEXADECIMAL,
+    "head: local recovered_at = recovery >= 0 and lost + recovery or 0": LONGER_WAY,
+    "free: if known and WHERE ~= 'asking' and now > recovered_at and not got[1] then": LONGER_WAY,
+    "last: if known and WHERE ~= 'asking' and void == 0 and got[3] == owner and got[4] == '1' and got[8] == RUN": "of a lease with the limit 1 there is just one",
+    "last: and not got[10] and not got[11] and now < tonumber(got[6]) and tonumber(got[1]) < now then": LONGER_WAY,
+    "last: if tonumber(got[1]) >= (tonumber(told[7]) or 0) then": SAME,
     "prelude: local elsewhere = epoch.run ~= '' and epoch.checked >= since": INSTANT,
-    "prelude: local before = now <= epoch.level and epoch.ahead or 0": INSTANT,
-    "prelude: local promoted = tonumber(string.match(info, 'second_repl_offset:(%-?%d+)')) >= 0": (
-        "it is -1, or at least 1"
-    ),
-    "prelude: if now <= epoch.checked then": "it is set back by nothing",
-    "prelude: if not string.find(epoch.run, ' ' .. RUN .. ' ', 1, false) then": HEXADECIMAL,
-    "prelude: local known = string.find(epoch.run, ' ' .. RUN .. ' ', 1, false)": HEXADECIMAL,
-    "prelude: without note({ run = string.sub(epoch.run, 1, 500) .. RUN .. ' ' })": (
-        "it only costs a look at the server each time"
-    ),
-    "prelude: if not known or now <= epoch.checked or now > epoch.checked + SECOND then": ONE_MORE,
-    "prelude: if not known or now < epoch.checked or now >= epoch.checked + SECOND then": ONE_MORE,
-    "prelude: if recovered >= epoch.recovered and recovered > now then": "it writes what is there",
-    "prelude: if recovered > epoch.recovered and recovered >= now then": INSTANT,
-    "prelude: written = false": "it only costs a command more",
-    "prelude: written = got[4] or '',": "it writes once more that nobody has the lease",
-    "prelude: return { 'held', now, lease.fence, lease.ends, lease.confirmed or 1 or 0, lease.asked and 1 or nil }": (
-        "whoever is told has confirmed by asking"
-    ),
-    "prelude: if owner ~= but and now <= tonumber(ends) then": INSTANT,
-    "prelude: if #kept >= 15 then": MORE_OFTEN,
-    "prelude: if #kept > 30 then": MORE_OFTEN,
-    "prelude: if length >= MINUTE then": MORE_OFTEN,
-    "prelude: elseif length >= epoch.longest or now + length > epoch.ends then": MORE_OFTEN,
-    "prelude: elseif length > epoch.longest or now + length >= epoch.ends then": MORE_OFTEN,
-    "prelude: local ends = math.max(epoch.ends, now + length + 20 * SECOND)": MORE_OFTEN,
-    "prelude: if string.find(epoch.long, owner .. ' ', 1, false) then": HEXADECIMAL,
-    "prelude: return lease.ends + ((elsewhere or now <= epoch.level) and epoch.ahead or 0)": INSTANT,
-    "prelude: return now <= quarantine and fits(lock, limit) and epoch.why or ''": INSTANT,
-    "prelude: while at < #packed do": "no lease takes just one byte",
-    "prelude: lock.unsaved = true": "it writes what is there",
-    "prelude: if lock.fence >= epoch.fence then": "it writes what is there",
-    "prelude: length = length < MINUTE and math.max(length, HANDOFF) or HANDOFF": LONGER_WAY,
-    "prelude: if now <= epoch.recovered or now < epoch.level then": LONGER_WAY,
-    "prelude: if now < epoch.recovered or now <= epoch.level then": LONGER_WAY,
-    "prelude: elseif lock.fence < now then": INSTANT,
-    "acquire: if #lock.grants == 0 and now > quarantine then": "it is granted a few lines later",
-    "acquire: if lease and ticket > 0 and now <= quarantine then": INSTANT,
-    "acquire: if now > quarantine and fits(lock, limit) and not first_waiter() then": INSTANT,
-    "refresh: if lock.written == ALL and renewed >= 0 then": MORE_OFTEN,
-    "raise_fence: if fence >= lease.fence then": "it writes what is there",
+    "prelude: local promoted = tonumber(string.match(info, 'second_repl_offset:(%-?%d+)')) >= 0": "it is -1, or at least 1",
+    "prelude: if epoch.run == RUN and (not promoted or string.find(epoch.replids, replid, 1, false)) then": HEXADECIMAL,
+    "prelude: names = string.find(names, name, 1, false) and names or string.sub(name .. ' ' .. names, 1, 500)": HEXADECIMAL,
+    "prelude: local over = now <= epoch.checked and recovered_at <= epoch.checked": "it is set back by nothing",
+    "prelude: local over = now < epoch.checked and recovered_at < epoch.checked": INSTANT,
+    "prelude: if epoch.lost >= now + SWITCH then": SAME,
+    "prelude: if fields[name] ~= true then": SAME,
+    "prelude: fields[name], puts[name], drops[name], changed = false, nil, false, true": A_SET,
+    "prelude: fields[name], puts[name], drops[name], changed = false, nil, true, false": "what is left of a place is none, for the queue does not have it",
+    "prelude: redis.call('HDEL', LOCK, unpack(gone, first, math.min(#gone, first + 1998)))": MORE,
+    "prelude: redis.call('HSET', LOCK, unpack(words, first, math.min(#words, first + 1998)))": MORE,
+    "prelude: table.sort(leases, function(one, other) return one.fence <= other.fence end)": "no two fences are the same",
+    "prelude: lock.count, lock.limit, lock.mixed, lock.soonest, lock.length = #leases, HUGE, true, HUGE, 0": MORE,
+    "prelude: return string.find(';' .. lock.voided, ';' .. owner .. ' ', 1, false)": HEXADECIMAL,
+    "prelude: elseif nearest <= lease.ends then": SAME,
+    "prelude: if lock.count == 0 and nobody_waits and not ALONE and lock.voided == '' and lock.fence < now then": INSTANT,
+    "prelude: if lock.fence >= epoch.fence then": SAME,
+    "prelude: if lock.count >= 0 then": MORE,
+    "prelude: drops[name] = false": A_SET,
+    "prelude: elseif got[20] then": "what has ended is found to have ended once more",
+    "prelude: drops.voided = false": A_SET,
+    "prelude: if lock.places >= 0 then": MORE,
+    "prelude: drops.places, puts.places = false, nil": A_SET,
+    "prelude: local lasting = lock.count == 1 and lock.soonest - now or lock.count >= 1 and lock.length or 0": "of one lease the length is that of all",
+    "prelude: local holder = lock.count >= 0 and (lock.holder ~= '' and lease_of(lock.holder) or all_leases()[1])": MORE,
+    "prelude: return { 'held', now, lease.fence, lease.ends, lease.confirmed or 1 or 0, asked }": "whoever is told has confirmed by asking",
+    "acquire: drop_places(first, first + SEEN - 1, function(place) return now > place.ends end)": INSTANT,
+    "renew: if not AWAY and lock.run ~= RUN and lock.count >= 0 then": MORE,
+    "beat: if not settled or not (lease and lives(lease)) then": MORE,
+    "beat: settled = false": MORE,
+    "force_release: add_up(lock.count >= 0 and all_leases() or {})": MORE,
+    "raise_fence: if fence >= lease.fence then": SAME,
 }
 """Mutants that change nothing, or nothing that the model knows of, and why."""
 
