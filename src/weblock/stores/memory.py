@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from threading import RLock
-from typing import Final
 
 from .._core.ports import Engine, Runtime, Switchboard
 from .._core.table import KeyState, Moment, current
@@ -22,9 +21,6 @@ from ..errors import EngineUnavailable
 from .cells import CellStore, Done, LocalBells, Transition
 from .transport.options import options_in
 from .url import without_secrets
-
-PRUNED_FROM: Final = 128
-"""How many keys there may be before those whose leases have ended are searched and dropped."""
 
 
 class MemoryEngine(Engine):
@@ -43,7 +39,8 @@ class MemoryEngine(Engine):
         self.states: dict[str, KeyState] = {}
         self.fence = 0
         """The highest fence of all keys that have no state any more."""
-        self.pruned_above = PRUNED_FROM
+        self.pruned_above = 128
+        """How many keys there may be before those whose leases have ended are searched and dropped."""
         self.marks: dict[str, float] = {}
         """When each mark ends."""
         self.mutex = RLock()
@@ -81,7 +78,7 @@ class _Cells:
                         key for key in states if current(states[key], Moment(now, 0)).blank
                     ]:
                         engine.fence = max(engine.fence, states.pop(each).fence)
-                    engine.pruned_above = max(PRUNED_FROM, 2 * len(states))
+                    engine.pruned_above = max(128, 2 * len(states))
             finally:
                 engine.busy = False
         return Done(step, now)
