@@ -273,7 +273,7 @@ def test_a_record_file_of_another_version_is_refused(folder: Path, locks: Locks)
     """The error names the file; nothing in it is overwritten."""
     record = record_of(folder, "k")
     record.write_bytes(b"WLR9".ljust(32768, b"x"))
-    with pytest.raises(EngineUnavailable, match="no record file of this version"):
+    with pytest.raises(EngineUnavailable, match="of another version of weblock"):
         locks.acquire("k", wait=0)
     assert record.read_bytes().startswith(b"WLR9x")
 

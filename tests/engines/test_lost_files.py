@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import threading
@@ -15,7 +16,6 @@ import pytest
 from tests.support.renewals import renew_often
 from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import AsyncLocks, EngineUnavailable, LeaseLost, Locks, LockTimeout
-from weblock._engines import engine_for
 from weblock.stores.file import FileEngine
 
 from .keys import record_of
@@ -159,60 +159,16 @@ def test_a_cleaner_that_removes_pipes_or_marker_only_makes_it_slower(
         assert waiter.outcome() > 0
 
 
-def engine_of(url: str) -> FileEngine:
-    """The engine behind the locks of this process."""
-    engine = engine_for(url)
-    assert isinstance(engine, FileEngine)
-    return engine
-
-
-def make_due(engine: FileEngine) -> None:
-    """Has the engine see to its files with its next operation."""
-    assert engine.home
-    engine.home.freshen_at = 0.0
-
-
-@pytest.mark.parametrize("lose", [delete, move, replace])
-def test_a_lost_directory_is_left_although_its_files_are_due(
-    url: str, folder: Path, locks: Locks, lose: Callable[[Path], None]
-) -> None:
-    """There is nothing to look after in it, and nothing to write."""
-    before = locks.acquire("k")
-    lose(folder)
-    make_due(engine_of(url))
-    assert locks.acquire("other", wait=0).fence > before.fence
-    assert (folder / "weblock").exists()
-
-
-def test_removed_pipes_are_made_again(
-    url: str, folder: Path, locks: Locks, child: Callable[..., Child]
-) -> None:
-    """From then on others ring this process again, and see that it lives."""
-    for each in folder.glob("*.bell"):
-        each.unlink()
-    make_due(engine_of(url))
-    lease = locks.acquire("k", ttl=PATIENCE)
-    process = engine_of(url).process
-    assert [each.is_fifo() for each in folder.glob(f"{process}.*.bell")] == [True]
-    waiter = child().open(wait=None)
-    waiter.begin("locks.acquire('k').fence")
-    eventually(lambda: waiters(locks, "k") == 1)
-    lease.check()
-    lease.release()
-    assert waiter.outcome() > 0
-
-
-def test_files_in_use_are_touched_so_that_cleaners_spare_them(
-    url: str, folder: Path, locks: Locks
-) -> None:
-    """What cleaners of temporary files go by, the age of a file, stays low while it is in use."""
-    locks.acquire("k").release()
-    ours = list(folder.iterdir())
-    for each in ours:
-        os.utime(each, (1, 1))
-    make_due(engine_of(url))
-    locks.acquire("other").release()
-    assert all(each.stat().st_mtime > 1 for each in ours)
+def test_systemd_spares_a_directory_in_use(folder: Path, locks: Locks) -> None:
+    """It removes old temporary files, but not from a directory that it cannot lock."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        locks.close()
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(descriptor)
 
 
 def test_the_pipes_of_the_dead_are_their_proof_and_go_when_they_are_old(
@@ -224,8 +180,8 @@ def test_the_pipes_of_the_dead_are_their_proof_and_go_when_they_are_old(
     victim.kill()
     child().open()  # It tidies up.
     assert bystander.run("locks.acquire('k', wait=0).fence") > 0
-    for each in folder.glob("*.bell"):
-        os.utime(each, (1, 1))
+    (dead,) = [each for each in folder.glob("*.bell") if not each.stat().st_atime]
+    os.utime(dead, (0, 1))
     before = set(folder.glob("*.bell"))
     child().open()
     assert len(before - set(folder.glob("*.bell"))) == 1

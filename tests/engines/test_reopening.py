@@ -50,12 +50,12 @@ def test_a_lease_that_is_collected_while_its_engine_opens_does_not_hang_it(tmp_p
 
         whole = Interrupter(None, bool)
         shut()
-        whole.run(partial(engine.home_at, 0.0))
+        whole.run(engine.open)
         for number in random.Random(seed).sample(range(1, whole.lines + 1), TRIED):
             collected = locks.acquire("key")
             shut()
             interrupter = Interrupter(number, partial(collect, collected.release))
-            work = partial(interrupter.run, partial(engine.home_at, 0.0))
+            work = partial(interrupter.run, engine.open)
             thread = threading.Thread(target=work, daemon=True)
             thread.start()
             thread.join(PATIENCE)
@@ -64,7 +64,7 @@ def test_a_lease_that_is_collected_while_its_engine_opens_does_not_hang_it(tmp_p
                 with suppress(LeaseLost):
                     collected.release()
             eventually(lambda lease=collected: not lease.held)
-            assert engine.home_at(0.0)
+            assert engine.open()
 
 
 def test_a_signal_handler_that_locks_while_its_thread_opens_the_engine(tmp_path: Path) -> None:
@@ -85,11 +85,11 @@ def test_a_signal_handler_that_locks_while_its_thread_opens_the_engine(tmp_path:
 
         whole = Interrupter(None, bool)
         shut()
-        whole.run(partial(engine.home_at, 0.0))
+        whole.run(engine.open)
         for number in random.Random(seed).sample(range(1, whole.lines + 1), TRIED):
             shut()
             interrupter = Interrupter(number, handler)
-            work = partial(interrupter.run, partial(engine.home_at, 0.0))
+            work = partial(interrupter.run, engine.open)
             thread = threading.Thread(target=work, daemon=True)
             thread.start()
             thread.join(PATIENCE)

@@ -95,7 +95,7 @@ def test_a_file_with_no_whole_slot_is_called_damaged(locks: Locks, folder: Path)
     for slot in (0, _FIRST_SLOT):
         broken[slot + _HEADER.size] ^= 0xFF
     record.write_bytes(broken)
-    damaged = pytest.raises(EngineUnavailable, match=r"records-\d\d is damaged: .*remove it")
+    damaged = pytest.raises(EngineUnavailable, match=r"records-\d\d is damaged, .*remove it")
     with _as_another_process(folder) as fresh, damaged:
         fresh.acquire("k", wait=0)
 

@@ -17,7 +17,6 @@ operation, and goes on in the directory that its path names then, under another 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import sys
@@ -46,9 +45,6 @@ PATIENCE: Final = 5.0
 
 BEAT_PATIENCE: Final = 0.2
 """Patience of a keeper's requests, so that one stuck file does not delay heartbeats in others."""
-
-FRESHEN_EVERY: Final = 600.0
-"""Seconds between touches of its files, so that cleaners of temporary files spare them."""
 
 CROWDED: Final = 6
 """How many times its patience a caller waits for a file that many processes go in and out of."""
@@ -110,11 +106,9 @@ class FileEngine(Engine):
     scope = "host"
 
     def __init__(self, directory: str, *, alone: bool = False) -> None:
-        self._directory = directory
-        """The directory that the URL names; empty for the default."""
-        self._find_directory()
+        """Open a directory; ``alone`` as in ``checks``."""
+        self._directory = directory  # Empty for the default.
         self._alone = alone
-        """Whether the URL says that no other container locks elsewhere."""
         self._closed = False
         self.after_fork()
         heed_forks(self)
@@ -145,21 +139,12 @@ class FileEngine(Engine):
         if home := self.home:
             home.processes.close_up(process, owner)
 
-    def home_at(self, now: float) -> Home:
-        """What this process has open; it is opened when it is first needed, and after a fork.
-
-        What is due there from time to time is seen to. Raises ``EngineUnavailable``.
-        """
+    def open(self) -> Home:
+        """Return what this process has open, or open it. Raises ``EngineUnavailable``."""
         try:
-            home = self.home or self._open()
-            if now >= home.freshen_at:
-                if home.directory.deleted:
-                    self.leave(home)
-                    home = self._open()
-                home.freshen(now)
+            return self.home or self._open()
         except (ConfigurationError, OSError) as error:
             self.fail(error)
-        return home
 
     def fail(self, error: Exception) -> NoReturn:
         """Raise ``EngineUnavailable`` for an error of the files here, with the remedy."""
@@ -219,42 +204,32 @@ class FileEngine(Engine):
                 raise ConfigurationError(f"{self.name} has been closed")
             if self._opens:  # A signal handler has interrupted this thread below.
                 raise EngineUnavailable(self.name, "its own thread is opening it")
-            if self.home is None:
-                self._find_directory()  # A forked child may run as another user by now.
-                try:
-                    self._opens = True
+            try:
+                self._opens = True
+                if self.home is None:
+                    # A forked child may run as another user by now.
+                    self.path = self._directory or default_directory()
+                    self.name = f"file://{self.path}"
                     self.home = Home(self)
-                except OSError as error:
-                    self.fail(error)
-                finally:
-                    self._opens = False
+            except OSError as error:
+                self.fail(error)
+            finally:
+                self._opens = False
             return self.home
-
-    def _find_directory(self) -> None:
-        self.path = self._directory or default_directory()
-        self.name = f"file://{self.path}"
 
 
 class Home:
-    """What one process has open of a directory."""
+    """What a process has open of a directory."""
 
     def __init__(self, engine: FileEngine) -> None:
         self.directory = Directory(engine.path, engine.name)
         try:
             self.directory.check_version()
+            self.records = [RecordFile(self.directory, index) for index in range(FILES)]
             self.processes = Processes(self.directory, engine.process, engine.switchboard)
         except BaseException:
             self.directory.close()
             raise
-        self.records = [RecordFile(self.directory, index) for index in range(FILES)]
-        self.freshen_at = 0.0
-
-    def freshen(self, now: float) -> None:
-        """Keep our files from cleaners of temporary files. A held lease does not depend on it."""
-        self.freshen_at = now + FRESHEN_EVERY
-        with contextlib.suppress(OSError):  # It is tried again.
-            self.processes.freshen()
-            self.directory.freshen()
 
     def close(self) -> None:
         # The records first: as soon as our pipe is closed, our leases are void.
@@ -296,21 +271,21 @@ class _RecordCells:
     async def names(self, prefix: str, *, patience: float) -> list[str]:
         names: list[str] = []
         for file in range(FILES):
-            home = self._engine.home_at(self._runtime.now())
+            home = self._engine.open()
             if home.records[file].written_at:  # To look is no reason to make one.
                 visit = await self._visit(file, (), patience)
                 names += [name.decode() for name in tuple(visit.lines)]
         return [name for name in names if name.startswith(prefix)]
 
     async def mark(self, key: str, keep: float | None) -> None:
-        directory = self._engine.home_at(self._runtime.now()).directory.path
+        directory = self._engine.open().directory.path
         try:
             marks.put(directory, key, keep)
         except OSError as error:
             self._engine.fail(error)
 
     async def marked(self, key: str) -> bool:
-        directory = self._engine.home_at(self._runtime.now()).directory.path
+        directory = self._engine.open().directory.path
         try:
             return marks.has(directory, key)
         except OSError as error:
@@ -320,7 +295,7 @@ class _RecordCells:
         """Apply changes to a record file as soon as no other caller is inside."""
         clock = self._runtime.now
         while True:
-            home = self._engine.home_at(clock())
+            home = self._engine.open()
             record, alive = home.records[file], home.processes.alive
             try:
                 done = record.run(changes, clock, alive)
@@ -354,8 +329,7 @@ class _RecordCells:
                     raise EngineUnavailable(
                         self._engine.name,
                         f"{record.path} was busy for {CROWDED * patience:.2g} s, though no process stays in"
-                        " it: so many processes and threads lock here that this machine is too slow"
-                        " for them; start fewer at once, or use redis://",
+                        " it: this machine is too slow for so many; start fewer at once, or use redis://",
                     )
                 await self._runtime.sleep(spread(pause, self._runtime.jitter))
                 longest = PAUSE_SHARE * (now - began) * record.waiting

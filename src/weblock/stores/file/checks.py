@@ -64,18 +64,13 @@ def findings(path: str, url: str, *, alone: bool) -> Iterator[Finding]:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = "any number of" if soft == resource.RLIM_INFINITY else str(soft)
     text = f"A process of this user may open {limit} files, as far as this shell is concerned."
-    if soft != resource.RLIM_INFINITY and soft < ENOUGH_FILES:
-        remedy = "Raise it: ulimit -n, or LimitNOFILE= of systemd."
-        yield warning("descriptors", text, remedy)
-    else:
-        yield Finding("descriptors", text)
+    few = soft != resource.RLIM_INFINITY and soft < ENOUGH_FILES
+    remedy = "Raise it: ulimit -n, or LimitNOFILE= of systemd."
+    yield warning("descriptors", text, remedy) if few else Finding("descriptors", text)
     free = disk.f_bavail * disk.f_frsize
     text = f"{bytes_of(free)} are free there."
-    if free < ENOUGH_SPACE:
-        remedy = "Make room: where a record cannot be written, nothing is locked."
-        yield warning("space", text, remedy)
-    else:
-        yield Finding("space", text)
+    remedy = "Make room: where a record cannot be written, nothing is locked."
+    yield warning("space", text, remedy) if free < ENOUGH_SPACE else Finding("space", text)
 
 
 def container(path: str, url: str, *, alone: bool) -> Finding:

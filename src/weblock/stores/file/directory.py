@@ -10,8 +10,8 @@ A process that opens the directory rejects one in which leases could not be trus
    are known to belong to one machine are accepted.
 3. *Another version of weblock has written it.* The *marker*, a file, says so.
 
-While the directory is in use, its path may come to name another directory or none (``deleted``). Then the
-engine leaves it, and the leases in it are gone.
+While the directory is in use, its path may come to name another directory or none. Then the engine leaves
+it, and the leases in it are gone.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from ..._platform.forks import Mutex, close_in_children
 from ...errors import ConfigurationError, EngineUnavailable
 
 try:
+    import fcntl
     import grp
     import pwd
 except ImportError:  # On Windows, where open_engine() refuses.
     pass
 
+MARKER: Final = "weblock"
 FORMAT: Final = "weblock 1"
 """What the marker says: the version of everything in the directory."""
-
-MARKER: Final = "weblock"
 
 no_fork: Final = Mutex(delays_forks=True)
 """It is held while a file is opened that a child must not keep: a lock or a life would depend on it."""
@@ -57,6 +57,9 @@ class Directory:
         self.boot = _boot_digest()
         self.fd = _open_private(path)
         close_in_children(self)
+        # systemd-tmpfiles, which removes old temporary files, spares a directory that is locked.
+        with contextlib.suppress(OSError):
+            fcntl.flock(self.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def fileno(self) -> int:
         """Return the number of its descriptor, which is negative if it is closed."""
@@ -94,19 +97,6 @@ class Directory:
                 f"{self.path} was written by another version of weblock ({written[:20]!r}, and this one"
                 f" writes {FORMAT!r}): let all processes run the same version, or name another directory"
             )
-
-    def freshen(self) -> None:
-        """Keep the files here from programs that remove what was not touched for long."""
-        for _, folders, files, fd in os.fwalk(dir_fd=self.fd):
-            for name in (*folders, *files):
-                if not is_pipe(name):  # Each process touches its own: see ``processes``.
-                    with contextlib.suppress(OSError):
-                        os.utime(name, dir_fd=fd)
-
-    @property
-    def deleted(self) -> bool:
-        """Return whether the directory that ``path`` names is no longer this one."""
-        return not self.is_at(self.path)
 
     def is_at(self, path: str) -> bool:
         """Return whether ``path``, perhaps through symbolic links, names this directory now."""

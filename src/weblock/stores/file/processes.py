@@ -1,12 +1,11 @@
 """The processes that lock in one directory: how they wake one another, and notice a death.
 
-Each process has a named pipe in the directory, which only this process reads:
+Each process has a named pipe in the directory, which only this process reads. A line that another one
+writes into it tells a waiter that it has the lease, or makes it ask the engine.
 
-- A line that another process writes into it tells a waiter that it has the lease, or makes it ask the
-  engine.
-- A waiter's process keeps the pipe of another one open. When that one dies, however it dies, the kernel
-  tells all that have its pipe open. From then on it cannot be opened any more (``ENXIO``). So a death is
-  noticed at once, and not guessed from process ids, which are used again.
+A waiter's process keeps the pipe of another one open. When that one dies, however it dies, the kernel tells
+all that have its pipe open. From then on it cannot be opened any more (``ENXIO``). So a death is noticed at
+once, and not guessed from process ids, which are used again, and differ between containers.
 
 The waiters of a key are a chain: each watches the nearest process before it that lives, and the first
 one watches all holders. A death wakes only the waiters directly behind it; each of them asks the
@@ -18,13 +17,12 @@ What can fail:
 
 - *A line is lost*, because the pipe of a stopped process is full, or because no descriptor is left. The
   waiter's heartbeat finds out, within about a second.
-- *A pipe cannot be opened* for another reason than death (no descriptor is left, a cleaner has removed
+- *A pipe cannot be opened* for another reason than death (no descriptor is left, a user has removed
   it). That proves no death: the waiter relies on its heartbeat, and the lease's end decides.
-- *A process sees another boot*: it runs in another container or time namespace of this machine. Their
-  clocks differ, so neither can tell when a lease of the other has ended. The name of a pipe contains
-  the boot. A process that opens the directory first creates its own pipe, and then looks for living
-  processes of another boot. If it finds one, it is rejected. Of two that open the directory at the
-  same time, at least one finds the other.
+- *A process sees another boot*, in another container or time namespace of this machine. Their clocks differ,
+  so neither can tell when a lease of the other has ended. A process that opens the directory first creates
+  its own pipe, whose name contains the boot, and then looks for living processes of another boot. If it
+  finds one, it is rejected. Of two that open the directory at the same time, at least one finds the other.
 """
 
 from __future__ import annotations
@@ -45,11 +43,10 @@ from ..._platform.forks import close_in_children
 from ..._platform.threads import BackgroundThread
 from .directory import Directory, is_pipe, no_fork
 
-_CAPACITY: Final = 64 * 1024
-"""Bytes that fit into a pipe."""
+_CAPACITY: Final = 64 * 1024  # Bytes that fit into a pipe.
 
 _LINGER: Final = 3600.0
-"""Seconds that the pipes of dead processes stay; those in use are touched often."""
+"""Seconds that the pipe of a process stays that was found dead: its time of access is 0 then."""
 
 _SPARE: Final = 16
 """Pipes that stay open without a waiter: queues often form again in one order."""
@@ -71,7 +68,7 @@ class Pipe(io.FileIO):
 
 
 class Processes:
-    """This process, and the others as it sees them."""
+    """This process, and the others as it sees them. For ``ring`` and ``close_up``, see ``cells.Bells``."""
 
     def __init__(self, directory: Directory, process: str, switchboard: Switchboard) -> None:
         self.process = process
@@ -81,8 +78,7 @@ class Processes:
         """The processes that each waiter here watches, or has watched."""
         # Nothing waits while it is held. A signal handler may lock a key in the thread that is inside.
         self._guard = threading.RLock()
-        self._ours: list[Pipe] = []
-        """Our pipe; before it, those that a cleaner has removed, and others may still have open."""
+        self._ours: Pipe | None = None
         self._theirs: dict[str, Pipe] = {}
         """The pipes of those that waiters here watch. Only the thread closes them."""
         self._dead: set[str] = set()
@@ -96,14 +92,12 @@ class Processes:
             raise
 
     def ring(self, process: str, owner: str, grasp: Grasp) -> None:
-        """Notify a waiter that it has the lease. If that fails, its heartbeat finds out."""
         if process == self.process:
             self._switchboard.ring(owner, grasp)
         else:
             self._send(process, f"{owner} {grasp.fence} {grasp.until}")
 
     def close_up(self, process: str, owner: str) -> None:
-        """Make a waiter ask which one is before it now. If that fails, its heartbeat does."""
         if process == self.process:
             self._switchboard.ring(owner, Ask())
         else:
@@ -132,9 +126,7 @@ class Processes:
         if first:
             holders = [each for each in ahead if each != self.process]
             self._note(owner, holders)
-            for holder in holders:
-                self._follow(holder)
-            if any(holder in self._dead for holder in holders):
+            if any(not self._follow(holder) and holder in self._dead for holder in holders):
                 self._switchboard.ring(owner, Ask())
             return
         for process in ahead:
@@ -148,27 +140,17 @@ class Processes:
         if all(process in self._dead for process in ahead):
             self._switchboard.ring(owner, Ask())
 
-    def freshen(self) -> None:
-        """Keep our pipe from programs that remove what was not touched for long.
-
-        If it was removed, a new one is created; a process that has the old one open keeps watching that.
-        """
-        with self._guard:
-            try:
-                os.utime(self._name_of(self.process), dir_fd=self._directory.fd)
-            except FileNotFoundError:
-                self._make_pipe()
-                self._look_again()
-
     def close(self) -> None:
         """Leave. To other processes we are dead from now on, and our leases void."""
         self._closed.set()
         self._look_again()
         self._thread.join()
-        for each in (*self._ours, *self._theirs.values()):
-            each.close()
-        with contextlib.suppress(OSError):
-            os.unlink(self._name_of(self.process), dir_fd=self._directory.fd)
+        for pipe in self._theirs.values():
+            pipe.close()
+        if self._ours:
+            self._ours.close()
+            with contextlib.suppress(OSError):
+                os.unlink(self._name_of(self.process), dir_fd=self._directory.fd)
 
     def _note(self, owner: str, processes: Sequence[str]) -> None:
         self._watched[owner] = processes
@@ -212,28 +194,24 @@ class Processes:
 
     def _look_again(self) -> None:
         """Wake the thread, if it runs. One whose pipe is full is awake."""
-        for pipe in self._ours[:1]:
-            with contextlib.suppress(OSError, ValueError):
-                pipe.write(b"\n")
+        with contextlib.suppress(OSError, ValueError):
+            if self._ours:
+                self._ours.write(b"\n")
 
     def _listen(self) -> None:
         """Run the thread: it passes on what others write, and notices deaths."""
-        while not self._closed.is_set():
+        ours = self._ours
+        while ours and not self._closed.is_set():
             self._close_spare()
-            ours = {pipe.fileno(): pipe for pipe in tuple(self._ours)}
             theirs = {pipe.fileno(): process for process, pipe in tuple(self._theirs.items())}
             poller = select.poll()
-            for fd in (*ours, *theirs):
+            for fd in (ours.fileno(), *theirs):
                 poller.register(fd, select.POLLIN)
             died: list[str] = []
             # Only this thread closes pipes, so that another number of them means that there is a new one.
-            while not died and (len(ours), len(theirs)) == (len(self._ours), len(self._theirs)):
+            while not died and len(theirs) == len(self._theirs) and not self._closed.is_set():
                 ready = [fd for fd, _ in poller.poll()]
-                for fd in ready:
-                    if pipe := ours.get(fd):
-                        self._receive(pipe)
-                if self._closed.is_set():
-                    break
+                self._receive(ours)
                 died = [theirs[fd] for fd in ready if fd in theirs]
             for process in died:
                 self._bury(process)
@@ -263,34 +241,31 @@ class Processes:
     def _make_pipe(self) -> None:
         """Create our pipe. It gets its name only when it is open: before that, it looks like a death."""
         fd, name = self._directory.fd, self._name_of(self.process)
-        try:
-            os.mkfifo(f"{name}.new", 0o600, dir_fd=fd)
-            os.chmod(f"{name}.new", 0o600, dir_fd=fd)  # The umask took away too much.
-        except OSError as error:
-            raise self._directory.unavailable(
-                f"no named pipe can be made in {self._directory.path}: {error.strerror}"
-            ) from error
+        os.mkfifo(f"{name}.new", 0o600, dir_fd=fd)
+        os.chmod(f"{name}.new", 0o600, dir_fd=fd)  # The umask took away too much.
         with no_fork.lock:
-            self._ours.append(Pipe(f"{name}.new", "r+", fd))
-            close_in_children(self._ours[-1])
+            self._ours = Pipe(f"{name}.new", "r+", fd)
+            close_in_children(self._ours)
         os.rename(f"{name}.new", name, src_dir_fd=fd, dst_dir_fd=fd)
 
     def _look_around(self) -> None:
         """Raise ``EngineUnavailable`` if a process lives here that sees another boot.
 
-        Remove the pipes of processes that died so long ago that none of their leases is left. Until
-        then they prove the death to processes that have not noticed it yet.
+        Remove the pipes of processes that were first found dead so long ago that none of their leases is
+        left. Until then they prove the death to processes that have not noticed it yet.
         """
-        fd = self._directory.fd
+        fd, now = self._directory.fd, time.time()
         for name in filter(is_pipe, os.listdir(fd)):
             with contextlib.suppress(FileNotFoundError):  # Another process may remove it.
-                touched = os.stat(name, dir_fd=fd, follow_symlinks=False).st_mtime
+                found = os.stat(name, dir_fd=fd, follow_symlinks=False)
                 try:
                     Pipe(name, "w", fd).close()
                 except OSError as error:
                     if error.errno != errno.ENXIO:
                         raise
-                    if time.time() - touched > _LINGER:
+                    if found.st_atime:
+                        os.utime(name, (0, now), dir_fd=fd)
+                    elif now - found.st_mtime > _LINGER:
                         os.unlink(name, dir_fd=fd)
                     continue
                 if name.split(".")[1] != self._directory.boot:

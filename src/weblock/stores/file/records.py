@@ -22,8 +22,8 @@ What can fail:
 - *A process is stopped inside.* The others cannot lock the file: see ``_visit_later``.
 - *The disk is full.* The space of a slot is reserved when it is made, and a record needs no more of it to
   renew or release a lease. What needs larger slots is rejected.
-- *The machine crashes.* Nothing is synced to the disk, because all leases end with the boot: a
-  record of another boot counts for its fence only.
+- *The machine crashes.* Nothing is synced, because leases end with the boot: of a record of another boot
+  only the fence counts.
 - *The file is removed.* Then its leases are gone, and their holders find out by their next renewal.
 """
 
@@ -38,7 +38,7 @@ from typing import Final, NamedTuple
 
 from ..._core.table import KeyState, Moment, Step, current
 from ..._platform.forks import close_in_children
-from ...errors import ConfigurationError, EngineUnavailable
+from ...errors import EngineUnavailable
 from ..cells import Transition
 from ..codec import from_bytes, to_bytes
 from ..transport.turns import Empty, turns
@@ -184,7 +184,7 @@ class RecordFile:
 
     def _reopen(self) -> None:
         self._let_go_of_file()
-        if self._closed or self._directory.deleted:
+        if self._closed or not self._directory.is_at(self._directory.path):
             raise FileNotFoundError(self.path)
         self._known = _EMPTY
         with no_fork.lock:
@@ -229,16 +229,8 @@ class RecordFile:
         self._headers = [self._header_in(0), self._header_in(1)]
         headers = [_HEADER.unpack(each) for each in self._headers]
         highest = max(sequence for _, sequence, *_ in headers)
-        boots = set()
         for slot in (0, 1) if headers[0][1] == highest else (1, 0):
             magic, sequence, length, checksum, boot = headers[slot]
-            boots.add(boot)
-            if not _MAGIC.startswith(magic.rstrip(b"\0")):
-                raise ConfigurationError(
-                    f"{self.path} is no record file of this version of weblock (it has {magic!r},"
-                    f" not {_MAGIC!r}): let all processes run the same version, or name another"
-                    " directory"
-                )
             if magic != _MAGIC or not 0 < length < self._half:
                 continue
             payload = os.pread(self._fd, length, slot * self._half + _HEADER.size)
@@ -247,9 +239,11 @@ class RecordFile:
                 lines = {line.partition(b"\t")[0]: line for line in rows if boot == self._boot}
                 return _Record(highest, slot, int(fence), lines, length)
         # Else the file is new, or its first writer was killed, or the machine has crashed.
-        if boots == {self._boot}:
+        ours = all(_MAGIC.startswith(magic.rstrip(b"\0")) for magic, *_ in headers)
+        if not ours or all(boot == self._boot for *_, boot in headers):
             raise self._directory.unavailable(
-                f"{self.path} is damaged: stop all processes that lock here, and remove it"
+                f"{self.path} is damaged, or of another version of weblock: stop all processes that lock"
+                " here, and remove it"
             )
         return _EMPTY._replace(sequence=highest, lines={})
 
@@ -262,12 +256,9 @@ class RecordFile:
         payload = _payload(fence, lines)
         if len(payload) > self._half - _HEADROOM:
             # Some keys may never be asked for again.
-            moment = Moment(now, 0)
-            lines = {
-                name: line
-                for name, line in lines.items()
-                if not current(self._state_in(line), moment).blank
-            }
+            for name, line in tuple(lines.items()):
+                if current(self._state_in(line), Moment(now, 0)).blank:
+                    del lines[name]
             payload = _payload(fence, lines)
         while len(payload) > self._half - _HEADROOM:
             try:
