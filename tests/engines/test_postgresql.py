@@ -127,7 +127,7 @@ class TestStatements:
         locks.acquire("old").release()
         with locks.hold("held"):
             change(locks, "until = 1, fence = 9000000000000000", "key LIKE '%old'")
-            locks._engine._tidy_at = 0.0  # type: ignore[attr-defined]
+            locks._engine.tidy_at = 0.0  # type: ignore[attr-defined]
             locks.acquire("other").release()
             keys = {key.rpartition(":")[2] for (key,) in rows_of(locks, "key")}
             assert keys == {"", "held", "other"}
@@ -139,7 +139,7 @@ class TestStatements:
         for key, expiry in (("for long", 3600), ("for a moment", 60), ("forever", None)):
             locks.once(key, lambda: None, expiry=expiry)
         change(locks, "until = 1, ends = 1", "key LIKE '%moment'")
-        locks._engine._tidy_at = 0.0  # type: ignore[attr-defined]
+        locks._engine.tidy_at = 0.0  # type: ignore[attr-defined]
         locks.acquire("other").release()
         keys = {key for (key,) in rows_of(locks, "key", "ascii(key) = 1")}
         assert keys == {f"{DONE}default:{each}" for each in ("for long", "forever")}
@@ -157,7 +157,7 @@ class TestStatements:
             if (
                 threading.current_thread() is waiter
             ):  # It has just joined the queue, and looks, too.
-                engine._tidy_at = 0.0
+                engine.tidy_at = 0.0
                 return
             order.append("cleaned")
             await clean()
@@ -167,7 +167,7 @@ class TestStatements:
         waiter.start()
         eventually(lambda: rows_of(locks, "rest", "rest <> ''"))
         monkeypatch.setattr(cells, "clean", cleaned)
-        engine._tidy_at = 0.0
+        engine.tidy_at = 0.0
         lease.release()
         waiter.join(PATIENCE)
         assert order == ["rung", "cleaned"]

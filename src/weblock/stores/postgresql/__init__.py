@@ -7,23 +7,18 @@ on them; ``receiver`` notifies the waiters of this process.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from ..._core.ports import Runtime, Store
 from ..._requirements import require
-from ...errors import EngineUnavailable
 from ..findings import Finding
 from ..transport.engine import ServerEngine
 from ..url import without_secrets
 
 if TYPE_CHECKING:
-    from .cells import RowCells
     from .settings import Settings
 
 __all__ = ["PostgreSQLEngine", "open_engine"]
-
-TIDIED_EVERY: Final = 60.0
-"""Seconds between two looks for rows that nobody uses, by one process."""
 
 
 def open_engine(url: str) -> PostgreSQLEngine:
@@ -42,7 +37,8 @@ class PostgreSQLEngine(ServerEngine):
 
     settings: Settings
 
-    _tidy_at = 0.0
+    tidy_at = 0.0
+    """When rows that nobody uses are removed next, by the clock of any runtime."""
 
     def after_fork(self) -> None:
         from .connections import Connections
@@ -54,18 +50,7 @@ class PostgreSQLEngine(ServerEngine):
     def connect(self, runtime: Runtime) -> Store:
         from .cells import RowStore
 
-        self._tidy_at = runtime.now() + TIDIED_EVERY * runtime.jitter()
         return RowStore(self, runtime)
-
-    async def tidy(self, cells: RowCells, now: float) -> None:
-        """Remove rows that nobody uses, if that is due. A failure is ignored: the next call tries again."""
-        if now < self._tidy_at:
-            return
-        self._tidy_at = now + TIDIED_EVERY
-        try:
-            await cells.clean()
-        except EngineUnavailable:
-            pass
 
     def ddl(self) -> str:
         """The statements that create its table."""

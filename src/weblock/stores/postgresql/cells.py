@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import psycopg
 
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
     from .links import Parameter
 
 
+TIDIED_EVERY: Final = 60.0
+"""Seconds between two looks for rows that nobody uses, by one process."""
+
+
 class RowCells(RacingCells):
     """The rows of a table, for one runtime."""
 
@@ -45,26 +50,6 @@ class RowCells(RacingCells):
 
     async def update(self, key: str, transition: Transition, *, patience: float) -> Done:
         try:
-            return await self._update(key, transition, patience)
-        except Missing as error:
-            if isinstance(transition, Release | Heartbeats):  # Nothing is there, then.
-                raise
-            raise as_setting(self._settings, error) from error.__cause__
-
-    async def names(self, prefix: str, *, patience: float) -> list[str]:
-        return [key for (key,) in await self._ask_here(self._statements.names, prefix)]
-
-    async def mark(self, key: str, keep: float | None) -> None:
-        if keep == 0:
-            await self._ask_here(self._statements.unmark, DONE + key)
-        else:
-            await self._ask_here(self._statements.mark, DONE + key, keep)
-
-    async def marked(self, key: str) -> bool:
-        return bool(await self._ask_here(self._statements.marked, DONE + key))
-
-    async def _update(self, key: str, transition: Transition, patience: float) -> Done:
-        try:
             if isinstance(transition, Release):
                 # All others wait for it: it must not wait until they have joined the queue.
                 return await self._update_now(key, transition, patience)
@@ -73,6 +58,22 @@ class RowCells(RacingCells):
             return await self._links.in_turn(key, update)
         except Unfit as error:
             raise unavailable(self._settings, error) from error
+        except Missing as error:
+            if isinstance(transition, Release | Heartbeats):  # Nothing is there, then.
+                raise
+            raise as_setting(self._settings, error) from error.__cause__
+
+    async def names(self, prefix: str, *, patience: float) -> list[str]:
+        return [key for (key,) in await self._ask(self._statements.names, prefix)]
+
+    async def mark(self, key: str, keep: float | None) -> None:
+        if keep == 0:
+            await self._ask(self._statements.unmark, DONE + key)
+        else:
+            await self._ask(self._statements.mark, DONE + key, keep)
+
+    async def marked(self, key: str) -> bool:
+        return bool(await self._ask(self._statements.marked, DONE + key))
 
     async def _update_now(self, key: str, transition: Transition, patience: float) -> Done:
         give_up_at = self.runtime.now() + patience
@@ -194,28 +195,25 @@ class RowCells(RacingCells):
     async def _try(self, statement: bytes, *parameters: Parameter) -> list[Row]:
         """Return the rows of a transition; none if another caller was quicker."""
         try:
-            return await self._ask(statement, *parameters)
-        except EngineUnavailable as error:
-            if isinstance(error.__cause__, LOST_RACE):
-                return []
-            raise
-
-    async def _ask(self, statement: bytes, *parameters: Parameter) -> list[Row]:
-        """Return the rows that a statement results in. Raises ``EngineUnavailable``."""
-        try:
             return await self._links.ask(statement, *parameters)
+        except LOST_RACE:
+            return []
         except (psycopg.Error, Unfit, OSError) as error:
             raise unavailable(self._settings, error) from error
 
-    async def _ask_here(self, statement: bytes, *parameters: Parameter) -> list[Row]:
+    async def _ask(self, statement: bytes, *parameters: Parameter) -> list[Row]:
+        """Return the rows that a statement results in."""
         try:
-            return await self._ask(statement, *parameters)
-        except Missing as error:
-            raise as_setting(self._settings, error) from error.__cause__
+            return await self._links.ask(statement, *parameters)
+        except (psycopg.Error, Unfit, OSError) as error:
+            failure = unavailable(self._settings, error)
+            if isinstance(failure, Missing):
+                raise as_setting(self._settings, failure) from error
+            raise failure from error
 
     async def clean(self) -> None:
         """Remove rows that nobody uses."""
-        await self._ask(self._statements.clean)
+        await self._try(self._statements.clean)
 
 
 class RowStore(CellStore):
@@ -225,12 +223,16 @@ class RowStore(CellStore):
         self._rows = RowCells(engine, runtime)
         self._engine = engine
         self._runtime = runtime
+        engine.tidy_at = runtime.now() + TIDIED_EVERY * runtime.jitter()
         super().__init__(self._rows, engine.connections.receiver)
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
         reply = await super().release(key, owner, void=void)
         # The next holder has been notified by now, and does not wait for this.
-        await self._engine.tidy(self._rows, self._runtime.now())
+        if (now := self._runtime.now()) >= self._engine.tidy_at:
+            self._engine.tidy_at = now + TIDIED_EVERY
+            with suppress(EngineUnavailable):  # The next call tries again.
+                await self._rows.clean()
         return reply
 
 

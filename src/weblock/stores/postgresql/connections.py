@@ -171,8 +171,8 @@ class OfLoops:
         self._silence = connections.silence
         self._turns = ByLoop(_Turns)
 
-    async def ask(self, statement: bytes, *parameters: Parameter) -> list[Row]:
-        return await self._loops.use(lambda link: link.ask(statement, *parameters))
+    def ask(self, statement: bytes, *parameters: Parameter) -> Awaitable[list[Row]]:
+        return self._loops.use(lambda link: link.ask(statement, *parameters))
 
     async def in_turn(self, key: str, work: Callable[[], Awaitable[T]]) -> T:
         turn = self._turns.here().locks[hash(key) % STRIPES]

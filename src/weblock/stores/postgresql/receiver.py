@@ -15,6 +15,7 @@ import psycopg
 
 from ..._core.ports import Ask, Grasp, Switchboard
 from ..._platform.logs import logger
+from ..cells import LocalBells
 from ..transport.listener import Listener
 from .links import BlockingLink
 from .settings import Settings
@@ -34,7 +35,7 @@ def payload_of(owner: str, grasp: Grasp) -> str:
     return f"{owner} {grasp.fence} {grasp.until:f}"
 
 
-class Receiver:
+class Receiver(LocalBells):
     """The bells of PostgreSQL. It listens on one channel, from when the first caller waits.
 
     Waiters of this process are notified directly; those of others with the row that they get.
@@ -44,20 +45,13 @@ class Receiver:
         self, settings: Settings, switchboard: Switchboard, connect: Callable[[], BlockingLink]
     ) -> None:
         self._settings = settings
-        self._switchboard = switchboard
+        super().__init__(switchboard)
         self._listener = Listener(connect, self._hear, lost=(psycopg.Error,))
         self.process = f"weblock_{secrets.token_hex(8)}"
         self.close = self._listener.close
 
-    def ring(self, process: str, owner: str, grasp: Grasp) -> None:
-        if process == self.process:
-            self._switchboard.ring(owner, grasp)
-
     def watch(self, key: str, owner: str, ahead: Sequence[str], *, first: bool) -> None:
         self._listener.start()
-
-    def close_up(self, process: str, owner: str) -> None:
-        pass  # The next holder is notified, whatever happened in front of it.
 
     def _hear(self, link: BlockingLink) -> None:
         ended = self._listener.ended

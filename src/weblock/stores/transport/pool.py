@@ -306,11 +306,11 @@ class LoopPools(Generic[L]):
         self._patience = patience
         self._closed = False
 
-    async def use(self, work: Callable[[L], Awaitable[R]]) -> R:
+    def use(self, work: Callable[[L], Awaitable[R]]) -> Awaitable[R]:
         """See ``LoopPool.use``."""
         if self._closed:
             raise Unfit("it was closed")
-        return await self._loops.here().use(work)
+        return self._loops.here().use(work)
 
     def use_first(self, work: Callable[[L], Awaitable[R]]) -> R:
         """Do work on a connection of any loop, for the keeper, whose thread has none.
