@@ -24,8 +24,8 @@ from weblock.stores.redis.aio import LoopLinks
 from weblock.stores.redis.asking import Health, Lookup, Poll
 from weblock.stores.redis.blocking import BlockingLinks
 from weblock.stores.redis.calls import Layout
-from weblock.stores.redis.cluster import ClusterNodes
 from weblock.stores.redis.settings import Address, parse
+from weblock.stores.redis.topology import ClusterNodes
 from weblock.stores.transport.unfit import Unfit
 from weblock.stores.zookeeper import open_engine
 from weblock.stores.zookeeper.session import Session

@@ -12,8 +12,8 @@ from random import Random
 from typing import Any, Final
 
 from weblock.errors import LeaseLost
-from weblock.stores.redis.cluster import ASK_EVERY
 from weblock.stores.redis.scripts import Script
+from weblock.stores.redis.topology import MAP_READ_EVERY
 from weblock.stores.redis.wire import Wire
 
 from .attempts import Attempt
@@ -217,7 +217,7 @@ class ClusterSchedule(Schedule):
         engine = self.engine
         lately = self.world.now - self.swarm.ttl
         ends = self.world.now + lasting
-        self._unknown_until = ends + ASK_EVERY if engine.apart else 0.0
+        self._unknown_until = ends + MAP_READ_EVERY if engine.apart else 0.0
         for bucket, home in engine.home.items():
             if number in (home, engine.moving.get(bucket)):
                 engine.excused[bucket] = ends + self.swarm.ttl

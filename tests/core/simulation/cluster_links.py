@@ -9,9 +9,9 @@ from typing import Any, Final
 from redis import exceptions
 
 from weblock._core.ports import Recovery
-from weblock.stores.redis.cluster import ASK_EVERY, HUNG
 from weblock.stores.redis.settings import Address, Deployment, Settings
 from weblock.stores.redis.store import RedisStore
+from weblock.stores.redis.topology import HUNG, MAP_READ_EVERY
 from weblock.stores.redis.wire import Introduce, Wire
 
 from .cluster_servers import ADDRESSES, LAYOUT, ClusterServers
@@ -90,7 +90,7 @@ class SimulatedNodes:
         self._hung: set[Address] = set()
 
     def ready(self) -> bool:
-        return self._process.now() < self._looked_at + ASK_EVERY
+        return self._process.now() < self._looked_at + MAP_READ_EVERY
 
     def refresh(self) -> None:
         engine, process = self._engine, self._process

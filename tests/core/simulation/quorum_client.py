@@ -13,9 +13,9 @@ from weblock.errors import EngineUnavailable
 from weblock.stores.quorum import QuorumEngine, _Board
 from weblock.stores.quorum.store import QuorumStore
 from weblock.stores.redis.asking import LONGEST_KNOCK, Health
-from weblock.stores.redis.nodes import OneNode
 from weblock.stores.redis.settings import Address, Deployment, Settings
 from weblock.stores.redis.store import RedisStore
+from weblock.stores.redis.topology import Nodes
 from weblock.stores.redis.wire import Wire
 
 from .client import Client
@@ -54,7 +54,7 @@ class SimulatedConnections:
     def store(self, *, suspends: bool) -> RedisStore:
         assert suspends
         links: Any = self._new_links()
-        node, now = OneNode(ADDRESS), links.at.now
+        node, now = Nodes(ADDRESS), links.at.now
         wire = Wire(self._settings, LAYOUT, node, links, admit=self._admit, now=now)
         return RedisStore(self._settings.name, LAYOUT, wire)
 

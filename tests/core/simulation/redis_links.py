@@ -14,10 +14,10 @@ from weblock._core.ports import Ask, Pulse, Recovery, Reply, Switchboard
 from weblock._core.table import Claim
 from weblock.errors import EngineUnavailable
 from weblock.stores.redis.calls import micros
-from weblock.stores.redis.nodes import OneNode
 from weblock.stores.redis.servers import Server
 from weblock.stores.redis.settings import Address, Deployment, Settings
 from weblock.stores.redis.store import RedisStore
+from weblock.stores.redis.topology import Nodes
 from weblock.stores.redis.wire import Introduce, Wire
 
 from .engine import Acquire, Refresh, Release, Request
@@ -208,7 +208,7 @@ class WitnessedStore(RedisStore):
         wire = Wire(
             settings,
             LAYOUT,
-            OneNode(ADDRESS),
+            Nodes(ADDRESS),
             links,  # type: ignore[arg-type]
             admit=lambda _server: None,
             now=links.at.now,

@@ -20,12 +20,10 @@ from ...errors import ConfigurationError
 from .aio import AsyncioLinks, LoopLinks
 from .blocking import BlockingLink, BlockingLinks, Lent, connected
 from .calls import Layout
-from .cluster import ClusterNodes
-from .nodes import Nodes, OneNode
 from .receiver import LISTENED_IN, Receiver
-from .sentinel import SentinelNodes
 from .settings import Address, Deployment, Settings
 from .store import RedisStore
+from .topology import ClusterNodes, Nodes, SentinelNodes
 from .wire import Admit, Links, Wire
 
 _CLASSES: Final = {
@@ -115,7 +113,7 @@ class Connections:
     def _nodes_of(self, settings: Settings, on_change: Callable[[], object]) -> Nodes:
         match settings.deployment:
             case Deployment.SINGLE:
-                return OneNode(settings.addresses[0])
+                return Nodes(settings.addresses[0])
             case Deployment.SENTINEL:
                 return SentinelNodes(settings, self._sentinel, on_change)
             case Deployment.CLUSTER:

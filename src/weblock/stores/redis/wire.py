@@ -19,7 +19,6 @@ from ...errors import ConfigurationError, EngineUnavailable
 from ..transport.unfit import Unfit
 from .calls import MICRO, Call, Layout, packed
 from .failures import GRANT, explained
-from .nodes import Nodes
 from .scripts import (
     ACQUIRE,
     BEAT,
@@ -33,6 +32,7 @@ from .scripts import (
 )
 from .servers import Server, examine
 from .settings import Address, Settings
+from .topology import Nodes
 
 if TYPE_CHECKING:
     from .blocking import Lent
