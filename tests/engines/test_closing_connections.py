@@ -49,7 +49,6 @@ class Link:
 class LinkOfRedis(Link, RedisLink):
     """One of a pool that wants its own."""
 
-    home = None
     __init__ = object.__init__
 
 
@@ -70,6 +69,7 @@ def test_a_connection_that_comes_back_while_its_pool_is_closed_is_closed() -> No
     pool = RedisLinks(None, None, room=1, patience=0.0)  # type: ignore[arg-type]
     pool._idle["server"] = ClosedMeanwhile(pool.close)  # type: ignore[index]
     link = LinkOfRedis()
+    link.home = pool
     pool.give_back(link)
     assert link.closed
 

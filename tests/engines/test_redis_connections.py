@@ -322,7 +322,7 @@ def test_a_keeper_without_a_connection_goes_before_all_callers(
             links.give_back(link)
             assert loan.result() is link
         assert links.at_once(address, []) is None
-        links.take_back(link)
+        links.give_back(link)
         assert links.at_once(address, []) is link
         links.give_back(link)
 

@@ -14,11 +14,11 @@ from weblock._core.ports import Ask, Pulse, Recovery, Reply, Switchboard
 from weblock._core.table import Claim
 from weblock.errors import EngineUnavailable
 from weblock.stores.redis.calls import micros
-from weblock.stores.redis.servers import Server
+from weblock.stores.redis.links import Introduce
 from weblock.stores.redis.settings import Address, Deployment, Settings
 from weblock.stores.redis.store import RedisStore
 from weblock.stores.redis.topology import Nodes
-from weblock.stores.redis.wire import Introduce, Wire
+from weblock.stores.redis.wire import Wire
 
 from .engine import Acquire, Refresh, Release, Request
 from .network import Connection, Exchange, Network
@@ -41,7 +41,6 @@ SUBSCRIBING = 0.01
 class SimulatedLink:
     """One connection to one life of the server."""
 
-    server: Server
     incarnation: str
 
     def __init__(self, links: SimulatedLinks) -> None:

@@ -1,8 +1,7 @@
 """Connections of asyncio: one to each server for each event loop, which all its tasks share.
 
-What is asked in one turn of the loop goes out in one write, replies are told apart by their order,
-and rings come in on the same connection (RESP3). So a loop needs no pool, and nobody waits for a
-connection.
+What is asked in one turn of the loop goes out in one write, and notifications come in on the same
+connection (RESP3). So a loop needs no pool, and no task waits for a connection.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from functools import partial
 from typing import Any, Final, cast
 
 import hiredis
@@ -22,16 +20,14 @@ from ..._core.ports import Ask, Switchboard
 from ..._platform.forks import close_in_children
 from ..._platform.logs import logger
 from ..transport.loops import BeforeLoopEnds, ByLoop, made_for_all
-from ..transport.turns import turns
 from ..transport.unfit import Unfit
 from .asking import connecting, in_background
 from .calls import packed
 from .failures import NOT_RUNG, explained
 from .internals import take_writer
+from .links import INCOMPLETE, Introduce, Links, new_reader
 from .rings import ring_waiter
-from .servers import Server
 from .settings import Address
-from .wire import Errors, Introduce, Link
 
 AsyncioConnect = Callable[[Address], redis.asyncio.Connection]
 
@@ -50,13 +46,10 @@ a share of the timeout (``PROMPT``), as with the window of TCP.
 PROMPT: Final = 1 / 8
 """The share of the timeout in which a reply should come."""
 
-_INCOMPLETE: Final = object()
-
 
 class AsyncioLink(asyncio.Protocol):
     """One connection, from its handshake on."""
 
-    server: Server
     incarnation: str
 
     def __init__(
@@ -69,14 +62,14 @@ class AsyncioLink(asyncio.Protocol):
     ) -> None:
         self.address = address
         self.failure: Exception | None = None
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._timeout = timeout
         self._on_push = on_push
         self._on_end = on_end
-        reader = hiredis.Reader(replyError=Errors.parse_error, notEnoughData=_INCOMPLETE)
+        reader = new_reader()
         self._feed = reader.feed
         self._next_reply = reader.gets
-        self._heard_at = self._loop.time()
+        self._heard_at = self.loop.time()
         self._replied_at = self._heard_at
         self._pending: deque[tuple[asyncio.Future[Any], float]] = deque()
         """Replies that callers wait for, in the order of their commands, and until when."""
@@ -104,10 +97,6 @@ class AsyncioLink(asyncio.Protocol):
         close_in_children(self)
         self._transport.set_protocol(self)
 
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        return self._loop
-
     def ask(self, command: bytes) -> asyncio.Future[Any]:
         """Send a command, and return the future of its reply.
 
@@ -116,13 +105,18 @@ class AsyncioLink(asyncio.Protocol):
         """
         if self.failure:
             raise self.failure
-        loop = self._loop
+        loop = self.loop
         reply: asyncio.Future[Any] = loop.create_future()
         if self._pending or self._outgoing or self._crowded:
-            self._put_off(command, reply)
+            self._outgoing.append((command, reply))
+            if len(self._outgoing) >= BATCH:
+                self._flush()
+            elif not self._flushes:
+                self._flushes = True
+                loop.call_soon(self._flush_at_end)
         elif self._transport:
             self._transport.write(command)
-            due = loop.time() + self._timeout  # As ``_expect``, which each request would call.
+            due = loop.time() + self._timeout
             self._pending.append((reply, due))
             if self._watch is None:
                 self._watch = loop.call_at(due, self._look)
@@ -136,7 +130,7 @@ class AsyncioLink(asyncio.Protocol):
         """Send commands ahead of those that have not been sent, and return their replies."""
         if self.failure:
             raise self.failure
-        replies = [self._loop.create_future() for _ in commands]
+        replies = [self.loop.create_future() for _ in commands]
         self._outgoing.extendleft(reversed([*zip(commands, replies, strict=True)]))
         self._flush()
         return [await reply for reply in replies]
@@ -148,26 +142,12 @@ class AsyncioLink(asyncio.Protocol):
         """
         self._subscribing = self.ask(packed("SUBSCRIBE", channel) + packed("TIME"))
 
-    def _expect(self, reply: asyncio.Future[Any]) -> None:
-        due = self._loop.time() + self._timeout
-        self._pending.append((reply, due))
-        if self._watch is None:
-            self._watch = self._loop.call_at(due, self._look)
-
-    def _put_off(self, command: bytes, reply: asyncio.Future[Any]) -> None:
-        self._outgoing.append((command, reply))
-        if len(self._outgoing) >= BATCH:
-            self._flush()
-        elif not self._flushes:
-            self._flushes = True
-            self._loop.call_soon(self._flush_at_end)
-
     def discard(self) -> None:
         self._end(exceptions.ConnectionError("the connection was given up"))
 
     def fileno(self) -> int:
         """Return the number of its socket, which the loop closes at any time once it has failed."""
-        if self.failure or not self._transport or self._loop.is_closed():
+        if self.failure or not self._transport or self.loop.is_closed():
             return -1
         number: int = self._transport.get_extra_info("socket").fileno()
         return number
@@ -176,7 +156,7 @@ class AsyncioLink(asyncio.Protocol):
         replies, pending, due = 0, self._pending, 0.0
         try:
             self._feed(data)
-            while (reply := self._next_reply()) is not _INCOMPLETE:
+            while (reply := self._next_reply()) is not INCOMPLETE:
                 if isinstance(reply, hiredis.PushNotification):
                     self._on_push(reply)
                     continue
@@ -191,7 +171,7 @@ class AsyncioLink(asyncio.Protocol):
         except (hiredis.ProtocolError, IndexError) as error:
             self._end(exceptions.InvalidResponse(f"the server does not talk as it should: {error}"))
         self._crowded = replies > 1
-        self._heard_at = self._loop.time()
+        self._heard_at = self.loop.time()
         if replies:
             self._replied_at = self._heard_at
             if self._heard_at > due - (1 - PROMPT) * self._timeout:
@@ -210,12 +190,15 @@ class AsyncioLink(asyncio.Protocol):
 
     def _flush(self) -> None:
         commands: list[bytes] = []
+        due = self.loop.time() + self._timeout
         while self._outgoing and len(self._pending) < self._window:
             command, reply = self._outgoing.popleft()
             if not reply.done():  # Else its caller was cancelled.
                 commands.append(command)
-                self._expect(reply)
+                self._pending.append((reply, due))
         if commands and self._transport and not self.failure:
+            if self._watch is None:
+                self._watch = self.loop.call_at(due, self._look)
             self._transport.write(b"".join(commands))
 
     def _look(self) -> None:
@@ -228,7 +211,7 @@ class AsyncioLink(asyncio.Protocol):
         self._watch = None
         if not self._pending:
             return
-        now = self._loop.time()
+        now = self.loop.time()
         _, first_due = self._pending[0]
         soonest = self._replied_at + self._timeout
         silent_at = max(first_due, self._heard_at + self._timeout)
@@ -242,7 +225,7 @@ class AsyncioLink(asyncio.Protocol):
                 silent_at = min(silent_at, max(due, soonest))
                 break
             _fail(waiter, self._no_answer())
-        self._watch = self._loop.call_at(silent_at, self._look)
+        self._watch = self.loop.call_at(silent_at, self._look)
 
     def _no_answer(self) -> Exception:
         return exceptions.TimeoutError(f"no answer for {self._timeout:g} seconds")
@@ -272,7 +255,7 @@ class Loan:
     alive = False  # It is not kept.
 
     def __init__(self, link: AsyncioLink, timeout: float) -> None:
-        self.address, self.server, self.incarnation = link.address, link.server, link.incarnation
+        self.address, self.incarnation = link.address, link.incarnation
         self._link = link
         self._timeout = timeout
 
@@ -353,25 +336,28 @@ class LoopLinks:
     async def aside(self, work: Callable[[], None]) -> None:
         """Run in a thread of our own what all tasks wait for together."""
         if self._aside is None or self._aside.done():
-            outcome = self.loop.create_future()
+            outcome: asyncio.Future[BaseException | None] = self.loop.create_future()
+
+            def settle(failure: BaseException | None) -> None:
+                if not outcome.done():
+                    outcome.set_result(failure)
+
+            def run() -> None:
+                failure: BaseException | None = None
+                try:
+                    work()
+                except BaseException as error:  # noqa: BLE001 - raised in the waiters
+                    failure = error
+                with contextlib.suppress(RuntimeError):  # The loop was closed meanwhile.
+                    self.loop.call_soon_threadsafe(settle, failure)
+
             try:
-                in_background(partial(self._do_aside, work, outcome), "aside")
+                in_background(run, "aside")
             except RuntimeError as error:
                 raise Unfit(f"no thread could be started to ask where it is: {error}") from error
             self._aside = outcome  # Only now: nothing would end one that was not begun.
         if failure := await asyncio.shield(self._aside):
             raise failure
-
-    def _do_aside(
-        self, work: Callable[[], None], outcome: asyncio.Future[BaseException | None]
-    ) -> None:
-        failure: BaseException | None = None
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001 - raised in the waiters
-            failure = error
-        with contextlib.suppress(RuntimeError):  # The loop was closed meanwhile.
-            self.loop.call_soon_threadsafe(_settle, outcome, failure)
 
     def close(self) -> None:
         """End all connections. It must run in the loop."""
@@ -420,11 +406,8 @@ class LoopLinks:
                 self._switchboard.ring_all(Ask())
 
 
-class AsyncioLinks:
-    """The links of whichever event loop runs."""
-
-    free = turns(0)
-    """A link is shared, so its callers need no permits."""
+class AsyncioLinks(Links):
+    """The links of whichever event loop runs. They are shared, so callers need no permits."""
 
     def __init__(self, new: Callable[[], LoopLinks]) -> None:
         self._loops = ByLoop(new)
@@ -467,12 +450,6 @@ class AsyncioLinks:
             raise _closed()
         return self._loops.here().take(address, introduce)
 
-    def give_back(self, link: Link) -> None:
-        """Do nothing: the link is shared, and stays open."""
-
-    def tidy(self) -> None:
-        """Do nothing: there is one link to each server."""
-
     def close(self) -> None:
         self._closed = True
         self._loops.close()
@@ -480,11 +457,6 @@ class AsyncioLinks:
 
 def _closed() -> Unfit:
     return Unfit("it was closed")
-
-
-def _settle(outcome: asyncio.Future[BaseException | None], failure: BaseException | None) -> None:
-    if not outcome.done():
-        outcome.set_result(failure)
 
 
 def _fail(waiter: asyncio.Future[Any], failure: Exception) -> None:

@@ -1,4 +1,4 @@
-"""Connections of the blocking world: one thread has one for the length of a round trip."""
+"""Connections of the blocking API: one thread has one for the length of a round trip."""
 
 from __future__ import annotations
 
@@ -26,14 +26,11 @@ from .aio import Loan
 from .asking import Connect, connecting
 from .failures import explained
 from .internals import socket_of
-from .servers import Server
+from .links import INCOMPLETE, Introduce, Link, Links, new_reader
 from .settings import Address
-from .wire import Errors, Introduce, Link
 
 if TYPE_CHECKING:
     from .receiver import Receiver
-
-_INCOMPLETE: Final = object()
 
 _NOW: Final = (False,)
 """The argument of ``SimpleQueue.get`` with which it does not wait."""
@@ -51,9 +48,12 @@ LOAN: Final = 0.2
 
 
 class BlockingLink:
-    """One connection, from its handshake on, without the layers that redis-py has above its socket."""
+    """One connection, from its handshake on, without the layers that redis-py has above its socket.
 
-    server: Server
+    With ``two_phase``, requests suspend between sending and receiving: see ``ports.sent``. A caller that
+    need not wait any longer closes its request, and the reply is dropped when it comes.
+    """
+
     incarnation: str
 
     def __init__(
@@ -62,24 +62,29 @@ class BlockingLink:
         connection: redis.Connection,
         *,
         timeout: float | None = None,
+        two_phase: bool = False,
     ) -> None:
         self.address = address
         self.used_at = time.monotonic()
         self.alive = True
-        """Whether nothing has gone wrong on it yet, and no reply is on its way."""
+        """Whether nothing has gone wrong on it yet, and no reply is on its way that a caller waits for."""
         self.home: BlockingLinks | None = None
-        """The pool that has lent it."""
+        """Its pool, also while it is lent to another."""
         self._connection = connection
         self._socket = socket_of(connection)
         if timeout is not None:
             self._socket.settimeout(timeout)
         self._timeout = self._socket.gettimeout() or 0.0
         time_out_in_kernel(self._socket)
-        self._polls = self._socket.gettimeout() is None
+        self._two_phase = two_phase
+        # With two phases, the caller polls before it goes on.
+        self._polls = self._socket.gettimeout() is None and not two_phase
+        self._unwanted = 0
+        """Replies on their way that no caller waits for."""
         self._send = self._socket.sendall
         self._receive_into = self._socket.recv_into
         self._buffer = bytearray(_CHUNK)
-        reader = hiredis.Reader(replyError=Errors.parse_error, notEnoughData=_INCOMPLETE)
+        reader = new_reader()
         self._feed = reader.feed
         self._next_reply = reader.gets
         self._poll = new_poll()
@@ -87,36 +92,36 @@ class BlockingLink:
         self.fileno = self._socket.fileno
         close_in_children(self._socket)
 
-    async def ask(self, command: bytes) -> Any:
+    async def ask(self, command: bytes, count: int | None = None) -> Any:
+        """Send a command, and return its reply; with a count, the list of so many replies."""
+        unwanted = self._unwanted
+        missing = unwanted + (count or 1)
+        replies: list[Any] = []
         self.alive = False  # A reply that is left here would be taken for another's.
         try:
             until = time.monotonic() + self._timeout
             self._send(command)
-            reply = _INCOMPLETE
-            while reply is _INCOMPLETE:
+            while len(replies) < missing:
+                if self._two_phase:
+                    await sent(self._socket.fileno(), until)
                 self._receive(until)
-                reply = self._next_reply()
-        except BaseException as error:
-            self._fail(error)
+                while (reply := self._next_reply()) is not INCOMPLETE:
+                    replies.append(reply)
+        except GeneratorExit:
+            self._unwanted = missing - len(replies)
+            self.alive = True
             raise
+        except (OSError, hiredis.ProtocolError) as error:
+            raise self._failed(error) from error
+        except BaseException:
+            self.discard()
+            raise
+        self._unwanted = 0
         self.alive = True
-        return reply
+        return replies[unwanted:] if count else replies[-1]
 
     async def exchange(self, commands: Sequence[bytes]) -> list[Any]:
-        replies: list[Any] = []
-        self.alive = False
-        try:
-            until = time.monotonic() + self._timeout
-            self._send(b"".join(commands))
-            while len(replies) < len(commands):
-                if (reply := self._next_reply()) is not _INCOMPLETE:
-                    replies.append(reply)
-                    continue
-                self._receive(until)
-        except BaseException as error:
-            self._fail(error)
-            raise
-        self.alive = True
+        replies: list[Any] = await self.ask(b"".join(commands), len(commands))
         return replies
 
     def send(self, command: bytes) -> None:
@@ -124,8 +129,7 @@ class BlockingLink:
         try:
             self._send(command)
         except OSError as error:
-            self.discard()
-            raise self._explained(error) from error
+            raise self._failed(error) from error
 
     def heard(self) -> list[Any]:
         """Return pushed messages, or none after the timeout of the connection.
@@ -138,13 +142,12 @@ class BlockingLink:
             until = time.monotonic() + self._timeout
             while not heard:
                 self._receive(until)
-                while (reply := self._next_reply()) is not _INCOMPLETE:
+                while (reply := self._next_reply()) is not INCOMPLETE:
                     heard.append(reply)
         except (BlockingIOError, TimeoutError):
             return heard
         except (OSError, hiredis.ProtocolError) as error:
-            self.discard()
-            raise self._explained(error) from error
+            raise self._failed(error) from error
         return heard
 
     def discard(self) -> None:
@@ -158,25 +161,25 @@ class BlockingLink:
 
         A connection that has just received a reply is not checked: that would cost each request a system call.
         """
+        if self._unwanted and self.alive and self._poll.poll(0):
+            try:
+                self._receive(time.monotonic() + self._timeout)
+                while self._next_reply() is not INCOMPLETE:
+                    self._unwanted -= 1
+            except (OSError, hiredis.ProtocolError):
+                self.discard()
         if time.monotonic() - self.used_at < FRESH:
             return self.alive
         if self.alive and self._poll.poll(0):  # The end: we have not asked for anything.
             self.discard()
         return self.alive
 
-    def _fail(self, error: BaseException) -> None:
-        """Discard the connection, and raise redis-py's error for it, if there is one."""
+    def _failed(self, error: Exception) -> Exception:
+        """End the connection, and return redis-py's error for what happened to it."""
         self.discard()
-        if isinstance(error, Exception):
-            raise self._explained(error) from error
-
-    def _explained(self, error: BaseException) -> BaseException:
-        match error:
-            case TimeoutError() | BlockingIOError():
-                return exceptions.TimeoutError(f"no answer for {self._timeout:g} s")
-            case OSError() | hiredis.ProtocolError():
-                return exceptions.ConnectionError(f"the connection was lost: {error}")
-        return error
+        if isinstance(error, TimeoutError | BlockingIOError):
+            return exceptions.TimeoutError(f"no answer for {self._timeout:g} s")
+        return exceptions.ConnectionError(f"the connection was lost: {error}")
 
     def _receive(self, until: float) -> None:
         left = until - time.monotonic()
@@ -192,64 +195,12 @@ class BlockingLink:
         self._feed(self._buffer, 0, size)  # type: ignore[arg-type]  # It takes any buffer.
 
 
-class TwoPhaseLink(BlockingLink):
-    """A link whose requests suspend between sending and receiving: see ``ports.sent``.
-
-    A caller that need not wait any longer closes its request. The reply is dropped when it comes.
-    """
-
-    def __init__(self, address: Address, connection: redis.Connection) -> None:
-        super().__init__(address, connection)
-        self._polls = False  # The caller polls before it goes on.
-        self._unwanted = 0
-        """Replies on their way that no caller waits for."""
-
-    async def ask(self, command: bytes, count: int | None = None) -> Any:
-        """Send a command, and return its reply; with a count, the list of so many replies."""
-        unwanted = self._unwanted
-        missing = unwanted + (count or 1)
-        replies: list[Any] = []
-        self.alive = False
-        try:
-            until = time.monotonic() + self._timeout
-            self._send(command)
-            while len(replies) < missing:
-                await sent(self._socket.fileno(), until)
-                self._receive(until)
-                while (reply := self._next_reply()) is not _INCOMPLETE:
-                    replies.append(reply)
-        except GeneratorExit:
-            self._unwanted = missing - len(replies)
-            self.alive = True
-            raise
-        except BaseException as error:
-            self._fail(error)
-            raise
-        self._unwanted = 0
-        self.alive = True
-        return replies[unwanted:] if count else replies[-1]
-
-    async def exchange(self, commands: Sequence[bytes]) -> list[Any]:
-        replies: list[Any] = await self.ask(b"".join(commands), len(commands))
-        return replies
-
-    def usable(self) -> bool:
-        if self._unwanted and self.alive and self._poll.poll(0):
-            try:
-                self._receive(time.monotonic() + self._timeout)
-                while self._next_reply() is not _INCOMPLETE:
-                    self._unwanted -= 1
-            except (OSError, hiredis.ProtocolError):
-                self.discard()
-        if time.monotonic() - self.used_at < FRESH:  # As ``super``, which each request would call.
-            return self.alive
-        return super().usable()
-
-
 def connected(
     address: Address,
     connection: redis.Connection,
-    link: Callable[[Address, redis.Connection], BlockingLink] = BlockingLink,
+    *,
+    timeout: float | None = None,
+    two_phase: bool = False,
 ) -> BlockingLink:
     """Let redis-py connect and authenticate, and take the connection over."""
     try:
@@ -258,16 +209,17 @@ def connected(
     except BaseException:
         connection.disconnect()
         raise
-    return link(address, connection)
+    return BlockingLink(address, connection, timeout=timeout, two_phase=two_phase)
 
 
 Lent = BlockingLink | Loan
 
 
-class BlockingLinks:
+class BlockingLinks(Links):
     """A pool: as many connections as threads talk to a server at the same time, at most ``room``.
 
-    With ``connects_within``, requests suspend where they would block: see ``ports.sent``.
+    With ``connects_within``, requests suspend where they would block: see ``ports.sent``. ``borrow``
+    returns a connection of another pool, where this one can open none.
     """
 
     def __init__(
@@ -282,7 +234,6 @@ class BlockingLinks:
     ) -> None:
         self._connect = connect
         self._borrow = borrow
-        """Returns a connection of another pool, where this one can open none."""
         self._wanted: dict[Address, SimpleQueue[BlockingLink]] = {}
         """Where the next connection goes that comes back, ahead of all callers that wait for one."""
         self._connects_within = connects_within
@@ -307,10 +258,15 @@ class BlockingLinks:
 
     async def together(self, works: Sequence[Coroutine[Any, Any, None]]) -> None:
         """Run each but the last in a thread of its own, as far as threads can be started."""
+
+        def run(work: Coroutine[Any, Any, None]) -> None:
+            with suppress(StopIteration):  # A coroutine of the blocking API never suspends.
+                work.send(None)
+
         *others, last = works
         threads, here = [], [last]
         for work in others:
-            thread = Thread(target=_driven, args=(work,), name="weblock-side-by-side", daemon=True)
+            thread = Thread(target=run, args=(work,), name="weblock-side-by-side", daemon=True)
             try:
                 thread.start()
                 threads.append(thread)
@@ -320,9 +276,6 @@ class BlockingLinks:
             await work
         for thread in threads:
             thread.join()
-
-    def move(self) -> None:
-        """Do nothing: the receiver listens for all connections, and moves by itself."""
 
     def at_once(self, address: Address, permits: list[None]) -> BlockingLink | None:
         try:
@@ -341,7 +294,14 @@ class BlockingLinks:
             try:
                 permits += map(self.free.get, (True,), (self._patience,))
             except Empty:
-                raise self._turn_in_vain() from None
+                # If the server answers, a connection comes back every few milliseconds. If none has
+                # come back for long, the others wait for it, and more connections would do the same.
+                if time.monotonic() - self._answered_at < self._patience / 2:
+                    text = f"all {self._size} connections are in use: raise max_connections"
+                else:
+                    late = exceptions.TimeoutError(f"no answer for {self._patience:g} s")
+                    text = explained(late)
+                raise Unfit(text) from None
         try:
             return self._idle_link(address) or await self._new_link(address, introduce)
         except (exceptions.RedisError, Unfit, OSError):
@@ -352,58 +312,35 @@ class BlockingLinks:
 
     def give_back(self, link: Link) -> None:
         assert isinstance(link, BlockingLink | Loan)
-        if link.home:
-            link.home.take_back(link)
-        elif isinstance(link, BlockingLink) and link.alive:
+        if link.home is not self:
+            if link.home:
+                link.home.give_back(link)
+            return
+        if link.alive:
             link.used_at = self._answered_at = time.monotonic()
             if self._wanted and (wanted := self._wanted.pop(link.address, None)):
                 wanted.put(link)
             else:
                 self._idle.setdefault(link.address, []).append(link)
-            if self._closed:
-                self._close_idle()
-        else:
-            self._discard(link)
+        else:  # The others would wait for the same server.
+            for each in (link, *self._idle.pop(link.address, ())):
+                each.discard()
+        if self._closed:
+            self._close_idle()
 
     def lend(self, address: Address) -> BlockingLink | None:
         if self._borrow:  # This is the pool of the keeper itself.
             return None
-        link = self._idle_link(address)
-        if link is None:
-            wanted = self._wanted[address] = SimpleQueue()
+        if link := self._idle_link(address):
+            return link
+        wanted = self._wanted[address] = SimpleQueue()
+        with suppress(Empty):
+            return wanted.get(timeout=LOAN)
+        # If a caller has taken the queue, it is about to put its connection there.
+        if self._wanted.pop(address, None) is None:
             with suppress(Empty):
-                link = wanted.get(timeout=LOAN)
-            # If a caller has taken the queue, it is about to put its connection there.
-            if link is None and self._wanted.pop(address, None) is None:
-                with suppress(Empty):
-                    link = wanted.get(timeout=LOAN)
-        if link:
-            link.home = self
-        return link
-
-    def take_back(self, link: BlockingLink) -> None:
-        """Keep for the callers what was lent."""
-        link.home = None
-        if link.alive and not self._closed:
-            self._idle.setdefault(link.address, []).append(link)
-        else:
-            self._discard(link)
-
-    def _turn_in_vain(self) -> Unfit:
-        """Return the error for a caller that got no connection.
-
-        If the server answers, a connection comes back every few milliseconds. If none has come back for
-        long, the others wait for the server, and more connections would only wait with them.
-        """
-        silent = time.monotonic() - self._answered_at >= self._patience / 2
-        if silent:
-            return Unfit(explained(exceptions.TimeoutError(f"no answer for {self._patience:g} s")))
-        return Unfit(f"all {self._size} connections are in use: raise max_connections")
-
-    def _discard(self, link: Lent) -> None:
-        others = [] if link.alive else self._idle.pop(link.address, [])
-        for each in (link, *others):
-            each.discard()
+                return wanted.get(timeout=LOAN)
+        return None
 
     def tidy(self) -> None:
         for idle in tuple(self._idle.values()):
@@ -424,33 +361,23 @@ class BlockingLinks:
                 each.discard()
 
     def _idle_link(self, address: Address) -> BlockingLink | None:
-        idle = self._idle.get(address, [])
-        while True:
-            try:
-                link = idle.pop()
-            except IndexError:
-                return None
+        for link in taken_out(self._idle.get(address, [])):
             if link.usable():
                 return link
+        return None
 
     async def _new_link(self, address: Address, introduce: Introduce) -> BlockingLink:
         if self._closed:
             raise Unfit("it was closed")
-        connection = self._connect(address)
-        kind = BlockingLink if self._connects_within is None else TwoPhaseLink
-        link = connected(address, connection, kind)
+        two_phase = self._connects_within is not None
+        link = connected(address, self._connect(address), two_phase=two_phase)
+        link.home = self
         try:
             await introduce(link)
         except BaseException:
             link.discard()
             raise
         return link
-
-
-def _driven(work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine of the blocking face, which never suspends."""
-    with suppress(StopIteration):
-        work.send(None)
 
 
 def time_out_in_kernel(sock: socket.socket) -> None:
@@ -461,9 +388,8 @@ def time_out_in_kernel(sock: socket.socket) -> None:
     ``BlockingIOError``.
     """
     seconds = sock.gettimeout()
-    plain = (
-        type(sock) is socket.socket and patched_by() is None
-    )  # TLS and greenlets have their own.
+    # TLS and greenlets have timeouts of their own.
+    plain = type(sock) is socket.socket and patched_by() is None
     if not plain or not seconds or not sys.platform.startswith("linux"):
         return
     whole = int(seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import cache
 from inspect import signature
 from typing import Any, Final
 
@@ -20,11 +20,12 @@ from ...errors import ConfigurationError
 from .aio import AsyncioLinks, LoopLinks
 from .blocking import BlockingLink, BlockingLinks, Lent, connected
 from .calls import Layout
+from .links import Links
 from .receiver import LISTENED_IN, Receiver
 from .settings import Address, Deployment, Settings
 from .store import RedisStore
 from .topology import ClusterNodes, Nodes, SentinelNodes
-from .wire import Admit, Links, Wire
+from .wire import Admit, Wire
 
 _CLASSES: Final = {
     # By whether it is a socket's path, and TLS.
@@ -191,8 +192,7 @@ class Connections:
         if not self._nodes.ready():
             self._nodes.refresh()
         address = self._nodes.listen_at()
-        listening = partial(BlockingLink, timeout=LISTENED_IN)
-        return connected(address, self._blocking(address), listening)
+        return connected(address, self._blocking(address), timeout=LISTENED_IN)
 
     def _arguments(self, connection: type, address: Address) -> dict[str, Any]:
         where: dict[str, Any] = (

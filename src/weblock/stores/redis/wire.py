@@ -6,19 +6,18 @@ Written once, as the core is: on ``Links`` of the blocking world nothing here su
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
-from queue import SimpleQueue
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from redis import exceptions
-from redis.connection import DefaultParser
 
 from ...errors import ConfigurationError, EngineUnavailable
 from ..transport.unfit import Unfit
 from .calls import MICRO, Call, Layout, packed
 from .failures import GRANT, explained
+from .links import Link, Links, Outcome
 from .scripts import (
     ACQUIRE,
     BEAT,
@@ -34,9 +33,6 @@ from .servers import Server, examine
 from .settings import Address, Settings
 from .topology import Nodes
 
-if TYPE_CHECKING:
-    from .blocking import Lent
-
 EXAMINED_EVERY: Final = 1.0
 """Seconds after which a server is asked again whether it can keep locks: its settings may have changed."""
 
@@ -44,100 +40,6 @@ REDIRECTIONS: Final = 5
 """How often a call follows a cluster that moves its keys about."""
 
 T = TypeVar("T")
-
-Outcome = Any
-"""What a script returned, or the exception that says why it did not."""
-
-
-class Errors(DefaultParser):  # type: ignore[valid-type,misc]  # It is one of two classes.
-    """redis-py's classes for error replies. Its older releases know those of a cluster only in their cluster client."""
-
-    EXCEPTION_CLASSES = {  # noqa: RUF012 - redis-py's
-        **DefaultParser.EXCEPTION_CLASSES,
-        "ASK": exceptions.AskError,
-        "CLUSTERDOWN": exceptions.ClusterDownError,
-        "CROSSSLOT": exceptions.ClusterCrossSlotError,
-        "MASTERDOWN": exceptions.MasterDownError,
-        "MOVED": exceptions.MovedError,
-        "TRYAGAIN": exceptions.TryAgainError,
-    }
-
-
-class Link(Protocol):
-    """A connection to one server, used by one caller at a time or by many at once."""
-
-    address: Address
-    server: Server
-    incarnation: str
-    """What the scripts know its server's run by."""
-
-    def ask(self, command: bytes) -> Awaitable[Outcome]:
-        """Send one command, and return its reply, as ``exchange`` does."""
-
-    async def exchange(self, commands: Sequence[bytes]) -> list[Any]:
-        """Send commands together, and return their replies; an error reply is an exception.
-
-        Raises redis-py's ``ConnectionError`` or ``TimeoutError``; then the link is of no more use.
-        """
-
-    def discard(self) -> None:
-        """End the connection, and everything under way on it."""
-
-
-class Links(Protocol):
-    """The links of one face."""
-
-    @property
-    def process(self) -> str:
-        """The channel on which the waiters here are notified."""
-
-    free: SimpleQueue[None]
-    """The permits to use a connection: see ``turns``. The caller puts back what is in its list."""
-
-    def at_once(self, address: Address, permits: list[None]) -> Link | None:
-        """Return a connection that is ready for use, or ``None`` if there is none.
-
-        It may have taken a permit in both cases, which is in ``permits`` then.
-        """
-
-    def take(self, address: Address, introduce: Introduce, permits: list[None]) -> Awaitable[Link]:
-        """Return a connection, which may have to be made or waited for.
-
-        Takes a permit unless there is one in ``permits``.
-        """
-
-    def give_back(self, link: Link) -> None:
-        """Keep a connection for the next caller, or drop one that has failed."""
-
-    def lend(self, address: Address) -> Lent | None:
-        """Return the next connection that is free, for the keeper, which gives it back soon."""
-
-    def listen(self) -> None:
-        """Start to receive notifications."""
-
-    def aside(self, work: Callable[[], None]) -> Awaitable[None]:
-        """Run something that blocks, without delaying other callers.
-
-        It does the same each time: callers that come while it runs wait for its end.
-        """
-
-    def together(self, works: Sequence[Coroutine[Any, Any, None]]) -> Awaitable[None]:
-        """Run several coroutines side by side, none of which raises."""
-
-    def move(self) -> None:
-        """Listen for notifications elsewhere, if their server is gone. From any thread."""
-
-    def tidy(self) -> None:
-        """End connections that only a rush needed. May be called from any thread."""
-
-    def close(self) -> None: ...
-
-
-class Introduce(Protocol):
-    """What is to be said and asked on a new connection."""
-
-    async def __call__(self, link: Link) -> None: ...
-
 
 Admit = Callable[[Server], None]
 """Decides on a server after we have connected to it. Raises ``Unfit``."""
@@ -391,13 +293,12 @@ class Wire:
         (info,) = await link.exchange([_INFO])
         if isinstance(info, Exception):
             raise info
-        link.server = examine(info, self._settings)
+        server = examine(info, self._settings)
         self._examine_at[link.address] = self._now() + EXAMINED_EVERY
-        link.incarnation = link.server.incarnation
-        self._admit(link.server)
-        if link.server.run in self._known:
-            return
-        await self._probe(link)
+        link.incarnation = server.incarnation
+        self._admit(server)
+        if server.run not in self._known:
+            await self._probe(link, server.run)
 
     async def _examine_again(self, link: Link) -> None:
         """Find out whether its server can still keep locks. Raises ``Unfit`` if not.
@@ -416,7 +317,7 @@ class Wire:
             if not fit:
                 self._examine_at[link.address] = 0.0
 
-    async def _probe(self, link: Link) -> None:
+    async def _probe(self, link: Link, run: str) -> None:
         """Try on a new server whether its user has the rights that we need."""
         buckets = range(self._layout.buckets)
         here = [each for each in buckets if self._lives_at(each, link.address)]
@@ -438,7 +339,7 @@ class Wire:
                 f"its user may not run {commands} on keys and channels that start with"
                 f" {self._layout.prefix}: {GRANT}"
             )
-        self._known.add(link.server.run)
+        self._known.add(run)
 
     def _lives_at(self, bucket: int, address: Address) -> bool:
         try:
