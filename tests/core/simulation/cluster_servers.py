@@ -16,7 +16,7 @@ from weblock._core.ports import Reply
 from weblock._core.table import KeyState, Step
 from weblock.stores.redis import scripts
 from weblock.stores.redis.calls import MICRO, Layout, _state, reply_of
-from weblock.stores.redis.rings import ring_of
+from weblock.stores.redis.receiver import ring_of
 from weblock.stores.redis.scripts import Script
 from weblock.stores.redis.settings import Address
 

@@ -19,7 +19,7 @@ from weblock._core.ports import Pulse, Reply
 from weblock._core.table import Claim, KeyState, Step
 from weblock.stores.redis import scripts
 from weblock.stores.redis.calls import MICRO, reply_of
-from weblock.stores.redis.rings import ring_of
+from weblock.stores.redis.receiver import ring_of
 from weblock.stores.redis.scripts import Script
 
 from .engine import Acquire, Change, Changing, Refresh, Release

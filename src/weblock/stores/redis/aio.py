@@ -23,10 +23,10 @@ from ..transport.loops import BeforeLoopEnds, ByLoop, made_for_all
 from ..transport.unfit import Unfit
 from .asking import connecting, in_background
 from .calls import packed
-from .failures import NOT_RUNG, explained
 from .internals import take_writer
 from .links import INCOMPLETE, Introduce, Links, new_reader
-from .rings import ring_waiter
+from .receiver import NOT_RUNG, pass_on
+from .servers import explained
 from .settings import Address
 
 AsyncioConnect = Callable[[Address], redis.asyncio.Connection]
@@ -399,11 +399,7 @@ class LoopLinks:
             self._switchboard.ring_all(Ask())
 
     def _pushed(self, message: Sequence[Any]) -> None:
-        match list(message):
-            case [b"message", _, payload]:
-                ring_waiter(self._switchboard, payload, trusted=self._trusted)
-            case [b"subscribe", *_]:
-                self._switchboard.ring_all(Ask())
+        pass_on(self._switchboard, message, trusted=self._trusted)
 
 
 class AsyncioLinks(Links):

@@ -24,9 +24,9 @@ from ..transport.turns import Empty, taken_out, turns
 from ..transport.unfit import Unfit
 from .aio import Loan
 from .asking import Connect, connecting
-from .failures import explained
 from .internals import socket_of
 from .links import INCOMPLETE, Introduce, Link, Links, new_reader
+from .servers import explained
 from .settings import Address
 
 if TYPE_CHECKING:

@@ -1,27 +1,69 @@
-"""The thread that receives notifications for the blocking API: one subscription for all."""
+"""Notifications: what is published to a waiter's process when its turn has come.
+
+The blocking API has a thread that receives them, on one subscription for all waiters; each event loop
+receives its own on the link that it asks on (``aio``).
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from redis import exceptions
 
-from ..._core.ports import Ask, Switchboard
+from ..._core.ports import Ask, Grasp, Message, Switchboard
 from ..._platform.logs import logger
 from ..transport.listener import Listener
-from .blocking import BlockingLink
-from .calls import packed
-from .failures import NOT_RUNG, explained
-from .rings import ring_waiter
+from .calls import MICRO, packed
+from .servers import explained
 from .settings import Address
+
+if TYPE_CHECKING:
+    from .blocking import BlockingLink
+
+AHEAD: Final = 1_000_000
+"""By how many microseconds a fence may be ahead of its server's clock, as in ``head.lua``."""
+
+NOT_RUNG: Final = "those who wait for locks cannot be rung, and look once a second instead: %s"
 
 LISTENED_IN: Final = 5.0
 """Seconds of silence after which a subscription is checked."""
 
-_PING: Final = packed("PING")
-
 REFUSED_PAUSE: Final = 60.0
+
+_RING: Final = re.compile(rb"([!-~]{1,200}) ([0-9]{1,17}) ([0-9]{1,17})")
+
+
+def ring_of(payload: object) -> tuple[str, Message] | None:
+    """Return the owner and its message; ``None`` for anything but a notification of ours.
+
+    If the server's clock does not explain a fence, the waiter is made to ask: the clock was set
+    back, or the notification is forged.
+    """
+    parts = _RING.fullmatch(payload) if isinstance(payload, bytes) else None
+    if parts is None:
+        return None
+    owner, fence, until = parts[1].decode(), int(parts[2]), int(parts[3])
+    plausible = fence <= until + AHEAD
+    return owner, Grasp(fence, until / MICRO) if plausible else Ask()
+
+
+def pass_on(switchboard: Switchboard, pushed: Any, *, trusted: bool) -> None:
+    """Pass on what a subscription has received.
+
+    Where a grant counts only with replicas, it is not ``trusted``: the waiter has to ask. Messages that
+    are no notifications are dropped: any client with the right to publish may send them.
+    """
+    match pushed:
+        case [b"message", _, payload]:
+            if ring := ring_of(payload):
+                owner, message = ring
+                switchboard.ring(owner, message if trusted else Ask())
+            else:
+                logger.debug("dropped a published message that is no notification of ours")
+        case [b"subscribe", *_]:  # A notification may have been lost before.
+            switchboard.ring_all(Ask())
 
 
 class Receiver:
@@ -62,17 +104,13 @@ class Receiver:
             asked = not messages
             if asked:
                 self._on_quiet()
-                link.send(_PING)
+                link.send(packed("PING"))
             for message in messages:
-                match message:
-                    case exceptions.NoPermissionError():
-                        logger.warning(NOT_RUNG, explained(message))
-                        link.discard()
-                        self._listener.ended.wait(REFUSED_PAUSE)
-                        return
-                    case Exception():
-                        raise message
-                    case [b"message", _, payload]:
-                        ring_waiter(self._switchboard, payload, trusted=self._trusted)
-                    case [b"subscribe", *_]:  # A notification may have been lost before.
-                        self._switchboard.ring_all(Ask())
+                if isinstance(message, exceptions.NoPermissionError):
+                    logger.warning(NOT_RUNG, explained(message))
+                    link.discard()
+                    self._listener.ended.wait(REFUSED_PAUSE)
+                    return
+                if isinstance(message, Exception):
+                    raise message
+                pass_on(self._switchboard, message, trusted=self._trusted)

@@ -7,11 +7,11 @@ server with a problem; ``weblock doctor`` prints the same, and what else an oper
 from __future__ import annotations
 
 import re
+import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import redis
 from redis import exceptions
 
 from ..findings import (
@@ -25,9 +25,9 @@ from ..findings import (
     unreachable,
     warning,
 )
+from ..transport import unfit
 from ..transport.unfit import Unfit
 from .asking import Poll, asked, opened
-from .failures import explained
 from .settings import Address, Deployment, Settings
 
 if TYPE_CHECKING:
@@ -44,16 +44,42 @@ APART: Final = 1.0
 SCANNED: Final = 100
 """How many requests, of a thousand keys each, are sent to count keys."""
 
+GRANT: Final = "grant it to the user; docs/redis.md has the least rights that do"
+
+_FULL: Final = "its memory is full, and it takes no new leases: raise maxmemory"
+
+_MEANINGS: Final[unfit.Meanings] = (
+    (
+        (exceptions.AuthenticationWrongNumberOfArgsError, exceptions.AuthenticationError),
+        "it refused the user or the password ({text}): check them in the URL",
+    ),
+    (exceptions.NoPermissionError, f"{{text}}: {GRANT}"),
+    (exceptions.ReadOnlyError, "it has become a replica"),
+    (exceptions.BusyLoadingError, "it is loading its data"),
+    (exceptions.OutOfMemoryError, _FULL),
+    (exceptions.TimeoutError, "it did not answer in time ({text})"),
+    # Error replies without a type of their own.
+    ("-OOM ", _FULL),  # As Redis 6 says it of a script.
+    ("MISCONF", "it cannot write its data to disk, and refuses all writes: {text}"),
+    ("ACL failure", f"{{text}}: {GRANT}"),
+    ("user executing the script", f"{{text}}: {GRANT}"),
+)
+
+
+def explained(error: BaseException) -> str:
+    """Return why a server refused, with the remedy if there is one."""
+    text, below = unfit.explained(error, _MEANINGS), error.__context__
+    if isinstance(below, ssl.SSLError) and str(below) not in text:
+        return f"{text} {below}"  # On asyncio, redis-py 5 gives only the number of the error.
+    return text
+
 
 class Server(NamedTuple):
     """One run of a server: it is another after each restart."""
 
     run: str
-    version: tuple[int, ...]
-    replid: str = ""
+    replid: str
     """Its replication id when we connected: another after it was a replica meanwhile."""
-    clock: int = 0
-    """What its clock showed when it answered, in microseconds."""
 
     @property
     def incarnation(self) -> str:
@@ -83,12 +109,7 @@ def examine(info: bytes, settings: Settings) -> Server:
     """Return which server it is. Raises ``Unfit`` if it must not keep leases as it is."""
     facts = facts_in(info)
     refuse(fitness(facts, settings))
-    return Server(
-        facts.get("run_id", "unknown"),
-        _version(facts),
-        facts.get("master_replid", ""),
-        int(facts.get("server_time_usec", 0)),
-    )
+    return Server(facts.get("run_id", "unknown"), facts.get("master_replid", ""))
 
 
 def fitness(facts: Facts, settings: Settings) -> Iterator[Finding]:
@@ -96,7 +117,9 @@ def fitness(facts: Facts, settings: Settings) -> Iterator[Finding]:
     name = "Valkey" if facts.get("server_name") == "valkey" else "Redis"
     version = facts.get("valkey_version") or facts.get("redis_version", "of no version")
     text = f"It is {name} {version}, up for {time_of(float(facts.get('uptime_in_seconds', 0)))}"
-    if _version(facts) < LEAST_VERSION:
+    # Valkey goes on counting as Redis 7.2 there.
+    numbers = re.findall(r"\d+", facts.get("redis_version", ""))[:3]
+    if tuple(map(int, numbers)) < LEAST_VERSION:
         yield problem("version", f"{text}, and locks need 6.2.", "Upgrade it, or use Valkey.")
     else:
         yield Finding("version", f"{text}.")
@@ -126,20 +149,30 @@ def fitness(facts: Facts, settings: Settings) -> Iterator[Finding]:
         )
 
 
-def _version(facts: Facts) -> tuple[int, ...]:
-    # Valkey goes on counting as Redis 7.2 there.
-    return tuple(int(part) for part in re.findall(r"\d+", facts.get("redis_version", ""))[:3])
-
-
 def diagnose(connections: Connections, settings: Settings) -> Iterator[Finding]:
-    """Return what is found on each server of a deployment."""
+    """Yield what is found on each server of a deployment."""
     try:
         addresses = connections.servers()
     except (exceptions.RedisError, Unfit, OSError) as error:
         yield unreachable(error, explained(error))
         return
     if settings.deployment is Deployment.SENTINEL:
-        yield _sentinels(connections, settings)
+
+        def answers(address: Address) -> bool:
+            with opened(connections.sentinel(address)) as connection:
+                return bool(asked(connection, "PING"))
+
+        poll = Poll(answers)
+        poll.ask_all(settings.addresses)
+        poll.wait(lambda: False, settings.timeout)
+        silent = [str(each) for each in settings.addresses if poll.heard.get(each) is not True]
+        count = len(settings.addresses)
+        text = f"{count - len(silent)} of {count} Sentinels in the URL answer"
+        remedy = "Start the others, or find out why they do not answer: a failover needs a majority of all."
+        if silent:
+            yield warning("sentinels", f"{text}, and not {', '.join(silent)}.", remedy)
+        else:
+            yield Finding("sentinels", f"{text}.")
     seen: list[Seen] = []
     for address in addresses:
         where = str(address) if len(addresses) > 1 else ""
@@ -157,56 +190,71 @@ def look_at(connections: Connections, address: Address, settings: Settings) -> S
     """Return a server's own report, or the finding that it cannot be asked."""
     try:
         with opened(connections.connection(address)) as connection:
-            return _look(address, connection, settings)
+            sent = time.time()
+            facts = facts_in(asked(connection, "INFO"))
+            heard = time.time()
+            clock = int(facts.get("server_time_usec", 0)) / 1_000_000
+            ahead = clock - (sent + heard) / 2 if clock else 0.0
+            count, cursor = 0, "0"
+            pattern = f"{settings.prefix}:{{*"
+            for _ in range(SCANNED):
+                command = ("SCAN", cursor, "MATCH", pattern, "COUNT", "1000")
+                answer: Sequence[Any] = asked(connection, *command)
+                cursor = answer[0].decode()
+                count += len(answer[1])
+                if cursor == "0":
+                    break
+            return Seen(address, facts, heard - sent, ahead, (count, cursor == "0"))
     except (exceptions.RedisError, Unfit, OSError) as error:
         return unreachable(error, explained(error), str(address))
 
 
-def _sentinels(connections: Connections, settings: Settings) -> Finding:
-    def answers(address: Address) -> bool:
-        with opened(connections.sentinel(address)) as connection:
-            return bool(asked(connection, "PING"))
-
-    poll = Poll(answers)
-    poll.ask_all(settings.addresses)
-    poll.wait(lambda: False, settings.timeout)
-    silent = [each for each in settings.addresses if poll.heard.get(each) is not True]
-    count = len(settings.addresses)
-    text = f"{count - len(silent)} of {count} Sentinels in the URL answer"
-    if not silent:
-        return Finding("sentinels", f"{text}.")
-    return warning(
-        "sentinels",
-        f"{text}, and not {', '.join(map(str, silent))}.",
-        "Start the others, or find out why they do not answer: a failover needs a majority of all.",
-    )
-
-
-def _look(address: Address, connection: redis.Connection, settings: Settings) -> Seen:
-    sent = time.time()
-    facts = facts_in(asked(connection, "INFO"))
-    heard = time.time()
-    clock = int(facts.get("server_time_usec", 0)) / 1_000_000
-    ahead = clock - (sent + heard) / 2 if clock else 0.0
-    count, cursor = 0, "0"
-    for _ in range(SCANNED):
-        answer: Sequence[Any] = asked(
-            connection, "SCAN", cursor, "MATCH", f"{settings.prefix}:{{*", "COUNT", "1000"
-        )
-        cursor = answer[0].decode()
-        count += len(answer[1])
-        if cursor == "0":
-            break
-    return Seen(address, facts, heard - sent, ahead, (count, cursor == "0"))
-
-
 def of_server(seen: Seen, settings: Settings) -> Iterator[Finding]:
     """Yield what one server has told of itself."""
-    facts = seen.facts
+    facts, recovery = seen.facts, settings.recovery.seconds
     yield from fitness(facts, settings)
-    if facts.get("role") == "master":
-        yield _replicas(facts, settings)
-    yield _persistence(facts, settings)
+
+    replicas, wanted = int(facts.get("connected_slaves", 0)), settings.min_replicas
+    text = f"It is a primary with {several(replicas, 'replica')}"
+    if facts.get("role") != "master":
+        pass  # It is refused, whatever replicas it has.
+    elif replicas < wanted:
+        remedy = "Bring the other replicas back, or ask for fewer."
+        yield problem("replicas", f"{text}, and min_replicas={wanted}.", remedy)
+    elif not replicas or wanted:
+        yield Finding("replicas", f"{text}.")
+    else:
+        then = (
+            "recovery keeps the new primary from granting them again meanwhile"
+            if recovery
+            else "recovery=off lets the new primary grant them again at once"
+        )
+        yield warning(
+            "replicas",
+            f"{text}, which get leases a moment later: a failover may forget the last ones, and {then}.",
+            "Add min_replicas=1 to the URL to have a replica acknowledge each lease.",
+        )
+
+    kept = (
+        "It writes an append-only file: a crash loses the last second at most"
+        if facts.get("aof_enabled") == "1"
+        else "It writes no append-only file: a crash loses the leases since the last snapshot, or all"
+    )
+    if facts.get("rdb_last_bgsave_status", "ok") != "ok":
+        yield problem(
+            "persistence",
+            "Its last snapshot failed, and by default it refuses all writes then.",
+            "Look at its log: often the disk is full, or vm.overcommit_memory is 0.",
+        )
+    elif recovery:
+        then = f"After that it grants none for {recovery:g} s (recovery)"
+        yield Finding("persistence", f"{kept}. {then}, so that none is granted twice.")
+    else:
+        yield warning(
+            "persistence",
+            f"{kept}; and recovery=off lets it grant them again at once, while their holders run.",
+            "Leave recovery at its default, unless all sections end by themselves at once.",
+        )
 
     used, most = int(facts.get("used_memory", 0)), int(facts.get("maxmemory", 0))
     count, all_counted = seen.ours
@@ -222,48 +270,6 @@ def of_server(seen: Seen, settings: Settings) -> Iterator[Finding]:
     text = f"It has {used} of {most} connections in use."
     remedy = "Raise maxclients, or lower max_connections of clients."
     yield share("connections", text, used, most, remedy)
-
-
-def _replicas(facts: Facts, settings: Settings) -> Finding:
-    count, wanted = int(facts.get("connected_slaves", 0)), settings.min_replicas
-    text = f"It is a primary with {several(count, 'replica')}"
-    if count < wanted:
-        remedy = "Bring the other replicas back, or ask for fewer."
-        return problem("replicas", f"{text}, and min_replicas={wanted}.", remedy)
-    if not count or wanted:
-        return Finding("replicas", f"{text}.")
-    then = (
-        "recovery keeps the new primary from granting them again meanwhile"
-        if settings.recovery.seconds
-        else "recovery=off lets the new primary grant them again at once"
-    )
-    return warning(
-        "replicas",
-        f"{text}, which get leases a moment later: a failover may forget the last ones, and {then}.",
-        "Add min_replicas=1 to the URL to have a replica acknowledge each lease.",
-    )
-
-
-def _persistence(facts: Facts, settings: Settings) -> Finding:
-    if facts.get("rdb_last_bgsave_status", "ok") != "ok":
-        return problem(
-            "persistence",
-            "Its last snapshot failed, and by default it refuses all writes then.",
-            "Look at its log: often the disk is full, or vm.overcommit_memory is 0.",
-        )
-    kept = (
-        "It writes an append-only file: a crash loses the last second at most"
-        if facts.get("aof_enabled") == "1"
-        else "It writes no append-only file: a crash loses the leases since the last snapshot, or all"
-    )
-    if settings.recovery.seconds:
-        then = f"After that it grants none for {settings.recovery.seconds:g} s (recovery)"
-        return Finding("persistence", f"{kept}. {then}, so that none is granted twice.")
-    return warning(
-        "persistence",
-        f"{kept}; and recovery=off lets it grant them again at once, while their holders run.",
-        "Leave recovery at its default, unless all sections end by themselves at once.",
-    )
 
 
 def of_clocks(seen: Sequence[Seen]) -> Iterator[Finding]:

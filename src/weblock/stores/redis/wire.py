@@ -16,7 +16,6 @@ from redis import exceptions
 from ...errors import ConfigurationError, EngineUnavailable
 from ..transport.unfit import Unfit
 from .calls import MICRO, Call, Layout, packed
-from .failures import GRANT, explained
 from .links import Link, Links, Outcome
 from .scripts import (
     ACQUIRE,
@@ -29,7 +28,7 @@ from .scripts import (
     RENEW,
     TRANSFER,
 )
-from .servers import Server, examine
+from .servers import GRANT, Server, examine, explained
 from .settings import Address, Settings
 from .topology import Nodes
 
