@@ -1,4 +1,4 @@
-"""The connections of one process: links of both faces, and the receiver."""
+"""The connections of one process: links of both APIs, and the receiver."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .store import RedisStore
 from .topology import ClusterNodes, Nodes, SentinelNodes
 from .wire import Admit, Wire
 
-_CLASSES: Final = {
+_CLASSES: Final[Mapping[tuple[bool, bool], tuple[Any, Any]]] = {
     # By whether it is a socket's path, and TLS.
     (False, False): (redis.Connection, redis.asyncio.Connection),
     (False, True): (redis.SSLConnection, redis.asyncio.SSLConnection),
@@ -45,10 +45,17 @@ class Connections:
         self._admit = admit
         self._switchboard = switchboard
         self._layout = Layout(settings.prefix, settings.buckets)
-        self._try_out(self._blocking)
-        self._try_out(self._sentinel)
-        self._nodes = self._nodes_of(settings, self._move)
-        # Where replicas must have a lease, who is rung asks for it and waits for them.
+        self._try_out(self.connection)
+        self._try_out(self.sentinel)
+        self._nodes: Nodes
+        match settings.deployment:
+            case Deployment.SINGLE:
+                self._nodes = Nodes(settings.addresses[0])
+            case Deployment.SENTINEL:
+                self._nodes = SentinelNodes(settings, self.sentinel, self._move)
+            case Deployment.CLUSTER:
+                self._nodes = ClusterNodes(settings, self._layout, self.connection, self._move)
+        # Where replicas must have a lease, a waiter that is rung asks for it and waits for them.
         self._trusted = not settings.min_replicas
         self._receiver = Receiver(
             self._new_channel(),
@@ -61,19 +68,19 @@ class Connections:
         self._links: list[Links] = []
 
     def store(self, *, suspends: bool, two_phase: bool = False, renews: bool = False) -> RedisStore:
-        """Return the engine for one face. Each has connections of its own.
+        """Return the engine for one API. Each has connections of its own.
 
         With ``two_phase``, requests of the blocking API suspend: see ``ports.sent``. One that
         ``renews`` borrows a connection of the others where it can open none.
         """
+        settings = self._settings
         links: Links
         if suspends:
             self._try_out(self._asyncio)
             links = AsyncioLinks(self._loop_links)
         else:
-            settings = self._settings
             links = BlockingLinks(
-                self._blocking,
+                self.connection,
                 self._receiver,
                 room=settings.max_connections,
                 patience=settings.timeout,
@@ -81,8 +88,8 @@ class Connections:
                 borrow=self._lent if renews else None,
             )
         self._links.append(links)
-        wire = Wire(self._settings, self._layout, self._nodes, links, admit=self._admit)
-        return RedisStore(self._settings.name, self._layout, wire)
+        wire = Wire(settings, self._layout, self._nodes, links, admit=self._admit)
+        return RedisStore(settings.name, self._layout, wire)
 
     def servers(self) -> list[Address]:
         """Return where the primaries are. Raises redis-py's errors, or ``Unfit``."""
@@ -92,11 +99,13 @@ class Connections:
 
     def connection(self, address: Address) -> redis.Connection:
         """Return a connection that is not open yet, for a caller that closes it."""
-        return self._blocking(address)
+        made: redis.Connection = self._made(address, self._settings.connection)
+        return made
 
     def sentinel(self, address: Address) -> redis.Connection:
         """Return a connection to a Sentinel, like ``connection``."""
-        return self._sentinel(address)
+        made: redis.Connection = self._made(address, self._settings.sentinel, of_sentinel=True)
+        return made
 
     def close(self) -> None:
         self._receiver.close()
@@ -110,15 +119,6 @@ class Connections:
             if lent := links.lend(address):
                 return lent
         return None
-
-    def _nodes_of(self, settings: Settings, on_change: Callable[[], object]) -> Nodes:
-        match settings.deployment:
-            case Deployment.SINGLE:
-                return Nodes(settings.addresses[0])
-            case Deployment.SENTINEL:
-                return SentinelNodes(settings, self._sentinel, on_change)
-            case Deployment.CLUSTER:
-                return ClusterNodes(settings, self._layout, self._blocking, on_change)
 
     def _move(self) -> None:
         """Handle a change of servers: notifications may come from elsewhere."""
@@ -143,6 +143,18 @@ class Connections:
             trusted=self._trusted,
         )
 
+    def _subscriber(self) -> BlockingLink:
+        if not self._nodes.ready():
+            self._nodes.refresh()
+        address = self._nodes.listen_at()
+        return connected(address, self.connection(address), timeout=LISTENED_IN)
+
+    def _asyncio(self, address: Address) -> redis.asyncio.Connection:
+        made: redis.asyncio.Connection = self._made(
+            address, self._settings.connection, suspends=True
+        )
+        return made
+
     def _try_out(self, connect: Callable[[Address], object]) -> None:
         """Raise ``ConfigurationError`` for settings of which redis-py makes no connection.
 
@@ -156,59 +168,35 @@ class Connections:
                 f" settings: {error}"
             ) from error
 
-    def _blocking(self, address: Address) -> redis.Connection:
-        connection, _ = _CLASSES[not address.port, self._settings.tls]
-        made: redis.Connection = connection(
-            **self._arguments(connection, address),
-            **self._settings.connection,
-            db=self._settings.db,
-            protocol=2,
-            retry=Retry(NoBackoff(), 0),
-        )
-        return made
-
-    def _asyncio(self, address: Address) -> redis.asyncio.Connection:
-        _, connection = _CLASSES[not address.port, self._settings.tls]
-        made: redis.asyncio.Connection = connection(
-            **self._arguments(connection, address),
-            **self._settings.connection,
-            db=self._settings.db,
-            protocol=3,
-            retry=AsyncioRetry(NoBackoff(), 0),
-        )
-        return made
-
-    def _sentinel(self, address: Address) -> redis.Connection:
-        connection, _ = _CLASSES[not address.port, self._settings.sentinel_tls]
-        made: redis.Connection = connection(
-            **self._arguments(connection, address),
-            **self._settings.sentinel,
-            protocol=2,
-            retry=Retry(NoBackoff(), 0),
-        )
-        return made
-
-    def _subscriber(self) -> BlockingLink:
-        if not self._nodes.ready():
-            self._nodes.refresh()
-        address = self._nodes.listen_at()
-        return connected(address, self._blocking(address), timeout=LISTENED_IN)
-
-    def _arguments(self, connection: type, address: Address) -> dict[str, Any]:
-        where: dict[str, Any] = (
+    def _made(
+        self,
+        address: Address,
+        given: Mapping[str, Any],
+        *,
+        suspends: bool = False,
+        of_sentinel: bool = False,
+    ) -> Any:
+        settings = self._settings
+        tls = settings.sentinel_tls if of_sentinel else settings.tls
+        kind = _CLASSES[not address.port, tls][suspends]
+        at = (
             {"host": address.host, "port": address.port} if address.port else {"path": address.host}
         )
-        return {
-            **where,
-            "socket_timeout": self._settings.timeout,
-            "socket_connect_timeout": self._settings.connect_timeout,
-            **quiet(connection),
-        }
+        return kind(
+            **at,
+            **given,
+            **quiet(kind),
+            db=0 if of_sentinel else settings.db,
+            socket_timeout=settings.timeout,
+            socket_connect_timeout=settings.connect_timeout,
+            protocol=3 if suspends else 2,
+            retry=AsyncioRetry(NoBackoff(), 0) if suspends else Retry(NoBackoff(), 0),
+        )
 
 
 @cache
 def quiet(connection: type) -> Mapping[str, Any]:
-    """The arguments with which a class of connections sends no more than it must.
+    """Return the arguments with which a class of connections sends no more than it must.
 
     The server does not need the library's name. Some releases of redis-py subscribe to notices of maintenance
     under RESP3, which nothing here expects. Each release has its own arguments.
