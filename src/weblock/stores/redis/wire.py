@@ -38,6 +38,16 @@ EXAMINED_EVERY: Final = 1.0
 REDIRECTIONS: Final = 5
 """How often a call follows a cluster that moves its keys about."""
 
+_BINDING: Final = (ACQUIRE, RENEW, BEAT, TRANSFER, MARK)
+"""Whose answer may be a lease, or a permanent mark."""
+
+_OF_LOCK_ALONE: Final = (RENEW, RELEASE, LOOK)
+"""What can run with the lock's own key, while a cluster moves its slot."""
+
+MOVING: Final = (
+    "its slot is being moved to another master, which grants keys when the move has ended"
+)
+
 T = TypeVar("T")
 
 Admit = Callable[[Server], None]
@@ -84,7 +94,7 @@ class Wire:
             link = used or await links.take(address, self._introduced, permits)
             try:
                 if call.script is ACQUIRE and self._now() >= self._examine_at[address]:
-                    await self._examine_again(link)
+                    await self._examined(link)
                 command = call.by_name(link.incarnation, self._recovery.micros, self._where)
                 reply = await link.ask(command)
             finally:
@@ -129,7 +139,7 @@ class Wire:
                 await works[0]
             elif works:
                 await self.links.together(works)
-            pending = [index for index in pending if _moved(outcomes[index])]
+            pending = [i for i in pending if type(outcomes[i]) is exceptions.MovedError]
             if not pending:
                 break
         return [self._judged(outcome) for outcome in outcomes]
@@ -137,10 +147,8 @@ class Wire:
     async def clock(self) -> float:
         """Return what the clock of the only server shows. Raises ``EngineUnavailable``."""
         (address,) = await self._masters()
-        clock = await self._clock_of(address)
-        if isinstance(clock, EngineUnavailable):
-            raise clock
-        return int(clock) / MICRO
+        seconds, rest = await self._asked(address, packed("TIME"))
+        return (MICRO * int(seconds) + int(rest)) / MICRO
 
     async def scan(self, pattern: str) -> AsyncIterator[list[str]]:
         """The names of the keys that match, in parts, from all servers."""
@@ -220,10 +228,11 @@ class Wire:
     async def _replies(self, link: Link, *, calls: Sequence[Call], asking: bool) -> list[Outcome]:
         grants = any(call.script is ACQUIRE for call in calls)
         if grants and self._now() >= self._examine_at[link.address]:
-            await self._examine_again(link)
+            await self._examined(link)
         where = "asking" if asking else self._where
         facts = link.incarnation, self._recovery.micros, where
-        sent = partial(self._sent, link, asking=asking, binding=any(map(_binds, calls)))
+        binding = any(call.script in _BINDING for call in calls)
+        sent = partial(self._sent, link, asking=asking, binding=binding)
         outcomes = await sent([call.by_name(*facts) for call in calls])
         unknown = [
             index for index, reply in enumerate(outcomes) if type(reply) is exceptions.NoScriptError
@@ -240,36 +249,33 @@ class Wire:
     async def _sent(
         self, link: Link, commands: Sequence[bytes], *, asking: bool, binding: bool
     ) -> list[Outcome]:
-        replicas = self._settings.min_replicas
-        waits = bool(replicas) and binding
         if asking:
-            commands = [part for command in commands for part in (_ASKING, command)]
-        if waits:  # One wait covers all that was written on this connection before.
+            commands = [part for command in commands for part in (packed("ASKING"), command)]
+        least = self._settings.min_replicas if binding else 0
+        if least:  # One wait covers all that was written on this connection before.
             patience = round(self._settings.timeout * 1000 / 2)
-            commands = [*commands, packed("WAIT", replicas, patience)]
+            commands = [*commands, packed("WAIT", least, patience)]
         replies = await link.exchange(commands)
-        acknowledged = replies.pop() if waits else None
+        copies = replies.pop() if least else 0
         if asking:
             replies = replies[1::2]
-        return [self._acknowledged(reply, acknowledged) for reply in replies] if waits else replies
-
-    def _acknowledged(self, reply: Outcome, acknowledged: Outcome) -> Outcome:
-        """A lease that too few replicas have is none."""
-        if isinstance(acknowledged, Exception):
-            return acknowledged
-        least = self._settings.min_replicas
-        if acknowledged >= least or isinstance(reply, Exception):
-            return reply
-        return Unfit(
-            f"{acknowledged} of at least {least} replicas acknowledged (min_replicas={least}):"
+        if isinstance(copies, Exception):
+            return [copies] * len(replies)
+        if copies >= least:
+            return replies
+        # A lease that too few replicas have is none.
+        few = Unfit(
+            f"{copies} of at least {least} replicas acknowledged (min_replicas={least}):"
             " bring the others back, or ask for fewer"
         )
+        return [reply if isinstance(reply, Exception) else few for reply in replies]
 
     async def _followed(self, call: Call, reply: Outcome, address: Address) -> Outcome:
-        """Goes where a cluster says that a key is, or may be already."""
+        """Go where a cluster says that a key is, or may be already."""
+        torn = isinstance(reply, exceptions.ResponseError) and "non local key" in str(reply)
         if type(reply) is exceptions.MovedError:
             self._nodes.moved(call.bucket, _sent_to(reply, address))
-        elif type(reply) in (exceptions.AskError, exceptions.TryAgainError) or _torn(reply):
+        elif torn or type(reply) in (exceptions.AskError, exceptions.TryAgainError):
             if len(call.keys) > 1:
                 if call.script not in _OF_LOCK_ALONE:
                     return Unfit(MOVING)
@@ -279,42 +285,31 @@ class Wire:
                 (reply,) = await self._exchange(_sent_to(reply, address), [call], asking=True)
         return reply
 
-    async def _clock_of(self, address: Address) -> str | EngineUnavailable:
-        """What a server's clock shows, in microseconds."""
-        try:
-            seconds, rest = await self._asked(address, packed("TIME"))
-        except EngineUnavailable as error:
-            return error
-        return f"{MICRO * int(seconds) + int(rest)}"
-
     async def _introduced(self, link: Link) -> None:
         """Find out on a new connection whether its server can keep locks."""
-        (info,) = await link.exchange([_INFO])
-        if isinstance(info, Exception):
-            raise info
-        server = examine(info, self._settings)
-        self._examine_at[link.address] = self._now() + EXAMINED_EVERY
+        server = await self._examined(link)
         link.incarnation = server.incarnation
         self._admit(server)
         if server.run not in self._known:
             await self._probe(link, server.run)
 
-    async def _examine_again(self, link: Link) -> None:
-        """Find out whether its server can still keep locks. Raises ``Unfit`` if not.
+    async def _examined(self, link: Link) -> Server:
+        """Find out whether a server can keep locks, or still can. Raises ``Unfit`` if not.
 
         Then each caller asks again until it can. Leases that are held are renewed and released as ever.
         """
         # One caller asks for all: the others continue until its answer has come.
         self._examine_at[link.address], fit = self._now() + EXAMINED_EVERY, False
         try:
-            (info,) = await link.exchange([_INFO])
+            (info,) = await link.exchange([packed("INFO")])
             if isinstance(info, Exception):
                 raise info
-            examine(info, self._settings)
+            server = examine(info, self._settings)
             fit = True
         finally:
             if not fit:
                 self._examine_at[link.address] = 0.0
+        return server
 
     async def _probe(self, link: Link, run: str) -> None:
         """Try on a new server whether its user has the rights that we need."""
@@ -361,11 +356,6 @@ class Wire:
         return unavailable
 
 
-def _binds(call: Call) -> bool:
-    """Return whether its answer may be a lease, or a permanent mark."""
-    return call.script in (ACQUIRE, RENEW, BEAT, TRANSFER, MARK)
-
-
 def _repeatable(call: Call, error: Exception) -> bool:
     """Return whether to ask again: the connection may have been closed before it was used again.
 
@@ -374,26 +364,6 @@ def _repeatable(call: Call, error: Exception) -> bool:
     return call.script in (ACQUIRE, TRANSFER, LOOK) and type(error) is exceptions.ConnectionError
 
 
-def _torn(outcome: Outcome) -> bool:
-    """Return whether some keys of a script were not on the server, or vanished on the way."""
-    return isinstance(outcome, exceptions.ResponseError) and "non local key" in str(outcome)
-
-
 def _sent_to(reply: exceptions.AskError, address: Address) -> Address:
     """Return where a redirection leads; without a host, to the server that sent it."""
     return Address(reply.host or address.host, reply.port)
-
-
-def _moved(outcome: Outcome) -> bool:
-    return type(outcome) is exceptions.MovedError
-
-
-_OF_LOCK_ALONE: Final = (RENEW, RELEASE, LOOK)
-"""What can run with the lock's own key, while a cluster moves its slot."""
-
-MOVING: Final = (
-    "its slot is being moved to another master, which grants keys when the move has ended"
-)
-
-_INFO: Final = packed("INFO")
-_ASKING: Final = packed("ASKING")
