@@ -85,13 +85,12 @@ class Poll:
             self.heard[address] = outcome
 
     def _ask_here(self, address: Address) -> None:
-        self._answers.put((address, self._outcome(address)))
-
-    def _outcome(self, address: Address) -> Any:
+        outcome: Any
         try:
-            return self._question(address)
+            outcome = self._question(address)
         except Exception as error:  # noqa: BLE001 - returned to the caller
-            return error
+            outcome = error
+        self._answers.put((address, outcome))
 
 
 class Health(Generic[K]):
@@ -229,10 +228,8 @@ class Lookup:
         """Start a lookup in the background; return whether the caller need not look by itself."""
         if self._guard.locked():
             return True
-        asked_at, self._asked_at = (
-            self._asked_at,
-            time.monotonic(),
-        )  # Others need not begin the same.
+        # Others need not begin the same.
+        asked_at, self._asked_at = self._asked_at, time.monotonic()
         try:
             in_background(self._look_quietly, "looking")
         except RuntimeError:

@@ -213,5 +213,5 @@ def _refuse(setting: str, remedy: str = "give a client that does without it") ->
     )
 
 
-def _name_of(found: Any) -> str:
+def _name_of(found: type) -> str:
     return f"{found.__module__}.{found.__qualname__}"

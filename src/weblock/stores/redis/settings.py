@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from ..._core.ports import Recovery
 from ...errors import ConfigurationError
-from ..transport.options import Reader, checked, flag, options_in, recovery, seconds
+from ..transport.options import Reader, checked, flag, options_in, recovery, seconds, whole
 from ..url import parts_of
 
 DEFAULT_PORT: Final = 6379
@@ -112,39 +112,41 @@ def parse(url: str, options: Mapping[str, Any] | None = None) -> Settings:
         **options_in(query, _OPTIONS, engine="Redis"),
         **checked(options or {}, _OPTIONS, engine="Redis"),
     }
-    connection = {name: given.pop(name) for name in tuple(given) if name in OF_CONNECTION}
+    user, _, password = userinfo.partition(":")
+    named = {"username": unquote(user), "password": unquote(password)}
+    connection = {
+        **{name: value for name, value in named.items() if value},
+        **{name: given.pop(name) for name in tuple(given) if name in OF_CONNECTION},
+    }
     sentinel = {
         _OF_SENTINEL[name]: given.pop(name) for name in tuple(given) if name in _OF_SENTINEL
     }
-    if userinfo:
-        user, _, password = userinfo.partition(":")
-        connection = {
-            **({"username": unquote(user)} if user else {}),
-            **({"password": unquote(password)} if password else {}),
-            **connection,
-        }
+    of_tls = [name for name in connection if name.startswith("ssl_")]
     if tls:
         # redis-py checks the host's name by itself only from its release 6 on. Without a certificate
         # that is checked, there is no name to check.
         checks = connection.get("ssl_cert_reqs", "required") not in ("none", None, ssl.CERT_NONE)
         connection.setdefault("ssl_check_hostname", checks)
         sentinel = {name: connection[name] for name in connection if "ssl_" in name} | sentinel
-    elif of_tls := [name for name in connection if name.startswith("ssl_")]:
+    elif of_tls:
         raise ConfigurationError(
             f"{of_tls[0]}= is an option of TLS, and {scheme}:// does not use TLS: write rediss://,"
             " rediss+sentinel:// or rediss+cluster://, or leave the option out"
         )
-    place = _place(scheme, deployment, rest)
-    settings = Settings(
-        **{**place, **given, "connection": connection, "sentinel": sentinel, "sentinel_tls": tls}
+    place = _place(scheme, deployment, rest) | given
+    if place.get("db") and deployment is Deployment.CLUSTER:
+        raise ConfigurationError(f"a cluster has no databases, and the URL names db={place['db']}")
+    return Settings(
+        deployment,
+        scheme=scheme,
+        connection=connection,
+        sentinel=sentinel,
+        sentinel_tls=tls,
+        **place,
     )
-    if settings.db and deployment is Deployment.CLUSTER:
-        raise ConfigurationError(f"a cluster has no databases, and the URL names db={settings.db}")
-    return settings
 
 
 def _place(scheme: str, deployment: Deployment, rest: str) -> dict[str, Any]:
-    place: dict[str, Any] = {"deployment": deployment, "scheme": scheme}
     if scheme == "unix":
         path = unquote(rest)
         if not path.startswith("/"):
@@ -156,12 +158,13 @@ def _place(scheme: str, deployment: Deployment, rest: str) -> dict[str, Any]:
                 f"{scheme}://{rest:.80} needs Unix sockets, which Python does not have on this machine"
                 f" ({sys.platform}): use redis://host"
             )
-        return {**place, "addresses": (Address(path),)}
+        return {"addresses": (Address(path),)}
     hosts, _, path = rest.partition("/")
     port = SENTINEL_PORT if deployment is Deployment.SENTINEL else DEFAULT_PORT
-    names = hosts.split(",")
-    place["addresses"] = tuple(_address(scheme, each, port) for each in names)
-    if deployment is Deployment.SINGLE and len(names) > 1:
+    place: dict[str, Any] = {
+        "addresses": tuple(_address(scheme, each, port) for each in hosts.split(","))
+    }
+    if deployment is Deployment.SINGLE and "," in hosts:
         raise ConfigurationError(
             f"{scheme}://{hosts:.80} names several servers: write redis+cluster:// or"
             " redis+sentinel://"
@@ -175,7 +178,7 @@ def _place(scheme: str, deployment: Deployment, rest: str) -> dict[str, Any]:
             )
         place["service"] = parts.pop(0)
     if parts:
-        place["db"] = _whole("the database in the URL", parts.pop(0))
+        place["db"] = _from_0("the database in the URL", parts.pop(0))
     if parts:
         raise ConfigurationError(f"{scheme}://{hosts:.80}/{path:.80} has too many slashes")
     return place
@@ -196,10 +199,6 @@ def _address(scheme: str, text: str, port: int) -> Address:
     return Address(unquote(host), int(number))
 
 
-def _text(_name: str, value: Any) -> Any:
-    return value
-
-
 def _provider(name: str, value: Any) -> Any:
     if not hasattr(value, "get_credentials"):
         raise ConfigurationError(
@@ -209,15 +208,9 @@ def _provider(name: str, value: Any) -> Any:
     return value
 
 
-def _whole(name: str, value: Any) -> int:
+def _from_0(name: str, value: Any) -> int:
     if isinstance(value, bool) or not re.fullmatch(r"\d{1,9}", str(value)):
         raise ConfigurationError(f"{name}={str(value)!r:.40} must be a whole number, 0 or more")
-    return int(value)
-
-
-def _connections(name: str, value: Any) -> int:
-    if _whole(name, value) < 1:
-        raise ConfigurationError(f"{name}={value} must be 1 or more")
     return int(value)
 
 
@@ -261,18 +254,18 @@ _OF_SENTINEL: Final = {"sentinel_username": "username", "sentinel_password": "pa
 OF_LOCKING: Final[dict[str, Reader]] = {
     "prefix": _prefix,
     "recovery": recovery,
-    "min_replicas": _whole,
+    "min_replicas": _from_0,
     "timeout": seconds,
     "connect_timeout": seconds,
-    "max_connections": _connections,
+    "max_connections": whole,
     "allow_eviction": flag,
 }
 """The options that do not say where the servers are, nor as whom they are reached."""
 
 _OPTIONS: Final[dict[str, Reader]] = {
-    **dict.fromkeys(OF_CONNECTION | set(_OF_SENTINEL), _text),
+    **dict.fromkeys(OF_CONNECTION | set(_OF_SENTINEL), lambda _name, value: value),
     "credential_provider": _provider,
     "ssl_check_hostname": flag,
-    "db": _whole,
+    "db": _from_0,
     **OF_LOCKING,
 }
