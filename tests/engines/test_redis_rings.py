@@ -16,7 +16,8 @@ from tests.servers import Server
 from tests.support.waiting import PATIENCE, eventually
 from weblock import AsyncLocks, Locks
 from weblock._core.ports import Ask, Grasp, Message, Switchboard
-from weblock.stores.redis.receiver import pass_on, ring_of
+from weblock.stores.redis import receiver
+from weblock.stores.redis.receiver import ring_of
 
 NOW = 1_790_000_000_000_000
 OWNER = "a" * 32
@@ -64,7 +65,7 @@ def test_garbage_is_dropped_with_a_line(payload: bytes, caplog: pytest.LogCaptur
     board, bell = Switchboard(), Bell()
     board.bells["owner"] = bell
     with caplog.at_level(logging.DEBUG, "weblock"):
-        pass_on(board, [b"message", b"channel", payload], trusted=True)
+        receiver.Bell("", board, bool).pass_on([b"message", b"channel", payload])
     assert bell.told == []
     assert [each.thread for each in caplog.records].count(threading.get_ident()) == 1
 

@@ -16,7 +16,7 @@ import hiredis
 import redis.asyncio
 from redis import exceptions
 
-from ..._core.ports import Ask, Switchboard
+from ..._core.ports import Ask
 from ..._platform.forks import close_in_children
 from ..._platform.logs import logger
 from ..transport.loops import BeforeLoopEnds, ByLoop, made_for_all
@@ -25,11 +25,9 @@ from .asking import connecting, in_background
 from .calls import packed
 from .internals import take_writer
 from .links import INCOMPLETE, Introduce, Links, new_reader
-from .receiver import NOT_RUNG, pass_on
+from .receiver import NOT_RUNG, Bell
 from .servers import explained
 from .settings import Address
-
-AsyncioConnect = Callable[[Address], redis.asyncio.Connection]
 
 BATCH: Final = 8
 """Commands that are sent before the turn of the loop is over, so that the server need not wait."""
@@ -285,21 +283,15 @@ class LoopLinks:
 
     def __init__(
         self,
-        channel: str,
-        switchboard: Switchboard,
-        connect: AsyncioConnect,
-        serves: Callable[[Address], bool],
+        bell: Bell,
+        connect: Callable[[Address], redis.asyncio.Connection],
         *,
         timeout: float,
-        trusted: bool,
     ) -> None:
-        self.channel = channel
+        self.bell = bell
         self.loop = asyncio.get_running_loop()
-        self._switchboard = switchboard
         self._connect = connect
-        self._serves = serves
         self.timeout = timeout
-        self._trusted = trusted
         self._aside: asyncio.Future[BaseException | None] | None = None
         self._links: dict[Address, asyncio.Future[AsyncioLink]] = {}
         self.up: dict[Address, AsyncioLink] = {}
@@ -322,15 +314,15 @@ class LoopLinks:
         if self._listener and not self._listener.failure:
             return
         for made in self._links.values():
-            if (link := _result(made)) and self._serves(link.address):
+            if (link := _result(made)) and self.bell.serves(link.address):
                 self._listener = link
-                link.subscribe(self.channel)
+                link.subscribe(self.bell.channel)
                 return
 
     def move(self) -> None:
         """Listen elsewhere, if the server where it listens is no longer one of ours."""
         link = self._listener
-        if link and not self._serves(link.address):
+        if link and not self.bell.serves(link.address):
             link.discard()
 
     async def aside(self, work: Callable[[], None]) -> None:
@@ -372,7 +364,9 @@ class LoopLinks:
                 made.cancel()
 
     async def _new(self, address: Address, introduce: Introduce) -> AsyncioLink:
-        link = AsyncioLink(address, timeout=self.timeout, on_push=self._pushed, on_end=self._ended)
+        link = AsyncioLink(
+            address, timeout=self.timeout, on_push=self.bell.pass_on, on_end=self._ended
+        )
         try:
             await link.open(self._connect(address))
             await introduce(link)
@@ -396,10 +390,7 @@ class LoopLinks:
         if self._listener is link:
             self._listener = None
             # The waiters ask again, which makes us listen on another.
-            self._switchboard.ring_all(Ask())
-
-    def _pushed(self, message: Sequence[Any]) -> None:
-        pass_on(self._switchboard, message, trusted=self._trusted)
+            self.bell.switchboard.ring_all(Ask())
 
 
 class AsyncioLinks(Links):
@@ -411,7 +402,7 @@ class AsyncioLinks(Links):
 
     @property
     def process(self) -> str:
-        return self._loops.here().channel
+        return self._loops.here().bell.channel
 
     def listen(self) -> None:
         self._loops.here().listen()

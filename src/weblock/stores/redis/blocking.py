@@ -248,7 +248,7 @@ class BlockingLinks(Links):
 
     @property
     def process(self) -> str:
-        return self._receiver.channel
+        return self._receiver.bell.channel
 
     def listen(self) -> None:
         self._receiver.listen()

@@ -21,7 +21,7 @@ from .aio import AsyncioLinks, LoopLinks
 from .blocking import BlockingLink, BlockingLinks, Lent, connected
 from .calls import Layout
 from .links import Links
-from .receiver import LISTENED_IN, Receiver
+from .receiver import LISTENED_IN, Bell, Receiver
 from .settings import Address, Deployment, Settings
 from .store import RedisStore
 from .topology import ClusterNodes, Nodes, SentinelNodes
@@ -55,16 +55,7 @@ class Connections:
                 self._nodes = SentinelNodes(settings, self.sentinel, self._move)
             case Deployment.CLUSTER:
                 self._nodes = ClusterNodes(settings, self._layout, self.connection, self._move)
-        # Where replicas must have a lease, a waiter that is rung asks for it and waits for them.
-        self._trusted = not settings.min_replicas
-        self._receiver = Receiver(
-            self._new_channel(),
-            switchboard,
-            self._subscriber,
-            self._nodes.serves,
-            trusted=self._trusted,
-            on_quiet=self._tidy,
-        )
+        self._receiver = Receiver(self._new_bell(), self._subscriber, self._tidy)
         self._links: list[Links] = []
 
     def store(self, *, suspends: bool, two_phase: bool = False, renews: bool = False) -> RedisStore:
@@ -77,7 +68,9 @@ class Connections:
         links: Links
         if suspends:
             self._try_out(self._asyncio)
-            links = AsyncioLinks(self._loop_links)
+            links = AsyncioLinks(
+                lambda: LoopLinks(self._new_bell(), self._asyncio, timeout=settings.timeout)
+            )
         else:
             links = BlockingLinks(
                 self.connection,
@@ -130,17 +123,12 @@ class Connections:
         for links in self._links:
             links.tidy()
 
-    def _new_channel(self) -> str:
-        return self._layout.channel(uuid.uuid4().hex)
-
-    def _loop_links(self) -> LoopLinks:
-        return LoopLinks(
-            self._new_channel(),
+    def _new_bell(self) -> Bell:
+        return Bell(
+            self._layout.channel(uuid.uuid4().hex),
             self._switchboard,
-            self._asyncio,
             self._nodes.serves,
-            timeout=self._settings.timeout,
-            trusted=self._trusted,
+            trusted=not self._settings.min_replicas,
         )
 
     def _subscriber(self) -> BlockingLink:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from redis import exceptions
 
@@ -49,40 +49,39 @@ def ring_of(payload: object) -> tuple[str, Message] | None:
     return owner, Grasp(fence, until / MICRO) if plausible else Ask()
 
 
-def pass_on(switchboard: Switchboard, pushed: Any, *, trusted: bool) -> None:
-    """Pass on what a subscription has received.
+class Bell(NamedTuple):
+    """How the waiters of a thread or a loop are rung."""
 
-    Where a grant counts only with replicas, it is not ``trusted``: the waiter has to ask. Messages that
-    are no notifications are dropped: any client with the right to publish may send them.
-    """
-    match pushed:
-        case [b"message", _, payload]:
-            if ring := ring_of(payload):
-                owner, message = ring
-                switchboard.ring(owner, message if trusted else Ask())
-            else:
-                logger.debug("dropped a published message that is no notification of ours")
-        case [b"subscribe", *_]:  # A notification may have been lost before.
-            switchboard.ring_all(Ask())
+    channel: str
+    switchboard: Switchboard
+    serves: Callable[[Address], bool]
+    """Returns whether a server publishes what its waiters need."""
+    trusted: bool = True
+    """Whether a notification is a lease. Where that counts only with replicas, the waiter has to ask."""
+
+    def pass_on(self, pushed: Any) -> None:
+        """Pass on what a subscription has received.
+
+        What is no notification is dropped: any client with the right to publish may send it.
+        """
+        match pushed:
+            case [b"message", _, payload]:
+                if ring := ring_of(payload):
+                    owner, message = ring
+                    self.switchboard.ring(owner, message if self.trusted else Ask())
+                else:
+                    logger.debug("dropped a published message that is no notification of ours")
+            case [b"subscribe", *_]:  # A notification may have been lost before.
+                self.switchboard.ring_all(Ask())
 
 
 class Receiver:
     """Listens on one channel, from when the first caller waits."""
 
     def __init__(
-        self,
-        channel: str,
-        switchboard: Switchboard,
-        connect: Callable[[], BlockingLink],
-        serves: Callable[[Address], bool],
-        *,
-        trusted: bool,
-        on_quiet: Callable[[], None],
+        self, bell: Bell, connect: Callable[[], BlockingLink], on_quiet: Callable[[], None]
     ) -> None:
-        self.channel = channel
-        self._switchboard = switchboard
-        self._serves = serves
-        self._trusted = trusted
+        self.bell = bell
         self._on_quiet = on_quiet
         self._listener = Listener(connect, self._hear, lost=(exceptions.RedisError,))
         self.listen = self._listener.start
@@ -91,11 +90,11 @@ class Receiver:
     def move(self) -> None:
         """Make the thread listen elsewhere, if its server is no longer one of ours."""
         link = self._listener.connection
-        if link and not self._serves(link.address):
+        if link and not self.bell.serves(link.address):
             self._listener.hang_up()
 
     def _hear(self, link: BlockingLink) -> None:
-        link.send(packed("SUBSCRIBE", self.channel))
+        link.send(packed("SUBSCRIBE", self.bell.channel))
         asked = False
         while not self._listener.ended.is_set():
             messages = link.heard()
@@ -113,4 +112,4 @@ class Receiver:
                     return
                 if isinstance(message, Exception):
                     raise message
-                pass_on(self._switchboard, message, trusted=self._trusted)
+                self.bell.pass_on(message)
