@@ -61,7 +61,7 @@ class AsyncioLink(asyncio.Protocol):
         self.address = address
         self.failure: Exception | None = None
         self.loop = asyncio.get_running_loop()
-        self._timeout = timeout
+        self.timeout = timeout
         self._on_push = on_push
         self._on_end = on_end
         reader = new_reader()
@@ -114,7 +114,7 @@ class AsyncioLink(asyncio.Protocol):
                 loop.call_soon(self._flush_at_end)
         elif self._transport:
             self._transport.write(command)
-            due = loop.time() + self._timeout
+            due = loop.time() + self.timeout
             self._pending.append((reply, due))
             if self._watch is None:
                 self._watch = loop.call_at(due, self._look)
@@ -172,7 +172,7 @@ class AsyncioLink(asyncio.Protocol):
         self._heard_at = self.loop.time()
         if replies:
             self._replied_at = self._heard_at
-            if self._heard_at > due - (1 - PROMPT) * self._timeout:
+            if self._heard_at > due - (1 - PROMPT) * self.timeout:
                 self._window = self._window // 2 or 1
             elif self._window < WINDOW:
                 self._window += replies
@@ -188,7 +188,7 @@ class AsyncioLink(asyncio.Protocol):
 
     def _flush(self) -> None:
         commands: list[bytes] = []
-        due = self.loop.time() + self._timeout
+        due = self.loop.time() + self.timeout
         while self._outgoing and len(self._pending) < self._window:
             command, reply = self._outgoing.popleft()
             if not reply.done():  # Else its caller was cancelled.
@@ -211,10 +211,10 @@ class AsyncioLink(asyncio.Protocol):
             return
         now = self.loop.time()
         _, first_due = self._pending[0]
-        soonest = self._replied_at + self._timeout
-        silent_at = max(first_due, self._heard_at + self._timeout)
+        soonest = self._replied_at + self.timeout
+        silent_at = max(first_due, self._heard_at + self.timeout)
         if now >= silent_at:
-            self._end(self._no_answer())
+            self._end(self.no_answer())
             return
         for waiter, due in self._pending:
             if waiter.done():
@@ -222,11 +222,11 @@ class AsyncioLink(asyncio.Protocol):
             if now < max(due, soonest):
                 silent_at = min(silent_at, max(due, soonest))
                 break
-            _fail(waiter, self._no_answer())
+            _fail(waiter, self.no_answer())
         self._watch = self.loop.call_at(silent_at, self._look)
 
-    def _no_answer(self) -> Exception:
-        return exceptions.TimeoutError(f"no answer for {self._timeout:g} seconds")
+    def no_answer(self) -> Exception:
+        return exceptions.TimeoutError(f"no answer for {self.timeout:g} seconds")
 
     def _end(self, failure: Exception) -> None:
         if self.failure:
@@ -252,10 +252,9 @@ class Loan:
     home = None
     alive = False  # It is not kept.
 
-    def __init__(self, link: AsyncioLink, timeout: float) -> None:
+    def __init__(self, link: AsyncioLink) -> None:
         self.address, self.incarnation = link.address, link.incarnation
         self._link = link
-        self._timeout = timeout
 
     async def ask(self, command: bytes) -> Any:
         (reply,) = await self.exchange([command])
@@ -269,10 +268,10 @@ class Loan:
             asking.close()
             raise exceptions.ConnectionError("the event loop has been closed") from error
         try:
-            return replies.result(self._timeout)
+            return replies.result(self._link.timeout)
         except TimeoutError:
             replies.cancel()
-            raise exceptions.TimeoutError(f"no answer for {self._timeout:g} seconds") from None
+            raise self._link.no_answer() from None
 
     def discard(self) -> None:
         """Do nothing: its loop sees to it."""
@@ -291,30 +290,31 @@ class LoopLinks:
         self.bell = bell
         self.loop = asyncio.get_running_loop()
         self._connect = connect
-        self.timeout = timeout
+        self._timeout = timeout
         self._aside: asyncio.Future[BaseException | None] | None = None
-        self._links: dict[Address, asyncio.Future[AsyncioLink]] = {}
+        self._making: dict[Address, asyncio.Task[AsyncioLink]] = {}
         self.up: dict[Address, AsyncioLink] = {}
-        """Those that are ready for use."""
+        """The links that are ready for use."""
         self._listener: AsyncioLink | None = None
         self._end = BeforeLoopEnds(self._discard)
 
     async def take(self, address: Address, introduce: Introduce) -> AsyncioLink:
         """Return the link to a server; the first caller makes it, and the others wait for that."""
-        link = self._links.get(address)
-        if link is None:
-            link = self._links[address] = self.loop.create_task(self._new(address, introduce))
-            link.add_done_callback(lambda made: self._forget_failed(address, made))
-        if _result(link):
-            return link.result()
-        return await made_for_all(link, _closed)
+        if link := self.up.get(address):
+            return link
+        making = self._making.get(address)
+        if making is None or making.done():
+            making = self._making[address] = self.loop.create_task(self._new(address, introduce))
+            # Looked at, lest the loop logs the error where all callers were cancelled.
+            making.add_done_callback(lambda made: made.cancelled() or made.exception())
+        return await made_for_all(making, _closed)
 
     def listen(self) -> None:
         """Subscribe on an open link, unless that has been done."""
         if self._listener and not self._listener.failure:
             return
-        for made in self._links.values():
-            if (link := _result(made)) and self.bell.serves(link.address):
+        for link in self.up.values():
+            if self.bell.serves(link.address):
                 self._listener = link
                 link.subscribe(self.bell.channel)
                 return
@@ -357,15 +357,14 @@ class LoopLinks:
         self._discard()  # Those that were made after the loop had closed its generators.
 
     def _discard(self) -> None:
-        for made in tuple(self._links.values()):
-            if link := _result(made):
-                link.discard()
-            else:
-                made.cancel()
+        for link in tuple(self.up.values()):
+            link.discard()
+        for making in tuple(self._making.values()):
+            making.cancel()
 
     async def _new(self, address: Address, introduce: Introduce) -> AsyncioLink:
         link = AsyncioLink(
-            address, timeout=self.timeout, on_push=self.bell.pass_on, on_end=self._ended
+            address, timeout=self._timeout, on_push=self.bell.pass_on, on_end=self._ended
         )
         try:
             await link.open(self._connect(address))
@@ -373,20 +372,15 @@ class LoopLinks:
         except BaseException:
             link.discard()
             raise
+        finally:
+            self._making.pop(address, None)
         if not link.failure:
             self.up[address] = link
         return link
 
-    def _forget_failed(self, address: Address, made: asyncio.Future[AsyncioLink]) -> None:
-        if (made.cancelled() or made.exception()) and self._links.get(address) is made:
-            del self._links[address]
-
     def _ended(self, link: AsyncioLink) -> None:
         if self.up.get(link.address) is link:
             del self.up[link.address]
-        made = self._links.get(link.address)
-        if made and _result(made) is link:
-            del self._links[link.address]
         if self._listener is link:
             self._listener = None
             # The waiters ask again, which makes us listen on another.
@@ -427,7 +421,7 @@ class AsyncioLinks(Links):
     def lend(self, address: Address) -> Loan | None:
         for links in self._loops.all():
             if link := links.up.get(address):
-                return Loan(link, links.timeout)
+                return Loan(link)
         return None
 
     def take(
@@ -449,9 +443,3 @@ def _closed() -> Unfit:
 def _fail(waiter: asyncio.Future[Any], failure: Exception) -> None:
     waiter.set_exception(failure)
     waiter.exception()  # Looked at, lest the loop logs it where the caller was cancelled.
-
-
-def _result(made: asyncio.Future[AsyncioLink]) -> AsyncioLink | None:
-    if not made.done() or made.cancelled() or made.exception():
-        return None
-    return made.result()
