@@ -3,8 +3,8 @@
 weblock opens connections of its own, with the settings of the client's connections. Each of these
 settings is one of four kinds:
 
-1. Where the server is, as whom and over which kind of connection: it is taken over (``_PLACE``,
-   ``_TAKEN`` and the class of the connections).
+1. Where the server is, as whom and over which kind of connection: it is taken over (``_TAKEN``
+   and the class of the connections).
 2. How the client waits, retries, and reads replies: weblock has its own ways (``_OF_THE_CLIENT``).
 3. Anything else, if it has its default.
 4. Anything else: the client is rejected. A setting that got lost could send a password to another
@@ -19,13 +19,8 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 import redis
 import redis.asyncio
-from redis.asyncio import sentinel as asyncio_sentinel
-from redis.sentinel import (
-    Sentinel,
-    SentinelConnectionPool,
-    SentinelManagedConnection,
-    SentinelManagedSSLConnection,
-)
+import redis.asyncio.sentinel
+import redis.sentinel
 
 from ...errors import ConfigurationError
 from ..transport.options import checked
@@ -40,33 +35,22 @@ from .settings import (
     Settings,
 )
 
-_POOLS: Final = (
-    redis.ConnectionPool,
-    redis.BlockingConnectionPool,
-    redis.asyncio.ConnectionPool,
-    redis.asyncio.BlockingConnectionPool,
-)
-_POOLS_OF_SENTINELS: Final = (
-    SentinelConnectionPool,
-    asyncio_sentinel.SentinelConnectionPool,
-)
-_SENTINELS: Final = (Sentinel, asyncio_sentinel.Sentinel)
+_APIS: Final = ((redis, redis.sentinel), (redis.asyncio, redis.asyncio.sentinel))
 
-_TLS: Final[dict[type, bool]] = {
-    redis.Connection: False,
-    redis.UnixDomainSocketConnection: False,
-    redis.SSLConnection: True,
-    SentinelManagedConnection: False,
-    SentinelManagedSSLConnection: True,
-    redis.asyncio.Connection: False,
-    redis.asyncio.UnixDomainSocketConnection: False,
-    redis.asyncio.SSLConnection: True,
-    asyncio_sentinel.SentinelManagedConnection: False,
-    asyncio_sentinel.SentinelManagedSSLConnection: True,
+_POOLS: Final = [p for api, _ in _APIS for p in (api.ConnectionPool, api.BlockingConnectionPool)]
+
+_TLS: Final[Mapping[type, bool]] = {
+    kind: tls
+    for api, of_sentinel in _APIS
+    for kind, tls in (
+        (api.Connection, False),
+        (api.UnixDomainSocketConnection, False),
+        (api.SSLConnection, True),
+        (of_sentinel.SentinelManagedConnection, False),
+        (of_sentinel.SentinelManagedSSLConnection, True),
+    )
 }
 """Whether a class of connections uses TLS. A subclass may connect in any other way."""
-
-_PLACE: Final = {"host", "port", "path", "db"}
 
 _TAKEN: Final = OF_CONNECTION | {
     "ssl_ciphers",
@@ -107,7 +91,7 @@ def settings_of(client: object, options: Mapping[str, Any]) -> Settings:
             " redis.asyncio.Redis, a cluster's client, or a URL"
         )
     pool = client.connection_pool
-    if isinstance(pool, _POOLS_OF_SENTINELS):
+    if isinstance(pool, tuple(of.SentinelConnectionPool for _, of in _APIS)):
         return _of_sentinel(pool, chosen)
     way = _way_of_pool(pool)
     return Settings(
@@ -144,7 +128,9 @@ def _of_cluster(client: Any, chosen: Mapping[str, Any]) -> Settings:
 
 def _of_sentinel(pool: Any, chosen: Mapping[str, Any]) -> Settings:
     manager = pool.sentinel_manager
-    if type(pool) not in _POOLS_OF_SENTINELS or type(manager) not in _SENTINELS:
+    if (type(pool), type(manager)) not in [
+        (s.SentinelConnectionPool, s.Sentinel) for _, s in _APIS
+    ]:
         _refuse("Sentinel's own class")
     if not pool.is_master:
         _refuse("choice of a replica", "give the client that master_for() returns")
@@ -192,11 +178,9 @@ def _way(connection_class: Any, kwargs: Mapping[str, Any], hook: object = None) 
         if name in _TAKEN:
             if value is not None or name == "ssl_cert_reqs":  # Where None is a value.
                 connection[name] = value
-        elif name == "redis_connect_func" and value == hook:
+        elif name in {"host", "port", "path", "db"} | _OF_THE_CLIENT:
             continue
-        elif name not in _PLACE | _OF_THE_CLIENT and (
-            name not in defaults or value != defaults[name]
-        ):
+        elif (name, value) not in [*defaults.items(), ("redis_connect_func", hook)]:
             _refuse(f"{name}=")
     address = (
         Address(kwargs["path"])

@@ -74,10 +74,8 @@ class Link(Protocol):
         """End the connection, and everything under way on it."""
 
 
-class Introduce(Protocol):
-    """What is to be said and asked on a new connection."""
-
-    async def __call__(self, link: Link) -> None: ...
+Introduce = Callable[[Link], Awaitable[None]]
+"""Says and asks on a new connection what comes first there."""
 
 
 class Links:
