@@ -104,8 +104,8 @@ def test_a_master_is_left_out_only_while_a_thread_tries_it(monkeypatch: pytest.M
 def test_servers_are_asked_in_the_callers_thread() -> None:
     """All of them are, one after the other."""
     poll = Poll(lambda address: address.port)
-    poll.ask_all([Address("a", 1), Address("b", 2)])
-    poll.wait(lambda: False)
+    poll.ask([Address("a", 1), Address("b", 2)])
+    poll.wait()
     assert sorted(poll.answers) == [1, 2]
 
 

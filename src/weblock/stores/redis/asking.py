@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -54,26 +54,21 @@ class Poll:
         self.heard: dict[Address, Any] = {}
         """What has come: answers, and the errors of those that gave none."""
 
-    def ask(self, address: Address) -> None:
-        self.asked += 1
-        try:
-            in_background(lambda: self._ask_here(address), "asking")
-        except RuntimeError:
-            self._ask_here(address)
-
-    def ask_all(self, addresses: Iterable[Address]) -> None:
+    def ask(self, addresses: Iterable[Address]) -> None:
         for address in addresses:
-            self.ask(address)
+            self.asked += 1
+            try:
+                in_background(partial(self._ask_here, address), "asking")
+            except RuntimeError:
+                self._ask_here(address)
 
     @property
     def answers(self) -> list[Any]:
         return [each for each in self.heard.values() if not isinstance(each, Exception)]
 
-    @property
-    def failures(self) -> list[Exception]:
-        return [each for each in self.heard.values() if isinstance(each, Exception)]
-
-    def wait(self, enough: Callable[[], bool], patience: float | None = None) -> None:
+    def wait(
+        self, patience: float | None = None, *, enough: Callable[[], bool] = lambda: False
+    ) -> None:
         """Return when there are enough answers, all have answered, or ``patience`` has passed."""
         give_up_at = None if patience is None else time.monotonic() + patience
         while len(self.heard) < self.asked and not enough():
@@ -83,6 +78,22 @@ class Poll:
             except Empty:
                 return
             self.heard[address] = outcome
+
+    def first(self, addresses: Iterable[Address], hedge: float) -> Any:
+        """Return the first answer; the next server is asked after ``hedge`` seconds of silence.
+
+        Raises the last failure if there is none, and ``Unfit`` if no server could be asked.
+        """
+        for address in addresses:
+            before = len(self.heard)
+            self.ask([address])
+            self.wait(hedge, enough=lambda before=before: len(self.heard) > before)  # type: ignore[misc]
+            if self.answers:
+                break
+        self.wait(enough=lambda: bool(self.answers))
+        if self.answers:
+            return self.answers[0]
+        raise [Unfit("no server is named"), *self.heard.values()][-1]
 
     def _ask_here(self, address: Address) -> None:
         outcome: Any
@@ -281,20 +292,3 @@ def asked(connection: redis.Connection, *command: str) -> Any:
     """Return the reply to one command."""
     connection.send_command(*command)
     return connection.read_response(disable_decoding=True)
-
-
-def first_answer(poll: Poll, addresses: Sequence[Address], hedge: float) -> Any:
-    """Return the first answer; the next server is asked after ``hedge`` seconds of silence.
-
-    Raises the last failure if there is none, and ``Unfit`` if nobody could be asked.
-    """
-    for address in addresses:
-        poll.ask(address)
-        failed = len(poll.failures)
-        poll.wait(lambda failed=failed: bool(poll.answers) or len(poll.failures) > failed, hedge)  # type: ignore[misc]
-        if poll.answers:
-            break
-    poll.wait(lambda: bool(poll.answers))
-    if poll.answers:
-        return poll.answers[0]
-    raise poll.failures[-1] if poll.failures else Unfit("no server is named")

@@ -163,8 +163,8 @@ def diagnose(connections: Connections, settings: Settings) -> Iterator[Finding]:
                 return bool(asked(connection, "PING"))
 
         poll = Poll(answers)
-        poll.ask_all(settings.addresses)
-        poll.wait(lambda: False, settings.timeout)
+        poll.ask(settings.addresses)
+        poll.wait(settings.timeout)
         silent = [str(each) for each in settings.addresses if poll.heard.get(each) is not True]
         count = len(settings.addresses)
         text = f"{count - len(silent)} of {count} Sentinels in the URL answer"

@@ -15,7 +15,7 @@ from redis import exceptions
 from redis.crc import key_slot
 
 from ..transport.unfit import Unfit
-from .asking import Connect, Health, Lookup, Poll, asked, first_answer, opened
+from .asking import Connect, Health, Lookup, Poll, asked, opened
 from .calls import Call, Layout
 from .scripts import BEGIN
 from .servers import examine
@@ -117,10 +117,10 @@ class SentinelNodes(Nodes):
         if not before and len(silent) == len(sentinels):
             silent = set()
         poll, aside = Poll(self._master_named_by), Poll(self._master_named_by)
-        aside.ask_all(silent)
-        poll.ask_all(each for each in sentinels if each not in silent)
-        poll.wait(lambda: bool(poll.answers), GRACE if before else None)
-        poll.wait(lambda: False, GRACE)
+        aside.ask(silent)
+        poll.ask(each for each in sentinels if each not in silent)
+        poll.wait(GRACE if before else None, enough=lambda: bool(poll.answers))
+        poll.wait(GRACE)
         self._silent |= self._asking
         if self._master is None:
             if poll.answers:
@@ -242,11 +242,11 @@ class ClusterNodes(Nodes):
 
     def _look(self) -> bool:
         seeds = sorted(self._seeds, key=lambda seed: seed in self._hung)
-        homes: dict[int, Address] = first_answer(Poll(self._map_of), seeds, HEDGE)
+        homes: dict[int, Address] = Poll(self._map_of).first(seeds, HEDGE)
         masters = sorted(set(homes.values()))
         poll = Poll(partial(self._begin, homes))
-        poll.ask_all(each for each in masters if each not in self._hung)
-        poll.wait(lambda: False, PATIENCE)
+        poll.ask(each for each in masters if each not in self._hung)
+        poll.wait(PATIENCE)
         self._seeds = [*masters, *(s for s in self._settings.addresses if s not in masters)]
         before, self._homes = self._homes, homes
         if before and before != homes:
