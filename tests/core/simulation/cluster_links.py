@@ -9,11 +9,10 @@ from typing import Any, Final
 from redis import exceptions
 
 from weblock._core.ports import Recovery
-from weblock.stores.redis.links import Introduce
 from weblock.stores.redis.settings import Address, Deployment, Settings
 from weblock.stores.redis.store import RedisStore
 from weblock.stores.redis.topology import HUNG, MAP_READ_EVERY
-from weblock.stores.redis.wire import Wire
+from weblock.stores.redis.wire import Introduce, Wire
 
 from .cluster_servers import ADDRESSES, LAYOUT, ClusterServers
 from .process import Process, Signal

@@ -14,11 +14,10 @@ from weblock._core.ports import Ask, Pulse, Recovery, Reply, Switchboard
 from weblock._core.table import Claim
 from weblock.errors import EngineUnavailable
 from weblock.stores.redis.calls import micros
-from weblock.stores.redis.links import Introduce
 from weblock.stores.redis.settings import Address, Deployment, Settings
 from weblock.stores.redis.store import RedisStore
 from weblock.stores.redis.topology import Nodes
-from weblock.stores.redis.wire import Wire
+from weblock.stores.redis.wire import Introduce, Wire
 
 from .engine import Acquire, Refresh, Release, Request
 from .network import Connection, Exchange, Network

@@ -24,10 +24,10 @@ from ..transport.unfit import Unfit
 from .asking import connecting, in_background
 from .calls import packed
 from .internals import take_writer
-from .links import INCOMPLETE, Introduce, Links, new_reader
 from .receiver import NOT_RUNG, Bell
 from .servers import explained
 from .settings import Address
+from .wire import INCOMPLETE, Introduce, Links, new_reader
 
 BATCH: Final = 8
 """Commands that are sent before the turn of the loop is over, so that the server need not wait."""

@@ -25,9 +25,9 @@ from ..transport.unfit import Unfit
 from .aio import Loan
 from .asking import Connect, connecting
 from .internals import socket_of
-from .links import INCOMPLETE, Introduce, Link, Links, new_reader
 from .servers import explained
 from .settings import Address
+from .wire import INCOMPLETE, Introduce, Link, Links, new_reader
 
 if TYPE_CHECKING:
     from .receiver import Receiver

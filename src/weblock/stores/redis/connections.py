@@ -20,12 +20,11 @@ from ...errors import ConfigurationError
 from .aio import AsyncioLinks, LoopLinks
 from .blocking import BlockingLink, BlockingLinks, Lent, connected
 from .calls import Layout
-from .links import Links
 from .receiver import LISTENED_IN, Bell, Receiver
 from .settings import Address, Deployment, Settings
 from .store import RedisStore
 from .topology import ClusterNodes, Nodes, SentinelNodes
-from .wire import Admit, Wire
+from .wire import Admit, Links, Wire
 
 _CLASSES: Final[Mapping[tuple[bool, bool], tuple[Any, Any]]] = {
     # By whether it is a socket's path, and TLS.
