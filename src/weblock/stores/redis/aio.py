@@ -249,9 +249,6 @@ class AsyncioLink(asyncio.Protocol):
 class Loan:
     """A link of an event loop, as the thread of the keeper uses it."""
 
-    home = None
-    alive = False  # It is not kept.
-
     def __init__(self, link: AsyncioLink) -> None:
         self.address, self.incarnation = link.address, link.incarnation
         self._link = link

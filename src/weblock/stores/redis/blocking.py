@@ -311,10 +311,11 @@ class BlockingLinks(Links):
             return lent
 
     def give_back(self, link: Link) -> None:
-        assert isinstance(link, BlockingLink | Loan)
-        if link.home is not self:
-            if link.home:
-                link.home.give_back(link)
+        if isinstance(link, Loan):  # It stays with its loop.
+            return
+        assert isinstance(link, BlockingLink)
+        if link.home and link.home is not self:
+            link.home.give_back(link)
             return
         if link.alive:
             link.used_at = self._answered_at = time.monotonic()
