@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -25,6 +26,17 @@ GENTLY: Final = 30.0
 STILL_HELD: Final = 75
 """How a command exits if the holder goes on."""
 
+MOST: Final = 1000
+"""How many keys are listed, unless it is said."""
+
+NOTHING: Final = "No key is held or waited for."
+
+CONFIRM: Final = "Take it away?"
+
+NO_TERMINAL: Final = (
+    "standard input is not a terminal, so this cannot ask for confirmation: use --force"
+)
+
 
 class ChangedHands(Exception):
     """The key has another holder than the one whose lease was to be taken; that one is ``now``."""
@@ -36,21 +48,73 @@ class ChangedHands(Exception):
         self.now = now
 
 
-def step_down(locks: Locks, key: str, fences: Collection[int], *, timeout: float) -> bool:
+class NotReleased(Exception):
+    """Nothing was released. With ``still_held``, the holder was asked to release the key, and goes on."""
+
+    def __init__(self, text: str, *, still_held: bool = False) -> None:
+        super().__init__(text)
+        self.still_held = still_held
+
+
+def release(
+    locks: Locks,
+    key: str,
+    *,
+    by: str,
+    agrees: Callable[[str], bool] | None,
+    gently: float | None = None,
+    fence: int | None = None,
+) -> tuple[str, KeyInfo | None]:
+    """Release a key for an operator; return what to say of it, and what was taken away by force.
+
+    Args:
+        by: Who asks for it, for the audit log.
+        agrees: Asked whether to take the key away; ``None`` with ``--force``.
+        gently: For how many seconds to wait until the holder, which is asked to, has released the key.
+        fence: The fence of the holder that is meant; by default, the first holder.
+
+    Raises ``NotReleased``, ``ChangedHands``, and what ``Locks.force_release`` raises.
+    """
+    info, name = locks.inspect(key), printable(key)
+    if info is None or info.holder is None:
+        raise NotReleased(f"nobody holds {name}")
+    wanted = info.fence if fence is None else fence
+    if gently is not None:
+        fences = _fences_of(info)
+        if wanted not in fences:
+            raise ChangedHands(key, info)
+        if _step_down(locks, key, fences if fence is None else {fence}, timeout=gently):
+            return f"Released {name}, as asked.", None
+        if agrees:
+            raise NotReleased(
+                f"{name} is still held by {holder_of(info)}, which was asked to release it:"
+                " raise --timeout, or take it away with --force",
+                still_held=True,
+            )
+    elif agrees and not agrees(_question(info)):
+        raise NotReleased("nothing was released")
+    taken = take_away(locks, key, fence=wanted, by=by)
+    if taken is None:
+        raise NotReleased(f"nobody holds {name} any more")
+    passed = f" It passes to {printable(taken.waiters[0])}." if taken.waiters else ""
+    return f"Released {name}, taken from {holder_of(taken)}.{passed}", taken
+
+
+def _step_down(locks: Locks, key: str, fences: Collection[int], *, timeout: float) -> bool:
     """Ask the holders with these fences to release; return whether all have done so in time.
 
     ``timeout`` is in seconds. Raises as ``Locks.ask_release`` does.
     """
     locks.ask_release(key)
     give_up_at = time.monotonic() + timeout
-    while not fences_of(locks.inspect(key)).isdisjoint(fences):
+    while not _fences_of(locks.inspect(key)).isdisjoint(fences):
         if time.monotonic() >= give_up_at:
             return False
         time.sleep(LOOK_AGAIN)
     return True
 
 
-def fences_of(info: KeyInfo | None) -> frozenset[int]:
+def _fences_of(info: KeyInfo | None) -> frozenset[int]:
     """Return the fences of all holders of a key."""
     return frozenset(holder.fence for holder in info.holders) if info else frozenset()
 
@@ -122,6 +186,25 @@ def row(info: KeyInfo) -> tuple[str, ...]:
     )
 
 
+def listed(infos: Sequence[KeyInfo], *, as_json: bool) -> str:
+    """Return what to print of several keys."""
+    if as_json:
+        return json.dumps([as_dict(info) for info in infos])
+    return table(HEADER, map(row, infos)) if infos else NOTHING
+
+
+def more_than(limit: int) -> str:
+    """Return what to warn of where just as many keys were found as were to be listed."""
+    return f"There may be more than these {limit}: see --limit."
+
+
+def shown(key: str, info: KeyInfo | None, *, as_json: bool) -> str:
+    """Return what to print of one key."""
+    if as_json:
+        return json.dumps(info and as_dict(info))
+    return sheet(info) if info else f"{printable(key)} is free."
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return rows of text below a header, in columns, whatever their width."""
     lines = [header, *rows]
@@ -147,32 +230,10 @@ def _of(holder: HolderInfo) -> str:
     )
 
 
-def question(info: KeyInfo) -> str:
+def _question(info: KeyInfo) -> str:
     """Return what to know before a lease is taken away."""
+    all_lose = f" All {len(info.holders)} holders lose it." if len(info.holders) > 1 else ""
     return (
         f"{printable(info.key)} is held by {holder_of(info)}, for {duration(info.held_for)}."
-        f" If that is still running, it and the next holder overlap.{_all_lose(info)}"
+        f" If that is still running, it and the next holder overlap.{all_lose}"
     )
-
-
-def said_of(taken: KeyInfo) -> str:
-    """Return what has happened where a lease was taken away."""
-    passed = f" It passes to {printable(taken.waiters[0])}." if taken.waiters else ""
-    return f"Released {printable(taken.key)}, taken from {holder_of(taken)}.{passed}"
-
-
-def said_of_stepping_down(key: str) -> str:
-    """Return what has happened where a holder has released a key because it was asked to."""
-    return f"Released {printable(key)}, as asked."
-
-
-def still_held(info: KeyInfo) -> str:
-    """Return what to do about a holder that was asked to release a key, and goes on."""
-    return (
-        f"{printable(info.key)} is still held by {holder_of(info)}, which was asked to release it:"
-        " raise --timeout, or take it away with --force"
-    )
-
-
-def _all_lose(info: KeyInfo) -> str:
-    return f" All {len(info.holders)} holders lose it." if len(info.holders) > 1 else ""

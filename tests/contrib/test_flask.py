@@ -950,6 +950,6 @@ class TestCommands:
         assert "Released x" in run(args=[*gently, "--force"]).output
         with pytest.raises(LeaseLost):
             lease.release()
-        assert "Nobody holds x" in run(args=["weblock", "release", "x", "--force"]).output
+        assert "nobody holds x" in run(args=["weblock", "release", "x", "--force"]).output
         wrong = run(args=["weblock", "show", "\n"])
         assert (wrong.exit_code, "control character" in wrong.output) == (1, True)

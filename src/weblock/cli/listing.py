@@ -12,7 +12,7 @@ from .output import say, show_table, warn
 
 @command("list")
 @click.argument("prefix", default="")
-@click.option("--limit", default=1000, show_default=True, help="How many keys at most.")
+@click.option("--limit", default=operating.MOST, show_default=True, help="How many keys at most.")
 @pass_session
 def list_command(session: Session, prefix: str, limit: int) -> None:
     """Lists the keys that are held or waited for; only those that begin with PREFIX."""
@@ -22,11 +22,11 @@ def list_command(session: Session, prefix: str, limit: int) -> None:
         session.say("", [operating.as_dict(info) for info in infos])
         return
     if not infos:
-        say("No key is held or waited for.")
+        say(operating.NOTHING)
         return
     show_table(operating.HEADER, map(operating.row, infos))
     if len(infos) == limit:
-        warn(f"There may be more than these {limit}: see --limit.")
+        warn(operating.more_than(limit))
 
 
 @command("show")

@@ -8,8 +8,7 @@ import sys
 import click
 
 from .. import operating
-from .._platform.logs import printable
-from ..operating import ChangedHands, take_away
+from ..operating import NotReleased
 from .app import No, Session, Still, command, pass_session
 from .output import warn
 
@@ -38,37 +37,26 @@ def release_command(
     With --gently the holder is asked to release it, and may go on: if it still holds the key after
     the timeout, the command exits with 75, or takes it away if there is --force, too.
     """
-    with session.locks() as locks:
-        info = locks.inspect(key)
-        if info is None or info.holder is None:
-            raise No(f"nobody holds {printable(key)}", {"released": False})
-        wanted = info.fence if fence is None else fence
-        if gently:
-            fences = operating.fences_of(info)
-            if wanted not in fences:
-                raise ChangedHands(key, info)
-            fences = fences if fence is None else frozenset({fence})
-            if operating.step_down(locks, key, fences, timeout=timeout):
-                session.say(operating.said_of_stepping_down(key), {"released": True})
-                return
-            if not force:
-                raise Still(operating.still_held(info), {"released": False})
-        elif not force:
-            _ask(operating.question(info))
-        taken = take_away(locks, key, fence=wanted, by=f"{getpass.getuser()} (weblock)")
-    if taken is None:
-        raise No(f"nobody holds {printable(key)} any more", {"released": False})
-    session.say(operating.said_of(taken), {"released": True, **operating.as_dict(taken)})
+    try:
+        with session.locks() as locks:
+            said, taken = operating.release(
+                locks,
+                key,
+                by=f"{getpass.getuser()} (weblock)",
+                agrees=None if force else _agrees,
+                gently=timeout if gently else None,
+                fence=fence,
+            )
+    except NotReleased as no:
+        raise (Still if no.still_held else No)(str(no), {"released": False}) from None
+    session.say(said, {"released": True, **(operating.as_dict(taken) if taken else {})})
 
 
-def _ask(question: str) -> None:
+def _agrees(question: str) -> bool:
     if not _is_terminal():
-        raise click.UsageError(
-            "standard input is not a terminal, so this cannot ask for confirmation: use --force"
-        )
+        raise click.UsageError(operating.NO_TERMINAL)
     warn(question)
-    if not click.confirm("Take it away?", err=True):
-        raise No("nothing was released", {"released": False})
+    return click.confirm(operating.CONFIRM, err=True)
 
 
 def _is_terminal() -> bool:

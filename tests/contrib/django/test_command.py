@@ -157,7 +157,7 @@ def test_nothing_is_released_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_free_key_cannot_be_released() -> None:
     """To release what nobody holds fails, and says so."""
-    with pytest.raises(CommandError, match=r"Nobody holds item:1\."):
+    with pytest.raises(CommandError, match="nobody holds item:1"):
         run("release", "item:1", "--force")
 
 
@@ -180,7 +180,7 @@ def test_labels_move_no_cursor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"), [("y", "Released item:1"), ("", "Nothing was released")]
+    ("answer", "said"), [("y", "Released item:1"), ("", "nothing was released")]
 )
 def test_a_person_is_asked(answer: str, said: str, tmp_path: Path) -> None:
     """At a terminal the command says who holds the key, and releases only if told to."""

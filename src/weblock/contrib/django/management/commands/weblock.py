@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import getpass
-import json
 import os
 import sys
 from argparse import ArgumentParser
@@ -17,9 +16,8 @@ from typing import Any, Final
 
 from django.core.management.base import BaseCommand, CommandError
 
-from ..... import KeyInfo, WeblockError, operating
-from ....._platform.logs import printable
-from .....operating import ChangedHands, take_away
+from ..... import WeblockError, operating
+from .....operating import ChangedHands, NotReleased
 from ... import locks, settings
 from ...rules import explain
 
@@ -63,7 +61,9 @@ class Command(BaseCommand):
         actions = parser.add_subparsers(dest="action", required=True)
         listing = actions.add_parser("list", help="the keys that are held or waited for")
         listing.add_argument("prefix", nargs="?", default="", help="only those that begin so")
-        listing.add_argument("--limit", type=int, default=1000, help="at most so many (1000)")
+        listing.add_argument(
+            "--limit", type=int, default=operating.MOST, help="at most so many (1000)"
+        )
         show = actions.add_parser("show", help="the holder of a key, and its queue")
         release = actions.add_parser("release", help="take a key from its holder, by force")
         release.add_argument("--force", action="store_true", help="do not ask")
@@ -102,11 +102,15 @@ class Command(BaseCommand):
                 case "list":
                     self._list(alias, options["prefix"], options["limit"], as_json=options["json"])
                 case "show":
-                    self._show(alias, options["key"], as_json=options["json"])
+                    info = locks[alias].inspect(options["key"])
+                    self._say(operating.shown(options["key"], info, as_json=options["json"]))
                 case "release":
                     self._release(alias, options["key"], options)
                 case "run":
                     self._run(alias, options["key"], options["command"], options)
+        except NotReleased as no:
+            code = operating.STILL_HELD if no.still_held else 1
+            raise CommandError(str(no), returncode=code) from no
         except (WeblockError, ChangedHands) as error:
             raise CommandError(str(error)) from error
 
@@ -117,43 +121,19 @@ class Command(BaseCommand):
 
     def _list(self, alias: str, prefix: str, limit: int, *, as_json: bool) -> None:
         infos = locks[alias].list(prefix, limit=limit)
-        if as_json:
-            self._say(json.dumps([operating.as_dict(info) for info in infos]))
-            return
-        if not infos:
-            self._say("No key is held or waited for.")
-            return
-        self._say(operating.table(operating.HEADER, map(operating.row, infos)))
+        self._say(operating.listed(infos, as_json=as_json))
         if len(infos) == limit:
-            self.stderr.write(f"There may be more than these {limit}: see --limit.")
-
-    def _show(self, alias: str, key: str, *, as_json: bool) -> None:
-        info = locks[alias].inspect(key)
-        if as_json:
-            self._say(json.dumps(info and operating.as_dict(info)))
-        elif info is None:
-            self._say(f"{printable(key)} is free.")
-        else:
-            self._say(operating.sheet(info))
+            self.stderr.write(operating.more_than(limit))
 
     def _release(self, alias: str, key: str, options: dict[str, Any]) -> None:
-        info = locks[alias].inspect(key)
-        if info is None or info.holder is None:
-            raise CommandError(f"Nobody holds {printable(key)}.")
-        if options["gently"]:
-            fences = operating.fences_of(info)
-            if operating.step_down(locks[alias], key, fences, timeout=options["timeout"]):
-                self._say(operating.said_of_stepping_down(key))
-                return
-            if not options["force"]:
-                raise CommandError(operating.still_held(info), returncode=operating.STILL_HELD)
-        elif not options["force"] and not self._agrees(info):
-            raise CommandError("Nothing was released.")
-        by = f"{getpass.getuser()} (manage.py)"
-        taken = take_away(locks[alias], key, fence=info.fence, by=by)
-        if taken is None:
-            raise CommandError(f"Nobody holds {printable(key)} any more.")
-        self._say(operating.said_of(taken))
+        said, _ = operating.release(
+            locks[alias],
+            key,
+            by=f"{getpass.getuser()} (manage.py)",
+            agrees=None if options["force"] else self._agrees,
+            gently=options["timeout"] if options["gently"] else None,
+        )
+        self._say(said)
 
     def _run(self, alias: str, key: str, command: Sequence[str], options: dict[str, Any]) -> None:
         """Become ``weblock run``, which runs a process for the command: signals and codes are its own."""
@@ -180,11 +160,11 @@ class Command(BaseCommand):
             stream.flush()
         os.execve(sys.executable, [sys.executable, *arguments], env)  # noqa: S606 - it is weblock
 
-    def _agrees(self, info: KeyInfo) -> bool:
+    def _agrees(self, question: str) -> bool:
         if not sys.stdin.isatty():
-            raise CommandError("There is nobody to ask: use --force.")
-        self._say(operating.question(info))
-        return input("Take it away? [y/N] ").strip().lower() in ("y", "yes")
+            raise NotReleased(operating.NO_TERMINAL)
+        self._say(question)
+        return input(f"{operating.CONFIRM} [y/N] ").strip().lower() in ("y", "yes")
 
 
 def _named(option: str) -> str:
