@@ -16,7 +16,7 @@ from tests.support.waiting import PATIENCE, eventually
 from weblock import Locks
 from weblock._core.ports import sent
 from weblock._runtime.blocking import drive
-from weblock.stores.quorum.at_once import InTasks, in_this_thread
+from weblock.stores.quorum.at_once import in_tasks, in_this_thread
 from weblock.stores.redis.asking import Health
 
 DOWN = ConnectionError("it is down")
@@ -42,7 +42,7 @@ async def test_requests_of_asyncio_may_wait_for_anything() -> None:
         async with asyncio.timeout(60):
             done.append(await shared)
 
-    await InTasks()([waits(), waits(), gives_way()], never)
+    await in_tasks([waits(), waits(), gives_way()], never)
     assert sorted(done) == ["gave way", "told", "told"]
 
 
@@ -58,13 +58,13 @@ async def test_one_request_that_never_rests_keeps_no_other_from_its_end() -> Non
         await asyncio.sleep(0)
         others.append(1)
 
-    await InTasks()([restless(), other(), other()], never)
+    await in_tasks([restless(), other(), other()], never)
     assert len(others) == 2
 
 
 async def test_those_that_are_not_waited_for_go_on() -> None:
     """When there is enough, or the caller is cancelled, the others come to their end behind it."""
-    at_once, go_on, ended = InTasks(), asyncio.Event(), asyncio.Event()
+    at_once, go_on, ended = in_tasks, asyncio.Event(), asyncio.Event()
 
     async def quick() -> None:
         await asyncio.sleep(0)
@@ -97,7 +97,7 @@ async def test_an_error_of_one_request_reaches_the_caller(rests: bool) -> None:
         raise ValueError("mine")
 
     with pytest.raises(ValueError, match="mine"):
-        await InTasks()([broken()], never)
+        await in_tasks([broken()], never)
 
 
 class TestInThisThread:

@@ -10,7 +10,7 @@ from typing import Any
 from weblock._core.ports import Pulse, Recovery, Reply, Switchboard
 from weblock._core.table import Claim
 from weblock.errors import EngineUnavailable
-from weblock.stores.quorum import QuorumEngine, _Board
+from weblock.stores.quorum import Board, QuorumEngine
 from weblock.stores.quorum.store import QuorumStore
 from weblock.stores.redis.asking import LONGEST_KNOCK, Health
 from weblock.stores.redis.settings import Address, Deployment, Settings
@@ -42,7 +42,7 @@ class SimulatedConnections:
 
     def __init__(self, engine: SimulatedQuorumEngine, number: int, settings: Settings) -> None:
         network, server = engine.networks[number], engine.quorum.servers[number]
-        board = _Board(engine, number)
+        board = Board(engine, number)
         network.join(engine.process, board)
         subscription = Subscription(engine.process, board, server)
         self._new_links = partial(

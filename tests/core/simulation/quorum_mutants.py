@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from weblock.stores.quorum import QuorumEngine
-from weblock.stores.quorum.clocks import Clocks
+from weblock.stores.quorum.candidate import Candidate
 from weblock.stores.quorum.store import QuorumStore
-from weblock.stores.quorum.tally import Tally
+from weblock.stores.quorum.tally import Clocks, Tally
 
 from .mutants import Mutant
 
@@ -69,7 +69,7 @@ MUTANTS: Final = (
     Mutant(
         "servers need not agree on the fence",
         QuorumStore,
-        "_split",
+        "_agree",
         "if len(level) >= tally.majority:",
         "if True:",
         ("P2",),
@@ -77,7 +77,7 @@ MUTANTS: Final = (
     Mutant(
         "fences are agreed on by fewer than a majority",
         QuorumStore,
-        "_split",
+        "_agree",
         "if len(level) >= tally.majority:",
         "if len(level) >= tally.majority - 1:",
         ("P2",),
@@ -96,18 +96,18 @@ MUTANTS: Final = (
     Mutant(
         "nobody stands back",
         QuorumStore,
-        "_holds_on",
-        "if not holding:",
-        "if True:",
+        "_stand_back",
+        "if held:",
+        "if False:",
         ("P4", "P10"),
         seed=67,
     ),
     Mutant(
         "only those that voted are released",
-        QuorumStore,
-        "_nominate",
-        "candidate.holding = tally.holding",
-        "candidate.holding = candidate.asked = tally.holding",
+        Candidate,
+        "answered",
+        "self.holding = tally.holding",
+        "self.holding = self.asked = tally.holding",
         ("P6", "P9"),
         seed=2,
     ),
@@ -133,7 +133,7 @@ MUTANTS: Final = (
         "a server that did not answer a release is not asked again",
         QuorumStore,
         "release",
-        "if tally.answered == len(tally.replies):",
+        "if not tally.silent:",
         "if tally.answered >= tally.majority:",
         ("P6",),
         seed=126,
@@ -152,9 +152,9 @@ MUTANTS: Final = (
     Mutant(
         "an acquisition that failed is remembered",
         QuorumEngine,
-        "forget_later",
-        "min(candidate.forgotten_at, now + candidate.void)",
-        'float("inf")',
+        "candidate",
+        "known.forgotten_at <= now",
+        "False",
         ("P9",),
         seed=35,
     ),

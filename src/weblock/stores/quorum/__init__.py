@@ -1,14 +1,33 @@
-"""A list of Redis URLs: a lease counts while a majority of independent servers agrees (Redlock).
+"""A list of Redis URLs: a lease counts while a majority of independent servers grants it (Redlock).
 
-https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/ has the algorithm. Here
-waiters queue on every server by tickets, which are times of the servers' clocks, so that all servers
-hand over to the same one; fences are the same on a majority; a server that lost its data waits before
-it votes again; and no caller waits for a server that is known to be down.
+https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/ has the algorithm.
+
+1. *Acquiring.* A caller asks all servers at once. Each has ``timeout`` seconds for an answer, and
+   one that is known to be down is not asked until a thread has reached it again.
+2. *Validity.* If a majority grants the key, the lease lasts until the first server of the majority that
+   keeps it for longest ends it, counted on the caller's monotonic clock from before the first request.
+   The core deducts an allowance for drift.
+3. *Fences.* The fence is the largest that a majority gave, and is written back to a majority before the
+   holder gets it. Any two majorities share a server, so the next fence is larger.
+4. *Split votes.* Waiters queue on every server in the order of their tickets: the servers' time at which
+   they came. A caller that fewer than a majority let in stands back on those where an earlier caller
+   waits, and asks again after a pause with jitter. So the first caller gets all servers.
+5. *Handing over.* A release makes each server grant the key to its first waiter and notify it. If a
+   majority has notified it of the same grant, the waiter holds the key. Otherwise it asks.
+6. *Renewing.* A heartbeat goes to all servers. One that has lost a lease that a majority has gets it back.
+7. *Releasing.* A release goes to all servers that may know of the acquisition, those that never answered
+   included, and is repeated later where it was not answered. Requests that may still be on their way
+   are voided with it: the servers reject them when they come.
+
+Assumptions: a server's clock runs as fast as ours, within the drift allowance, and shows about the time of
+the others, by which waiters are ordered and lost fences begin anew. A server that has lost its data,
+or has restarted, grants nothing for ``recovery`` seconds, and has no vote meanwhile: all leases that it may
+have forgotten have ended then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -17,12 +36,12 @@ from ..._core.ports import Ask, Engine, Message, Runtime, Store, Switchboard
 from ..._platform.forks import heed_forks
 from ..._requirements import require
 from ...errors import ConfigurationError
-from ..findings import Finding
+from ..findings import Finding, Level, problem, warning
 from ..redis.settings import SCHEMES as REDIS
 from ..redis.settings import Deployment, Settings, parse
 from ..transport.unfit import Unfit
 from ..url import shown
-from .clocks import Clocks
+from .tally import Clocks
 
 if TYPE_CHECKING:
     from ..._core.table import Claim
@@ -88,13 +107,13 @@ class QuorumEngine(Engine):
         _check(settings)
         self.recovery = settings[0].recovery
         self._settings = [replace(each, recovery=self.recovery) for each in settings]
-        self.name = f"quorum of {', '.join(each.name for each in settings)}"
-        self.order = sorted(range(len(settings)), key=lambda number: settings[number].name)
-        """The servers in the same order in all programs, in whichever order their URLs are listed."""
         self.names = [each.name for each in settings]
+        self.name = f"quorum of {', '.join(self.names)}"
+        self.order = sorted(range(len(settings)), key=self.names.__getitem__)
+        """The servers in the same order in all programs, in whichever order their URLs are listed."""
+        self.majority = len(settings) // 2 + 1
         self.clocks = Clocks(self.names)
         self._tidy_at = 0.0
-        self._majority = len(settings) // 2 + 1
         self._runs: dict[int, str] = {}
         self.after_fork()
         heed_forks(self)
@@ -109,55 +128,56 @@ class QuorumEngine(Engine):
         self.health: Health[int] = Health(self._knock)
 
     def connect(self, runtime: Runtime) -> Store:
-        from .at_once import InTasks, in_this_thread
+        from .at_once import in_tasks, in_this_thread
         from .store import QuorumStore
 
         stores = [
             each.store(suspends=runtime.suspends, two_phase=True, renews=runtime.renews)
             for each in self._connections
         ]
-        return QuorumStore(self, runtime, stores, InTasks() if runtime.suspends else in_this_thread)
+        return QuorumStore(self, runtime, stores, in_tasks if runtime.suspends else in_this_thread)
 
     def candidate(self, claim: Claim, now: float) -> Candidate:
-        """What is known of an acquisition, from its first question on.
+        """Return what is known of an acquisition, from its first question on.
 
-        Those that ended without a release, as leases do that nobody renews, are forgotten by and by.
+        Acquisitions that ended without a release, as leases do that nobody renews, are forgotten in time.
         """
         from .candidate import Candidate
 
         if now >= self._tidy_at:
             self._tidy_at = now + TIDY
-            self._forget_ended(now)
+            for owner, known in tuple(self.candidates.items()):
+                if known.forgotten_at <= now:
+                    self.candidates.pop(owner, None)
         if claim.owner not in self.candidates:
             self.candidates[claim.owner] = Candidate(claim)
         self.candidates[claim.owner].asked_for(claim.ttl, now)
         return self.candidates[claim.owner]
 
-    def ring(self, server: int, owner: str, message: Message) -> None:
-        """Record that one server has handed over, and notify the waiter of what that amounts to."""
-        if candidate := self.candidates.get(owner):
-            self.switchboard.ring(owner, candidate.rung(server, message, majority=self._majority))
+    def diagnose(self) -> Iterator[Finding]:
+        """Yield what there is to know of the servers, and of their majority."""
+        from ..redis.servers import Seen, look_at, of_clocks, of_server
 
-    def forget(self, owner: str) -> None:
-        """Drop the candidate of an acquisition that is over."""
-        self.candidates.pop(owner, None)
-
-    def forget_later(self, owner: str, now: float) -> None:
-        """Drop a candidate, at the latest, when the silent servers have forgotten it."""
-        if candidate := self.candidates.get(owner):
-            candidate.forgotten_at = min(candidate.forgotten_at, now + candidate.void)
-        self._forget_ended(now)
-
-    def _forget_ended(self, now: float) -> None:
-        for each, known in tuple(self.candidates.items()):
-            if known.forgotten_at <= now:
-                self.forget(each)
-
-    def diagnose(self) -> Iterable[Finding]:
-        """Return what there is to know of the servers, and of their majority."""
-        from .diagnosis import diagnose
-
-        return diagnose(zip(self._connections, self._settings, strict=True))
+        seen: list[Seen] = []
+        silent: list[Finding] = []
+        for connections, settings in zip(self._connections, self._settings, strict=True):
+            found = look_at(connections, settings.addresses[0], settings)
+            if isinstance(found, Finding):
+                silent.append(found)
+                continue
+            seen.append(found)
+            where = str(settings.addresses[0])
+            yield from (each._replace(where=where) for each in of_server(found, settings))
+        enough = len(seen) >= self.majority
+        for each in silent:
+            yield each._replace(level=Level.WARNING) if enough else each
+        text = f"{len(seen)} of {len(self.names)} servers answer, and {self.majority} are needed."
+        remedy = "Start the others, or find out why they do not answer."
+        if silent:
+            yield (warning if enough else problem)("majority", text, remedy)
+        else:
+            yield Finding("majority", text)
+        yield from of_clocks(seen)
 
     def close(self) -> None:
         """End all connections. Callers that still wait here are notified."""
@@ -177,12 +197,11 @@ class QuorumEngine(Engine):
     def _connected(self, number: int, settings: Settings) -> Connections:
         from ..redis.connections import Connections
 
-        return Connections(settings, _Board(self, number), admit=partial(self._admit, number))
+        return Connections(settings, Board(self, number), admit=partial(self._admit, number))
 
     def _admit(self, number: int, server: Server) -> None:
         """Reject a server that is another one of the list, under another name."""
-        others = [run for each, run in self._runs.items() if each != number]
-        if server.run in others:
+        if server.run in [run for each, run in self._runs.items() if each != number]:
             raise Unfit(
                 "it is the same server as another of the quorum: name servers that fail"
                 " independently"
@@ -190,8 +209,8 @@ class QuorumEngine(Engine):
         self._runs[number] = server.run
 
 
-class _Board(Switchboard):
-    """The switchboard that one of the servers rings."""
+class Board(Switchboard):
+    """The switchboard on which one of the servers notifies waiters."""
 
     def __init__(self, engine: QuorumEngine, server: int) -> None:
         super().__init__()
@@ -199,7 +218,10 @@ class _Board(Switchboard):
         self._server = server
 
     def ring(self, owner: str, message: Message) -> None:
-        self._engine.ring(self._server, owner, message)
+        """Notify a waiter of what the notifications of all servers amount to."""
+        if candidate := self._engine.candidates.get(owner):
+            message = candidate.rung(self._server, message, majority=self._engine.majority)
+            self._engine.switchboard.ring(owner, message)
 
     def ring_all(self, message: Message) -> None:
         self._engine.switchboard.ring_all(message)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from ..._core.ports import sent
 from ..transport.polling import READABLE, new_poll
@@ -19,6 +19,37 @@ Request = Coroutine[Any, Any, None]
 
 AtOnce = Callable[[Sequence[Request], Callable[[], bool]], Awaitable[None]]
 """Runs requests, none of which raises, until all are over, or one is and there is ``enough``."""
+
+_EAGER: Final[Any] = {"eager_start": True} if sys.version_info >= (3, 12) else {}
+"""Starts a task at once, which is twice as fast as to have the loop start it."""
+
+_tasks: Final[set[asyncio.Task[None]]] = set()
+"""Requests that are not over, to whose tasks a loop has only weak references."""
+
+
+async def in_tasks(requests: Sequence[Request], enough: Callable[[], bool]) -> None:
+    """Send all requests as tasks of asyncio. Those that are not waited for go on."""
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[None] = loop.create_future()
+    left = len(requests)
+
+    def ended(task: asyncio.Task[None]) -> None:
+        nonlocal left
+        _tasks.discard(task)
+        left -= 1
+        if over.done():
+            return  # Only the loop can still report an error: it logs it.
+        if not task.cancelled() and (error := task.exception()):
+            over.set_exception(error)
+        elif left == 0 or enough():
+            over.set_result(None)
+
+    for request in requests:
+        task = asyncio.Task(request, loop=loop, **_EAGER)
+        _tasks.add(task)
+        task.add_done_callback(ended)
+    if requests:
+        await over
 
 
 async def in_this_thread(requests: Sequence[Request], enough: Callable[[], bool]) -> None:
@@ -72,6 +103,7 @@ async def _in_a_thread(request: Request, until: float, to_close: list[Request]) 
     meanwhile has a copy of it, and the end of a connection comes when the last copy is closed.
     """
     unbegun = [request]
+    """Whoever takes the request out of here, the thread or its caller, brings it to its end."""
 
     def run() -> None:
         with theirs:
@@ -104,46 +136,3 @@ def _to_its_end(unbegun: list[Request], until: float = float("inf")) -> None:
                 if time.monotonic() > until:
                     request.close()  # The caller has given up: nothing must be acquired any more.
                     break
-
-
-class InTasks:
-    """Runs requests of asyncio."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
-        """Tasks that are not done, to which a loop has only weak references."""
-
-    async def __call__(self, requests: Sequence[Request], enough: Callable[[], bool]) -> None:
-        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        left = len(requests)
-
-        def ended(task: asyncio.Task[None]) -> None:
-            nonlocal left
-            self._tasks.discard(task)
-            left -= 1
-            if over.done():
-                return  # Only the loop can still report an error: it logs it.
-            if not task.cancelled() and (error := task.exception()):
-                over.set_exception(error)
-            elif left == 0 or enough():
-                over.set_result(None)
-
-        for request in requests:
-            task = _begun(request)
-            self._tasks.add(task)
-            task.add_done_callback(ended)
-        if requests:
-            await over
-
-
-if sys.version_info >= (3, 12):
-
-    def _begun(request: Request) -> asyncio.Task[None]:
-        """Start a task at once, which is twice as fast as to have the loop start it."""
-        return asyncio.Task(request, loop=asyncio.get_running_loop(), eager_start=True)
-
-else:
-
-    def _begun(request: Request) -> asyncio.Task[None]:
-        """Start a task."""
-        return asyncio.get_running_loop().create_task(request)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final
 
-from ..._core.ports import Ask, Grasp, Message, Reply
+from ..._core.ports import Ask, Grasp, Message
 from ..._core.table import HANDOFF, Claim, Waiting
 from .tally import Tally
 
@@ -15,21 +15,6 @@ LATEST: Final = 5.0
 
 SPLIT: Final = 0.1
 """Seconds to wait for a majority's notifications, before the waiter asks."""
-
-
-class _Clock(NamedTuple):
-    """A server's time at which the asker waited there, and a local time that came before it."""
-
-    server: float
-    local: float
-
-
-class _Grant(NamedTuple):
-    """A server's grant: its end and its beginning by the local clock."""
-
-    fence: int
-    until: float
-    since: float
 
 
 class Candidate:
@@ -58,8 +43,10 @@ class Candidate:
         # Notifications arrive from other threads. Nothing waits while this is held.
         self._guard = threading.Lock()
         self._rung: set[int] = set()
-        self._clocks: dict[int, _Clock] = {}
-        self._grants: dict[int, _Grant] = {}
+        self._waits: dict[int, tuple[float, float]] = {}
+        """A time of each server at which the asker waited there, and a local time before it."""
+        self._grants: dict[int, Grasp] = {}
+        """What a server has notified it of, by the local clock."""
 
     @property
     def void(self) -> float:
@@ -76,43 +63,40 @@ class Candidate:
         with self._guard:
             for server in servers:
                 self._rung.discard(server)
-                self._clocks.pop(server, None)
+                self._waits.pop(server, None)
                 self._grants.pop(server, None)
+
+    def answered(self, tally: Tally) -> None:
+        """Record where it holds, and where it waits."""
+        self.holding = tally.holding
+        self.waits(tally)
 
     def waits(self, tally: Tally, *, still: bool = False) -> None:
         """Record the servers where it waits, or ``still`` waits unless it has asked anew since."""
         with self._guard:
             for server in tally.answers(Waiting):
-                reply = tally.replies[server]
-                assert isinstance(reply, Reply)
-                clock = _Clock(reply.now, tally.sent)
-                if not still or clock > self._clocks.get(server, clock):
-                    self._clocks[server] = clock
+                time = tally.replies[server].now, tally.sent
+                if not still or time > self._waits.get(server, time):
+                    self._waits[server] = time
 
     def rung(self, server: int, message: Message, *, majority: int) -> Message:
         """Return the message for its waiter when a server has notified it."""
         with self._guard:
             self._rung.add(server)
-            clock = self._clocks.get(server)
-            if isinstance(message, Grasp) and clock:
-                since = message.until - min(self.claim.ttl, HANDOFF)
-                if since > clock.server:
-                    until = clock.local + message.until - clock.server
-                    self._grants[server] = _Grant(message.fence, until, clock.local)
-            told = self._agreed(majority)
-            if told is None and len(self._rung | self.holding) < majority:
+            if isinstance(message, Grasp) and (waits := self._waits.get(server)):
+                time, local = waits
+                if message.until - min(self.claim.ttl, HANDOFF) > time:
+                    until = local + message.until - time
+                    self._grants[server] = Grasp(message.fence, until, local)
+            for fence in {grant.fence for grant in self._grants.values()}:
+                alike = [grant for grant in self._grants.values() if grant.fence == fence]
+                if len(alike) >= majority:
+                    self._rung.clear()
+                    self._grants.clear()
+                    self.fence = fence
+                    until = sorted((grant.until for grant in alike), reverse=True)[majority - 1]
+                    return Grasp(fence, until, min(grant.since or 0.0 for grant in alike))
+            if len(self._rung | self.holding) < majority:
                 return Ask(after=SPLIT)
             self._rung.clear()
-        if told:
-            self.fence = told.fence
-        return told or Ask()
-
-    def _agreed(self, majority: int) -> Grasp | None:
-        """Return the grant that a majority has made."""
-        for fence in {grant.fence for grant in self._grants.values()}:
-            alike = [grant for grant in self._grants.values() if grant.fence == fence]
-            if len(alike) >= majority:
-                self._grants.clear()
-                until = sorted((grant.until for grant in alike), reverse=True)[majority - 1]
-                return Grasp(fence, until, min(grant.since for grant in alike))
-        return None
+        return Ask()

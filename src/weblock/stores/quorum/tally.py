@@ -1,4 +1,4 @@
-"""Decide what the replies of several servers amount to: pure functions, after the Redlock algorithm.
+"""What the replies of several servers amount to: pure functions, and the time that the servers tell.
 
 A server's clock says how long a lease has left there, and nothing else. All returned times are on
 the asker's own clock, counted from before the first request was sent.
@@ -9,14 +9,18 @@ it knows the claim's lease: it might have forgotten a later one. So it has no vo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 from ..._core.ports import Reply
-from ..._core.table import Answer, Asked, Busy, Gone, Held, Released, Waiting
+from ..._core.table import Answer, Busy, Gone, Held, Released, Waiting
+from ..._platform.logs import logger
 from ...errors import EngineUnavailable
 
 A = TypeVar("A", bound=Answer)
+
+APART: Final = 5.0
+"""Seconds by which clocks may differ: half of what a server that has lost its data takes to recover."""
 
 
 class Tally:
@@ -25,11 +29,7 @@ class Tally:
     They are by number; one of a server that was not asked, or has not answered yet, is missing.
     """
 
-    __slots__ = ("_answers", "majority", "replies", "sent", "servers")
-
-    def __init__(
-        self, servers: int, sent: float, replies: Mapping[int, Reply | EngineUnavailable]
-    ) -> None:
+    def __init__(self, servers: int, sent: float, replies: Mapping[int, Any]) -> None:
         self.servers = servers
         self.majority = servers // 2 + 1
         self.sent = sent
@@ -39,14 +39,21 @@ class Tally:
             if isinstance(reply, Reply):
                 self._answers.setdefault(type(reply.answer), {})[server] = reply.answer
 
-    @property
-    def answered(self) -> int:
-        return len(self.replies) - len(self.silent)
+    def part(self, index: int) -> Tally:
+        """Return the replies to one of several questions that were sent together."""
+        failed, replies = EngineUnavailable, self.replies.items()
+        parts = {server: r if isinstance(r, failed) else r[index] for server, r in replies}
+        return Tally(self.servers, self.sent, parts)
 
     @property
     def silent(self) -> list[int]:
         """The servers that were asked and gave no answer."""
-        return [server for server, reply in self.replies.items() if not isinstance(reply, Reply)]
+        replies = self.replies.items()
+        return [server for server, reply in replies if isinstance(reply, EngineUnavailable)]
+
+    @property
+    def answered(self) -> int:
+        return len(self.replies) - len(self.silent)
 
     def answers(self, kind: type[A]) -> dict[int, A]:
         """Return the answers of one kind, by server."""
@@ -67,10 +74,16 @@ class Tally:
         return max([held.fence for held in self.answers(Held).values()])
 
     @property
-    def level(self) -> set[int]:
-        """The servers that gave it."""
-        largest = self.fence
-        return {server for server, held in self.answers(Held).items() if held.fence == largest}
+    def recovering(self) -> str:
+        """Why so many servers grant nothing that no majority is left; nothing if one is."""
+        refusals: list[Waiting | Busy] = [
+            *self.answers(Waiting).values(),
+            *self.answers(Busy).values(),
+        ]
+        reasons = [each.recovering for each in refusals if each.recovering]
+        if self.servers - len(reasons) >= self.majority:
+            return ""
+        return f"of {len(reasons)} of its {self.servers} servers, {reasons[0]}"
 
     def outcome(self) -> Reply | None:
         """The majority's answer; ``None`` if there is none, because too few have answered."""
@@ -82,27 +95,16 @@ class Tally:
             return Reply(Gone(), self.sent)
         busy, waiting = self.answers(Busy).values(), self.answers(Waiting).values()
         others = busy or waiting
+        ends = sorted([*self._ends(Waiting), *self._ends(Busy)])
+        # When enough of the leases of others may have ended.
+        until = ends[min(self.majority - len(self.holding), len(ends)) - 1]
         # Their holder's label and the number of others, by the server that knows of most.
         holders = max(each.holder for each in others), max(each.others for each in others)
         if busy:
             most = max(each.waiters for each in busy)
-            refusal = Busy(self._freed_at(), most, False, self.recovering, *holders)  # noqa: FBT003
-            return Reply(refusal, self.sent)
+            return Reply(Busy(until, most, False, self.recovering, *holders), self.sent)  # noqa: FBT003
         position = max(each.position for each in waiting)
-        answer = Waiting(position, self._freed_at(), (), self.recovering, *holders)
-        return Reply(answer, self.sent)
-
-    @property
-    def recovering(self) -> str:
-        """Why so many servers grant nothing that no majority is left; nothing if one is."""
-        answers: list[Waiting | Busy] = [
-            *self.answers(Waiting).values(),
-            *self.answers(Busy).values(),
-        ]
-        reasons = [each.recovering for each in answers if each.recovering]
-        if self.servers - len(reasons) >= self.majority:
-            return ""
-        return f"of {len(reasons)} of its {self.servers} servers, {reasons[0]}"
+        return Reply(Waiting(position, until, (), self.recovering, *holders), self.sent)
 
     def heartbeat(self, fence: int | None) -> Reply | None:
         """The majority's answer to a heartbeat; ``None`` while it is not known.
@@ -131,27 +133,56 @@ class Tally:
         unknown = self.servers - self.answered
         return None if released + unknown >= self.majority else Reply(Gone(), self.sent)
 
-    def asked(self) -> Reply | None:
-        """The answer to a caller that asks the holders to release; ``None`` while it is not known."""
-        if self.answered < self.majority:
-            return None
-        return Reply(Asked() if self.answers(Asked) else Gone(), self.sent)
-
     def _kept(self, fence: int) -> Reply:
         """Return the lease that a majority keeps. Any server may say that its release was asked for."""
         until = sorted(self._ends(Held), reverse=True)[self.majority - 1]
         asked = True in [held.asked for held in self.answers(Held).values()]
         return Reply(Held(fence, until, asked=asked), self.sent)
 
-    def _freed_at(self) -> float:
-        """Return when enough of the leases of others may have ended."""
-        ends = sorted([*self._ends(Waiting), *self._ends(Busy)])
-        wanted = self.majority - len(self.holding)
-        return ends[min(wanted, len(ends)) - 1]
-
     def _ends(self, kind: type[Held | Waiting | Busy]) -> list[float]:
         """Return when the leases end, if the server's clock runs as ours does."""
-        return [
-            self.sent + answer.until - self.replies[server].now  # type: ignore[union-attr]
-            for server, answer in self.answers(kind).items()
-        ]
+        answers = self.answers(kind).items()
+        return [self.sent + answer.until - self.replies[server].now for server, answer in answers]
+
+
+class Clocks:
+    """The servers' clocks, and by how much each is ahead of ours.
+
+    Waiters are served in the order of the time at which they came. Their own clocks may show anything,
+    so this is the servers' time, which each of their answers tells.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._majority = len(names) // 2 + 1
+        self._ahead: dict[int, float] = {}
+        self._warned: set[int] = set()
+
+    @property
+    def known(self) -> bool:
+        """Whether a majority has ever told what it shows."""
+        return len(self._ahead) >= self._majority
+
+    def heard(self, server: int, time: float, *, sent: float, received: float) -> None:
+        """Record an answer: the server's clock showed ``time`` between these two of ours.
+
+        What was known stays as far as the answer allows it, so of many answers the fastest counts.
+        """
+        least, most = time - received, time - sent
+        self._ahead[server] = ahead = min(max(self._ahead.get(server, least), least), most)
+        foremost = max(self._ahead, key=self._ahead.__getitem__)
+        behind = self._ahead[foremost] - ahead
+        if behind > APART and server not in self._warned:
+            self._warned.add(server)
+            logger.warning(
+                "the clock of %s is %.0f s behind that of %s: if that server loses its data,"
+                " fences may go back by as much. Have a time server set both clocks",
+                *(self._names[server], behind, self._names[foremost]),
+            )
+
+    def time(self, now: float) -> float:
+        """Return what all clocks of a majority show now, at least.
+
+        With all of them known, no minority can move it, wherever its clocks are.
+        """
+        return now + sorted(self._ahead.values(), reverse=True)[self._majority - 1]
