@@ -105,9 +105,9 @@ MUTANTS: Final = (
     Mutant(
         "only those that voted are released",
         Candidate,
-        "answered",
-        "self.holding = tally.holding",
-        "self.holding = self.asked = tally.holding",
+        "waits",
+        "with self._guard:",
+        "self.asked = set(tally.answers(Held))\n        with self._guard:",
         ("P6", "P9"),
         seed=2,
     ),

@@ -33,8 +33,6 @@ class Candidate:
         """What a majority has agreed on; none before that."""
         self.asked: set[int] = set()
         """The servers that may know of it."""
-        self.holding: set[int] = set()
-        """The servers that had let it in when they last said so."""
         self.under_way: set[tuple[object, int]] = set()
         """Its requests that were not answered, each to one server. They may still take effect."""
         self.over = False
@@ -66,11 +64,6 @@ class Candidate:
                 self._waits.pop(server, None)
                 self._grants.pop(server, None)
 
-    def answered(self, tally: Tally) -> None:
-        """Record where it holds, and where it waits."""
-        self.holding = tally.holding
-        self.waits(tally)
-
     def waits(self, tally: Tally, *, still: bool = False) -> None:
         """Record the servers where it waits, or ``still`` waits unless it has asked anew since."""
         with self._guard:
@@ -96,7 +89,7 @@ class Candidate:
                     self.fence = fence
                     until = sorted((grant.until for grant in alike), reverse=True)[majority - 1]
                     return Grasp(fence, until, min(grant.since or 0.0 for grant in alike))
-            if len(self._rung | self.holding) < majority:
+            if len(self._rung) < majority:
                 return Ask(after=SPLIT)
             self._rung.clear()
         return Ask()

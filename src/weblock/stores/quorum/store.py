@@ -53,11 +53,11 @@ class QuorumStore(Store):
                 enough=lambda tally: tally.granted,
             )
             candidate.fence = None  # A fence that a late notification has told is over.
-            candidate.answered(tally)
+            candidate.waits(tally)
             outcome, failure = self._known(tally.outcome(), tally), None
             match outcome.answer:
                 case Held(fence=fence):
-                    failure = await self._agree(key, claim.owner, tally)
+                    failure = await self._agree(key, claim.owner, fence, tally)
                     if failure is None:
                         candidate.fence = fence
                         return outcome
@@ -76,21 +76,23 @@ class QuorumStore(Store):
             raise failure
         return outcome
 
-    async def _agree(self, key: str, owner: str, tally: Tally) -> EngineUnavailable | None:
+    async def _agree(
+        self, key: str, owner: str, fence: int, tally: Tally
+    ) -> EngineUnavailable | None:
         """Make sure that a majority has the fence that the holder gets.
 
         Returns the reason if too few still have the lease: the vote must then be repeated.
         """
-        fence, held = tally.fence, tally.answers(Held).items()
+        held = tally.answers(Held).items()
         level = {server for server, answer in held if answer.fence == fence}
         if len(level) >= tally.majority:
             return None
         raised = await self._ask(
             self._all - level,  # Servers that have not answered yet may have granted the lease.
             lambda store: store.raise_fence(key, owner, fence),
-            enough=lambda raised: len(level) + len(raised.holding) >= tally.majority,
+            enough=lambda raised: len(level) + len(raised.answers(Held)) >= tally.majority,
         )
-        agreed = len(level) + len(raised.holding) >= tally.majority
+        agreed = len(level) + len(raised.answers(Held)) >= tally.majority
         return None if agreed else self._unavailable(raised)
 
     async def _stand_back(self, key: str, candidate: Candidate, tally: Tally) -> bool:
@@ -102,8 +104,9 @@ class QuorumStore(Store):
             return store.stand_back(key, claim, ticket=candidate.ticket, until=until)
 
         if held:
-            candidate.answered(await self._ask(held, question, candidate))
-        return bool(held and candidate.holding)
+            tally = await self._ask(held, question, candidate)
+            candidate.waits(tally)
+        return bool(tally.answers(Held))
 
     async def _new_ticket(self) -> int:
         """Return the servers' time in microseconds, which answers have told before.
@@ -184,7 +187,7 @@ class QuorumStore(Store):
         tally = None
         for server in self._engine.order:
             tally = await self._ask([server], question, candidate, before=tally)
-            if tally.holding:
+            if tally.answers(Held):
                 break
             if server in tally.answers(Gone) and await self._has(server, key, fence):
                 return Reply(Gone(), tally.sent)
@@ -209,7 +212,9 @@ class QuorumStore(Store):
         """Ask the holders on every server: a holder needs to learn it from only one of them."""
         sent = self._runtime.now()
         replies = await self._answers(lambda store: store.ask_release(key))
-        return Reply(Asked() if any(type(each.answer) is Asked for each in replies) else Gone(), sent)
+        return Reply(
+            Asked() if any(type(each.answer) is Asked for each in replies) else Gone(), sent
+        )
 
     async def look(self, key: str) -> Look:
         """Return the state of the server that agrees with most others on the holder and its fence."""

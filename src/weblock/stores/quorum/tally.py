@@ -60,35 +60,13 @@ class Tally:
         return self._answers.get(kind, {})
 
     @property
-    def holding(self) -> set[int]:
-        """The servers that say that the asker holds the key."""
-        return set(self.answers(Held))
-
-    @property
     def granted(self) -> bool:
         return len(self._answers.get(Held, ())) >= self.majority
-
-    @property
-    def fence(self) -> int:
-        """The largest fence that any of them gave."""
-        return max([held.fence for held in self.answers(Held).values()])
-
-    @property
-    def recovering(self) -> str:
-        """Why so many servers grant nothing that no majority is left; nothing if one is."""
-        refusals: list[Waiting | Busy] = [
-            *self.answers(Waiting).values(),
-            *self.answers(Busy).values(),
-        ]
-        reasons = [each.recovering for each in refusals if each.recovering]
-        if self.servers - len(reasons) >= self.majority:
-            return ""
-        return f"of {len(reasons)} of its {self.servers} servers, {reasons[0]}"
 
     def outcome(self) -> Reply | None:
         """The majority's answer; ``None`` if there is none, because too few have answered."""
         if self.granted:
-            return self._kept(self.fence)
+            return self._kept(max(held.fence for held in self.answers(Held).values()))
         if self.answered < self.majority:
             return None
         if self.answers(Gone):
@@ -97,14 +75,20 @@ class Tally:
         others = busy or waiting
         ends = sorted([*self._ends(Waiting), *self._ends(Busy)])
         # When enough of the leases of others may have ended.
-        until = ends[min(self.majority - len(self.holding), len(ends)) - 1]
+        until = ends[min(self.majority - len(self.answers(Held)), len(ends)) - 1]
+        # So many servers may grant nothing that no majority is left.
+        refusals: list[Busy | Waiting] = [*busy, *waiting]
+        reasons = [each.recovering for each in refusals if each.recovering]
+        recovering = ""
+        if self.servers - len(reasons) < self.majority:
+            recovering = f"of {len(reasons)} of its {self.servers} servers, {reasons[0]}"
         # Their holder's label and the number of others, by the server that knows of most.
         holders = max(each.holder for each in others), max(each.others for each in others)
         if busy:
             most = max(each.waiters for each in busy)
-            return Reply(Busy(until, most, False, self.recovering, *holders), self.sent)  # noqa: FBT003
+            return Reply(Busy(until, most, False, recovering, *holders), self.sent)  # noqa: FBT003
         position = max(each.position for each in waiting)
-        return Reply(Waiting(position, until, (), self.recovering, *holders), self.sent)
+        return Reply(Waiting(position, until, (), recovering, *holders), self.sent)
 
     def heartbeat(self, fence: int | None) -> Reply | None:
         """The majority's answer to a heartbeat; ``None`` while it is not known.
@@ -113,15 +97,15 @@ class Tally:
         ``Gone`` for a waiter to which any server has granted the key: it must ask, to agree on a
         fence with a majority, or to release what others have a better claim to.
         """
-        waiting = len(self.answers(Waiting))
-        if self.holding and not fence:
+        holding, waiting = len(self.answers(Held)), len(self.answers(Waiting))
+        if holding and not fence:
             return Reply(Gone(), self.sent)
         if self.granted:
             return self._kept(fence or 0)
         if waiting >= self.majority:
             return self.outcome()
         unknown = self.servers - self.answered
-        if unknown and len(self.holding) + waiting + unknown >= self.majority:
+        if unknown and holding + waiting + unknown >= self.majority:
             return None
         return Reply(Gone(), self.sent)
 
