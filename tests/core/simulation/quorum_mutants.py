@@ -61,10 +61,10 @@ MUTANTS: Final = (
         "a heartbeat grants what nobody has agreed on",
         Tally,
         "heartbeat",
-        "if self.holding and not fence:",
+        "if holding and not fence:",
         "if False:",
         ("P1", "P2", "P7"),
-        seed=10,
+        seed=18,
     ),
     Mutant(
         "servers need not agree on the fence",
@@ -73,6 +73,7 @@ MUTANTS: Final = (
         "if len(level) >= tally.majority:",
         "if True:",
         ("P2",),
+        seed=4,
     ),
     Mutant(
         "fences are agreed on by fewer than a majority",
