@@ -13,8 +13,8 @@ from weblock import AsyncLocks, EngineUnavailable
 from weblock.stores.redis.blocking import BlockingLink as RedisLink
 from weblock.stores.redis.blocking import BlockingLinks as RedisLinks
 from weblock.stores.transport.pool import Pool
-from weblock.stores.transport.silence import Silence
 from weblock.stores.transport.turns import taken_out
+from weblock.stores.transport.unfit import Silence
 
 
 class Taken(list[Any]):

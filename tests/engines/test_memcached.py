@@ -30,7 +30,7 @@ from weblock.stores.memcached.engine import THREADS, MemcachedEngine
 from weblock.stores.memcached.items import Observer
 from weblock.stores.memcached.poller import LONGEST_PAUSE, Poller
 from weblock.stores.memcached.server import Client
-from weblock.stores.transport import silence
+from weblock.stores.transport import unfit
 
 LONG = 60.0
 
@@ -349,7 +349,7 @@ class TestServers:
 
     def test_who_waits_for_silence_waits_once(self, monkeypatch) -> None:
         """Of many who ask a server that is silent, those whose turn comes later are told at once."""
-        monkeypatch.setattr(silence, "LATELY", LONG)
+        monkeypatch.setattr(unfit, "LATELY", LONG)
 
         async def main() -> list[EngineUnavailable]:
             async with AsyncLocks.from_url(server.url(recovery="off", timeout=0.5)) as locks:

@@ -33,7 +33,7 @@ from weblock.stores.postgresql.links import AsyncioLink
 from weblock.stores.postgresql.receiver import payload_of
 from weblock.stores.postgresql.settings import parse
 from weblock.stores.postgresql.statements import DONE
-from weblock.stores.transport import silence
+from weblock.stores.transport import unfit
 
 LONG = 60.0
 
@@ -520,7 +520,7 @@ class TestSilence:
 
     def test_tasks_that_want_one_key_wait_for_it_once(self, mute, monkeypatch) -> None:
         """Of many tasks, one finds that no connection can be made, and the others do not try it again."""
-        monkeypatch.setattr(silence, "LATELY", LONG)
+        monkeypatch.setattr(unfit, "LATELY", LONG)
         connect, tries = AsyncioLink.open, []
 
         async def counted(settings: Any) -> AsyncioLink:

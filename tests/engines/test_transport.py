@@ -14,8 +14,7 @@ from tests.support.waiting import PATIENCE, eventually
 from weblock.stores.transport.backoff import Backoff
 from weblock.stores.transport.listener import Listener
 from weblock.stores.transport.pool import LoopPool, LoopPools, Pool
-from weblock.stores.transport.silence import LONG, Silence
-from weblock.stores.transport.unfit import Unfit, explained
+from weblock.stores.transport.unfit import LONG, Silence, Unfit, explained
 
 
 class Answer(Exception):
@@ -345,7 +344,7 @@ class TestSilence:
         self, server: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The first to notice tells the next, for a moment."""
-        monkeypatch.setattr("weblock.stores.transport.silence.LATELY", PATIENCE)
+        monkeypatch.setattr("weblock.stores.transport.unfit.LATELY", PATIENCE)
         pool = pool_of(server)
         with pytest.raises(TimeoutError):
             pool.use(raises(TimeoutError("no answer")))
@@ -358,7 +357,7 @@ class TestSilence:
     ) -> None:
         """Counts as silence, unless the server has answered."""
         now, known = 0.0, silence()
-        monkeypatch.setattr("weblock.stores.transport.silence.time.monotonic", lambda: now)
+        monkeypatch.setattr("weblock.stores.transport.unfit.time.monotonic", lambda: now)
 
         def fail() -> None:
             nonlocal now

@@ -108,7 +108,7 @@ MUTANTS: Final = (
         Candidate,
         "waits",
         "with self._guard:",
-        "self.asked = set(tally.answers(Held))\n        with self._guard:",
+        "self.asked = set(tally.answers(Held))\n    with self._guard:",
         ("P6", "P9"),
         seed=2,
     ),

@@ -15,8 +15,7 @@ from ..cells import CellStore
 from ..findings import Finding, unreachable
 from ..transport.engine import ServerEngine
 from ..transport.pool import Pool
-from ..transport.silence import Silence
-from ..transport.unfit import explained
+from ..transport.unfit import Silence, explained
 from . import Settings
 from .items import ItemCells, Observer
 from .poller import Poller

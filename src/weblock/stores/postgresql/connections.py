@@ -15,9 +15,8 @@ from ..._platform.loops import in_thread
 from ..cells import PATIENCE, TOO_MANY
 from ..transport.loops import ByLoop
 from ..transport.pool import LoopPools, Pool
-from ..transport.silence import Silence
 from ..transport.turns import Empty, turns
-from ..transport.unfit import Unfit
+from ..transport.unfit import Silence, Unfit
 from .failures import ABOUT_THE_TABLE, HARMLESS, OtherFormat, explained
 from .links import AsyncioLink, BlockingLink, Link, Parameter
 from .receiver import Receiver

@@ -5,8 +5,8 @@
 - ``loops``: what belongs to one event loop each. ``turns``: permits, which no signal handler takes for good.
 - ``polling``: how to wait for several sockets.
 - ``listener``: the thread that listens for notifications on a connection of its own.
-- ``silence``: a server that does not answer delays each of many callers only once.
 - ``backoff``: growing pauses, with jitter.
 - ``options``: the options in the query of an engine's URL.
-- ``unfit``: the error for a server that cannot keep leases as it is, and the text for any error.
+- ``unfit``: the error for a server that cannot be used, the text for any error, and a server that does not
+  answer, which delays each of many callers only once.
 """

@@ -4,27 +4,13 @@ from __future__ import annotations
 
 import select
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from ..._platform.forks import Open
 
 
-class Poll(Protocol):
-    """The part of ``select.poll``'s objects that weblock uses."""
-
-    def register(self, fd: int | Open, eventmask: int, /) -> None: ...
-
-    def unregister(self, fd: int | Open, /) -> None: ...
-
-    def poll(self, timeout: float | None = None, /) -> list[tuple[int, int]]:
-        """Return the descriptors that can be read, with their events.
-
-        Waits at most ``timeout`` milliseconds for the first; ``None`` waits without end.
-        """
-
-
 class SelectPoll:
-    """Polls with ``select``, which Windows has too. It knows no event but ``READABLE``."""
+    """The methods of ``select.poll`` that weblock uses, by ``select``, which Windows has too."""
 
     def __init__(self) -> None:
         self._fds: set[int] = set()
@@ -36,6 +22,10 @@ class SelectPoll:
         self._fds.remove(_descriptor(fd))
 
     def poll(self, timeout: float | None = None, /) -> list[tuple[int, int]]:
+        """Return the descriptors that can be read, with their events.
+
+        Waits at most ``timeout`` milliseconds for the first; ``None`` waits without end.
+        """
         seconds = None if timeout is None else timeout / 1000
         try:
             readable, _, _ = select.select(self._fds, (), (), seconds)
@@ -49,6 +39,6 @@ def _descriptor(fd: int | Open) -> int:
     return fd if isinstance(fd, int) else fd.fileno()
 
 
-new_poll: Final[Callable[[], Poll]] = getattr(select, "poll", SelectPoll)
+new_poll: Final[Callable[[], SelectPoll]] = getattr(select, "poll", SelectPoll)
 
 READABLE: Final[int] = getattr(select, "POLLIN", 1)

@@ -22,9 +22,8 @@ from typing import Final, Generic, Protocol, TypeVar
 from ..._platform.forks import close_in_children
 from .loops import BeforeLoopEnds, ByLoop
 from .polling import READABLE, new_poll
-from .silence import Silence
 from .turns import taken_out, turns
-from .unfit import Unfit
+from .unfit import Silence, Unfit
 
 LOAN: Final = 0.2
 """Seconds for which a keeper that can open no connection waits for one of the callers."""

@@ -1,8 +1,17 @@
-"""Why a server cannot be used, in words for an operator."""
+"""A server that cannot be used: why, in words for an operator, and how long callers wait for it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+LATELY: Final = 0.1
+"""Seconds in which a caller does not wait again for a server that has just not answered."""
+
+LONG: Final = 0.1
+"""Seconds from which on the failure to connect counts as that. A shorter attempt may be repeated."""
 
 Meanings = Iterable[tuple[str | type[BaseException] | tuple[type[BaseException], ...], str]]
 """What errors mean, with the remedy: by a part of their text, or by their type.
@@ -26,3 +35,54 @@ def explained(error: BaseException, meanings: Meanings = (), *, timeout: float =
     if isinstance(error, TimeoutError):
         return f"it did not answer within {timeout:g} s"
     return text
+
+
+class Silence:
+    """What the callers in this process know of one server: of many, each waits for its silence once.
+
+    ``answers`` are the errors of the driver with which the server has answered: after one of these,
+    a connection is as good as before.
+    """
+
+    def __init__(
+        self,
+        explained: Callable[[BaseException], str],
+        *,
+        timeout: float,
+        answers: tuple[type[BaseException], ...] = (),
+    ) -> None:
+        self.answers = answers
+        self.answered_at = float("-inf")
+        """When a request was last answered, by ``time.monotonic``."""
+        self._explained = explained
+        self._timeout = timeout
+        self._noticed_at = float("-inf")
+        self._reason = ""
+
+    def notice(self, error: BaseException) -> None:
+        """Remember that the server has not answered."""
+        self._reason = self._explained(error)
+        self._noticed_at = time.monotonic()
+
+    @contextmanager
+    def connecting(self) -> Iterator[None]:
+        """Surround the making of a connection. Raises ``Unfit`` if the server has just been silent."""
+        began = time.monotonic()
+        if began - self._noticed_at < LATELY:
+            raise Unfit(self._reason)
+        try:
+            yield
+        except self.answers:
+            raise
+        except Exception as error:
+            if time.monotonic() - began >= LONG and not isinstance(error, Unfit):
+                self.notice(error)
+            raise
+
+    def turn_in_vain(self, otherwise: str) -> Unfit:
+        """Return the error for a caller that did not get its turn at what others kept.
+
+        They may have waited for the server all that time. If it has answered, the reason is another.
+        """
+        silent = time.monotonic() - self.answered_at >= self._timeout
+        return Unfit(self._explained(TimeoutError()) if silent else otherwise)
