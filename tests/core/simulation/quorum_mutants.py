@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from weblock.stores.quorum import QuorumEngine
-from weblock.stores.quorum.candidate import Candidate
 from weblock.stores.quorum.store import QuorumStore
 from weblock.stores.quorum.tally import Clocks, Tally
 
@@ -98,17 +97,17 @@ MUTANTS: Final = (
         "nobody stands back",
         QuorumStore,
         "_stand_back",
-        "if held:",
-        "if False:",
+        "if not held:",
+        "if True:",
         ("P4", "P10"),
         seed=67,
     ),
     Mutant(
         "only those that voted are released",
-        Candidate,
-        "waits",
-        "with self._guard:",
-        "self.asked = set(tally.answers(Held))\n    with self._guard:",
+        QuorumStore,
+        "acquire",
+        "candidate.waits(tally)",
+        "candidate.asked = set(tally.answers(Held))",
         ("P6", "P9"),
         seed=2,
     ),

@@ -98,14 +98,15 @@ class QuorumStore(Store):
     async def _stand_back(self, key: str, candidate: Candidate, tally: Tally) -> bool:
         """Give leases back to earlier waiters; return whether some servers still grant us the key."""
         held = tally.answers(Held)
+        if not held:
+            return False
 
         def question(store: RedisStore) -> Coroutine[Any, Any, Reply]:
             claim, until = _from(store, candidate.claim), held[self._stores.index(store)].until
             return store.stand_back(key, claim, ticket=candidate.ticket, until=until)
 
-        if held:
-            tally = await self._ask(held, question, candidate)
-            candidate.waits(tally)
+        tally = await self._ask(held, question, candidate)
+        candidate.waits(tally)
         return bool(tally.answers(Held))
 
     async def _new_ticket(self) -> int:
