@@ -159,7 +159,7 @@ class QuorumStore(Store):
             candidate.over = True  # Before we look whether a repair is under way.
             void = max(void, candidate.void if candidate.under_way else 0)
         # Servers that were never asked have nothing to release.
-        servers = candidate.asked if candidate else self._all
+        servers = frozenset(candidate.asked) if candidate else self._all
         tally = await self._ask(servers, lambda store: store.release(key, owner, void=void))
         released = tally.released()
         if not tally.silent:
