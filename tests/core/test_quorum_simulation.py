@@ -99,7 +99,7 @@ TAKERS = (
         "takers ask all servers at once",
         QuorumStore,
         "transfer",
-        "if tally.holding:",
+        "if tally.answers(Held):",
         "if True:",
         ("M3",),
     ),
@@ -117,7 +117,7 @@ TAKERS = (
         QuorumStore,
         "transfer",
         "self._engine.order",
-        "sorted(self._servers(), key=lambda _: self._runtime.jitter())",
+        "sorted(self._all, key=lambda _: self._runtime.jitter())",
         ("M3",),
     ),
 )

@@ -103,7 +103,7 @@ async def _in_a_thread(request: Request, until: float, to_close: list[Request]) 
     meanwhile has a copy of it, and the end of a connection comes when the last copy is closed.
     """
     unbegun = [request]
-    """Whoever takes the request out of here, the thread or its caller, brings it to its end."""
+    """The thread, or its caller, takes the request out of here before it brings it to its end."""
 
     def run() -> None:
         with theirs:
