@@ -99,7 +99,7 @@ TAKERS = (
         "takers ask all servers at once",
         QuorumStore,
         "transfer",
-        "if tally.answers(Held):",
+        "if votes.answers(Held):",
         "if True:",
         ("M3",),
     ),

@@ -18,7 +18,7 @@ from weblock._platform.loops import beside_loop
 from weblock._runtime.blocking import drive
 from weblock.stores.memcached import open_engine as on_memcached
 from weblock.stores.memcached.engine import THREADS
-from weblock.stores.quorum.at_once import in_this_thread
+from weblock.stores.quorum.sending import in_this_thread
 from weblock.stores.redis import asking
 from weblock.stores.redis.aio import LoopLinks
 from weblock.stores.redis.asking import Health, Lookup, Poll

@@ -23,8 +23,8 @@ from weblock._core.table import Busy, Claim, Gone, Held, Released, Waiting
 from weblock._runtime.blocking import BlockingRuntime, drive
 from weblock._runtime.clock import now
 from weblock.stores.quorum import Board, open_quorum
-from weblock.stores.quorum.candidate import SPLIT, Candidate
-from weblock.stores.quorum.tally import Clocks, Tally
+from weblock.stores.quorum.acquisition import SPLIT, Acquisition
+from weblock.stores.quorum.votes import Clocks, Votes
 from weblock.stores.redis.blocking import connected
 from weblock.stores.redis.settings import Address
 from weblock.stores.redis.store import RedisStore
@@ -49,76 +49,76 @@ def urls(servers: list[Server], **options: object) -> list[str]:
 class TestTally:
     """The pure function that counts votes. Times are the asker's: it asked at 100."""
 
-    def tally(self, *replies: Reply | EngineUnavailable) -> Tally:
-        return Tally(3, 100.0, dict(enumerate(replies)))
+    def votes(self, *replies: Reply | EngineUnavailable) -> Votes:
+        return Votes(3, 100.0, dict(enumerate(replies)))
 
     def held(self, fence: int, left: float = 10.0) -> Reply:
         return Reply(Held(fence, 5000.0 + left), 5000.0)
 
     def test_a_majority_grants(self) -> None:
         """Two of three hold: until the earlier of both ends, with the larger fence."""
-        outcome = self.tally(self.held(7, 10.0), self.held(9, 4.0), DOWN).outcome()
+        outcome = self.votes(self.held(7, 10.0), self.held(9, 4.0), DOWN).outcome()
         assert outcome == Reply(Held(9, 104.0), 100.0)
 
     def test_a_third_vote_prolongs_it(self) -> None:
         """Of three that hold, the two that last longest make the majority."""
-        outcome = self.tally(self.held(7, 10.0), self.held(7, 1.0), self.held(7, 4.0)).outcome()
+        outcome = self.votes(self.held(7, 10.0), self.held(7, 1.0), self.held(7, 4.0)).outcome()
         assert outcome == Reply(Held(7, 104.0), 100.0)
 
     def test_a_minority_grants_nothing(self) -> None:
         """One that holds and one that is waited for are no lease."""
         waiting = Reply(Waiting(2, 5003.0, ()), 5000.0)
-        outcome = self.tally(self.held(7), waiting, DOWN).outcome()
+        outcome = self.votes(self.held(7), waiting, DOWN).outcome()
         assert outcome == Reply(Waiting(2, 103.0, ()), 100.0)
 
     def test_too_few_answers_are_none(self) -> None:
         """What one of three says is nobody's answer."""
-        assert self.tally(self.held(7), DOWN, DOWN).outcome() is None
-        assert self.tally(self.held(7), DOWN).outcome() is None
+        assert self.votes(self.held(7), DOWN, DOWN).outcome() is None
+        assert self.votes(self.held(7), DOWN).outcome() is None
 
     def test_busy_and_gone(self) -> None:
         """Who was refused by one is refused; who has given up is gone."""
         busy = Reply(Busy(5002.0, 4), 5000.0)
-        assert self.tally(busy, busy, DOWN).outcome() == Reply(Busy(102.0, 4), 100.0)
+        assert self.votes(busy, busy, DOWN).outcome() == Reply(Busy(102.0, 4), 100.0)
         gone = Reply(Gone(), 5000.0)
-        assert self.tally(busy, gone, DOWN).outcome() == Reply(Gone(), 100.0)
+        assert self.votes(busy, gone, DOWN).outcome() == Reply(Gone(), 100.0)
 
     def test_a_heartbeat_is_lost_only_when_a_majority_cannot_have_it(self) -> None:
         """Unknown while those who are silent may have it still, lost when they cannot."""
         gone = Reply(Gone(), 5000.0)
-        assert self.tally(self.held(7), gone, DOWN).heartbeat(7) is None
-        assert self.tally(gone, gone, DOWN).heartbeat(7) == Reply(Gone(), 100.0)
-        assert self.tally(self.held(7), gone, gone).heartbeat(7) == Reply(Gone(), 100.0)
-        assert isinstance(self.tally(self.held(7), gone, self.held(7)).heartbeat(7), Reply)
+        assert self.votes(self.held(7), gone, DOWN).heartbeat(7) is None
+        assert self.votes(gone, gone, DOWN).heartbeat(7) == Reply(Gone(), 100.0)
+        assert self.votes(self.held(7), gone, gone).heartbeat(7) == Reply(Gone(), 100.0)
+        assert isinstance(self.votes(self.held(7), gone, self.held(7)).heartbeat(7), Reply)
 
     def test_a_waiter_that_some_have_let_in_is_to_ask(self) -> None:
         """With no fence agreed on, nobody holds; and who has a minority must see who came first."""
         waiting = Reply(Waiting(2, 5003.0, ()), 5000.0)
         for replies in ((self.held(7), self.held(7), DOWN), (self.held(7), waiting, waiting)):
-            assert self.tally(*replies).heartbeat(None) == Reply(Gone(), 100.0)
-        assert self.tally(waiting, waiting, DOWN).heartbeat(None) == Reply(
+            assert self.votes(*replies).heartbeat(None) == Reply(Gone(), 100.0)
+        assert self.votes(waiting, waiting, DOWN).heartbeat(None) == Reply(
             Waiting(2, 103.0, ()), 100.0
         )
 
     def test_a_renewal_has_the_fence_that_was_agreed_on(self) -> None:
         """A server that gave a larger one on its own does not change it."""
-        outcome = self.tally(self.held(9), self.held(7), self.held(7)).heartbeat(7)
+        outcome = self.votes(self.held(9), self.held(7), self.held(7)).heartbeat(7)
         assert outcome == Reply(Held(7, 110.0), 100.0)
 
     def test_a_release(self) -> None:
         """Ours until then if a majority says so; not ours if none can."""
         released, gone = Reply(Released(), 5000.0), Reply(Gone(), 5000.0)
-        assert self.tally(released, released, DOWN).released() == Reply(Released(), 100.0)
-        assert self.tally(released, gone, gone).released() == Reply(Gone(), 100.0)
-        assert self.tally(released, gone, DOWN).released() is None
+        assert self.votes(released, released, DOWN).released() == Reply(Released(), 100.0)
+        assert self.votes(released, gone, gone).released() == Reply(Gone(), 100.0)
+        assert self.votes(released, gone, DOWN).released() is None
 
 
 def test_who_is_rung_by_a_minority_looks_if_no_majority_follows() -> None:
     """Servers that hand over to one each would else wait for the next heartbeats of all."""
-    candidate = Candidate(Claim("waiter", "", 10.0, ""))
-    assert candidate.rung(0, Ask(), majority=3) == Ask(after=SPLIT)
-    assert candidate.rung(1, Ask(), majority=3) == Ask(after=SPLIT)
-    assert candidate.rung(2, Ask(), majority=3) == Ask()
+    acquisition = Acquisition(Claim("waiter", "", 10.0, ""))
+    assert acquisition.notified(0, Ask(), majority=3) == Ask(after=SPLIT)
+    assert acquisition.notified(1, Ask(), majority=3) == Ask(after=SPLIT)
+    assert acquisition.notified(2, Ask(), majority=3) == Ask()
 
 
 @pytest.mark.parametrize(
@@ -173,9 +173,9 @@ def test_what_a_late_ring_told_of_is_over(servers: list[Server]) -> None:
     reply = drive(store.acquire("a", waiter, room=1))
     for server in range(2):
         Board(engine, server).ring(waiter.owner, Grasp(7, reply.now + 10**10))
-    assert engine.candidates[waiter.owner].fence == 7
+    assert engine.acquisitions[waiter.owner].fence == 7
     assert isinstance(drive(store.acquire("a", waiter, room=1)).answer, Waiting)
-    assert engine.candidates[waiter.owner].fence is None
+    assert engine.acquisitions[waiter.owner].fence is None
     engine.close()
 
 
@@ -239,13 +239,13 @@ def test_a_recovering_server_gives_no_vote_for_a_lease_that_it_knows(
         servers[0].command("SAVE")
         servers[0].restart(keep_data=True)
         store = after.connect(BlockingRuntime())
-        restarted, ticket = store._stores[0], before.candidates["holder"].ticket
+        restarted, ticket = store._stores[0], before.acquisitions["holder"].ticket
         (renewed,) = to_its_end(restarted.refresh([Pulse("a", "holder", 60.0)]))
         assert isinstance(renewed.answer, Held)
         told = to_its_end(restarted.acquire("a", claim, room=1, ticket=ticket))
         assert isinstance(told.answer, Waiting)
         assert told.answer.recovering
-        assert not Tally(3, 0.0, {0: told, 1: renewed, 2: DOWN}).granted
+        assert not Votes(3, 0.0, {0: told, 1: renewed, 2: DOWN}).granted
     finally:
         before.close()
         after.close()
@@ -376,11 +376,11 @@ class TestWhatIsRemembered:
         """A lease that is neither renewed nor released leaves nothing behind in its process."""
         engine = open_quorum([f"redis://127.0.0.1:{port}" for port in (1, 2, 3)])
         for number in range(10):
-            engine.candidate(Claim(f"o{number}", "p", TTL, ""), 100.0 + number)
-        assert len(engine.candidates) == 10
-        engine.candidate(Claim("o9", "p", TTL, ""), 112.0)
-        engine.candidate(Claim("other", "p", TTL, ""), 120.0)
-        assert set(engine.candidates) == {"o9", "other"}
+            engine.acquisition(Claim(f"o{number}", "p", TTL, ""), 100.0 + number)
+        assert len(engine.acquisitions) == 10
+        engine.acquisition(Claim("o9", "p", TTL, ""), 112.0)
+        engine.acquisition(Claim("other", "p", TTL, ""), 120.0)
+        assert set(engine.acquisitions) == {"o9", "other"}
         engine.close()
 
     def test_one_that_is_renewed_is_remembered(
@@ -390,10 +390,10 @@ class TestWhatIsRemembered:
         renew_often(monkeypatch)
         engine = open_quorum(urls(servers))
         with Locks(engine, ttl=PATIENCE) as locks, locks.hold("k") as lease:
-            candidate = engine.candidates[lease.owner]
-            until = candidate.forgotten_at
-            eventually(lambda: candidate.forgotten_at > until)
-        assert not engine.candidates
+            acquisition = engine.acquisitions[lease.owner]
+            until = acquisition.forgotten_at
+            eventually(lambda: acquisition.forgotten_at > until)
+        assert not engine.acquisitions
 
 
 async def test_many_contenders_go_on(servers: list[Server]) -> None:

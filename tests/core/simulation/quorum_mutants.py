@@ -6,7 +6,7 @@ from typing import Final
 
 from weblock.stores.quorum import QuorumEngine
 from weblock.stores.quorum.store import QuorumStore
-from weblock.stores.quorum.tally import Clocks, Tally
+from weblock.stores.quorum.votes import Clocks, Votes
 
 from .mutants import Mutant
 
@@ -14,7 +14,7 @@ MUTANTS: Final = (
     # Votes.
     Mutant(
         "half of the servers are a majority",
-        Tally,
+        Votes,
         "__init__",
         "// 2 + 1",
         "// 2",
@@ -22,7 +22,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a majority takes one server more",
-        Tally,
+        Votes,
         "__init__",
         "// 2 + 1",
         "// 2 + 2",
@@ -31,7 +31,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a majority is not enough",
-        Tally,
+        Votes,
         "granted",
         ">= self.majority",
         "> self.majority",
@@ -39,7 +39,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "those who wait vote as well",
-        Tally,
+        Votes,
         "granted",
         "len(self._answers.get(Held, ()))",
         "len(self._answers.get(Held, ()) or self._answers.get(Waiting, ()))",
@@ -49,7 +49,7 @@ MUTANTS: Final = (
     # Fences.
     Mutant(
         "a renewal has the largest fence that any server gave",
-        Tally,
+        Votes,
         "heartbeat",
         "self._kept(fence or 0)",
         "self._kept(self.fence)",
@@ -58,7 +58,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a heartbeat grants what nobody has agreed on",
-        Tally,
+        Votes,
         "heartbeat",
         "if holding and not fence:",
         "if False:",
@@ -69,7 +69,7 @@ MUTANTS: Final = (
         "servers need not agree on the fence",
         QuorumStore,
         "_agree",
-        "if len(level) >= tally.majority:",
+        "if len(level) >= votes.majority:",
         "if True:",
         ("P2",),
         seed=4,
@@ -78,14 +78,14 @@ MUTANTS: Final = (
         "fences are agreed on by fewer than a majority",
         QuorumStore,
         "_agree",
-        "if len(level) >= tally.majority:",
-        "if len(level) >= tally.majority - 1:",
+        "if len(level) >= votes.majority:",
+        "if len(level) >= votes.majority - 1:",
         ("P2",),
     ),
     # What is not known.
     Mutant(
         "a release that a majority confirmed is none",
-        Tally,
+        Votes,
         "released",
         "released >= self.majority",
         "released > self.servers",
@@ -106,8 +106,8 @@ MUTANTS: Final = (
         "only those that voted are released",
         QuorumStore,
         "acquire",
-        "candidate.waits(tally)",
-        "candidate.asked = set(tally.answers(Held))",
+        "acquisition.waits(votes)",
+        "acquisition.asked = set(votes.answers(Held))",
         ("P6", "P9"),
         seed=2,
     ),
@@ -115,7 +115,7 @@ MUTANTS: Final = (
         "a request that nobody answered is forgotten",
         QuorumStore,
         "_ask",
-        "candidate.under_way.update([(this, server) for server in asked])",
+        "acquisition.under_way.update([(this, server) for server in asked])",
         "pass",
         ("P6",),
         seed=70,
@@ -124,7 +124,7 @@ MUTANTS: Final = (
         "who was refused by some leaves its place with others",
         QuorumStore,
         "acquire",
-        "bool(candidate.asked - tally.answers(Busy).keys())",
+        "bool(acquisition.asked - votes.answers(Busy).keys())",
         "False",
         ("P6",),
         seed=113,
@@ -133,8 +133,8 @@ MUTANTS: Final = (
         "a server that did not answer a release is not asked again",
         QuorumStore,
         "release",
-        "if not tally.silent:",
-        "if tally.answered >= tally.majority:",
+        "if not votes.silent:",
+        "if votes.answered >= votes.majority:",
         ("P6",),
         seed=126,
     ),
@@ -152,17 +152,17 @@ MUTANTS: Final = (
     Mutant(
         "an acquisition that failed is remembered",
         QuorumEngine,
-        "candidate",
+        "acquisition",
         "known.forgotten_at <= now",
         "False",
         ("P9",),
         seed=35,
     ),
     Mutant(
-        "every question makes another candidate",
+        "every question makes another acquisition",
         QuorumEngine,
-        "candidate",
-        "if claim.owner not in self.candidates:",
+        "acquisition",
+        "if claim.owner not in self.acquisitions:",
         "if True:",
         ("P2", "P4", "P6", "P9", "P10"),
         seed=109,

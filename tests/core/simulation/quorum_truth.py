@@ -318,8 +318,8 @@ class QuorumNoLeak(NoLeak):
             now = client.process.now()
             left = [
                 owner
-                for owner, candidate in engine.candidates.items()
-                if candidate.forgotten_at > now
+                for owner, acquisition in engine.acquisitions.items()
+                if acquisition.forgotten_at > now
             ]
             if left and not client.process.dead and not client.keeper.over:
                 self.fail(f"{left} are remembered in {client.process.name}")

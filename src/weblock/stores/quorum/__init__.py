@@ -41,13 +41,13 @@ from ..redis.settings import SCHEMES as REDIS
 from ..redis.settings import Deployment, Settings, parse
 from ..transport.unfit import Unfit
 from ..url import shown
-from .tally import Clocks
+from .votes import Clocks
 
 if TYPE_CHECKING:
     from ..._core.table import Claim
     from ..redis.connections import Connections
     from ..redis.servers import Server
-    from .candidate import Candidate
+    from .acquisition import Acquisition
 
 TIMEOUT: Final = 0.25
 """Seconds that each server has for an answer, unless its URL says otherwise."""
@@ -123,12 +123,12 @@ class QuorumEngine(Engine):
         from ..redis.asking import Health
 
         self.switchboard = Switchboard()
-        self.candidates: dict[str, Candidate] = {}
+        self.acquisitions: dict[str, Acquisition] = {}
         self._connections = [self._connected(*each) for each in enumerate(self._settings)]
         self.health: Health[int] = Health(self._knock)
 
     def connect(self, runtime: Runtime) -> Store:
-        from .at_once import in_tasks, in_this_thread
+        from .sending import in_tasks, in_this_thread
         from .store import QuorumStore
 
         stores = [
@@ -137,22 +137,22 @@ class QuorumEngine(Engine):
         ]
         return QuorumStore(self, runtime, stores, in_tasks if runtime.suspends else in_this_thread)
 
-    def candidate(self, claim: Claim, now: float) -> Candidate:
+    def acquisition(self, claim: Claim, now: float) -> Acquisition:
         """Return what is known of an acquisition, from its first question on.
 
         Acquisitions that ended without a release, as leases do that nobody renews, are forgotten in time.
         """
-        from .candidate import Candidate
+        from .acquisition import Acquisition
 
         if now >= self._tidy_at:
             self._tidy_at = now + TIDY
-            for owner, known in tuple(self.candidates.items()):
+            for owner, known in tuple(self.acquisitions.items()):
                 if known.forgotten_at <= now:
-                    self.candidates.pop(owner, None)
-        if claim.owner not in self.candidates:
-            self.candidates[claim.owner] = Candidate(claim)
-        self.candidates[claim.owner].asked_for(claim.ttl, now)
-        return self.candidates[claim.owner]
+                    self.acquisitions.pop(owner, None)
+        if claim.owner not in self.acquisitions:
+            self.acquisitions[claim.owner] = Acquisition(claim)
+        self.acquisitions[claim.owner].asked_for(claim.ttl, now)
+        return self.acquisitions[claim.owner]
 
     def diagnose(self) -> Iterator[Finding]:
         """Yield what there is to know of the servers, and of their majority."""
@@ -219,8 +219,8 @@ class Board(Switchboard):
 
     def ring(self, owner: str, message: Message) -> None:
         """Notify a waiter of what the notifications of all servers amount to."""
-        if candidate := self._engine.candidates.get(owner):
-            message = candidate.rung(self._server, message, majority=self._engine.majority)
+        if acquisition := self._engine.acquisitions.get(owner):
+            message = acquisition.notified(self._server, message, majority=self._engine.majority)
             self._engine.switchboard.ring(owner, message)
 
     def ring_all(self, message: Message) -> None:

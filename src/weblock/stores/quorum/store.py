@@ -11,9 +11,9 @@ from ...errors import EngineUnavailable
 from ..redis.calls import MICRO
 from ..redis.store import RedisStore
 from ..transport.backoff import spread
-from .at_once import AtOnce
-from .candidate import Candidate
-from .tally import Tally
+from .acquisition import Acquisition
+from .sending import Send
+from .votes import Votes
 
 if TYPE_CHECKING:
     from . import QuorumEngine
@@ -34,40 +34,40 @@ class QuorumStore(Store):
         engine: QuorumEngine,
         runtime: Runtime,
         stores: Sequence[RedisStore],
-        at_once: AtOnce,
+        send: Send,
     ) -> None:
         self._engine = engine
         self._runtime = runtime
         self._stores = stores
         self._all = frozenset(range(len(stores)))
-        self._at_once = at_once
+        self._send = send
 
     async def acquire(self, key: str, claim: Claim, *, room: int) -> Reply:
-        candidate = self._engine.candidate(claim, self._runtime.now())
-        candidate.ticket = ticket = candidate.ticket or await self._new_ticket()
+        acquisition = self._engine.acquisition(claim, self._runtime.now())
+        acquisition.ticket = ticket = acquisition.ticket or await self._new_ticket()
         for pause in (*PAUSES, 0.0):
-            tally = await self._ask(
+            votes = await self._ask(
                 self._all,
                 lambda store: store.acquire(key, _from(store, claim), room=room, ticket=ticket),
-                candidate,
-                enough=lambda tally: tally.granted,
+                acquisition,
+                enough=lambda votes: votes.granted,
             )
-            candidate.fence = None  # A fence that a late notification has told is over.
-            candidate.waits(tally)
-            outcome, failure = self._known(tally.outcome(), tally), None
+            acquisition.fence = None  # A fence that a late notification has told is over.
+            acquisition.waits(votes)
+            outcome, failure = self._known(votes.outcome(), votes), None
             match outcome.answer:
                 case Held(fence=fence):
-                    failure = await self._agree(key, claim.owner, fence, tally)
+                    failure = await self._agree(key, claim.owner, fence, votes)
                     if failure is None:
-                        candidate.fence = fence
+                        acquisition.fence = fence
                         return outcome
                 case Busy() as busy:
                     # Some servers may have granted what others refused.
-                    elsewhere = bool(candidate.asked - tally.answers(Busy).keys())
+                    elsewhere = bool(acquisition.asked - votes.answers(Busy).keys())
                     if not elsewhere:
-                        self._engine.candidates.pop(claim.owner, None)
+                        self._engine.acquisitions.pop(claim.owner, None)
                     return outcome._replace(answer=busy._replace(elsewhere=elsewhere))
-                case Waiting() if await self._stand_back(key, candidate, tally):
+                case Waiting() if await self._stand_back(key, acquisition, votes):
                     pass
                 case _:
                     return outcome
@@ -77,37 +77,37 @@ class QuorumStore(Store):
         return outcome
 
     async def _agree(
-        self, key: str, owner: str, fence: int, tally: Tally
+        self, key: str, owner: str, fence: int, votes: Votes
     ) -> EngineUnavailable | None:
         """Make sure that a majority has the fence that the holder gets.
 
         Returns the reason if too few still have the lease: the vote must then be repeated.
         """
-        held = tally.answers(Held).items()
+        held = votes.answers(Held).items()
         level = {server for server, answer in held if answer.fence == fence}
-        if len(level) >= tally.majority:
+        if len(level) >= votes.majority:
             return None
         raised = await self._ask(
             self._all - level,  # Servers that have not answered yet may have granted the lease.
             lambda store: store.raise_fence(key, owner, fence),
-            enough=lambda raised: len(level) + len(raised.answers(Held)) >= tally.majority,
+            enough=lambda raised: len(level) + len(raised.answers(Held)) >= votes.majority,
         )
-        agreed = len(level) + len(raised.answers(Held)) >= tally.majority
+        agreed = len(level) + len(raised.answers(Held)) >= votes.majority
         return None if agreed else self._unavailable(raised)
 
-    async def _stand_back(self, key: str, candidate: Candidate, tally: Tally) -> bool:
+    async def _stand_back(self, key: str, acquisition: Acquisition, votes: Votes) -> bool:
         """Give leases back to earlier waiters; return whether some servers still grant us the key."""
-        held = tally.answers(Held)
+        held = votes.answers(Held)
         if not held:
             return False
 
         def question(store: RedisStore) -> Coroutine[Any, Any, Reply]:
-            claim, until = _from(store, candidate.claim), held[self._stores.index(store)].until
-            return store.stand_back(key, claim, ticket=candidate.ticket, until=until)
+            claim, until = _from(store, acquisition.claim), held[self._stores.index(store)].until
+            return store.stand_back(key, claim, ticket=acquisition.ticket, until=until)
 
-        tally = await self._ask(held, question, candidate)
-        candidate.waits(tally)
-        return bool(tally.answers(Held))
+        votes = await self._ask(held, question, acquisition)
+        acquisition.waits(votes)
+        return bool(votes.answers(Held))
 
     async def _new_ticket(self) -> int:
         """Return the servers' time in microseconds, which answers have told before.
@@ -116,58 +116,58 @@ class QuorumStore(Store):
         """
         clocks = self._engine.clocks
         if not clocks.known:
-            tally = await self._ask(self._all, _time)
+            votes = await self._ask(self._all, _time)
             if not clocks.known:
-                raise self._unavailable(tally)
+                raise self._unavailable(votes)
         return round(clocks.time(self._runtime.now()) * MICRO)
 
     async def refresh(self, pulses: Sequence[Pulse]) -> Sequence[Reply | EngineUnavailable]:
-        def tallies(together: Tally) -> list[Tally]:
+        def parts(together: Votes) -> list[Votes]:
             return [together.part(index) for index in range(len(pulses))]
 
         together = await self._ask(
             self._all,
             lambda store: _beat(store, pulses),
-            enough=lambda together: all(each.granted for each in tallies(together)),
+            enough=lambda together: all(each.granted for each in parts(together)),
         )
         outcomes: list[Reply | EngineUnavailable] = []
-        for pulse, tally in zip(pulses, tallies(together), strict=True):
-            candidate = self._engine.candidates.get(pulse.owner)
-            fence = candidate.fence if candidate else None
-            if candidate:
-                candidate.asked_for(pulse.ttl, tally.sent)
-                candidate.waits(tally, still=True)
-            if candidate and tally.granted and fence and (forgetful := tally.answers(Gone)):
-                await self._repair(pulse, candidate, forgetful, fence)
-            outcomes.append(tally.heartbeat(fence) or self._unavailable(tally))
+        for pulse, votes in zip(pulses, parts(together), strict=True):
+            acquisition = self._engine.acquisitions.get(pulse.owner)
+            fence = acquisition.fence if acquisition else None
+            if acquisition:
+                acquisition.asked_for(pulse.ttl, votes.sent)
+                acquisition.waits(votes, still=True)
+            if acquisition and votes.granted and fence and (forgetful := votes.answers(Gone)):
+                await self._repair(pulse, acquisition, forgetful, fence)
+            outcomes.append(votes.heartbeat(fence) or self._unavailable(votes))
         return outcomes
 
     async def _repair(
-        self, pulse: Pulse, candidate: Candidate, forgetful: Iterable[int], fence: int
+        self, pulse: Pulse, acquisition: Acquisition, forgetful: Iterable[int], fence: int
     ) -> None:
         """Restore a lease on servers that have lost it, while a majority has it."""
-        claim = candidate.claim._replace(ttl=pulse.ttl)
+        claim = acquisition.claim._replace(ttl=pulse.ttl)
         await self._ask(
             forgetful,
             lambda store: store.acquire(pulse.key, _from(store, claim), room=0, ticket=fence),
-            candidate,
+            acquisition,
         )
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
-        candidate = self._engine.candidates.get(owner)
-        if candidate:
-            candidate.over = True  # Before we look whether a repair is under way.
-            void = max(void, candidate.void if candidate.under_way else 0)
+        acquisition = self._engine.acquisitions.get(owner)
+        if acquisition:
+            acquisition.over = True  # Before we look whether a repair is under way.
+            void = max(void, acquisition.void if acquisition.under_way else 0)
         # Servers that were never asked have nothing to release.
-        servers = frozenset(candidate.asked) if candidate else self._all
-        tally = await self._ask(servers, lambda store: store.release(key, owner, void=void))
-        released = tally.released()
-        if not tally.silent:
-            self._engine.candidates.pop(owner, None)
-            return released or Reply(Gone(), tally.sent)
-        if candidate:
-            candidate.asked = set(tally.silent)  # They may know of it, and are asked again later.
-        failure = self._unavailable(tally)
+        servers = frozenset(acquisition.asked) if acquisition else self._all
+        votes = await self._ask(servers, lambda store: store.release(key, owner, void=void))
+        released = votes.released()
+        if not votes.silent:
+            self._engine.acquisitions.pop(owner, None)
+            return released or Reply(Gone(), votes.sent)
+        if acquisition:
+            acquisition.asked = set(votes.silent)  # They may know of it, and are asked again later.
+        failure = self._unavailable(votes)
         raise Unfinished(failure.engine, failure.reason, released.answer) if released else failure
 
     async def transfer(self, key: str, owner: str, claim: Claim, *, fence: int) -> Reply:
@@ -177,27 +177,27 @@ class QuorumStore(Store):
         A claim that finds another claim on the way stops there. So the votes are not split: the claim
         that was first at the first server gets the others, too.
         """
-        if giver := self._engine.candidates.get(owner):
+        if giver := self._engine.acquisitions.get(owner):
             giver.over = True
-        candidate = self._engine.candidate(claim, self._runtime.now())
-        candidate.fence = fence
+        acquisition = self._engine.acquisition(claim, self._runtime.now())
+        acquisition.fence = fence
 
         def question(store: RedisStore) -> Coroutine[Any, Any, Reply]:
             return store.transfer(key, owner, _from(store, claim), fence=fence)
 
-        tally = None
+        votes = None
         for server in self._engine.order:
-            tally = await self._ask([server], question, candidate, before=tally)
-            if tally.answers(Held):
+            votes = await self._ask([server], question, acquisition, before=votes)
+            if votes.answers(Held):
                 break
-            if server in tally.answers(Gone) and await self._has(server, key, fence):
-                return Reply(Gone(), tally.sent)
-        assert tally
-        others = self._all - tally.replies.keys()
-        tally = await self._ask(
-            others, question, candidate, before=tally, enough=lambda tally: tally.granted
+            if server in votes.answers(Gone) and await self._has(server, key, fence):
+                return Reply(Gone(), votes.sent)
+        assert votes
+        others = self._all - votes.replies.keys()
+        votes = await self._ask(
+            others, question, acquisition, before=votes, enough=lambda votes: votes.granted
         )
-        return self._known(tally.heartbeat(fence), tally)
+        return self._known(votes.heartbeat(fence), votes)
 
     async def _has(self, server: int, key: str, fence: int) -> bool:
         """Return whether a server has a lease with this fence."""
@@ -206,8 +206,8 @@ class QuorumStore(Store):
         return grant is not None and grant.fence == fence
 
     async def force_release(self, key: str) -> Reply:
-        tally = await self._ask(self._all, lambda store: store.force_release(key))
-        return self._known(tally.released(), tally)
+        votes = await self._ask(self._all, lambda store: store.force_release(key))
+        return self._known(votes.released(), votes)
 
     async def ask_release(self, key: str) -> Reply:
         """Ask the holders on every server: a holder needs to learn it from only one of them."""
@@ -239,39 +239,39 @@ class QuorumStore(Store):
 
     async def _answers(self, question: Question) -> list[Any]:
         """Return what the servers answer. Raises ``EngineUnavailable`` if no majority does."""
-        tally = await self._ask(self._all, question)
-        if tally.answered < tally.majority:
-            raise self._unavailable(tally)
-        return [each for each in tally.replies.values() if not isinstance(each, EngineUnavailable)]
+        votes = await self._ask(self._all, question)
+        if votes.answered < votes.majority:
+            raise self._unavailable(votes)
+        return [each for each in votes.replies.values() if not isinstance(each, EngineUnavailable)]
 
     async def _ask(
         self,
         servers: Iterable[int],
         question: Question,
-        candidate: Candidate | None = None,
+        acquisition: Acquisition | None = None,
         *,
-        before: Tally | None = None,
-        enough: Callable[[Tally], bool] = lambda _tally: False,
-    ) -> Tally:
+        before: Votes | None = None,
+        enough: Callable[[Votes], bool] = lambda _tally: False,
+    ) -> Votes:
         """Return each server's answer, or only those that have come when they are ``enough``.
 
-        Servers that are known to be down are not asked. ``candidate`` is given if those that are asked
+        Servers that are known to be down are not asked. ``acquisition`` is given if those that are asked
         will remember it; it is not when it is over. The answers are counted together with those ``before``.
         """
         now, clocks, health = self._runtime.now, self._engine.clocks, self._engine.health
         down, sent, this = health.failures.copy(), now(), object()
         replies: dict[int, Any] = {server: down[server] for server in servers if server in down}
         asked = [server for server in servers if server not in down]
-        if candidate:
-            candidate.asks(asked)
-            candidate.under_way.update([(this, server) for server in asked])
-            if candidate.over:  # A release that does not wait for us can see what is under way.
+        if acquisition:
+            acquisition.asks(asked)
+            acquisition.under_way.update([(this, server) for server in asked])
+            if acquisition.over:  # A release that does not wait for us can see what is under way.
                 asked = []
 
-        def tally() -> Tally:
+        def votes() -> Votes:
             found = {**before.replies, **replies} if before else replies.copy()
             began = before.sent if before else sent
-            return Tally(len(self._stores), began, dict(sorted(found.items())))
+            return Votes(len(self._stores), began, dict(sorted(found.items())))
 
         async def ask(server: int) -> None:
             try:
@@ -282,30 +282,30 @@ class QuorumStore(Store):
                 return
             received = now()
             health.answered_at[server] = received
-            if candidate:
-                candidate.under_way.discard((this, server))
+            if acquisition:
+                acquisition.under_way.discard((this, server))
             if isinstance(answer, Reply):
                 clocks.heard(server, answer.now, sent=sent, received=received)
 
-        await self._at_once([ask(server) for server in asked], lambda: enough(tally()))
+        await self._send([ask(server) for server in asked], lambda: enough(votes()))
         late = [server for server in asked if server not in replies]
-        if late and not enough(tally()):
+        if late and not enough(votes()):
             for server in late:
                 silent = EngineUnavailable(self._engine.names[server], "no answer yet")
                 replies[server] = silent
                 health.failed(server, silent, sent=sent)
-        return tally()  # Answers that come later change nothing.
+        return votes()  # Answers that come later change nothing.
 
-    def _known(self, reply: Reply | None, tally: Tally) -> Reply:
+    def _known(self, reply: Reply | None, votes: Votes) -> Reply:
         if reply is None:
-            raise self._unavailable(tally)
+            raise self._unavailable(votes)
         return reply
 
-    def _unavailable(self, tally: Tally) -> EngineUnavailable:
-        failures = [tally.replies[server] for server in tally.silent]
+    def _unavailable(self, votes: Votes) -> EngineUnavailable:
+        failures = [votes.replies[server] for server in votes.silent]
         said = (
             f"{len(self._stores) - len(failures)} of {len(self._stores)} servers answered, and"
-            f" {tally.majority} must agree; {failures[0]}"
+            f" {votes.majority} must agree; {failures[0]}"
             if failures
             else "its servers answered differently each time: their votes are split"
         )

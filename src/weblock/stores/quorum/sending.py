@@ -17,7 +17,7 @@ from ..transport.turns import taken_out
 
 Request = Coroutine[Any, Any, None]
 
-AtOnce = Callable[[Sequence[Request], Callable[[], bool]], Awaitable[None]]
+Send = Callable[[Sequence[Request], Callable[[], bool]], Awaitable[None]]
 """Runs requests, none of which raises, until all are over, or one is and there is ``enough``."""
 
 _EAGER: Final[Any] = {"eager_start": True} if sys.version_info >= (3, 12) else {}

@@ -8,7 +8,7 @@ from typing import Final
 
 from ..._core.ports import Ask, Grasp, Message
 from ..._core.table import HANDOFF, Claim, Waiting
-from .tally import Tally
+from .votes import Votes
 
 LATEST: Final = 5.0
 """Seconds by which a request may be late that its server has not answered, beyond two ttl."""
@@ -17,7 +17,7 @@ SPLIT: Final = 0.1
 """Seconds to wait for a majority's notifications, before the waiter asks."""
 
 
-class Candidate:
+class Acquisition:
     """One acquisition: what it asks all servers for, and what it knows of them.
 
     If a majority has notified the waiter of the same grant, the waiter need not ask. A notification
@@ -40,7 +40,7 @@ class Candidate:
         """When all servers have forgotten it, also those that never answered."""
         # Notifications arrive from other threads. Nothing waits while this is held.
         self._guard = threading.Lock()
-        self._rung: set[int] = set()
+        self._notified: set[int] = set()
         self._waits: dict[int, tuple[float, float]] = {}
         """A time of each server at which the asker waited there, and a local time before it."""
         self._grants: dict[int, Grasp] = {}
@@ -60,22 +60,22 @@ class Candidate:
         self.asked.update(servers)
         with self._guard:
             for server in servers:
-                self._rung.discard(server)
+                self._notified.discard(server)
                 self._waits.pop(server, None)
                 self._grants.pop(server, None)
 
-    def waits(self, tally: Tally, *, still: bool = False) -> None:
+    def waits(self, votes: Votes, *, still: bool = False) -> None:
         """Record the servers where it waits, or ``still`` waits unless it has asked anew since."""
         with self._guard:
-            for server in tally.answers(Waiting):
-                time = tally.replies[server].now, tally.sent
+            for server in votes.answers(Waiting):
+                time = votes.replies[server].now, votes.sent
                 if not still or time > self._waits.get(server, time):
                     self._waits[server] = time
 
-    def rung(self, server: int, message: Message, *, majority: int) -> Message:
+    def notified(self, server: int, message: Message, *, majority: int) -> Message:
         """Return the message for its waiter when a server has notified it."""
         with self._guard:
-            self._rung.add(server)
+            self._notified.add(server)
             if isinstance(message, Grasp) and (waits := self._waits.get(server)):
                 time, local = waits
                 if message.until - min(self.claim.ttl, HANDOFF) > time:
@@ -84,12 +84,12 @@ class Candidate:
             for fence in {grant.fence for grant in self._grants.values()}:
                 alike = [grant for grant in self._grants.values() if grant.fence == fence]
                 if len(alike) >= majority:
-                    self._rung.clear()
+                    self._notified.clear()
                     self._grants.clear()
                     self.fence = fence
                     until = sorted((grant.until for grant in alike), reverse=True)[majority - 1]
                     return Grasp(fence, until, min(grant.since or 0.0 for grant in alike))
-            if len(self._rung) < majority:
+            if len(self._notified) < majority:
                 return Ask(after=SPLIT)
-            self._rung.clear()
+            self._notified.clear()
         return Ask()

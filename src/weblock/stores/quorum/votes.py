@@ -23,7 +23,7 @@ APART: Final = 5.0
 """Seconds by which clocks may differ: half of what a server that has lost its data takes to recover."""
 
 
-class Tally:
+class Votes:
     """The replies of ``servers`` servers to one question, which was sent at ``sent``.
 
     They are by number; one of a server that was not asked, or has not answered yet, is missing.
@@ -39,11 +39,11 @@ class Tally:
             if isinstance(reply, Reply):
                 self._answers.setdefault(type(reply.answer), {})[server] = reply.answer
 
-    def part(self, index: int) -> Tally:
+    def part(self, index: int) -> Votes:
         """Return the replies to one of several questions that were sent together."""
         failed, replies = EngineUnavailable, self.replies.items()
         parts = {server: r if isinstance(r, failed) else r[index] for server, r in replies}
-        return Tally(self.servers, self.sent, parts)
+        return Votes(self.servers, self.sent, parts)
 
     @property
     def silent(self) -> list[int]:
