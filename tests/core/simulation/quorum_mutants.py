@@ -100,7 +100,7 @@ MUTANTS: Final = (
         "if not held:",
         "if True:",
         ("P4", "P10"),
-        seed=67,
+        seed=210,
     ),
     Mutant(
         "only those that voted are released",
