@@ -136,7 +136,7 @@ MUTANTS: Final = (
         "if not votes.silent:",
         "if votes.answered >= votes.majority:",
         ("P6",),
-        seed=126,
+        seed=305,
     ),
     # Who came first.
     Mutant(

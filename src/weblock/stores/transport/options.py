@@ -47,16 +47,16 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     return f"there is no {kind} {name!r:.40}{hint} {there_are if meant else there_are.lower()}"
 
 
-def seconds(
-    name: str, value: Any, wanted: str = "seconds, more than 0 and less than a day (86400)"
-) -> float:
+def seconds(name: str, value: Any) -> float:
     """Return a time of more than 0 and less than a day, from a number or its text."""
     try:
         seconds = float(value)
     except (TypeError, ValueError):
         seconds = -1.0
     if not 0 < seconds < 86400:
-        raise ConfigurationError(f"{name}={str(value)!r:.40} must be {wanted}")
+        raise ConfigurationError(
+            f"{name}={str(value)!r:.40} must be seconds, more than 0 and less than a day (86400)"
+        )
     return seconds
 
 
@@ -74,7 +74,12 @@ def recovery(name: str, value: Any) -> Recovery:
         return Recovery()
     if value == "off":
         return Recovery(0.0)
-    return Recovery(seconds(name, value, "'safe', 'off', or your longest ttl in seconds"))
+    try:
+        return Recovery(seconds(name, value))
+    except ConfigurationError:
+        raise ConfigurationError(
+            f"{name}={str(value)!r:.40} must be 'safe', 'off', or your longest ttl in seconds"
+        ) from None
 
 
 def whole(name: str, value: Any) -> int:
