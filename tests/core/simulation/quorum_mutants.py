@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from weblock.stores.quorum import QuorumEngine
+from weblock.stores.quorum.acquisition import Acquisition
 from weblock.stores.quorum.store import QuorumStore
 from weblock.stores.quorum.votes import Clocks, Votes
 
@@ -118,7 +119,7 @@ MUTANTS: Final = (
         "acquisition.under_way.update([(this, server) for server in asked])",
         "pass",
         ("P6",),
-        seed=70,
+        seed=148,
     ),
     Mutant(
         "who was refused by some leaves its place with others",
@@ -151,12 +152,12 @@ MUTANTS: Final = (
     # What a process remembers.
     Mutant(
         "an acquisition that failed is remembered",
-        QuorumEngine,
-        "acquisition",
-        "known.forgotten_at <= now",
-        "False",
+        Acquisition,
+        "asked_for",
+        "now + 2 * ttl + LATEST",
+        'float("inf")',
         ("P9",),
-        seed=35,
+        seed=106,
     ),
     Mutant(
         "every question makes another acquisition",
@@ -165,6 +166,6 @@ MUTANTS: Final = (
         "if claim.owner not in self.acquisitions:",
         "if True:",
         ("P2", "P4", "P6", "P9", "P10"),
-        seed=109,
+        seed=78,
     ),
 )
