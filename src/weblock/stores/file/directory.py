@@ -88,7 +88,8 @@ class Directory:
     def check_version(self) -> None:
         """Raise ``ConfigurationError`` if no file can be written here, or another version has written them."""
         with io.FileIO(self.open_file(MARKER), "r+") as marker:
-            written = (marker.read(1000) or b"").decode(errors="replace").strip(" \n\0")
+            line = (marker.read(99) or b"").strip(b"\0").partition(b"\n")[0]
+            written = line.decode(errors="replace")
             if not written:  # It is new, or a crash of the machine has emptied it.
                 marker.seek(0)
                 marker.write(f"{FORMAT}\n".encode())
