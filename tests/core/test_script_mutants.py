@@ -44,7 +44,7 @@ EQUIVALENT = {
     "prelude: fields[name], puts[name], drops[name], changed = false, nil, false, true": A_SET,
     "prelude: fields[name], puts[name], drops[name], changed = false, nil, true, false": "what is left of a place is none, for the queue does not have it",
     "prelude: redis.call('HDEL', LOCK, unpack(gone, first, math.min(#gone, first + 1998)))": MORE,
-    "prelude: redis.call('HSET', LOCK, unpack(words, first, math.min(#words, first + 1998)))": MORE,
+    "prelude: lock.mixed = lock.mixed or lease.limit == leases[1].limit": MORE,
     "prelude: table.sort(leases, function(one, other) return one.fence <= other.fence end)": "no two fences are the same",
     "prelude: lock.count, lock.limit, lock.mixed, lock.soonest, lock.length = #leases, HUGE, true, HUGE, 0": MORE,
     "prelude: return string.find(';' .. lock.voided, ';' .. owner .. ' ', 1, false)": HEXADECIMAL,
