@@ -317,7 +317,7 @@ MUTANTS: Final = (
         "if type(reply) is exceptions.AskError:",
         "if False:",
         ("P14",),
-        seed=84,
+        seed=5876,
     ),
     Mutant(
         "a probe that is sent on is an answer to the request behind it",
