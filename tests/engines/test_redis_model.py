@@ -155,7 +155,7 @@ def drawn(dice: Random) -> tuple[Script, tuple[str, ...]]:
             (scripts.FORCE_RELEASE, ()),
             (scripts.LOOK, ()),
             (scripts.BEGIN, ()),
-            (scripts.STAND_BACK, (*who, ttl, ticket, "1")),
+            (scripts.WAIT_BEHIND, (*who, ttl, ticket, "1")),
             (scripts.RAISE_FENCE, (owner, fence)),
         ]
     )

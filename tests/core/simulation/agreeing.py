@@ -34,8 +34,8 @@ class Rig:
     ) -> Any:
         return self.run(scripts.ACQUIRE, owner, process, "l", micros(ttl), str(room), str(ticket))
 
-    def stand_back(self, owner: str, ticket: int, until: int, ttl: float = 10.0) -> Any:
-        return self.run(scripts.STAND_BACK, owner, "p", "l", micros(ttl), str(ticket), str(until))
+    def wait_behind(self, owner: str, ticket: int, until: int, ttl: float = 10.0) -> Any:
+        return self.run(scripts.WAIT_BEHIND, owner, "p", "l", micros(ttl), str(ticket), str(until))
 
     def raise_fence(self, owner: str, fence: int) -> Any:
         return self.run(scripts.RAISE_FENCE, owner, str(fence))
@@ -130,7 +130,7 @@ def _giving_back(rig: Rig) -> None:
     rig.acquire("later", 60)
     rig.acquire("early", 40)
     rig.now += 7
-    answer = rig.stand_back("late", 50, until)
+    answer = rig.wait_behind("late", 50, until)
     assert answer[:3] == [b"waiting", rig.now, 0]
     state = rig.seen()
     assert state.grant.claim.owner == "early"
@@ -141,9 +141,9 @@ def _giving_back(rig: Rig) -> None:
     place = state.queue[0]
     assert (place.claim.process, place.claim.label, place.claim.ttl) == ("p", "l", 10.0)
     assert round(place.until * SECOND) == rig.now + round(PLACE * SECOND)
-    assert rig.stand_back("late", 50, until)[0] == b"waiting"  # Again, which changes nothing.
+    assert rig.wait_behind("late", 50, until)[0] == b"waiting"  # Again, which changes nothing.
     assert rig.waiters() == ["late", "later"]
-    assert rig.stand_back("stranger", 1, until)[0] == b"gone"
+    assert rig.wait_behind("stranger", 1, until)[0] == b"gone"
 
 
 def _what_gives_nothing_back(rig: Rig) -> None:
@@ -152,13 +152,13 @@ def _what_gives_nothing_back(rig: Rig) -> None:
     for owner, ticket in ((None, 0), ("later", 51), ("z", 50)):
         if owner:
             rig.acquire(owner, ticket)
-        assert rig.stand_back("a", 50, until)[0] == b"held"
+        assert rig.wait_behind("a", 50, until)[0] == b"held"
         assert "a" not in rig.waiters()
     rig.acquire("early", 40)
     rig.now += round(PLACE * SECOND)
     assert rig.refresh("a")[0] == b"held"
     until = rig.refresh("a")[3]
-    assert rig.stand_back("a", 50, until)[0] == b"held"  # They have gone, by now.
+    assert rig.wait_behind("a", 50, until)[0] == b"held"  # They have gone, by now.
     assert rig.waiters() == []
 
 
@@ -168,10 +168,10 @@ def _what_is_late(rig: Rig) -> None:
     rig.acquire("early", 40)
     rig.now += 1
     assert rig.acquire("late", 50)[0] == b"held"
-    assert rig.stand_back("late", 50, until)[0] == b"held"
+    assert rig.wait_behind("late", 50, until)[0] == b"held"
     assert rig.waiters() == ["early"]
     rig.now += 60 * SECOND
-    assert rig.stand_back("late", 50, until)[0] == b"gone"  # It has ended: nobody else came.
+    assert rig.wait_behind("late", 50, until)[0] == b"gone"  # It has ended: nobody else came.
 
 
 def _raising(rig: Rig) -> None:

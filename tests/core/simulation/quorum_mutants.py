@@ -95,9 +95,9 @@ MUTANTS: Final = (
     ),
     # Giving back.
     Mutant(
-        "nobody stands back",
+        "nobody waits behind others",
         QuorumStore,
-        "_stand_back",
+        "_wait_behind",
         "if not held:",
         "if True:",
         ("P4", "P10"),

@@ -17,7 +17,7 @@ from .redis_server import RedisServer
 NEVER: Final = float("-inf")
 
 _SEEN: Final = {
-    (scripts.STAND_BACK.name, Waiting): "some servers were given back",
+    (scripts.WAIT_BEHIND.name, Waiting): "some servers were given back",
     (scripts.RAISE_FENCE.name, Held): "a fence was raised",
     (scripts.ACQUIRE.name, Gone): "a late claim was refused by its mark",
 }

@@ -108,7 +108,7 @@ class Mutant:
 FILES: Final = (
     *("head", "free", "last", "prelude"),
     *("acquire", "renew", "beat", "release", "transfer", "force_release", "ask_release"),
-    *("stand_back", "raise_fence", "begin", "look"),
+    *("wait_behind", "raise_fence", "begin", "look"),
 )
 
 FLIPS: Final = {

@@ -34,7 +34,7 @@ SCRIPTS = {
     each.sha: each
     for each in (
         *(*OF_A_LEASE, scripts.LOOK, scripts.BEGIN),
-        *(scripts.STAND_BACK, scripts.RAISE_FENCE, scripts.TRANSFER),
+        *(scripts.WAIT_BEHIND, scripts.RAISE_FENCE, scripts.TRANSFER),
     )
 }
 

@@ -67,7 +67,7 @@ class QuorumStore(Store):
                     if not elsewhere:
                         self._engine.acquisitions.pop(claim.owner, None)
                     return outcome._replace(answer=busy._replace(elsewhere=elsewhere))
-                case Waiting() if await self._stand_back(key, acquisition, votes):
+                case Waiting() if await self._wait_behind(key, acquisition, votes):
                     pass
                 case _:
                     return outcome
@@ -95,7 +95,7 @@ class QuorumStore(Store):
         agreed = len(level) + len(raised.answers(Held)) >= votes.majority
         return None if agreed else self._unavailable(raised)
 
-    async def _stand_back(self, key: str, acquisition: Acquisition, votes: Votes) -> bool:
+    async def _wait_behind(self, key: str, acquisition: Acquisition, votes: Votes) -> bool:
         """Give leases back to earlier waiters; return whether some servers still grant us the key."""
         held = votes.answers(Held)
         if not held:
@@ -103,7 +103,7 @@ class QuorumStore(Store):
 
         def question(store: RedisStore) -> Coroutine[Any, Any, Reply]:
             claim, until = _from(store, acquisition.claim), held[self._stores.index(store)].until
-            return store.stand_back(key, claim, ticket=acquisition.ticket, until=until)
+            return store.wait_behind(key, claim, ticket=acquisition.ticket, until=until)
 
         votes = await self._ask(held, question, acquisition)
         acquisition.waits(votes)

@@ -21,8 +21,8 @@ from .scripts import (
     RAISE_FENCE,
     RELEASE,
     RENEW,
-    STAND_BACK,
     TRANSFER,
+    WAIT_BEHIND,
 )
 from .wire import Wire
 
@@ -77,7 +77,7 @@ class RedisStore(Store):
         bucket, keys = self._layout.of_key(key)
         return self._reply(await self._wire.run(Call(ASK_RELEASE, bucket, keys)))
 
-    async def stand_back(self, key: str, claim: Claim, *, ticket: int, until: float) -> Reply:
+    async def wait_behind(self, key: str, claim: Claim, *, ticket: int, until: float) -> Reply:
         """Give the lease back if an earlier caller waits, and wait behind it.
 
         A lease that does not end at ``until`` stays: it has been requested again.
@@ -85,7 +85,7 @@ class RedisStore(Store):
         bucket, keys = self._layout.of_key(key)
         who = (claim.owner, claim.process, claim.label, micros(claim.ttl))
         args = (*who, str(ticket), micros(until))
-        return self._reply(await self._wire.run(Call(STAND_BACK, bucket, keys, args)))
+        return self._reply(await self._wire.run(Call(WAIT_BEHIND, bucket, keys, args)))
 
     async def raise_fence(self, key: str, owner: str, fence: int) -> Reply:
         """Raise the fence of the owner's lease, and of all that follow, to at least this one."""
