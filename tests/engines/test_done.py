@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -98,6 +99,46 @@ def test_a_mark_that_is_written_anew_while_it_is_removed_stays(
     drive(store.mark("k", 0))
     assert not drive(store.marked("k"))
     assert not marks(folder)
+
+
+def test_marks_that_are_written_at_the_same_time_do_not_remove_each_other(
+    locks: Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two processes that mark one key anew, one for good, one mark at least stays."""
+    store = locks._locker.store
+    drive(store.mark("k", None))
+    touch = Path.touch
+
+    def late(path: Path, mode: int) -> None:
+        touch(path, mode)
+        monkeypatch.undo()
+        drive(store.mark("k", None))
+
+    monkeypatch.setattr(Path, "touch", late)
+    drive(store.mark("k", PATIENCE))
+    assert drive(store.marked("k"))
+
+
+def test_marks_are_read_in_no_directory_that_would_be_rejected(folder: Path, locks: Locks) -> None:
+    """Whoever puts another directory in place of a removed one has no step skipped."""
+    assert locks.once("init", lambda: None)
+    moved = folder.rename(folder.with_name("moved"))
+    folder.mkdir()
+    folder.chmod(0o777)
+    (mark,) = marks(moved)
+    (folder / mark.parent.name).mkdir()
+    (folder / mark.parent.name / mark.name).touch()
+    with pytest.raises(EngineUnavailable, match="could be changed by others"):
+        locks.once("init", lambda: None)
+
+
+def test_a_mark_that_is_read_is_not_old(folder: Path, locks: Locks) -> None:
+    """Programs that clean ``/tmp`` go by when a file was touched last."""
+    locks.once("init", lambda: None)
+    (mark,) = marks(folder)
+    os.utime(mark, (0, 0))
+    assert not locks.once("init", lambda: None)
+    assert mark.stat().st_mtime > 0
 
 
 def test_any_majority_knows_what_is_done() -> None:

@@ -27,9 +27,9 @@ from weblock._core.table import Claim, Held, Waiting
 from weblock._runtime.blocking import BlockingRuntime, drive
 from weblock.stores.memcached import open_engine
 from weblock.stores.memcached.engine import THREADS, MemcachedEngine
-from weblock.stores.memcached.items import Observer
+from weblock.stores.memcached.items import ItemCells, Observer
 from weblock.stores.memcached.poller import LONGEST_PAUSE, Poller
-from weblock.stores.memcached.server import Client
+from weblock.stores.memcached.server import Client, begin_generation
 from weblock.stores.transport import unfit
 
 LONG = 60.0
@@ -54,6 +54,39 @@ class Machine:
 
     def release(self, owner: str) -> Any:
         return drive(self.store.release("key", owner)).answer
+
+
+class Overtaken:
+    """A client whose answer to the first read comes late: another thread has gone on meanwhile."""
+
+    def __init__(self, client: Client, other: Callable[[], object]) -> None:
+        self._client = client
+        self._other: Callable[[], object] | None = other
+
+    def gets_many(self, names: list[str]) -> Any:
+        found = self._client.gets_many(names)
+        other, self._other = self._other, None
+        if other:
+            other()
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
+def test_a_thread_that_reads_before_the_recovery_begins_grants_nothing() -> None:
+    """Another thread begins it between the read and what the reader makes of that."""
+    with Memcached("-M") as server:
+        engine = open_engine(server.url())
+        cells = ItemCells(engine, BlockingRuntime())
+
+        def read(client: Client) -> Any:
+            begin_generation(client, f"{engine.settings.prefix}/generation")
+            overtaken: Any = Overtaken(client, lambda: cells.read(client, ["k"]))
+            return cells.read(overtaken, ["k"])
+
+        assert engine.ask(read, first=False).recovering
+        engine.close()
 
 
 @pytest.fixture

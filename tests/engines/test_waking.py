@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import threading
 import time
@@ -18,11 +19,11 @@ from tests.support.aio import until_waited_for
 from tests.support.handovers import IN_NO_HURRY, in_no_hurry
 from tests.support.renewals import renewed
 from tests.support.waiting import PATIENCE, eventually, waiters
-from weblock import AsyncLocks, LeaseLost, Locks
+from weblock import AsyncLocks, EngineUnavailable, LeaseLost, Locks
 from weblock._core.ports import Grasp, Message
 from weblock._engines import engine_for
 from weblock._runtime.clock import now
-from weblock.stores.file import FileEngine
+from weblock.stores.file import FileEngine, processes
 
 from .processes import Child
 
@@ -41,6 +42,24 @@ def test_a_waiter_gets_its_turn_although_the_datagram_was_lost(
     eventually(lambda: waiters(locks, "k") == 1)
     holder.run("lease.release()")
     assert waiter.outcome() > 0  # It fails where nothing is heard of the waiter for long.
+
+
+def test_an_attempt_to_open_the_directory_that_failed_does_no_harm(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pipe that it has made already, under the name of this process, is made again."""
+    engine, pipe = FileEngine(str(folder)), processes.Pipe
+
+    def fails(*_arguments: object) -> None:
+        monkeypatch.setattr(processes, "Pipe", pipe)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    engine.leave(engine.home)
+    monkeypatch.setattr(processes, "Pipe", fails)
+    with pytest.raises(EngineUnavailable, match="EMFILE"):
+        engine.open()
+    engine.open()
+    engine.close()
 
 
 class Recorder:

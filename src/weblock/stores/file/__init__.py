@@ -278,18 +278,24 @@ class _RecordCells:
         return [name for name in names if name.startswith(prefix)]
 
     async def mark(self, key: str, keep: float | None) -> None:
-        directory = self._engine.open().directory.path
         try:
-            marks.put(directory, key, keep)
+            marks.put(self._directory(), key, keep)
         except OSError as error:
             self._engine.fail(error)
 
     async def marked(self, key: str) -> bool:
-        directory = self._engine.open().directory.path
         try:
-            return marks.has(directory, key)
+            return marks.has(self._directory(), key)
         except OSError as error:
             self._engine.fail(error)
+
+    def _directory(self) -> str:
+        """Return the path of our directory. Where it names another one by now, that is opened first."""
+        home = self._engine.open()
+        if not home.directory.is_at(home.directory.path):
+            self._engine.leave(home)
+            home = self._engine.open()
+        return home.directory.path
 
     async def _visit(self, file: int, changes: Changes, patience: float) -> Visit:
         """Apply changes to a record file as soon as no other caller is inside."""

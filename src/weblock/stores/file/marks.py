@@ -1,14 +1,17 @@
 """Marks of what has been done, which a reboot and a crash leave as they are.
 
-A mark is an empty file ``done-XX/HASH-END``: the hash of its key, its first two digits, and when the mark
-ends by the wall clock. A name is never half written, and a new mark of the key has another one. So a process
-that writes a mark removes those in the same folder that have ended, and needs no lock for it.
+A mark is an empty file ``done-XX/HASH-END-RANDOM``: the hash of its key, its first two digits, and when the
+mark ends by the wall clock. A name is never half written, and a new mark of the key has another one. So a
+process that writes a mark removes those in the same folder that were there before, and needs no lock for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import math
 import os
+import secrets
 import time
 from pathlib import Path
 
@@ -19,11 +22,11 @@ def put(directory: str, key: str, keep: float | None) -> None:
     folder.mkdir(exist_ok=True)
     folder.chmod(0o700)  # Whatever the umask is.
     former, now = [*folder.iterdir()], time.time()
-    mark = folder / f"{digest}-{float('inf') if keep is None else now + keep}"
     if keep != 0:
-        mark.touch(0o600)
+        end = math.inf if keep is None else now + keep
+        (folder / f"{digest}-{end}-{secrets.token_hex(4)}").touch(0o600)
     for each in former:
-        if each != mark and (each.name.startswith(digest) or _end_of(each.name) <= now):
+        if each.name.startswith(digest) or _end_of(each.name) <= now:
             each.unlink(missing_ok=True)
     for place in (folder, directory):
         descriptor = os.open(place, os.O_RDONLY)
@@ -40,7 +43,14 @@ def has(directory: str, key: str) -> bool:
         marks = [each for each in os.listdir(folder) if each.startswith(digest)]
     except FileNotFoundError:
         return False
-    return any(time.time() < _end_of(each) for each in marks)
+    for each in marks:
+        if time.time() < _end_of(each):
+            with contextlib.suppress(
+                OSError
+            ):  # Programs that clean /tmp spare what was just touched.
+                os.utime(folder / each)
+            return True
+    return False
 
 
 def _place_of(directory: str, key: str) -> tuple[Path, str]:
@@ -49,4 +59,4 @@ def _place_of(directory: str, key: str) -> tuple[Path, str]:
 
 
 def _end_of(mark: str) -> float:
-    return float(mark.partition("-")[2])
+    return float(mark.split("-")[1])

@@ -241,6 +241,8 @@ class Processes:
     def _make_pipe(self) -> None:
         """Create our pipe. It gets its name only when it is open: before that, it looks like a death."""
         fd, name = self._directory.fd, self._name_of(self.process)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{name}.new", dir_fd=fd)  # Of an attempt that failed.
         os.mkfifo(f"{name}.new", 0o600, dir_fd=fd)
         os.chmod(f"{name}.new", 0o600, dir_fd=fd)  # The umask took away too much.
         with no_fork.lock:

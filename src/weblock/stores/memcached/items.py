@@ -184,6 +184,8 @@ class ItemCells(RacingCells):
         """Read the items of several keys."""
         names = [self._locks + _hashed(key) for key in keys]
         while True:
+            # Before the read: another thread may begin the recovery after it.
+            recovered = self._recovered
             found = client.gets_many([*names, self._generation, self._recovering])
             now = self.runtime.now()
             if self._generation not in found:
@@ -191,7 +193,7 @@ class ItemCells(RacingCells):
                 continue
             generation = found[self._generation][0]
             recovery = self._settings.recovery.seconds
-            if self._recovered == (generation, recovery):
+            if recovered == (generation, recovery):
                 break
             begin_recovery(client, generation, self._recovering, recovery)
             self._recovered = generation, recovery
