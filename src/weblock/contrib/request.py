@@ -14,8 +14,9 @@ import asyncio
 import re
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextvars import Context
+from itertools import groupby
 from typing import Any, Final, Generic, Self, TypeVar
 from urllib.parse import quote
 from weakref import ref
@@ -30,10 +31,12 @@ from .._runtime.clock import Flow, part_of
 from .._runtime.internals import running_loop
 from ..errors import AlreadyHeld, ConfigurationError, LeaseLost
 from ..keys import CheckedKey
+from .kit.spec import LockSpec
 
 L = TypeVar("L", bound=BaseLease)
 T = TypeVar("T")
 B = TypeVar("B", bound="RequestLeases[Any]")
+S = TypeVar("S", bound=LockSpec)
 
 BeforeWaiting = Callable[[], Awaitable[object]]
 
@@ -138,6 +141,28 @@ class RequestLeases(Generic[L]):
             held = self._by_key[locks._place, key]  # noqa: SLF001
             if held.limit > limit:
                 raise AlreadyHeld(key, upgrade=True)
+
+    def in_turn(
+        self, wanted: Iterable[tuple[S, Face, Sequence[CheckedKey]]]
+    ) -> Iterator[tuple[S, Face, list[CheckedKey]]]:
+        """Return what is still to be acquired of several specs, each with its locks and its keys.
+
+        All keys are acquired in one order, whatever spec each is of: requests that want the same keys by
+        several specs would otherwise wait for one another. Raises ``AlreadyHeld`` as ``refuse_upgrades``.
+        """
+        missing: dict[tuple[str, str, int, CheckedKey], tuple[S, Face, int]] = {}
+        for spec, locks, keys in wanted:
+            limit = limit_of(locks, spec.options)
+            for key in keys:
+                if self.holds(locks, key):
+                    self.refuse_upgrades(locks, [key], spec.options)
+                    continue
+                place = locks.engine, locks.namespace, id(locks._place[0]), key  # noqa: SLF001
+                other = missing.get(place)
+                if other is None or limit < other[2]:  # The spec that lets fewer in.
+                    missing[place] = spec, locks, limit
+        for (spec, locks, _), group in groupby(sorted(missing), key=missing.__getitem__):
+            yield spec, locks, [place[3] for place in group]
 
     def lease_of(self, locks: Face, keys: Sequence[str]) -> L:
         """Return the lease of just these keys, all of which the request holds, for users of ``locks``."""

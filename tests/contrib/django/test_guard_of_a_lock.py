@@ -263,9 +263,9 @@ def test_a_lock_says_its_guard() -> None:
     """Errors and ``explain`` show it, and locks with different guards are different."""
     from weblock.contrib.django.view_lock import ViewLock
 
-    guarded = ViewLock.of(["x"], "default", None, {}, "database")
+    guarded = ViewLock.of(["x"], {}, "database")
     assert repr(guarded) == "lock('x', guard='database')"
-    assert guarded != ViewLock.of(["x"], "default", None, {})
+    assert guarded != ViewLock.of(["x"], {})
 
 
 def test_the_settings_of_a_guard_serve_single_locks(serve: Any, alias: Any) -> None:

@@ -186,11 +186,11 @@ def _described_locks() -> Iterator[tuple[str, str, GuardKind | None, HoldOptions
     known = _readable_aliases()
     for routed, lock, _ in marked_views():
         if lock.alias in known:
-            yield lock.alias, f"@lock on {routed.dotted}", lock.guard, lock.held_with
+            yield lock.alias, f"@lock on {routed.dotted}", lock.guard, lock.options
     for alias in known:
         for rule in of_alias(alias).rules or ():
             if rule.lock:
-                yield alias, rule.label, rule.lock.guard, rule.lock.held_with
+                yield alias, rule.label, rule.lock.guard, rule.lock.options
 
 
 def _mixed_guards() -> Iterator[CheckMessage]:

@@ -80,7 +80,7 @@ def lock(
         ConfigurationError: A key template or an option cannot work, or, at a request, a transaction
             has begun before the lock.
     """
-    wanted = ViewLock.of(keys, alias, busy_view, options, guard)
+    wanted = ViewLock.of(keys, options, guard, alias=alias, busy_view=busy_view)
 
     def decorate(view: F, *more: object, **url: object) -> F:
         if more or url or not callable(view):  # A request is served.

@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar, copy_context
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
 from typing import Any, Final, Unpack
 from weakref import ref
 
@@ -39,7 +38,7 @@ from ...keys import CheckedKey, in_order
 from ...sync import Lease
 from ..asgi.request import SCOPE_KEY, AsyncRequestLocks
 from ..guarding import GuardKind
-from ..request import BeforeWaiting, RequestLeases, going_on, limit_of, to_its_end
+from ..request import BeforeWaiting, RequestLeases, going_on, to_its_end
 from ..wsgi.request import ENVIRON_KEY
 from .answers import answer
 from .commits import (
@@ -184,13 +183,18 @@ class ViewLeases(RequestLeases[BaseLease]):
     ) -> bool:
         """Acquire what the request does not hold yet. Return whether there was any."""
         had = len(self.leases)
-        for lock, face, missing in self._in_turn(faces, wanted):
+        each_of = [(lock, faces[lock.alias], keys) for lock, keys in wanted.items()]
+        for _, face, keys in each_of:
+            for key in keys:
+                if self.is_held_outside(face, key):
+                    raise AlreadyHeld(key)  # It would never become free.
+        for lock, face, missing in self.in_turn(each_of):
             if self._unwanted:
                 raise asyncio.CancelledError
             self._waiting = True
             try:
                 with self._refusing(lock), self._hearing():
-                    await self.take(face, missing, lock.held_with, before_waiting)
+                    await self.take(face, missing, lock.options, before_waiting)
             finally:
                 self._waiting = False
         for lock in wanted:  # Also of keys that were held already, unguarded.
@@ -207,31 +211,6 @@ class ViewLeases(RequestLeases[BaseLease]):
     def _hearing(self) -> AbstractContextManager[object]:
         """Return what lets Django hear, while the request waits, that its client has left."""
         return nullcontext()  # A thread would not be cancelled.
-
-    def _in_turn(
-        self, faces: Mapping[str, Face], wanted: Mapping[ViewLock, Sequence[CheckedKey]]
-    ) -> Iterator[tuple[ViewLock, Face, list[CheckedKey]]]:
-        """What is still to be acquired: all keys in one order, whatever lock each is of.
-
-        Requests that want the same keys by several locks would otherwise wait for one another.
-        Raises ``AlreadyHeld`` for what would never become free.
-        """
-        missing: dict[tuple[str, CheckedKey], tuple[ViewLock, Face, int]] = {}
-        for lock, keys in wanted.items():
-            face = faces[lock.alias]
-            for key in keys:
-                if self.is_held_outside(face, key):
-                    raise AlreadyHeld(key)
-                options = lock.held_with
-                if self.holds(face, key):
-                    self.refuse_upgrades(face, [key], options)
-                    continue
-                mine = lock, face, limit_of(face, options)
-                other = missing.setdefault((lock.alias, key), mine)
-                if mine[2] < other[2]:  # Of two locks of one key, the one that lets fewer in.
-                    missing[lock.alias, key] = mine
-        for (lock, face, _), group in groupby(sorted(missing), key=missing.__getitem__):
-            yield lock, face, [key for _, key in group]
 
     def is_held_outside(self, face: Face, key: str) -> bool:
         """Return whether a request that waits for this one's response holds the key."""
@@ -277,7 +256,7 @@ class ThreadLeases(ViewLeases):
         wanted: dict[ViewLock, tuple[CheckedKey, ...]] = {}
         for lock in of:
             with self._refusing(lock):
-                wanted[lock] = in_order(lock.keys_of(self.request, values))
+                wanted[lock] = lock.keys_of(self.request, values)
         acquired = drive(self._take_all(locks, wanted, _give_back))
         if guard := self.guard:
             write_fences(guard)
@@ -331,7 +310,7 @@ class TaskLeases(ViewLeases):
         wanted: dict[ViewLock, tuple[CheckedKey, ...]] = {}
         for lock in of:
             with self._refusing(lock):
-                wanted[lock] = in_order(await lock.akeys_of(self.request, values))
+                wanted[lock] = await lock.akeys_of(self.request, values)
         acquired = await self._take_all(async_locks, wanted, _agive_back_connections)
         if guard := self.guard:
             await _awrite_fences(guard)
@@ -447,7 +426,7 @@ class RequestLocks:
                 " weblock.contrib.django.middleware.LockMiddleware last into MIDDLEWARE. Outside a"
                 f" request, use locks[{self._alias!r}].hold(...)."
             )
-        return held, ViewLock.of([lambda _request: keys], self._alias, None, options, guard)
+        return held, ViewLock.of([lambda _request: keys], options, guard, alias=self._alias)
 
 
 def request_locks(alias: str = DEFAULT) -> RequestLocks:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -18,10 +18,11 @@ from django.utils import translation
 from ..._options import HoldOptions
 from ...errors import ConfigurationError, WeblockError
 from ...keys import KeyTemplate
+from ..kit import name_of
 from ..rules import Explanation, Verdict, methods_of
 from ..rules.explaining import EXEMPT, LATER, MATCHES, OTHER_METHOD, path_and_query
 from .discovery import views_at
-from .view_lock import DEFAULT, ViewLock, locks_of, name_of
+from .view_lock import DEFAULT, ViewLock, locks_of, values_for
 
 _OPTIONS: Final = tuple(HoldOptions.__annotations__)
 _SELECTORS: Final = ("view", "namespace", "route", "methods")
@@ -136,7 +137,7 @@ def _lock(entry: Mapping[str, Any], alias: str, given: HoldOptions) -> ViewLock 
         return None
     if exempt is not False or not keys:
         raise ConfigurationError("give either a key, or exempt=True and nothing else")
-    return ViewLock.of(keys, alias, None, given, guard)
+    return ViewLock.of(keys, given, guard, alias=alias)
 
 
 def _condition(entry: Mapping[str, Any]) -> Callable[[ResolverMatch], bool]:
@@ -207,7 +208,8 @@ def explain(every: Sequence[Rules], method: str, target: str) -> Explanation:
 
 def _keys(lock: ViewLock, request: HttpRequest, values: dict[str, Any]) -> Iterator[str]:
     where = "" if lock.alias == DEFAULT else f" of {lock.alias}"
-    for key in replace(lock, functions=()).keys_of(request, values):
-        yield f"{key}{where}"
-    for function in lock.functions:
-        yield f"{name_of(function)}(request){where}"
+    keys = lock.made_of(
+        lambda template: values_for(template, request, values),
+        lambda function: f"{name_of(function)}(request)",
+    )
+    yield from (f"{key}{where}" for key in keys)

@@ -11,11 +11,10 @@ from typing import Any, Final
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.http import HttpRequest, HttpResponse
 
-from ..._options import HoldOptions, Options
 from ...errors import ConfigurationError, LockTimeout
-from ...keys import KeyTemplate
-from ..guarding import GuardKind, refuse_guard
-from ..request_values import Headers, keys_made_by, request_values
+from ...keys import CheckedKey, KeyTemplate
+from ..kit import LockSpec
+from ..request_values import Headers, request_values
 
 DEFAULT: Final = "default"
 """The alias of locks that name none."""
@@ -29,70 +28,28 @@ BusyView = Callable[[HttpRequest, LockTimeout], HttpResponse | Awaitable[HttpRes
 
 
 @dataclass(frozen=True, repr=False)
-class ViewLock:
-    """A description of what to lock: equal for equal arguments, and hashable."""
+class ViewLock(LockSpec):
+    """A description of what a view locks."""
 
-    templates: tuple[KeyTemplate, ...]
-    functions: tuple[KeyFunction, ...]
-    alias: str
-    busy_view: BusyView | None
-    options: tuple[tuple[str, Any], ...]
-    guard: GuardKind | None
-    """``None`` is what the alias's ``GUARD`` says."""
+    alias: str = DEFAULT
+    """``guard=None`` is what this alias's ``GUARD`` says."""
+    busy_view: BusyView | None = None
 
-    @classmethod
-    def of(
-        cls,
-        keys: Iterable[str | KeyFunction],
-        alias: str,
-        busy_view: BusyView | None,
-        given: HoldOptions,
-        guard: GuardKind | None = None,
-    ) -> ViewLock:
-        """Make a lock. Raises ``ConfigurationError`` at once if it cannot work."""
-        keys = tuple(keys)
-        if not keys:
-            raise TypeError("name at least one key: lock('create_item')")
-        Options().of_call(given)
-        refuse_guard(guard, given)
-        templates = tuple(KeyTemplate.parse(key) for key in keys if isinstance(key, str))
-        for template in templates:
-            template.in_request()
-        functions = tuple(key for key in keys if not isinstance(key, str))
-        return cls(templates, functions, alias, busy_view, tuple(sorted(given.items())), guard)
-
-    def __repr__(self) -> str:
-        keys = [repr(each.text) for each in self.templates]
-        keys += [name_of(each) for each in self.functions]
-        options = [f"{name}={value!r}" for name, value in self.options]
-        alias = [] if self.alias == DEFAULT else [f"alias={self.alias!r}"]
-        guard = [f"guard={self.guard!r}"] if self.guard else []
-        return f"lock({', '.join([*keys, *alias, *options, *guard])})"
-
-    @property
-    def held_with(self) -> HoldOptions:
-        """Its options for the locks of its alias."""
-        options: Any = dict(self.options)
-        return options  # type: ignore[no-any-return]
-
-    def keys_of(self, request: HttpRequest, values: Mapping[str, object]) -> list[str]:
+    def keys_of(self, request: HttpRequest, values: Mapping[str, object]) -> tuple[CheckedKey, ...]:
         """Return the keys of a request. ``values`` are the view's arguments from the URL."""
-        keys = [_filled(template, request, values) for template in self.templates]
-        for function in self.functions:
-            keys += keys_made_by(function, call(function, request))
-        return keys
+        return self.made_of(
+            lambda template: values_for(template, request, values),
+            lambda function: call(function, request),
+        )
 
-    async def akeys_of(self, request: HttpRequest, values: Mapping[str, object]) -> list[str]:
+    async def akeys_of(
+        self, request: HttpRequest, values: Mapping[str, object]
+    ) -> tuple[CheckedKey, ...]:
         """Return the keys, from a task."""
-        keys = [_filled(template, request, values) for template in self.templates]
-        for function in self.functions:
-            keys += keys_made_by(function, await acall(function, request))
-        return keys
-
-
-def name_of(function: Callable[..., Any]) -> str:
-    """Return the name of a function of the project, for messages."""
-    return str(getattr(function, "__qualname__", None) or repr(function))
+        made = {function: await acall(function, request) for function in self.functions}
+        return self.made_of(
+            lambda template: values_for(template, request, values), made.__getitem__
+        )
 
 
 def call(function: Callable[..., Any], *args: object) -> Any:
@@ -117,7 +74,10 @@ def headers_of(request: HttpRequest) -> Headers:
     return lambda name: [headers[name]] if name in headers else []
 
 
-def _filled(template: KeyTemplate, request: HttpRequest, values: Mapping[str, object]) -> str:
+def values_for(
+    template: KeyTemplate, request: HttpRequest, values: Mapping[str, object]
+) -> Mapping[str, object]:
+    """Return what a request has for a template. Raises ``ConfigurationError`` for a part its URL lacks."""
     found = request_values(
         template, path=values, query=query_of(request), headers=headers_of(request)
     )
@@ -128,7 +88,7 @@ def _filled(template: KeyTemplate, request: HttpRequest, values: Mapping[str, ob
                 f"lock({template.text!r}) needs {source.name!r} of the URL, which gives the view"
                 f" {there}: {request.path!r:.100}"
             )
-    return template.fill(found)
+    return found
 
 
 _MARK: Final = "weblock_locks"

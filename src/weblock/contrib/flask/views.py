@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
 from typing import Any, Final, Protocol, TypeVar
 
 from flask import Flask, current_app, request
@@ -14,7 +13,6 @@ from ...errors import ConfigurationError
 from ...keys import CheckedKey, KeyTemplate
 from ...sync import Lease
 from ..kit import LockSpec
-from ..request import limit_of
 from ..request_values import request_values, wanted_by
 from ..wsgi import RequestLocks, request_locks
 from ..wsgi.target import headers_of, query_of
@@ -39,7 +37,7 @@ class Installed(Protocol):
 
 def keys_of(lock: LockSpec, values: Mapping[str, object]) -> tuple[CheckedKey, ...]:
     """Return the keys of a request whose view is called with these values."""
-    return lock.keys_of(
+    return lock.made_of(
         lambda template: _values(template, values),
         lambda function: current_app.ensure_sync(function)(**wanted_by(function, values)),
     )
@@ -130,14 +128,11 @@ def _acquire(
     held = request_locks(environ)
     guarded = [lock for lock in together if database.is_wanted(lock.guard)]
     keys = {lock: keys_of(lock, values) for lock in together}
-    # Of two locks of one key, the one that lets fewer in; else the outermost.
-    by_limit = sorted(together, key=lambda lock: limit_of(held.locks, lock.options))
-    of_key = {key: lock for lock in reversed(by_limit) for key in keys[lock]}
-    for lock, group in groupby(sorted(of_key), key=of_key.__getitem__):
-        _hold(held, lock, tuple(group), database)
+    for lock, _, missing in held.in_turn((lock, held.locks, keys[lock]) for lock in together):
+        _hold(held, lock, missing, database)
     for lock in guarded:
         database.guard(held.lease_of(held.locks, keys[lock]))
-    environ[LEASE_KEY] = held.hold(keys[together[0]], together[0].options)
+    environ[LEASE_KEY] = held.lease_of(held.locks, keys[together[0]])
     held.check()  # Some may have been lost while we waited for others.
 
 
@@ -151,7 +146,7 @@ def acquire_one(lock: LockSpec, keys: tuple[CheckedKey, ...], database: Database
 
 
 def _hold(
-    held: RequestLocks, lock: LockSpec, keys: tuple[CheckedKey, ...], database: Database
+    held: RequestLocks, lock: LockSpec, keys: Sequence[CheckedKey], database: Database
 ) -> Lease:
     if held.missing(held.locks, keys):
         database.end_reading()

@@ -48,7 +48,17 @@ class LockSpec:
         said = tuple(sorted(options.items()))
         return cls(tuple(map(parsed, keys)), said, guard, options, **more)
 
-    def keys_of(
+    @property
+    def templates(self) -> tuple[KeyTemplate, ...]:
+        """The templates among its keys."""
+        return tuple(key for key in self.keys if isinstance(key, KeyTemplate))
+
+    @property
+    def functions(self) -> tuple[KeyFunction, ...]:
+        """The functions among its keys."""
+        return tuple(key for key in self.keys if not isinstance(key, KeyTemplate))
+
+    def made_of(
         self,
         values_for: Callable[[KeyTemplate], Mapping[str, object]],
         call: Callable[[KeyFunction], object],
