@@ -137,7 +137,7 @@ MUTANTS: Final = (
         "if not votes.silent:",
         "if votes.answered >= votes.majority:",
         ("P6",),
-        seed=305,
+        seed=301,
     ),
     # Who came first.
     Mutant(
