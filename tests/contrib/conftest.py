@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.waiting import PATIENCE
 from weblock import AsyncLocks
-from weblock.contrib.guarding import sql
+from weblock.contrib.kit.guarding import sql
 
 from .shop import RecordingLocks, Shop
 

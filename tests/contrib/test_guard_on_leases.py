@@ -15,7 +15,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from tests.servers.postgres import fresh_postgresql, shared_postgres
 from weblock import ConfigurationError, LeaseLost, Locks
-from weblock.contrib.guarding import StaleFence
+from weblock.contrib.kit.guarding import StaleFence
 from weblock.contrib.sqlalchemy import fence_table, guard
 
 LEVELS = pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])

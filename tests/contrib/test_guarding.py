@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from weblock import Locks
 from weblock.contrib.fastapi import guarded, lock
-from weblock.contrib.guarding import (
+from weblock.contrib.kit.guarding import (
     LENGTHS,
     Conflict,
     Kind,
@@ -246,7 +246,7 @@ def test_errors_of_sqlite_are_known(tmp_path):
 def test_it_imports_no_framework():
     """The steps and their words need neither Django nor SQLAlchemy nor any driver."""
     program = (
-        "import sys, weblock.contrib.guarding;"
+        "import sys, weblock.contrib.kit.guarding;"
         "print([name for name in ('django', 'sqlalchemy', 'psycopg') if name in sys.modules])"
     )
     ran = subprocess.run(

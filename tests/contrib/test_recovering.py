@@ -12,7 +12,7 @@ from fastapi import Depends, FastAPI
 from tests.servers import Server
 from weblock import AsyncLocks, EngineRecovering, EngineUnavailable, Locks
 from weblock.contrib.fastapi import install, lock
-from weblock.contrib.problems import problem_of
+from weblock.contrib.kit.problems import problem_of
 
 
 def locked() -> FastAPI:

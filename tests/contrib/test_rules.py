@@ -10,7 +10,7 @@ from starlette.routing import compile_path
 
 from tests.support.regex_steps import StepCounter
 from weblock import ConfigurationError, InvalidKey
-from weblock.contrib.rules import Rule, RuleSet
+from weblock.contrib.kit.rules import Rule, RuleSet
 from weblock.errors import StrangePath
 
 STRANGE = "400 strange_path"

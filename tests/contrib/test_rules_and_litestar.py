@@ -7,7 +7,7 @@ import pytest
 from litestar import Litestar, Request, route
 
 from weblock import InvalidKey
-from weblock.contrib.rules import Rule, RuleSet
+from weblock.contrib.kit.rules import Rule, RuleSet
 from weblock.errors import StrangePath
 
 from .wire import Exchange

@@ -3,7 +3,7 @@
 import pytest
 
 from weblock import ConfigurationError
-from weblock.contrib.rules import Rule, RuleSet, explain
+from weblock.contrib.kit.rules import Rule, RuleSet, explain
 
 RULES = {
     "health": {"path": "/items/health", "exempt": True},

@@ -12,7 +12,7 @@ from werkzeug.routing import Rule as Route
 
 from weblock import ConfigurationError, InvalidKey
 from weblock.canonical import canonical
-from weblock.contrib.rules import Rule, RuleSet
+from weblock.contrib.kit.rules import Rule, RuleSet
 from weblock.contrib.wsgi.target import find, headers_of, path_of, query_of
 from weblock.errors import StrangePath
 

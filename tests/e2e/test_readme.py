@@ -18,7 +18,7 @@ from tests.servers.ports import free_port
 from tests.servers.process import spawn
 from tests.support.waiting import PATIENCE, eventually
 from weblock import LockTimeout
-from weblock.contrib.problems import problem_of
+from weblock.contrib.kit.problems import problem_of
 
 TOP = Path(__file__).parents[2]
 README = (TOP / "README.md").read_text()

@@ -14,8 +14,8 @@ import click
 from .. import ConfigurationError
 from .._platform.logs import printable
 from ..contrib.kit import rules_of
-from ..contrib.rules import Explanation, explain
-from ..contrib.rules.explaining import path_and_query
+from ..contrib.kit.rules import Explanation, explain
+from ..contrib.kit.rules.explaining import path_and_query
 from .app import No, Session, command, pass_session
 
 

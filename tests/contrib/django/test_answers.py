@@ -21,8 +21,8 @@ from rest_framework.viewsets import ViewSet
 from tests.servers.ports import free_port
 from weblock import LeaseLost, LockTimeout, WeblockError
 from weblock.contrib.django import async_locks, lock, locks
-from weblock.contrib.guarding import FenceLocked
-from weblock.contrib.problems import Problem
+from weblock.contrib.kit.guarding import FenceLocked
+from weblock.contrib.kit.problems import Problem
 
 from .requests import fetch
 

@@ -25,7 +25,7 @@ from weblock.contrib.django import lock, locks
 from weblock.contrib.django.checks import check_guard, check_settings
 from weblock.contrib.django.guard import Guard
 from weblock.contrib.django.models import Fence
-from weblock.contrib.guarding import TABLE, sql
+from weblock.contrib.kit.guarding import TABLE, sql
 
 from .project.shop.models import Item
 from .requests import fetch

@@ -16,7 +16,7 @@ from django.test import AsyncClient, Client
 from django.urls import Resolver404, path, re_path
 from django.urls.resolvers import RegexPattern, URLResolver
 
-from weblock.contrib.rules import Rule, RuleSet
+from weblock.contrib.kit.rules import Rule, RuleSet
 from weblock.errors import StrangePath
 from weblock.keys import KeyTemplate
 

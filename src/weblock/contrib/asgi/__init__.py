@@ -4,8 +4,8 @@ Frameworks' adapters acquire through it, from inside (``request_locks``); it rel
 ``LockMiddleware`` acquires by itself, what its rules say.
 """
 
-from ..problems import Problem, Rewrite, problem_of
-from ..rules import Rule, RuleSet
+from ..kit.problems import Problem, Rewrite, problem_of
+from ..kit.rules import Rule, RuleSet
 from .answers import ProblemResponse
 from .layer import RequestLayer
 from .middleware import LockMiddleware

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..problems import Problem, Rewrite, problem_of
+from ..kit.problems import Problem, Rewrite, problem_of
 from .protocol import App, Message, Receive, Scope, Send
 
 TRY_AGAIN_LATER: Final = 1013

@@ -20,9 +20,9 @@ from ..._runtime.clock import part_of
 from ...aio import AsyncLocks
 from ...errors import LeaseLost
 from ...sync import Locks
-from ..problems import problem_of
-from ..request import ClientGone, going_on, to_its_end, watch_sessions
-from ..settings import refuse_url
+from ..kit.book import ClientGone, going_on, to_its_end, watch_sessions
+from ..kit.problems import problem_of
+from ..kit.settings import refuse_url
 from .answers import answer_of, close_with
 from .inbox import Inbox
 from .outbox import Outbox

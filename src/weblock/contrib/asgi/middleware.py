@@ -11,8 +11,8 @@ from ...aio import AsyncLocks
 from ...errors import StrangePath
 from ...keys import in_order
 from ..kit import RuleMiddleware, Rules
-from ..problems import Rewrite, checked
-from ..rules import Match
+from ..kit.problems import Rewrite, checked
+from ..kit.rules import Match
 from .answers import answer_of
 from .layer import RequestLayer, opened
 from .protocol import App, Receive, Scope, Send

@@ -9,7 +9,7 @@ from typing import Final
 
 from ..._face import BaseLease
 from ..._platform.logs import logger
-from ..request import check_done
+from ..kit.book import check_done
 from .protocol import Message, Send
 
 LIMIT: Final = 1024 * 1024

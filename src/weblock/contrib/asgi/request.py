@@ -19,7 +19,7 @@ from ...aio import AsyncLease, AsyncLocks
 from ...errors import ConfigurationError
 from ...keys import CheckedKey, in_order
 from ...sync import Lease
-from ..request import ClientGone, RequestLeases, current_book
+from ..kit.book import ClientGone, RequestLeases, current_book
 from .inbox import Inbox
 from .outbox import Outbox, Policy, never
 from .protocol import Scope
@@ -205,7 +205,7 @@ class AsyncRequestLocks(RequestLeases[AsyncLease]):
             outbox.policy = Policy(self._seconds, never, self.leases)
         ended: Sequence[Any] = ()
         if self.database and self.missing(self.locks, keys):
-            from ..sessions import end_all_reading, leave_as_read, read_all_again
+            from ..sqlalchemy.sessions import end_all_reading, leave_as_read, read_all_again
 
             ended = await end_all_reading(self)
         try:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import ConfigurationError
 from ...keys import CheckedKey, KeyTemplate, in_order
-from ..request_values import KeyFunction, keys_made_by, wanted_by
+from ..kit.values import KeyFunction, keys_made_by, wanted_by
 
 LockOption = str | KeyFunction | Sequence[str | KeyFunction] | None
 KeysOfCall = Callable[[tuple[Any, ...], dict[str, Any]], tuple[CheckedKey, ...]]

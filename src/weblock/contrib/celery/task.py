@@ -26,7 +26,7 @@ from ..._runtime.clock import part_of
 from ...errors import ConfigurationError, LockTimeout
 from ...keys import CheckedKey
 from ...sync import Lease, Locks
-from ..request import LONGEST_LABEL, RequestLeases, current_book
+from ..kit.book import LONGEST_LABEL, RequestLeases, current_book
 from .keys import KeysOfCall, LockOption, keys_of_calls
 
 OnBusy = Literal["wait", "skip", "retry"]

@@ -16,7 +16,7 @@ from django.template.loader import select_template
 from django.utils.cache import patch_vary_headers
 
 from ...errors import LockTimeout, WeblockError
-from ..problems import Problem, Rewrite, problem_of
+from ..kit.problems import Problem, Rewrite, problem_of
 from . import settings
 from .ninja import api_with_handler
 from .view_lock import DEFAULT, BusyView, ViewLock, acall, call

@@ -14,8 +14,8 @@ from django.utils.module_loading import import_string
 
 from ..._options import HoldOptions
 from ...errors import ConfigurationError
-from ..guarding import DATABASE_GUARD, TABLE, GuardKind
-from ..request import limit_of
+from ..kit.book import limit_of
+from ..kit.guarding import DATABASE_GUARD, TABLE, GuardKind
 from .discovery import RoutedView, marked_views, routed_views, undecorated
 from .guard import guarded_databases
 from .middleware import LockMiddleware

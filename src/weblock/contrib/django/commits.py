@@ -34,8 +34,8 @@ from django.http import HttpRequest
 from ..._platform.logs import logger
 from ...errors import ConfigurationError, LeaseLost
 from ...events import Acquired, Event
-from ..guarding import Kind, kind_of, refuse_commit
-from ..request import ENDED_HERE
+from ..kit.book import ENDED_HERE
+from ..kit.guarding import Kind, kind_of, refuse_commit
 from .guard import Guard
 from .internals import is_of_test_case
 

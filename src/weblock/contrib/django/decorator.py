@@ -14,7 +14,7 @@ from ..._options import HoldOptions
 from ...aio import AsyncLease
 from ...errors import ConfigurationError, WeblockError
 from ...sync import Lease
-from ..guarding import GuardKind
+from ..kit.guarding import GuardKind
 from .answers import aanswer_for, answer_for
 from .internals import is_ninja_operation
 from .ninja import known_to_its_api

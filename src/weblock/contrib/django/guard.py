@@ -18,7 +18,7 @@ from django.db.utils import Error
 from ..._face import BaseLease
 from ...errors import ConfigurationError
 from ...keys import unqualified
-from ..guarding import (
+from ..kit.guarding import (
     TABLE,
     Conflict,
     Dialect,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.db import models
 
-from ..guarding import LENGTHS, TABLE
+from ..kit.guarding import LENGTHS, TABLE
 
 
 class Lock(models.Model):

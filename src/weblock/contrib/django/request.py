@@ -37,8 +37,8 @@ from ...errors import AlreadyHeld, ConfigurationError, LeaseLost, WeblockError
 from ...keys import CheckedKey, in_order
 from ...sync import Lease
 from ..asgi.request import SCOPE_KEY, AsyncRequestLocks
-from ..guarding import GuardKind
-from ..request import BeforeWaiting, RequestLeases, going_on, to_its_end
+from ..kit.book import BeforeWaiting, RequestLeases, going_on, to_its_end
+from ..kit.guarding import GuardKind
 from ..wsgi.request import ENVIRON_KEY
 from .answers import answer
 from .commits import (

@@ -19,8 +19,8 @@ from ..._options import HoldOptions
 from ...errors import ConfigurationError, WeblockError
 from ...keys import KeyTemplate
 from ..kit import name_of
-from ..rules import Explanation, Verdict, methods_of
-from ..rules.explaining import EXEMPT, LATER, MATCHES, OTHER_METHOD, path_and_query
+from ..kit.rules import Explanation, Verdict, methods_of
+from ..kit.rules.explaining import EXEMPT, LATER, MATCHES, OTHER_METHOD, path_and_query
 from .discovery import views_at
 from .view_lock import DEFAULT, ViewLock, locks_of, values_for
 

@@ -24,7 +24,7 @@ from ...aio import AsyncLocks
 from ...errors import ConfigurationError
 from ...events import Acquired
 from ...sync import Locks
-from ..guarding import DATABASE_GUARD, GUARDS, LEASE_GUARD, LOCK_WAIT, GuardKind
+from ..kit.guarding import DATABASE_GUARD, GUARDS, LEASE_GUARD, LOCK_WAIT, GuardKind
 from .commits import warn_of_transaction
 from .rules import Rules
 from .signals import announcing

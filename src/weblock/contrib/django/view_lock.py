@@ -14,7 +14,7 @@ from django.http import HttpRequest, HttpResponse
 from ...errors import ConfigurationError, LockTimeout
 from ...keys import CheckedKey, KeyTemplate
 from ..kit import LockSpec
-from ..request_values import Headers, request_values
+from ..kit.values import Headers, request_values
 
 DEFAULT: Final = "default"
 """The alias of locks that name none."""

@@ -23,7 +23,7 @@ from pydantic import AliasChoices, AliasPath, BaseModel, Json
 from ...errors import ConfigurationError
 from ...keys import KeyTemplate, Source
 from ..asgi.protocol import Scope
-from ..request_values import sent_value
+from ..kit.values import sent_value
 from .endpoint import interruptible
 
 

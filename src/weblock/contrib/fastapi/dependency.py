@@ -20,7 +20,7 @@ from ...errors import ConfigurationError
 from ...keys import CheckedKey, KeyTemplate, in_order
 from ..asgi import AsyncRequestLocks, RequestLease, request_locks
 from ..asgi.request import SCOPE_KEY
-from ..request_values import KeyFunction, keys_made_by, parsed
+from ..kit.values import KeyFunction, keys_made_by, parsed
 from .declared import MakesKeys, known_of, values_for
 
 OnLost = Literal["cancel", "continue"]

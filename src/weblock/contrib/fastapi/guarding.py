@@ -6,8 +6,8 @@ from typing import Annotated, Any, Final
 
 from fastapi import Depends, params
 
-from ..guarding import DATABASE_GUARD, LOCK_WAIT, refuse_guard
-from ..settings import shown
+from ..kit.guarding import DATABASE_GUARD, LOCK_WAIT, refuse_guard
+from ..kit.settings import shown
 from .dependency import LockDependency
 
 
@@ -25,8 +25,8 @@ def guarded(
         TypeError: What is given is no dependency for a session, or no ``lock(...)``.
         ConfigurationError: A lock has ``limit=`` or ``shared=``: the guard needs exclusive leases.
     """
-    from ..sessions import end_reading_of, read_all_again
     from ..sqlalchemy import guard
+    from ..sqlalchemy.sessions import end_reading_of, read_all_again
 
     _refuse_others(get_session, locks)
     for lock in locks:

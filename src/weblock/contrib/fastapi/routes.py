@@ -27,7 +27,7 @@ from ...errors import (
     WeblockError,
 )
 from ...keys import KeyTemplate, Source
-from ..problems import Problem
+from ..kit.problems import Problem
 from .declared import declared_of, declared_values, refuse_unknown_path_parameters
 from .dependency import LockDependency
 

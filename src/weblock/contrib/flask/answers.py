@@ -9,7 +9,7 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 from flask import Flask, Response
 
 from ...errors import WeblockError
-from ..problems import problem_of
+from ..kit.problems import problem_of
 from ..wsgi import ClientGone, Rewrite
 from ..wsgi.layer import Answer
 from ..wsgi.problems import CLIENT_GONE, answer_of

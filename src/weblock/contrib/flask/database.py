@@ -10,8 +10,8 @@ from flask import Flask, has_app_context, has_request_context, request
 
 from ...errors import ConfigurationError
 from ...sync import Lease
-from ..guarding import GuardKind
-from ..request import watch_sessions
+from ..kit.book import watch_sessions
+from ..kit.guarding import GuardKind
 from ..wsgi.request import ENVIRON_KEY, RequestLocks
 from .settings import GuardSettings
 

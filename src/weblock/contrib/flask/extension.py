@@ -14,10 +14,10 @@ from ..._platform.forks import Mutex, enter_child, getpid, process
 from ...errors import ConfigurationError
 from ...keys import in_order
 from ...sync import Lease, Locks
-from ..guarding import GuardKind
 from ..kit import LockSpec
-from ..request_values import KeyFunction
-from ..settings import opened, refuse_other_application
+from ..kit.guarding import GuardKind
+from ..kit.settings import opened, refuse_other_application
+from ..kit.values import KeyFunction
 from ..wsgi import RequestLayer, Rewrite
 from .answers import answer_errors
 from .commands import commands

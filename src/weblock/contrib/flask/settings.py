@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from ..._options import LocksOptions, seconds
 from ...errors import ConfigurationError
-from ..guarding import DATABASE_GUARD, GUARDS, LEASE_GUARD, LOCK_WAIT, GuardKind
-from ..settings import Wanted, configured
+from ..kit.guarding import DATABASE_GUARD, GUARDS, LEASE_GUARD, LOCK_WAIT, GuardKind
+from ..kit.settings import Wanted, configured
 from ..wsgi import Rewrite
 
 NAME: Final = "WEBLOCK"

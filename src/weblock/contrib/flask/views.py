@@ -13,7 +13,7 @@ from ...errors import ConfigurationError
 from ...keys import CheckedKey, KeyTemplate
 from ...sync import Lease
 from ..kit import LockSpec
-from ..request_values import request_values, wanted_by
+from ..kit.values import request_values, wanted_by
 from ..wsgi import RequestLocks, request_locks
 from ..wsgi.target import headers_of, query_of
 from .database import Database

@@ -1,6 +1,29 @@
-"""What every adapter is made of: a lock spec, which says what to lock, and what fills it in."""
+"""What every adapter is made of.
 
+- ``spec``: what to lock. A decorator, a dependency, a rule and a task each make a ``LockSpec``.
+- ``book``: the leases of one request, which are released when its work is done.
+- ``values``: what a key template is filled in from, and which functions make keys.
+- ``rules`` and ``middleware``: locks by URL.
+- ``guarding``: how a database refuses the COMMIT of a stale holder.
+- ``problems``: the errors of weblock over HTTP.
+- ``settings``: where an application's locks come from.
+"""
+
+from .guarding import FenceLocked, StaleFence
 from .middleware import RuleMiddleware, Rules, RulesFound, rules_of
+from .problems import Problem, Rewrite, problem_of
 from .spec import LockSpec, name_of
 
-__all__ = ["LockSpec", "RuleMiddleware", "Rules", "RulesFound", "name_of", "rules_of"]
+__all__ = [
+    "FenceLocked",
+    "LockSpec",
+    "Problem",
+    "Rewrite",
+    "RuleMiddleware",
+    "Rules",
+    "RulesFound",
+    "StaleFence",
+    "name_of",
+    "problem_of",
+    "rules_of",
+]

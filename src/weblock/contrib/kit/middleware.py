@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ...errors import ConfigurationError
-from ..rules import Rule, RuleSet
+from .rules import Rule, RuleSet
 
 A = TypeVar("A")
 

@@ -8,8 +8,8 @@ from typing import Any, Self
 
 from ..._options import HoldOptions, Options
 from ...keys import CheckedKey, KeyTemplate, in_order
-from ..guarding import GuardKind, refuse_guard
-from ..request_values import KeyFunction, keys_made_by, parsed
+from .guarding import GuardKind, refuse_guard
+from .values import KeyFunction, keys_made_by, parsed
 
 
 @dataclass(frozen=True, repr=False)

@@ -4,8 +4,8 @@ Frameworks' adapters acquire through it, from inside (``request_locks``); it rel
 ``LockMiddleware`` acquires by itself, what its rules say. Needs nothing but Python.
 """
 
-from ..problems import Problem, Rewrite
-from ..rules import Rule, RuleSet
+from ..kit.problems import Problem, Rewrite
+from ..kit.rules import Rule, RuleSet
 from .clients import ClientGone
 from .layer import RequestLayer
 from .middleware import LockMiddleware

@@ -17,7 +17,7 @@ from ..._runtime.blocking import drive
 from ..._runtime.clock import part_of
 from ...errors import LeaseLost
 from ...sync import Locks
-from ..request import going_on, watch_sessions
+from ..kit.book import going_on, watch_sessions
 from .outbox import Outbox
 from .problems import answer_of
 from .request import ENVIRON_KEY, RequestLocks

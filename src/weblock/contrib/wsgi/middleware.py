@@ -12,9 +12,9 @@ from ...errors import StrangePath
 from ...keys import in_order
 from ...sync import Locks
 from ..kit import RuleMiddleware, Rules
-from ..problems import Rewrite, checked
-from ..rules import Match
-from ..settings import opened
+from ..kit.problems import Rewrite, checked
+from ..kit.rules import Match
+from ..kit.settings import opened
 from .layer import RequestLayer
 from .problems import answer_of
 from .request import ENVIRON_KEY, RequestLocks

@@ -7,7 +7,7 @@ from http.client import responses
 from typing import Final
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from ..problems import Problem, Rewrite, problem_of
+from ..kit.problems import Problem, Rewrite, problem_of
 from .clients import ClientGone
 
 CLIENT_GONE: Final = 499

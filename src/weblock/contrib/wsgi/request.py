@@ -11,7 +11,7 @@ from ..._runtime.blocking import drive
 from ...errors import ConfigurationError
 from ...keys import CheckedKey, in_order
 from ...sync import Lease, Locks
-from ..request import RequestLeases, current_book
+from ..kit.book import RequestLeases, current_book
 from .clients import watch
 from .target import path_of
 
@@ -42,7 +42,7 @@ class RequestLocks(RequestLeases[Lease]):
     def hold(self, keys: Sequence[CheckedKey], options: HoldOptions) -> Lease:
         """Acquire keys that ``in_order`` returned; for adapters. See ``acquire``."""
         if self.database and self.missing(self.locks, keys):
-            from ..sessions import end_reading, sessions_of
+            from ..sqlalchemy.sessions import end_reading, sessions_of
 
             for session in sessions_of(self):
                 end_reading(session)

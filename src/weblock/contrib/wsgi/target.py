@@ -9,8 +9,8 @@ import functools
 from typing import Final
 from wsgiref.types import WSGIEnvironment
 
-from ..request_values import Headers
-from ..rules import Match, RuleSet
+from ..kit.rules import Match, RuleSet
+from ..kit.values import Headers
 
 _WITHOUT_PREFIX: Final = ("CONTENT_TYPE", "CONTENT_LENGTH")
 """The headers that CGI, and therefore WSGI, has under their own names."""

@@ -11,10 +11,10 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from ..._face import BaseLease
-from ..._platform.logs import logger
-from ...errors import ConfigurationError
-from ...keys import unqualified
+from ...._face import BaseLease
+from ...._platform.logs import logger
+from ....errors import ConfigurationError
+from ....keys import unqualified
 from .errors import StaleFence
 
 ATTEMPTS: Final = 5

@@ -7,8 +7,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import ConfigurationError, WeblockError
-from ...keys import unqualified
+from ....errors import ConfigurationError, WeblockError
+from ....keys import unqualified
 from . import sql
 from .errors import FenceLocked
 from .protocol import (

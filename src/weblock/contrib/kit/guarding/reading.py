@@ -7,7 +7,7 @@ import re
 from enum import Enum
 from typing import Final
 
-from ...errors import ConfigurationError
+from ....errors import ConfigurationError
 
 
 class Kind(Enum):

@@ -21,17 +21,17 @@ from typing import Any, Final, Generic, Self, TypeVar
 from urllib.parse import quote
 from weakref import ref
 
-from .._core.acquiring import Caller, Locker
-from .._core.holding import Holding, Unprotected
-from .._face import BaseLease, Face
-from .._options import HoldOptions
-from .._platform.forks import enter_child, getpid, process
-from .._platform.logs import logger
-from .._runtime.clock import Flow, part_of
-from .._runtime.internals import running_loop
-from ..errors import AlreadyHeld, ConfigurationError, LeaseLost
-from ..keys import CheckedKey
-from .kit.spec import LockSpec
+from ..._core.acquiring import Caller, Locker
+from ..._core.holding import Holding, Unprotected
+from ..._face import BaseLease, Face
+from ..._options import HoldOptions
+from ..._platform.forks import enter_child, getpid, process
+from ..._platform.logs import logger
+from ..._runtime.clock import Flow, part_of
+from ..._runtime.internals import running_loop
+from ...errors import AlreadyHeld, ConfigurationError, LeaseLost
+from ...keys import CheckedKey
+from .spec import LockSpec
 
 L = TypeVar("L", bound=BaseLease)
 T = TypeVar("T")
@@ -284,7 +284,7 @@ def watch_sessions() -> None:
     """Notice which SQLAlchemy sessions a request uses, if the application has imported SQLAlchemy."""
     if "sqlalchemy.orm" in sys.modules:
         try:
-            from .sessions import watch
+            from ..sqlalchemy.sessions import watch
         except ConfigurationError as error:
             logger.warning(
                 "rows that are read before a lock are not read again inside it: %s", error

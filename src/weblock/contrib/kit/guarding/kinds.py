@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal
 
-from ...errors import ConfigurationError
+from ....errors import ConfigurationError
 
 GuardKind = Literal["lease", "database"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final
 
-from ..errors import (
+from ...errors import (
     ConfigurationError,
     EngineRecovering,
     EngineUnavailable,

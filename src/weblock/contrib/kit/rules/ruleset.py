@@ -22,8 +22,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from ..._options import HoldOptions
-from ...errors import ConfigurationError, StrangePath
+from ...._options import HoldOptions
+from ....errors import ConfigurationError, StrangePath
 from .rule import METHODS, Match, Rule
 
 _OPTIONS: Final = tuple(HoldOptions.__annotations__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...errors import LeaseLost, LockTimeout
+from ....errors import LeaseLost, LockTimeout
 
 
 class StaleFence(LeaseLost):

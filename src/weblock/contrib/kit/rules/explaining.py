@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from ...errors import ConfigurationError, InvalidKey
+from ....errors import ConfigurationError, InvalidKey
 from .ruleset import RuleSet, decided, tidied
 
 MATCHES: Final = "matches"

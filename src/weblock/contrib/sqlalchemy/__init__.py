@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from .._requirements import require
+from ..._requirements import require
 
 require("weblock.contrib.sqlalchemy", "sqlalchemy")
 
@@ -31,10 +31,10 @@ from sqlalchemy.engine import AdaptedConnection, ExceptionContext  # noqa: E402
 from sqlalchemy.exc import DBAPIError, PendingRollbackError  # noqa: E402
 from sqlalchemy.util.concurrency import in_greenlet  # noqa: E402
 
-from .._face import BaseLease  # noqa: E402
-from ..errors import ConfigurationError, LeaseLost  # noqa: E402
-from ..keys import unqualified  # noqa: E402
-from .guarding import (  # noqa: E402
+from ..._face import BaseLease  # noqa: E402
+from ...errors import ConfigurationError, LeaseLost  # noqa: E402
+from ...keys import unqualified  # noqa: E402
+from ..kit.guarding import (  # noqa: E402
     LENGTHS,
     LOCK_WAIT,
     TABLE,
@@ -52,8 +52,8 @@ from .guarding import (  # noqa: E402
     refuse_commit,
     trouble_of,
 )
+from ..kit.settings import shown  # noqa: E402
 from .sessions import end_reading, has_begun, watch  # noqa: E402
-from .settings import shown  # noqa: E402
 
 watch()
 

@@ -31,7 +31,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from .._requirements import require
+from ..._requirements import require
 
 require("weblock.contrib.sessions", "sqlalchemy")
 
@@ -51,12 +51,12 @@ from sqlalchemy.exc import InvalidRequestError  # noqa: E402
 from sqlalchemy.orm import Session, SessionTransaction, SessionTransactionOrigin  # noqa: E402
 from sqlalchemy.orm.attributes import set_committed_value  # noqa: E402
 
-from .._face import BaseLease, leaving  # noqa: E402
-from .._platform.logs import logger  # noqa: E402
-from .._runtime.internals import running_loop  # noqa: E402
-from ..errors import ConfigurationError  # noqa: E402
-from .guarding import Kind, kind_of  # noqa: E402
-from .request import RequestLeases, current_book  # noqa: E402
+from ..._face import BaseLease, leaving  # noqa: E402
+from ..._platform.logs import logger  # noqa: E402
+from ..._runtime.internals import running_loop  # noqa: E402
+from ...errors import ConfigurationError  # noqa: E402
+from ..kit.book import RequestLeases, current_book  # noqa: E402
+from ..kit.guarding import Kind, kind_of  # noqa: E402
 
 _KEEPS: Final = re.compile(
     r"\bFOR\s+((NO\s+)?KEY\s+)?(UPDATE|SHARE)\b|\bLOCK\s+IN\s+SHARE\s+MODE\b", re.IGNORECASE

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
-from .._face import warn_of_templates
-from ..errors import ConfigurationError, InvalidKey
-from ..keys import CheckedKey, KeyTemplate, Source, check_key
+from ..._face import warn_of_templates
+from ...errors import ConfigurationError, InvalidKey
+from ...keys import CheckedKey, KeyTemplate, Source, check_key
 
 _HOST: Final = Source("header", "host")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, cast
 
-from .._options import LocksOptions
-from ..aio import AsyncLocks
-from ..errors import ConfigurationError
-from ..stores import url as urls
-from ..sync import Locks
+from ..._options import LocksOptions
+from ...aio import AsyncLocks
+from ...errors import ConfigurationError
+from ...stores import url as urls
+from ...sync import Locks
 
 Wanted = Locks | str | Sequence[str] | None
 """Locks that are open already, or the engine that is to be opened."""

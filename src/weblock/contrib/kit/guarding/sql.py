@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-from ...errors import ConfigurationError
+from ....errors import ConfigurationError
 from .protocol import SHOWN
 
 TABLE: Final = "weblock_fence"

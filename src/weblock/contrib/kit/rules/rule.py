@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Unpack
 
-from ..._options import HoldOptions, Options
-from ...errors import ConfigurationError
-from ...keys import KeyTemplate
-from ..request_values import Headers, request_values
+from ...._options import HoldOptions, Options
+from ....errors import ConfigurationError
+from ....keys import KeyTemplate
+from ..values import Headers, request_values
 from .paths import Path, path_of
 
 WEBSOCKET: Final = "WEBSOCKET"
