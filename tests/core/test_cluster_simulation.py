@@ -65,7 +65,9 @@ def test_clocks_that_are_taken_for_one_are_noticed(
 ) -> None:
     """Where slots move to masters with other clocks, once or twice, and nobody heeds that, a lease is lost."""
     mistaken = partial(scheduled, scripted=clocks_agree)
-    assert noticed(mistaken, (798, 1238, *range(LIMIT)), ("P1", "P14")), f"it survived {LIMIT} schedules"
+    assert noticed(mistaken, (798, 1238, *range(LIMIT)), ("P1", "P14")), (
+        f"it survived {LIMIT} schedules"
+    )
 
 
 def test_slots_may_move_several_times_within_a_ttl() -> None:

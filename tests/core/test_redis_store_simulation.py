@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from weblock._core import ports
 from weblock.stores.redis import calls, store, wire
 
 from .simulation import redis_links
@@ -72,9 +73,9 @@ MISTAKES: dict[str, Mistake] = {
         lambda right: lambda self, _run, recovery, where: right(self, "run", recovery, where),
     ),
     "recovery is not asked for": (
-        calls.Call,
-        "by_name",
-        lambda right: lambda self, run, _recovery, where: right(self, run, "0", where),
+        ports.Recovery,
+        "_set",
+        lambda right: lambda self, _seconds: right(self, 0.0),
     ),
     "a script is never sent whole": (
         calls.Call,

@@ -278,6 +278,18 @@ def test_another_layout_is_named(server: Server) -> None:
         assert server.command("HLEN", name) == 1
 
 
+def test_a_lease_is_given_back_although_another_version_has_come(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The block ends as if the server did not answer, and the keeper tries again, without a crash."""
+    with Locks.from_url(server.url(recovery="off"), ttl=TTL) as locks:
+        with locks.hold("a"):
+            server.command("HSET", "weblock:{0}:epoch", "format", "0")
+        server.command("HSET", "weblock:{0}:epoch", "format", "1")
+        locks.acquire("a", wait=PATIENCE).release()
+    assert not [each for each in caplog.records if each.levelname == "CRITICAL"]
+
+
 def test_who_waits_for_long_enough_gets_in(server: Server) -> None:
     """A caller with more patience than the recovery lasts is queued, and has its turn."""
     with locks_on(server) as locks:

@@ -298,7 +298,8 @@ class RacingCells(Cells):
             outcomes |= await self._update_at_once(portion)
         for key in changes.keys() - outcomes.keys():
             try:
-                self._renewing.add(key)
+                if isinstance(changes[key], Heartbeats):
+                    self._renewing.add(key)
                 outcomes[key] = await self.update(key, changes[key], patience=patience)
             except EngineUnavailable as error:
                 outcomes[key] = error

@@ -13,6 +13,8 @@ from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import Client
 from django.urls import get_resolver, include, path, re_path, resolve
+from django.utils.functional import lazy
+from django.utils.translation import get_language
 from django.views import View
 from rest_framework.decorators import action
 from rest_framework.response import Response
@@ -262,6 +264,17 @@ def test_rules_beside_languages(project: Any) -> None:
     assert [Client().post(f"/{each}/items").json() for each in ("en", "de")] == [["items"]] * 2
     project.WEBLOCK = {"default": {"RULES": [{"route": "de/items", "key": "items"}]}}
     assert "without the language" in found()["weblock.W005"]
+
+
+def test_a_route_that_is_translated(project: Any) -> None:
+    """A rule names it as the project has written it, whatever language the first request has."""
+    word = lazy(lambda: "artikel/" if get_language() == "de" else "items/", str)
+    project.ROOT_URLCONF = (path(word(), held),)
+    project.LANGUAGES = [("en", "English"), ("de", "German")]
+    project.MIDDLEWARE = ["django.middleware.locale.LocaleMiddleware", MIDDLEWARE]
+    project.WEBLOCK["default"]["RULES"] = [{"route": "items/", "key": "items"}]
+    assert Client().post("/artikel/", HTTP_ACCEPT_LANGUAGE="de").json() == ["items"]
+    assert Client().post("/items/", HTTP_ACCEPT_LANGUAGE="en").json() == ["items"]
 
 
 def held(_request: HttpRequest, **_url: object) -> HttpResponse:

@@ -149,7 +149,9 @@ class Locked:
             if task.lock is None or (current and current.is_of(task) and current.code is not self):
                 return run(*args, **kwargs)
             if lock is not task.lock:  # The settings may annotate it later.
-                lock, keys_of = task.lock, keys_of_calls(task.lock, run)
+                wanted = task.lock
+                keys_of = keys_of_calls(wanted, run)
+                lock = wanted  # Last: another thread may run the task at the same time.
             keys = keys_of(args, kwargs)
             web = installed.get(task.app)
             if web is None:

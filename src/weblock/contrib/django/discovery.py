@@ -13,6 +13,7 @@ from django.db import connections
 from django.urls import ResolverMatch, URLPattern, URLResolver, get_resolver, get_urlconf
 from django.urls.converters import StringConverter
 from django.urls.resolvers import LocalePrefixPattern
+from django.utils import translation
 from django.views import View
 
 from ...keys import KeyTemplate
@@ -145,11 +146,14 @@ def _spelled(pattern: Any) -> set[str]:
 def views_at(route: str | re.Pattern[str], resolver: URLResolver) -> ViewsAt:
     """Return the views at a route of a URL configuration, or at those that an expression matches."""
     every = list(_below(resolver, RoutedView()))
-    at = [
-        each
-        for each in every
-        if (each.route == route if isinstance(route, str) else route.fullmatch(each.route))
-    ]
+    with translation.override(
+        None
+    ):  # A route may be translated: what counts is how it was written.
+        at = [
+            each
+            for each in every
+            if (each.route == route if isinstance(route, str) else route.fullmatch(each.route))
+        ]
     meant = [_identity(each.view) for each in at]
     return ViewsAt(at, [each.view for each in every if _identity(each.view) in meant])
 

@@ -150,19 +150,20 @@ class RequestLeases(Generic[L]):
         All keys are acquired in one order, whatever spec each is of: requests that want the same keys by
         several specs would otherwise wait for one another. Raises ``AlreadyHeld`` as ``refuse_upgrades``.
         """
-        missing: dict[tuple[str, str, int, CheckedKey], tuple[S, Face, int]] = {}
+        missing: dict[tuple[str, str, CheckedKey, int], tuple[S, Face, int]] = {}
         for spec, locks, keys in wanted:
             limit = limit_of(locks, spec.options)
             for key in keys:
                 if self.holds(locks, key):
                     self.refuse_upgrades(locks, [key], spec.options)
                     continue
-                place = locks.engine, locks.namespace, id(locks._place[0]), key  # noqa: SLF001
+                # The engine last: its number differs in each process.
+                place = locks.engine, locks.namespace, key, id(locks._place[0])  # noqa: SLF001
                 other = missing.get(place)
                 if other is None or limit < other[2]:  # The spec that lets fewer in.
                     missing[place] = spec, locks, limit
         for (spec, locks, _), group in groupby(sorted(missing), key=missing.__getitem__):
-            yield spec, locks, [place[3] for place in group]
+            yield spec, locks, [place[2] for place in group]
 
     def lease_of(self, locks: Face, keys: Sequence[str]) -> L:
         """Return the lease of just these keys, all of which the request holds, for users of ``locks``."""

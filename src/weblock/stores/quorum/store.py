@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..._core.ports import Look, Pulse, Reply, Runtime, Store, Unfinished
 from ..._core.table import Asked, Busy, Claim, Gone, Held, Waiting
-from ...errors import EngineUnavailable
-from ..redis.calls import MICRO
+from ...errors import ConfigurationError, EngineUnavailable
+from ..redis.calls import MICRO, Unknown
 from ..redis.store import RedisStore
 from ..transport.backoff import spread
 from .acquisition import Acquisition
@@ -276,9 +276,8 @@ class QuorumStore(Store):
         async def ask(server: int) -> None:
             try:
                 answer = replies[server] = await question(self._stores[server])
-            except EngineUnavailable as error:
-                replies[server] = error
-                health.failed(server, error, sent=sent)
+            except (EngineUnavailable, ConfigurationError) as error:
+                replies[server] = self._failed(server, error, sent)
                 return
             received = now()
             health.answered_at[server] = received
@@ -295,6 +294,16 @@ class QuorumStore(Store):
                 replies[server] = silent
                 health.failed(server, silent, sent=sent)
         return votes()  # Answers that come later change nothing.
+
+    def _failed(
+        self, server: int, error: EngineUnavailable | ConfigurationError, sent: float
+    ) -> EngineUnavailable:
+        """Leave a server out for a while, unless it answers and recovers; one that is unfit, too."""
+        if not isinstance(error, EngineUnavailable):
+            error = EngineUnavailable(self._engine.names[server], str(error))
+        if not isinstance(error.__cause__, Unknown):
+            self._engine.health.failed(server, error, sent=sent)
+        return error
 
     def _known(self, reply: Reply | None, votes: Votes) -> Reply:
         if reply is None:

@@ -50,7 +50,7 @@ def constants(name: str) -> str:
     return f"local HANDOFF, PLACE, SEEN = {times}\nlocal ESSENTIAL = {essential}"
 
 
-_ESSENTIAL: Final = {"renew", "beat", "release", "force_release", "transfer"}
+_ESSENTIAL: Final = {"renew", "beat", "release", "force_release", "transfer", "look"}
 """What must work on a server whose memory is full."""
 
 ACQUIRE: Final = script("acquire")

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..._core.ports import Look, Pulse, Reply, Store
 from ..._core.table import Claim, Waiting
-from ...errors import EngineUnavailable
+from ...errors import ConfigurationError, EngineUnavailable
 from .calls import Call, Layout, look_of, micros, reply_of
 from .scripts import (
     ACQUIRE,
@@ -52,7 +52,12 @@ class RedisStore(Store):
 
     async def release(self, key: str, owner: str, *, void: float = 0) -> Reply:
         bucket, keys = self._layout.of_key(key)
-        return self._reply(await self._wire.run(Call(RELEASE, bucket, keys, (owner, micros(void)))))
+        try:
+            outcome = await self._wire.run(Call(RELEASE, bucket, keys, (owner, micros(void))))
+        except ConfigurationError as error:
+            # A caller that releases can do nothing about it: the keeper tries again, as for an outage.
+            raise EngineUnavailable(self._name, str(error)) from error
+        return self._reply(outcome)
 
     async def refresh(self, pulses: Sequence[Pulse]) -> Sequence[Reply | EngineUnavailable]:
         alike: dict[tuple[str, bool], list[Pulse]] = {}
@@ -128,7 +133,7 @@ class RedisStore(Store):
         looks = await self._wire.run_all(calls)
         used: list[str] = []
         for key, outcome in zip(keys, looks, strict=True):
-            if isinstance(outcome, EngineUnavailable):
+            if isinstance(outcome, Exception):
                 raise outcome
             if not look_of(outcome).state.blank:
                 used.append(key)

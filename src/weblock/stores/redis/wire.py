@@ -392,6 +392,8 @@ class Wire:
 
     async def _followed(self, call: Call, reply: Outcome, address: Address) -> Outcome:
         """Go where a cluster says that a key is, or may be already."""
+        if self._where != "cluster":  # What is no cluster sends our credentials nowhere.
+            return reply
         torn = isinstance(reply, exceptions.ResponseError) and "non local key" in str(reply)
         if type(reply) is exceptions.MovedError:
             self._nodes.moved(call.bucket, _sent_to(reply, address))

@@ -1,10 +1,13 @@
--- The usual acquire: nothing is stored of the key, so it has neither a lease nor a waiter.
+-- The usual acquire: the key has neither a lease nor a waiter.
 
 local owner, process, label, length = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 local ticket, limit = tonumber(ARGV[9]), ARGV[10] or '1'
+local voided = got[10] or ''
 
-if known and WHERE ~= 'asking' and now >= recovered_at and not got[1] then
-  local fence = math.max((tonumber(told[7]) or 0) + 1, came_at(ticket), recovered_at)
+if known and WHERE ~= 'asking' and now >= recovered_at and not got[2] and not got[11] and (got[8] or RUN) == RUN
+  and #voided < 8000 and not string.find(';' .. voided, ';' .. owner .. ' ', 1, true) then
+  local last = math.max(tonumber(told[7]) or 0, tonumber(got[1]) or 0)
+  local fence = math.max(last + 1, came_at(ticket), recovered_at)
   local ends = now + length
   local packed_fence, packed_ends = text(fence), text(ends)
   local times = packed_fence .. ' ' .. text(now) .. ' ' .. packed_ends .. ' ' .. length

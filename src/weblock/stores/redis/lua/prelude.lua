@@ -495,8 +495,7 @@ local function save()
   if not lasts_longer and lock.count > 0 then
     return
   end
-  local lasting = lock.count == 1 and lock.soonest - now or lock.count > 1 and lock.length or 0
-  local length = math.max(lasting, lock.fence - now)
+  local length = math.max(lock.count > 0 and lock.length or 0, lock.fence - now)
   for ends in string.gmatch(lock.voided, ' (%d+);') do
     length = math.max(length, ends - now)
   end
