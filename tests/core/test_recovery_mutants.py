@@ -15,12 +15,12 @@ MUTANTS = {
     ),
     "a lease does not name its run": ("lease.run ~= RUN", "false"),
     "a lease of another run ends as it says": (
-        "math.max(nearest, now + epoch.recovery, recovered_at())",
+        "math.max(nearest, now + epoch.recovery, recovered_at)",
         "math.max(nearest, now)",
     ),
     "a lease of another run is cut to the recovery": (
-        "math.max(nearest, now + epoch.recovery, recovered_at())",
-        "math.max(now + epoch.recovery, recovered_at())",
+        "math.max(nearest, now + epoch.recovery, recovered_at)",
+        "math.max(now + epoch.recovery, recovered_at)",
     ),
     "no seconds more after a promotion": (
         "return now + SWITCH, 'it has taken",

@@ -316,8 +316,11 @@ class TestLoopPool:
         async def work(line: Line) -> Line:
             return line
 
+        async def use() -> Line:
+            return await pools.use(work)
+
         for _ in range(2):
-            assert asyncio.run(pools.use(work)).closed
+            assert asyncio.run(use()).closed
 
     async def test_those_that_wait_are_told_of_the_end(self, server: Server) -> None:
         """It is no cancellation."""

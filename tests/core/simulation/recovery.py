@@ -558,6 +558,28 @@ def _gave_up(rig: Rig) -> None:
     assert rig.run(scripts.ACQUIRE, "late", "p", "", micros(1), "0", "0")[0] == b"held"
 
 
+def _free_with_a_past(rig: Rig) -> None:
+    """A free key is not given past a waiter who is left, nor does it forget who gave up on another run."""
+    rig.acquire(ttl=5.0)
+    holder = rig.owner
+    assert rig.acquire(room=9)[0] == b"waiting"
+    _bucket, keys = LAYOUT.of_key("key")
+    words = (rig.model.incarnation, micros(RECOVERY), "single", holder, "0")
+    rig.model.evaluate(rig._scripted(scripts.RELEASE), keys[:1], words)
+    assert not rig.granted()
+    rig.model.flush()
+    rig.now += 600 * SECOND
+    rig.release("late", void=60.0)
+    rig.model.move()
+    rig.run(scripts.BEGIN, where="cluster")
+    rig.now += 55 * SECOND
+    rig.run(scripts.BEGIN, where="cluster")
+    assert rig.granted(where="cluster")
+    rig.now += round(RECOVERY - 1) * SECOND
+    reply = rig.run(scripts.ACQUIRE, "late", "p", "", micros(1), "0", "0", where="cluster")
+    assert reply[0] == b"gone"
+
+
 def _another_format(rig: Rig) -> None:
     """A script that finds another layout says so, and changes nothing."""
     rig.model.values[LAYOUT.of_bucket(0)[2]] = {"format": "0"}
@@ -578,6 +600,7 @@ CASES: Final = (
         _released_on_the_way,
         _another_format,
         _gave_up,
+        _free_with_a_past,
     ),
     *(_longest_ends_late, _full_memory, _free_keys, _fences_ahead, _fences_of_free_keys),
 )

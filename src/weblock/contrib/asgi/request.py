@@ -112,8 +112,8 @@ class AsyncRequestLocks(RequestLeases[AsyncLease]):
     _watch: asyncio.Task[None] | None = None
     _gave_up = False
     _unwanted = False
-    lost: AsyncLease | None = None
-    """A lease whose loss was to interrupt the request."""
+    lost = False
+    """Whether a lease was lost whose loss is to interrupt the request."""
     interrupted = False
     """Whether the endpoint or the stream of the request was cancelled, since its lease was lost."""
 
@@ -251,7 +251,7 @@ class AsyncRequestLocks(RequestLeases[AsyncLease]):
         farther_out = self.within._inboxes() if self.within else ()  # noqa: SLF001 - of the same class
         return [self._inbox, *farther_out]
 
-    def interrupt(self, lost: AsyncLease, task: asyncio.Task[Any] | None) -> None:
+    def interrupt(self, task: asyncio.Task[Any] | None) -> None:
         """Cancel what a task does since a lease was lost: its endpoint, or the stream that it sends; once.
 
         Never a dependency, which may commit. If the task runs one, the endpoint is not begun, and a
@@ -259,12 +259,12 @@ class AsyncRequestLocks(RequestLeases[AsyncLease]):
         """
         if self.over or self.interrupted or task is None or task.done():
             return
-        self.lost = lost
+        self.lost = True
         if self.streams or task in self.endpoints:
             self.interrupted = True
             task.cancel()
         elif self._outbox:
-            self._outbox.on_stream = functools.partial(self.interrupt, lost, task)
+            self._outbox.on_stream = functools.partial(self.interrupt, task)
 
     def leave(self) -> bool:
         """Record that the client has disconnected, and return whether the work may be cancelled.

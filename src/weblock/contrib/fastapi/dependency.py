@@ -124,7 +124,7 @@ class LockDependency(MakesKeys, params.Depends):
         lease = await request.hold(in_order(keys), options)
         if self.on_lost == "cancel":
             task = asyncio.current_task(request.loop)
-            callback = functools.partial(request.interrupt, lease, task)
+            callback = functools.partial(request.interrupt, task)
             # As on a loop, which we are on: the lease would look whether it is used in a thread.
             AsyncLease._call_when_lost(lease, callback)  # noqa: SLF001 - ours need no check
         return lease

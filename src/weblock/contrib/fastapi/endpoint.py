@@ -38,7 +38,7 @@ def interruptible(endpoint: Any) -> Any:
         if task is None or not isinstance(request, AsyncRequestLocks):
             return await endpoint(*args, **kwargs)
         if request.lost:  # While a dependency ran, which nothing interrupts.
-            request.lost.check()
+            request.check_done()
         cancelled_before = task.cancelling()
         request.endpoints.append(task)
         try:
@@ -46,7 +46,7 @@ def interruptible(endpoint: Any) -> Any:
         except asyncio.CancelledError:
             # The dependencies around it roll back for an error, and a server cancels for another reason.
             if request.interrupted and request.lost and task.cancelling() - 1 <= cancelled_before:
-                request.lost.check()
+                request.check_done()
             raise
         finally:
             request.endpoints.remove(task)

@@ -14,6 +14,10 @@ if known and WHERE ~= 'asking' and now >= recovered_at and not got[2] and not go
   local lease = limit .. ' ' .. times .. ' 1 ' .. RUN .. ' ' .. process .. ' ' .. label
   redis.call('HSET', LOCK, 'fence', packed_fence, 'count', '1', 'holder', owner, 'limit', limit,
     'soonest', packed_ends, 'length', length, 'run', RUN, mine, lease)
-  redis.call('PEXPIRE', LOCK, text(DAY + length / 1000))
+  local lasting = tonumber(length)
+  for gone in string.gmatch(voided, ' (%d+);') do
+    lasting = math.max(lasting, gone - now)
+  end
+  redis.call('PEXPIRE', LOCK, text(DAY + lasting / 1000))
   return { 'held', now, fence, ends, 1 }
 end

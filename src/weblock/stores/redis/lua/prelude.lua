@@ -285,7 +285,7 @@ local function drop_lease(lease)
   drop('lease:' .. lease.owner)
   lock.count = lock.count - 1
   lock.holder = lock.holder ~= lease.owner and lock.holder or ''
-  if lock.count == 0 or lock.mixed then
+  if lock.count <= 1 or lock.mixed then -- Of one lease the facts are its own.
     add_up(lock.count == 0 and {} or all_leases())
   end
 end
@@ -495,7 +495,8 @@ local function save()
   if not lasts_longer and lock.count > 0 then
     return
   end
-  local length = math.max(lock.count > 0 and lock.length or 0, lock.fence - now)
+  local lasting = lock.count == 1 and lock.soonest - now or lock.count > 1 and lock.length or 0
+  local length = math.max(lasting, lock.fence - now)
   for ends in string.gmatch(lock.voided, ' (%d+);') do
     length = math.max(length, ends - now)
   end
