@@ -580,6 +580,16 @@ def _free_with_a_past(rig: Rig) -> None:
     assert reply[0] == b"gone"
 
 
+def _longer_of_two(rig: Rig) -> None:
+    """A lock whose shorter lease was released is kept for as long as the other one lasts."""
+    days = 300_000.0
+    for owner, ttl in (("short", 10.0), ("long", days)):
+        rig.run(scripts.ACQUIRE, owner, "p", "", micros(ttl), "0", "0", "2")
+    assert rig.release("short", void=25.0) == b"released"
+    _bucket, (lock, *_others) = LAYOUT.of_key("key")
+    assert rig.model._expires[lock] >= rig.now + round(days) * SECOND
+
+
 def _another_format(rig: Rig) -> None:
     """A script that finds another layout says so, and changes nothing."""
     rig.model.values[LAYOUT.of_bucket(0)[2]] = {"format": "0"}
@@ -601,6 +611,7 @@ CASES: Final = (
         _another_format,
         _gave_up,
         _free_with_a_past,
+        _longer_of_two,
     ),
     *(_longest_ends_late, _full_memory, _free_keys, _fences_ahead, _fences_of_free_keys),
 )
