@@ -14,6 +14,11 @@ A = TypeVar("A")
 Rules = RuleSet | Iterable[Rule | Mapping[str, Any]] | Mapping[str, Any] | str
 
 
+def ruleset_of(rules: Rules) -> RuleSet:
+    """Return the rules that a middleware was given in any of their forms."""
+    return rules if isinstance(rules, RuleSet) else RuleSet(rules)
+
+
 class RuleMiddleware(Generic[A]):
     """A middleware that locks the requests that its rules are about.
 
@@ -23,7 +28,7 @@ class RuleMiddleware(Generic[A]):
     def __init__(self, app: A, rules: Rules, root_path: str) -> None:
         self.app = app
         """The application that it wraps."""
-        self.rules = rules if isinstance(rules, RuleSet) else RuleSet(rules)
+        self.rules = ruleset_of(rules)
         """Its rules."""
         self.root_path = root_path
         """What it takes off a path before its rules see it; empty where only the server knows that."""
@@ -64,4 +69,4 @@ def _added(app: object, middleware: Any) -> RulesFound:
     given = inspect.signature(middleware.cls).bind(app, *middleware.args, **middleware.kwargs)
     rules, root_path = given.arguments.get("rules", ()), given.arguments.get("root_path")
     own = getattr(app, "root_path", "") if root_path is None else root_path
-    return RulesFound(rules if isinstance(rules, RuleSet) else RuleSet(rules), own or "")
+    return RulesFound(ruleset_of(rules), own or "")
