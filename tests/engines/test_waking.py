@@ -1,4 +1,4 @@
-"""Waiting, waking, and dying: what the sockets are for."""
+"""Waiting, waking, and dying: what the pipes are for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from weblock.stores.file import FileEngine, processes
 from .processes import Child
 
 
-def test_a_waiter_gets_its_turn_although_the_datagram_was_lost(
+def test_a_waiter_gets_its_turn_although_the_message_was_lost(
     locks: Locks, child: Callable[..., Child]
 ) -> None:
     """Its heartbeat finds out within a bounded time."""

@@ -32,8 +32,8 @@ from weblock import ConfigurationError, EngineUnavailable, Lease, LeaseLost, Loc
 from weblock._core.table import HANDOFF, Gone, Held, Waiting
 from weblock._runtime.blocking import BlockingRuntime, drive
 from weblock.cli.doctor import _found
-from weblock.stores.marks import PORTION
 from weblock.stores.zookeeper import parse
+from weblock.stores.zookeeper.marks import PORTION
 from weblock.stores.zookeeper.nodes import Content
 from weblock.stores.zookeeper.session import Session
 from weblock.stores.zookeeper.store import ZooKeeperStore
@@ -633,7 +633,7 @@ class TestMarks:
     @pytest.fixture(autouse=True)
     def _rounds_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Nothing is waited for before the marks are listed again."""
-        monkeypatch.setattr("weblock.stores.marks.ROUND_EVERY", 0.0)
+        monkeypatch.setattr("weblock.stores.zookeeper.marks.ROUND_EVERY", 0.0)
 
     def test_they_do_not_pile_up(self, machine, client) -> None:
         """Their nodes are removed as other marks are written, a few with each."""
