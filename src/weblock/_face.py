@@ -463,7 +463,7 @@ class Face:
     def _close(self) -> None:
         if getpid() != process.pid:
             enter_child()
-        if next(reversed(phases)) == "start" and runs_here():
+        if [*phases][-1] == "start" and runs_here():
             end_later(self._close)
             return
         with registering():

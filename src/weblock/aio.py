@@ -457,7 +457,7 @@ class AsyncLocks(Face):
         this takes up to 5 seconds, after which they end at their ttl. Where other locks still use it,
         leases go on, and are renewed, until they are released.
         """
-        if next(reversed(phases)) == "start" and runs_here():
+        if [*phases][-1] == "start" and runs_here():
             self._close()
         else:
             await beside_loop(self._close)
@@ -522,7 +522,7 @@ class AsyncLease(BaseLease):
         """
         if getpid() != process.pid:
             enter_child()
-        if next(reversed(phases)) == "start" and runs_here():
+        if [*phases][-1] == "start" and runs_here():
             self._release_later()
         else:
             await self._locker.release(self._holdings)
@@ -539,7 +539,7 @@ class AsyncLease(BaseLease):
     ) -> None:
         if getpid() != process.pid:
             enter_child()
-        if next(reversed(phases)) == "start" and runs_here():
+        if [*phases][-1] == "start" and runs_here():
             self._release_later()
             return
         try:

@@ -522,7 +522,7 @@ class Lease(BaseLease):
         """
         if getpid() != process.pid:
             enter_child()
-        if next(reversed(phases)) == "start" and runs_here():
+        if [*phases][-1] == "start" and runs_here():
             self._release_later()
         else:
             drive(self._locker.release(self._holdings))
@@ -539,7 +539,7 @@ class Lease(BaseLease):
     ) -> None:
         if getpid() != process.pid:
             enter_child()
-        if next(reversed(phases)) == "start" and runs_here():
+        if [*phases][-1] == "start" and runs_here():
             self._release_later()
             return
         try:

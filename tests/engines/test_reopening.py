@@ -11,6 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 from redis.exceptions import ConnectionError  # noqa: A004 - redis-py's
@@ -256,3 +258,24 @@ def test_no_python_of_ours_runs_when_the_collector_begins_or_ends() -> None:
     finally:
         sys.setprofile(None)
     assert not [each for each in called if each.startswith(PACKAGE)]
+
+
+def test_the_collector_may_run_between_any_two_instructions_of_weblock() -> None:
+    """Locks are opened, used and closed while the collector runs at each instruction of the package."""
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        frame.f_trace_opcodes = True
+        gc.collect(0)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        locks = Locks.from_url("memory://collected")
+        with locks.hold("key"):
+            pass
+        locks.acquire("key").release()
+        locks.close()
+    finally:
+        sys.settrace(None)

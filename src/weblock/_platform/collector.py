@@ -5,7 +5,7 @@ There it calls finalizers: it ends a generator that holds a lease or has locks o
 application does in ``__del__``. To release a lease or to close locks takes mutexes and asks an engine,
 for which that thread might wait for itself. So both begin like this:
 
-    if next(reversed(phases)) == "start" and runs_here():
+    if [*phases][-1] == "start" and runs_here():
         return end_later(self._do_it)
 
 Whatever loses its last reference elsewhere ends at once, in the line that drops it.
@@ -31,7 +31,10 @@ from typing import Any, Final
 from .greenlets import patched_by
 
 phases: Final = OrderedDict.fromkeys(("start", "stop"))
-"""The last one is the phase that came last: ``"start"`` while the collector runs in any thread."""
+"""The last one is the phase that came last: ``"start"`` while the collector runs in any thread.
+
+Copy it to read it: the collector may run before any instruction, and an iterator would fail then.
+"""
 
 _begun: Final[dict[str, object]] = {}
 # gevent's own ``local`` cannot be used in a greenlet that is being finalized. This one knows real threads only.
