@@ -7,6 +7,7 @@ from collections import deque
 from functools import partial
 from typing import Final
 
+from ..kit.book import ClientGone
 from .protocol import Message, Receive
 
 LIMIT: Final = 64 * 1024
@@ -14,6 +15,9 @@ LIMIT: Final = 64 * 1024
 
 MESSAGE_SIZE: Final = 64
 """Bytes that each message counts in addition to its payload: many may be empty."""
+
+LOOK_AFTER: Final = 0.05
+"""Seconds of waiting after which to check whether the client is still connected."""
 
 
 class Inbox:
@@ -40,6 +44,15 @@ class Inbox:
     waits for a key by itself, of which nothing runs meanwhile.
     """
     _waits = 0
+    turn: asyncio.Future[None] | None = None
+    """Done when the task of the request that acquires at this moment has done so."""
+    waiter: asyncio.Task[object] | None = None
+    """The task of the request that waits for a key at this moment."""
+    _timer: asyncio.Handle
+    _watch: asyncio.Task[None] | None = None
+    _cancelled_before = 0
+    _gave_up = False
+    _unwanted = False
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -90,6 +103,51 @@ class Inbox:
                 await self._until_more()
         if not self._gone:
             await asyncio.get_running_loop().create_future()
+
+    async def begin_watch(self) -> None:
+        """Cancel the running task, which begins to wait for a key, if the client leaves meanwhile."""
+        self.waiter = task = asyncio.current_task()
+        assert task is not None
+        self._cancelled_before = task.cancelling()
+        look = self._give_up if self._unwanted else self._look
+        self._timer = asyncio.get_running_loop().call_later(LOOK_AFTER, look)
+
+    def refuse_if_gone(self, error: BaseException) -> None:
+        """Raise ``ClientGone`` if the wait was cancelled for just that reason."""
+        waiter = self.waiter
+        if not (waiter and self._gave_up and isinstance(error, asyncio.CancelledError)):
+            return
+        if waiter.cancelling() - 1 <= self._cancelled_before:
+            raise ClientGone from None
+
+    def end_watch(self) -> None:
+        """Stop watching: the wait is over."""
+        self._timer.cancel()
+        if self._watch:
+            self._watch.cancel()
+        if self.waiter and self._gave_up:
+            self.waiter.uncancel()
+        self.waiter, self._watch, self._gave_up = None, None, False
+
+    def leave(self) -> None:
+        """Wait for no key any more: the server has cancelled the request."""
+        self._unwanted = True
+        self._give_up()
+
+    def _look(self) -> None:
+        self._watch = asyncio.ensure_future(self.until_gone())
+        self._watch.add_done_callback(self._is_gone)
+
+    def _is_gone(self, watch: asyncio.Task[None]) -> None:
+        if not watch.cancelled():
+            watch.exception()  # A server that cannot receive has no client any more.
+        if watch is self._watch:  # Otherwise the wait is over.
+            self._give_up()  # Also if the request has ended while a thread of it still waits.
+
+    def _give_up(self) -> None:
+        if self.waiter and not self._gave_up:
+            self._gave_up = True
+            self.waiter.cancel()
 
     def close(self, kind: str) -> None:
         """End the call that is under way: the response is complete.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import sys
-import types
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Self, TypeVar, Unpack
 
@@ -19,17 +18,14 @@ from ...aio import AsyncLease, AsyncLocks
 from ...errors import ConfigurationError
 from ...keys import CheckedKey, in_order
 from ...sync import Lease
-from ..kit.book import ClientGone, RequestLeases, current_book
-from .inbox import Inbox
+from ..kit.book import RequestLeases, current_book
+from .inbox import LOOK_AFTER, Inbox
 from .outbox import Outbox, Policy, never
 from .protocol import Scope
 
 SCOPE_KEY: Final = "weblock"
 
 T = TypeVar("T")
-
-LOOK_AFTER: Final = 0.05
-"""Seconds of waiting after which to check whether the client is still connected."""
 
 
 class RequestLease(AsyncLease, Lease):
@@ -106,12 +102,6 @@ class AsyncRequestLocks(RequestLeases[AsyncLease]):
     client, and the server that cancels, whatever they withhold from the application.
     """
 
-    _turns: asyncio.Lock | None = None
-    _timer: asyncio.Handle
-    _waiter: asyncio.Task[object] | None = None
-    _watch: asyncio.Task[None] | None = None
-    _gave_up = False
-    _unwanted = False
     lost = False
     """Whether a lease was lost whose loss is to interrupt the request."""
     interrupted = False
@@ -132,8 +122,8 @@ class AsyncRequestLocks(RequestLeases[AsyncLease]):
         super().__init__(scope["method"] if is_http else "WEBSOCKET", scope["path"], within)
         self.loop = outbox.loop
         self.locks = locks
-        self._outermost: Self | None = (within._outermost or within) if within else None  # noqa: SLF001 - of the same class
         self._inbox = inbox
+        self._client: Inbox = within._client if within else inbox  # noqa: SLF001 - of the same class
         self._outbox = outbox if is_http else None
         self._seconds = hold_back
         self.endpoints: Final[list[asyncio.Task[Any]]] = []
@@ -208,13 +198,22 @@ class AsyncRequestLocks(RequestLeases[AsyncLease]):
             from ..sqlalchemy.sessions import end_all_reading, leave_as_read, read_all_again
 
             ended = await end_all_reading(self)
+        client = self._client
+        while client.turn:  # Another task of this request acquires, the same key perhaps.
+            await asyncio.wait({client.turn})
+        turn = client.turn = self.loop.create_future()
         try:
-            lease = await (self._outermost or self)._in_turn(self, keys, options)  # noqa: SLF001
-        except BaseException:
+            lease = await self.take(self.locks, keys, options, client.begin_watch)
+        except BaseException as error:
             if ended:
                 leave_as_read(ended)
+            client.refuse_if_gone(error)
             raise
         finally:
+            client.turn = None
+            turn.set_result(None)
+            if client.waiter:
+                client.end_watch()
             if outbox and self.waited is not None:
                 outbox.timing = b"lock;dur=%.1f" % (1000 * self.waited)
         self._inbox.withholds = True
@@ -273,9 +272,7 @@ class AsyncRequestLocks(RequestLeases[AsyncLease]):
         """
         if not self.leases or self.streams:
             return True
-        outermost = self._outermost or self
-        outermost._unwanted = True  # noqa: SLF001 - of the same class
-        outermost._give_up()  # noqa: SLF001
+        self._client.leave()
         return False
 
     def _lease(
@@ -285,78 +282,6 @@ class AsyncRequestLocks(RequestLeases[AsyncLease]):
         holdings: Sequence[Holding | Unprotected],
     ) -> RequestLease:
         return RequestLease(locker, holdings, self.loop)
-
-    async def _in_turn(
-        self, of: Self, keys: Sequence[CheckedKey], options: HoldOptions
-    ) -> AsyncLease:
-        """Let ``of`` acquire while no other task of this request does."""
-        if self._turns is None:
-            work = of.take(of.locks, keys, options)
-            try:
-                waits_for = work.send(None)
-            except StopIteration as taken:
-                # So it is most often, if the engine is in this process or on this machine. Such a
-                # request needs no turn, and no timer, which would cost it more than the lock.
-                lease: AsyncLease = taken.value
-                return lease
-            self._turns = asyncio.Lock()
-            async with self._turns:
-                return await self._while_client_is_there(_rest_of(work, waits_for))
-        async with self._turns:
-            return await self._while_client_is_there(of.take(of.locks, keys, options))
-
-    async def _while_client_is_there(self, work: Awaitable[AsyncLease]) -> AsyncLease:
-        self._waiter = task = asyncio.current_task(self.loop)
-        assert task is not None
-        cancelled_before = task.cancelling()
-        look = self._give_up if self._unwanted else self._look
-        self._timer = self.loop.call_later(LOOK_AFTER, look)
-        try:
-            return await work
-        except asyncio.CancelledError:
-            if self._gave_up and task.cancelling() - 1 <= cancelled_before:
-                raise ClientGone from None
-            raise
-        finally:
-            self._timer.cancel()
-            if self._watch:
-                self._watch.cancel()
-            self._waiter = self._watch = None
-            if self._gave_up:
-                self._gave_up = False
-                task.uncancel()
-
-    def _look(self) -> None:
-        self._watch = asyncio.ensure_future(self._inbox.until_gone())
-        self._watch.add_done_callback(self._is_gone)
-
-    def _is_gone(self, watch: asyncio.Task[None]) -> None:
-        if not watch.cancelled():
-            watch.exception()  # A server that cannot receive has no client any more.
-        if watch is self._watch:  # Otherwise the wait is over.
-            self._give_up()  # Also if the request has ended while a thread of it still waits.
-
-    def _give_up(self) -> None:
-        if self._waiter and not self._gave_up:
-            self._gave_up = True
-            self._waiter.cancel()
-
-
-@types.coroutine
-def _rest_of(
-    work: Coroutine[Any, Any, AsyncLease], waits_for: object
-) -> Generator[object, Any, AsyncLease]:
-    """Continue work that was begun with ``send``, and waits for what that returned."""
-    while True:
-        try:
-            step = functools.partial(work.send, (yield waits_for))
-        except BaseException as error:  # noqa: BLE001 - it is for the work to raise
-            step = functools.partial(work.throw, error)
-        try:
-            waits_for = step()
-        except StopIteration as done:
-            lease: AsyncLease = done.value
-            return lease
 
 
 def request_locks(scope: Scope | None = None) -> AsyncRequestLocks:
