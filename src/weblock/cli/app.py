@@ -39,7 +39,7 @@ COMMANDS: Final = {
     "ddl": "ddl",
     "bench": "bench",
     "run": "run",
-    "rules": "rules",
+    "check": "check",
     "status": "status",
 }
 """The module of each command, in the order of ``--help``. It is imported when it is needed."""

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import pty
-import re
 import subprocess
 import sys
 import time
@@ -261,37 +260,53 @@ def item(request: HttpRequest, pk: int) -> HttpResponse:
     return HttpResponse()
 
 
-def test_rules_are_explained(settings: Any) -> None:
-    """The command names the view, each rule and what marks the view, and which keys are held."""
+def test_what_is_locked_is_listed(settings: Any) -> None:
+    """Each view that @lock marks and each rule; of a request, the rule of each alias and the view."""
     settings.ROOT_URLCONF = (path("items/<int:pk>", item, name="item"),)
     settings.WEBLOCK["default"]["RULES"] = [
         {"view": "item", "methods": ["PUT"], "key": "put"},
         {"route": "items/<int:pk>", "key": "row:{pk}:{query.x}"},
-        {"namespace": "shop", "key": "shop"},
-        {"route": re.compile(".*"), "key": "all"},
+        {"view": "item", "exempt": True},
     ]
     settings.WEBLOCK["jobs"]["RULES"] = [{"view": "item", "key": "job"}]
-    output = run("rules", "post", "/items/7?x=1")
-    first, *lines, last = output.splitlines()
-    assert first == "POST /items/7"
-    said = [line.split("  ")[-1] for line in lines]
-    assert [each.strip() for each in said[:5]] == [
-        "another method",
-        "matches",
-        "another view",
-        "would match, but a rule before it does",
-        "matches",
+    settings.DEBUG = True  # Else the engine of these tests is found.
+    view = f"{__name__}.item at 'items/<int:pk>'"
+    output = run("check")
+    assert output.split("\n  ")[:3] == [
+        view,
+        f"keys:    item:{{pk}}, {of_user.__qualname__}",
+        "options: wait=1",
     ]
-    assert "@lock  " in lines[5]
-    assert f"lock('item:{{pk}}', {of_user.__qualname__}, wait=1)" in lines[5]
-    keys = ["row:7:1", "job of jobs", "item:7", "of_user(request)"]
-    assert last.strip() == f"locks {', '.join(map(repr, keys))}"
-    assert "is refused with 400" in run("rules", "POST", "/items/7")
-    assert "locks 'put'" in run("rules", "PUT", "/items/7")
+    rules = [line for line in output.splitlines() if line.startswith("WEBLOCK")]
+    assert rules == [
+        "WEBLOCK['default']['RULES'].0: view 'item', methods ['PUT']",
+        "WEBLOCK['default']['RULES'].1: route 'items/<int:pk>'",
+        "WEBLOCK['default']['RULES'].2: view 'item', exempt",
+        "WEBLOCK['jobs']['RULES'].0: view 'item'",
+    ]
+    heads = [line for line in run("check", "post", "/items/7?x=1").splitlines() if line[0] != " "]
+    assert heads == [rules[1], rules[3], "item at 'items/<int:pk>'"]
+
+
+def test_what_the_checks_find_ends_the_listing(settings: Any) -> None:
+    """Errors and warnings of weblock's system checks are said, and the command fails."""
+    settings.ROOT_URLCONF = (path("items/<int:pk>", item, name="item"),)
+    settings.DEBUG = True
+    settings.WEBLOCK["default"]["RULES"] = [{"view": "nowhere", "key": "x"}]
+    with pytest.raises(CommandError, match="is about no view that a URL leads to"):
+        run("check")
+    settings.SILENCED_SYSTEM_CHECKS = ["weblock.W005"]
+    run("check")
+    settings.WEBLOCK["default"]["RULES"] = [{"view": "item", "exempt": True}]
+    settings.ROOT_URLCONF = (path("items/<int:pk>", lambda request, pk: None, name="item"),)
+    with pytest.raises(CommandError, match="nothing locks GET /items/7"):
+        run("check", "GET", "/items/7")
+    with pytest.raises(CommandError, match="a request is a method and a path"):
+        run("check", "GET")
 
 
 def test_a_path_that_no_url_matches_is_said(settings: Any) -> None:
     """Nothing is locked where there is no view."""
     settings.ROOT_URLCONF = (path("items/<int:pk>", item, name="item"),)
     with pytest.raises(CommandError, match="no URL of the project matches '/itmes/7'"):
-        run("rules", "POST", "/itmes/7")
+        run("check", "POST", "/itmes/7")

@@ -60,7 +60,7 @@ class LockMiddleware(RuleMiddleware[App]):
     ) -> None:
         locks, owned = opened(locks, options)
         own = getattr(app, "root_path", None) if root_path is None else root_path
-        super().__init__(app, rules, own or "")
+        super().__init__(app, locks, rules, own or "")
         answer = functools.partial(answer_of, rewrite=checked(rewrite))
         self._layer = RequestLayer(
             app, locks, hold_back=hold_back, owns_locks=owned, of_rules=True, answer=answer

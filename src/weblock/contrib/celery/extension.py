@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NoReturn, Unpack
 
 from celery import Celery, Task
@@ -14,10 +14,11 @@ from ..._options import LocksOptions, Options
 from ..._platform.forks import Mutex, enter_child, getpid, process
 from ...errors import ConfigurationError
 from ...sync import Locks
+from ..kit import Asked, Locked
 from ..kit.settings import Wanted, configured, opened, refuse_other_application
 from ..kit.spec import name_of
 from .internals import registry_of
-from .task import LockedTask, installed
+from .task import LockedTask, hold_options, installed
 
 _SETTING: Final = re.compile(r"(?:weblock|[A-Z][A-Z0-9_]*_WEBLOCK)_(\w+)")
 """A setting of ours in ``app.conf``; Celery keeps the prefix of ``namespace=`` in its spelling."""
@@ -131,11 +132,37 @@ def _lock_of(app: Celery, task: Task) -> object:
 
 def _refusing(task: Task, lock: object) -> Callable[..., NoReturn]:
     def run(*_args: object, **_kwargs: object) -> NoReturn:
-        raise ConfigurationError(
-            f"task {task.name} has lock={name_of(lock):.80}, which its base class"
-            f" {type(task).__mro__[1].__qualname__} would ignore: derive that from"
-            " weblock.contrib.celery.LockedTask. If it is something else that the class calls its"
-            " lock, give it another name"
-        )
+        raise ConfigurationError(_ignored(task, lock))
 
     return run
+
+
+def _ignored(task: Task, lock: object) -> str:
+    return (
+        f"task {task.name} has lock={name_of(lock):.80}, which its base class"
+        f" {type(task).__mro__[1].__qualname__} would ignore: derive that from"
+        " weblock.contrib.celery.LockedTask. If it is something else that the class calls its"
+        " lock, give it another name"
+    )
+
+
+def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | ConfigurationError]:
+    """List the tasks that lock, and those that cannot run: see ``kit.listing``."""
+    if not isinstance(app, Celery) or asked:
+        return
+    app.loader.import_default_modules()  # As a worker does.
+    web = installed.get(app)
+    for name, task in sorted(app.tasks.items()):
+        lock = task.lock if isinstance(task, LockedTask) else _lock_of(app, task)
+        if lock is None:
+            continue
+        if not isinstance(task, LockedTask):
+            yield ConfigurationError(_ignored(task, lock))
+        elif web is None:
+            yield ConfigurationError(
+                f"task {name} locks, but weblock is not installed: call WebLock(app)"
+            )
+        else:
+            keys: Any = lock if isinstance(lock, list | tuple) else [lock]
+            options = {**hold_options(task), "on_busy": task.on_busy}
+            yield Locked(f"task {name}", keys, options, web.locks, order="before the task runs")

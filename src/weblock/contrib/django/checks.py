@@ -7,22 +7,26 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, Info
+from django.core.checks import WARNING, CheckMessage, Error, Info, run_checks
 from django.core.checks import Warning as Caution
+from django.core.handlers.base import BaseHandler
 from django.db import connections
+from django.urls import Resolver404, resolve
+from django.utils import translation
 from django.utils.module_loading import import_string
 
 from ..._options import HoldOptions
 from ...errors import ConfigurationError
+from ..kit import Asked, Locked
 from ..kit.book import limit_of
-from ..kit.guarding import DATABASE_GUARD, TABLE, GuardKind
+from ..kit.guarding import DATABASE_GUARD, LEASE_GUARD, TABLE, GuardKind
 from .discovery import RoutedView, marked_views, routed_views, undecorated
 from .guard import guarded_databases
 from .middleware import LockMiddleware
 from .routers import refuse_split_reads
 from .rules import Rules
 from .settings import AliasSettings, aliases, locks, of_alias
-from .view_lock import DEFAULT
+from .view_lock import DEFAULT, ViewLock, locks_of
 
 MIDDLEWARE: Final = "weblock.contrib.django.middleware.LockMiddleware"
 
@@ -170,6 +174,53 @@ def check_guarded_locks(**_kwargs: object) -> list[CheckMessage]:
         )
         for what in sorted(shared)
     ]
+
+
+def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | ConfigurationError]:
+    """List what the project locks, if the application is its handler: see ``kit.listing``."""
+    if isinstance(app, BaseHandler):
+        yield from listed(asked)
+
+
+def listed(asked: Asked | None) -> Iterator[Locked | ConfigurationError]:
+    """List the views and rules that lock, and what the checks find; of a request, what it locks.
+
+    Raises ``ConfigurationError`` for a request that no URL of the project matches.
+    """
+    if asked:
+        yield from _locked_by(asked)
+        return
+    for routed, lock, _ in marked_views():
+        yield _listed(f"{routed.dotted} at {routed.route!r}", lock)
+    for rule in (rule for rules in _readable_rules() for rule in rules):
+        yield _listed(f"{rule.label}: {rule.about}", rule.lock)
+    for message in run_checks(tags=["weblock"]):
+        if message.level >= WARNING and not message.is_silenced():
+            yield ConfigurationError(f"{message.msg} {message.hint or ''} ({message.id})")
+
+
+def _locked_by(asked: Asked) -> Iterator[Locked]:
+    try:
+        with translation.override(translation.get_language_from_path(asked.path)):
+            found = resolve(asked.path)
+    except Resolver404 as error:
+        raise ConfigurationError(f"no URL of the project matches {asked.path!r:.200}") from error
+    for rules in _readable_rules():
+        if rule := next((each for each in rules if each.takes(asked.method, found)), None):
+            yield _listed(f"{rule.label}: {rule.about}", rule.lock)
+    for lock in locks_of(found.func, asked.method):
+        yield _listed(f"{found.view_name} at {found.route!r}", lock)
+
+
+def _listed(what: str, lock: ViewLock | None) -> Locked:
+    if lock is None:
+        return Locked(f"{what}, exempt")
+    if lock.alias not in _readable_aliases():
+        return Locked(what, lock.keys, lock.options)
+    guard = DATABASE_GUARD if of_alias(lock.alias).guard.asked_by(lock.guard) else LEASE_GUARD
+    by_middleware = any(map(_is_ours, settings.MIDDLEWARE))
+    order = "after the middleware" if by_middleware else "after the decorators above @lock"
+    return Locked(what, lock.keys, lock.options, locks[lock.alias], guard, order)
 
 
 def _guarded_aliases() -> Iterator[AliasSettings]:

@@ -1,28 +1,22 @@
-"""Rules by view, namespace and route, for projects that cannot decorate their views.
-
-``explain`` says which of them, and which decorators, a request meets.
-"""
+"""Rules by view, namespace and route, for projects that cannot decorate their views."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from django.http import HttpRequest
-from django.urls import Resolver404, ResolverMatch, get_resolver, get_urlconf, resolve
-from django.utils import translation
+from django.urls import ResolverMatch, get_resolver, get_urlconf
 
 from ..._options import HoldOptions
-from ...errors import ConfigurationError, WeblockError
+from ...errors import ConfigurationError
 from ...keys import KeyTemplate
-from ..kit import name_of
-from ..kit.rules import Explanation, Verdict, methods_of
-from ..kit.rules.explaining import EXEMPT, LATER, MATCHES, OTHER_METHOD, path_and_query
+from ..kit.rules import methods_of
 from .discovery import views_at
-from .view_lock import DEFAULT, ViewLock, locks_of, values_for
+from .view_lock import ViewLock
 
 _OPTIONS: Final = tuple(HoldOptions.__annotations__)
 _SELECTORS: Final = ("view", "namespace", "route", "methods")
@@ -52,17 +46,6 @@ class Rules:
                 return rule.lock
         return None
 
-    def verdicts(self, request: HttpRequest) -> Iterator[Verdict]:
-        """Return whether each rule matches a request, given its view."""
-        resolved = request.resolver_match
-        assert resolved
-        method = (request.method or "GET").upper()
-        decided = False
-        for rule in self._rules:
-            verdict = rule.verdict(method, resolved, decided=decided)
-            decided = decided or verdict in (MATCHES, EXEMPT)
-            yield Verdict(rule.label, rule.about, verdict)
-
 
 @dataclass(frozen=True)
 class ViewRule:
@@ -82,16 +65,6 @@ class ViewRule:
     def takes(self, method: str, resolved: ResolverMatch) -> bool:
         """Return whether it matches requests of this method to the view."""
         return (self.methods is None or method in self.methods) and self.covers(resolved)
-
-    def verdict(self, method: str, resolved: ResolverMatch, *, decided: bool) -> str:
-        """Return whether it matches a request; ``decided`` if an earlier rule has matched."""
-        if self.methods is not None and method not in self.methods:
-            return OTHER_METHOD
-        if not self.covers(resolved):
-            return "another view"
-        if decided:
-            return LATER
-        return MATCHES if self.lock else EXEMPT
 
 
 def _entries(given: object, name: str) -> Iterator[tuple[str, object]]:
@@ -178,38 +151,3 @@ def _is_exempt_at(route: str | re.Pattern[str], resolved: ResolverMatch) -> bool
 
 def _name_in_application(resolved: ResolverMatch) -> str:
     return ":".join([*resolved.app_names, resolved.view_name.rpartition(":")[2]])
-
-
-def explain(every: Sequence[Rules], method: str, target: str) -> Explanation:
-    """Say what a request for ``target`` locks: which rules are about it, and what marks its view.
-
-    ``target`` is a URL, or a path as a client sends it. A key that a function makes stands there with
-    the function's name. Raises ``ConfigurationError`` where no URL of the project is meant.
-    """
-    path, query = path_and_query(target)
-    request = HttpRequest()
-    request.method, request.path, request.path_info = method.upper(), path, path
-    request.META["QUERY_STRING"] = query
-    try:
-        with translation.override(translation.get_language_from_path(path)):
-            found = request.resolver_match = resolve(path)
-    except Resolver404 as error:
-        raise ConfigurationError(f"no URL of the project matches {path!r:.200}") from error
-    marks = locks_of(found.func, method)
-    verdicts = [each for rules in every for each in rules.verdicts(request)]
-    verdicts += [Verdict("@lock", repr(each), f"marks {found.view_name}") for each in marks]
-    try:
-        ruled = [lock for rules in every if (lock := rules.find(request))]
-        keys = [key for lock in (*ruled, *marks) for key in _keys(lock, request, found.kwargs)]
-    except WeblockError as error:
-        return Explanation(request.method, path, tuple(verdicts), problem=str(error))
-    return Explanation(request.method, path, tuple(verdicts), tuple(dict.fromkeys(keys)))
-
-
-def _keys(lock: ViewLock, request: HttpRequest, values: dict[str, Any]) -> Iterator[str]:
-    where = "" if lock.alias == DEFAULT else f" of {lock.alias}"
-    keys = lock.made_of(
-        lambda template: values_for(template, request, values),
-        lambda function: f"{name_of(function)}(request)",
-    )
-    yield from (f"{key}{where}" for key in keys)

@@ -10,9 +10,11 @@ import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from fastapi import FastAPI, routing
+from fastapi.security.base import SecurityBase
 from starlette.convertors import StringConvertor
 from starlette.routing import Match, WebSocketRoute
 
@@ -27,6 +29,8 @@ from ...errors import (
     WeblockError,
 )
 from ...keys import KeyTemplate, Source
+from ..asgi import RequestLayer
+from ..kit import Asked, Locked, name_of
 from ..kit.problems import Problem
 from .declared import declared_of, declared_values, refuse_unknown_path_parameters
 from .dependency import LockDependency
@@ -57,13 +61,87 @@ def check_keys(routes: Sequence[Any]) -> None:
     Warns of a key that is made of a part of the path as the URL spells it.
     """
     for found in _served(routes):
-        for template in _templates(found.locks):
-            try:
-                refuse_unknown_path_parameters(template, found.parameters)
-                _refuse_declarations(template, found.route.dependant)
-            except ConfigurationError as error:
-                raise ConfigurationError(f"{found}: {error}") from None
-            _warn_of_spellings(template, found)
+        for error in _errors(found):
+            raise error
+        for spelling in _spellings(found):
+            logger.warning("%s", spelling)
+
+
+def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | ConfigurationError]:
+    """List the routes that lock, and their errors; of a request, the route that serves it: see ``kit.listing``."""
+    if not isinstance(app, FastAPI):
+        return
+    layers: list[Any] = app.user_middleware
+    locks = next((each.kwargs["locks"] for each in layers if each.cls is RequestLayer), None)
+    for found in [_serving(app.routes, asked)] if asked else locking_routes(app.routes):
+        if found is None:
+            continue
+        if found.locks and not locks:
+            yield ConfigurationError(
+                f"{found} locks, but weblock is not installed: call install(app)"
+            )
+        if not found.locks:
+            yield Locked(str(found))
+        for lock in found.locks:
+            options = dict(lock.options)
+            if lock.on_lost != "cancel":
+                options["on_lost"] = lock.on_lost
+            order = _order_of(lock, found.route.dependant)
+            yield Locked(str(found), lock.keys, options, locks, order=order)
+        yield from list(_errors(found)) or map(ConfigurationError, _spellings(found))
+
+
+def _serving(
+    routes: Sequence[Any],
+    asked: Asked,
+    scope: Mapping[str, Any] = MappingProxyType({}),
+    prefix: str = "",
+) -> LockingRoute | None:
+    """Return the route that serves a request, as Starlette chooses it."""
+    method, path = asked
+    kind = {"type": "websocket"} if method == "WEBSOCKET" else {"type": "http", "method": method}
+    here = {"path": path, "root_path": "", "path_params": {}, "headers": [], **kind, **scope}
+    for route in each_route(routes):
+        match, more = route.matches(here)
+        if match is Match.FULL:
+            inner = getattr(route, "routes", None)
+            # What is mounted answers the request, even if only with 404.
+            if inner:
+                return _serving(inner, asked, {**here, **more}, prefix + route.path)
+            return _locking(route, prefix)
+    return None
+
+
+def _order_of(lock: LockDependency, dependant: Any) -> str:
+    """Return which dependencies FastAPI solves before a lock, and whether authentication is one."""
+    calls = list(dict.fromkeys(_solved(dependant)))
+    at = calls.index(lock)
+    before = [
+        each.scheme_name if isinstance(each, SecurityBase) else name_of(each)
+        for each in calls[:at]
+        if not isinstance(each, LockDependency)
+    ]
+    secured = [isinstance(each, SecurityBase) for each in calls]
+    told = [f"after {', '.join(before)}"] if before else []
+    if any(secured):
+        told.insert(0, f"{'after' if any(secured[:at]) else 'before'} authentication")
+    return "; ".join(told) or "before all other dependencies"
+
+
+def _solved(dependant: Any) -> Iterator[Any]:
+    """Return what a route depends on, in the order in which FastAPI solves it."""
+    for each in dependant.dependencies:
+        yield from _solved(each)
+        yield each.call
+
+
+def _errors(found: LockingRoute) -> Iterator[ConfigurationError]:
+    for template in _templates(found.locks):
+        try:
+            refuse_unknown_path_parameters(template, found.parameters)
+            _refuse_declarations(template, found.route.dependant)
+        except ConfigurationError as error:
+            yield ConfigurationError(f"{found}: {error}")
 
 
 def _refuse_declarations(template: KeyTemplate, dependant: Any) -> None:
@@ -99,25 +177,25 @@ def _refuse_name_without_alias(template: KeyTemplate, source: Source, dependant:
             )
 
 
-def _warn_of_spellings(template: KeyTemplate, found: LockingRoute) -> None:
-    sources = template.in_request()
-    dependant = found.route.dependant
-    for name, converter in zip(template.names, template.converters, strict=True):
-        source = sources[name]
-        is_text = isinstance(found.parameters.get(source.name), StringConvertor | None)
-        if (
-            source.kind == "path"
-            and is_text
-            and not converter
-            and not declared_of(dependant, source, template)
-        ):
-            logger.warning(
-                "%s: lock(%r) is made of %r as the URL spells it: '7' and '07' would be two locks."
-                " Declare the parameter with its type in the endpoint, or write {%s:int},"
-                " {%s:uuid} or {%s:lower} in the key; {%s:str} says that each spelling is another"
-                " thing",
-                *(found, template.text, source.name, *[name] * 4),
-            )
+def _spellings(found: LockingRoute) -> Iterator[str]:
+    """Return a sentence for each key that is made of a part of the path as the URL spells it."""
+    for template in _templates(found.locks):
+        sources = template.in_request()
+        for name, converter in zip(template.names, template.converters, strict=True):
+            source = sources[name]
+            is_text = isinstance(found.parameters.get(source.name), StringConvertor | None)
+            if (
+                source.kind == "path"
+                and is_text
+                and not converter
+                and not declared_of(found.route.dependant, source, template)
+            ):
+                yield (
+                    f"{found}: lock({template.text!r}) is made of {source.name!r} as the URL spells it: '7' and"
+                    " '07' would be two locks. Declare the parameter with its type in the endpoint, or write"
+                    f" {{{name}:int}}, {{{name}:uuid}} or {{{name}:lower}} in the key; {{{name}:str}} says that"
+                    " each spelling is another thing"
+                )
 
 
 def locking_routes(routes: Sequence[Any]) -> Iterator[LockingRoute]:
@@ -139,50 +217,6 @@ def _served(
             yield from _served(inner, [*within, routes], path, here.parameters)
         else:
             yield here
-
-
-def serving_route(
-    app: Any, method: str, path: str, headers: Mapping[str, str]
-) -> LockingRoute | None:
-    """Return the route that serves a request, whether it locks or not; ``None`` if none does.
-
-    ``path`` is decoded, and ``method`` is ``WEBSOCKET`` for a websocket.
-    """
-    kind = {"type": "websocket"} if method == "WEBSOCKET" else {"type": "http", "method": method}
-    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-    scope = {**kind, "path": path, "root_path": "", "path_params": {}, "headers": raw}
-    prefix, app = "", _with_routes(app)
-    while app is not None:
-        scope["root_path"] = getattr(app, "root_path", "") or scope["root_path"]
-        route, more = _first_match(app.routes, scope)
-        if route is None or getattr(route, "endpoint", None) is not None:
-            return route and _locking(route, prefix)
-        # What is mounted here answers the request, even if only with 404.
-        scope |= more
-        prefix += getattr(route, "path", None) or ""
-        app = _with_routes(getattr(route, "app", None))
-    return None
-
-
-def _with_routes(app: Any) -> Any:
-    """Return the application that has routes, inside of middleware; ``None`` if there is none."""
-    seen: list[object] = []
-    while app is not None and all(app is not each for each in seen):
-        if hasattr(app, "routes"):
-            return app
-        seen.append(app)
-        app = getattr(app, "app", None)
-    return None
-
-
-def _first_match(routes: Sequence[Any], scope: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the first route that takes a request, as Starlette chooses it, and its part of the scope."""
-    for route in each_route(routes):
-        if hasattr(route, "matches"):  # Not every framework's routes are Starlette's.
-            match, more = route.matches(scope)
-            if match is Match.FULL:
-                return route, more
-    return None, {}
 
 
 def _locking(route: Any, prefix: str, known: Iterable[str] = ()) -> LockingRoute:

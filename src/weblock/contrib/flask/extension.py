@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar, Unpack
 
-from flask import Flask, current_app, has_request_context
+from flask import Flask, current_app, has_request_context, request
 
 from ..._options import HoldOptions, LocksOptions
 from ..._platform.forks import Mutex, enter_child, getpid, process
 from ...errors import ConfigurationError
 from ...keys import in_order
 from ...sync import Lease, Locks
-from ..kit import LockSpec
-from ..kit.guarding import GuardKind
+from ..kit import Asked, Locked, LockSpec, name_of
+from ..kit.guarding import DATABASE_GUARD, LEASE_GUARD, GuardKind
 from ..kit.settings import opened, refuse_other_application
 from ..kit.values import KeyFunction
 from ..wsgi import RequestLayer, Rewrite
@@ -23,7 +23,7 @@ from .answers import answer_errors
 from .commands import commands
 from .database import Database
 from .settings import Settings, settings_in
-from .views import GIVEN, acquire_one, decorated, refuse_unlocked
+from .views import GIVEN, acquire_one, decorated, locks_of, refuse_unlocked
 
 NAME: Final = "weblock"
 """Under which Flask keeps the extension."""
@@ -85,7 +85,9 @@ class WebLock:
         settings = self._settings.with_config(app.config)
         locks = opened(settings.locks, settings.options)
         database = Database(app, settings.guard)
-        installed = app.extensions[NAME] = _Installed(app, locks, database, settings_in(app.config))
+        installed = app.extensions[NAME] = _Installed(
+            app, locks, database, settings_in(app.config), self._views
+        )
         app.before_request(partial(self._begin, installed))
         answer = answer_errors(app, settings.rewrite)
         layered: Any = app  # Flask documents the assignment, which no type checker takes.
@@ -175,7 +177,7 @@ class WebLock:
         ):  # Sessions must not be in use while listeners are added to them.
             if not installed.has_begun:
                 _refuse_late_settings(installed)
-                refuse_unlocked(installed.app, self._views)
+                refuse_unlocked(installed.app, installed.views)
                 installed.database.watch()
                 installed.has_begun = True
 
@@ -189,6 +191,8 @@ class _Installed:
     database: Database
     settings: Mapping[str, Any]
     """Our settings in its ``config`` when the extension was installed, which are those that count."""
+    views: Sequence[Callable[..., Any]]
+    """What ``lock`` has decorated."""
     has_begun: bool = False
     beginning: Mutex = field(default_factory=Mutex)
 
@@ -216,3 +220,30 @@ def _installed() -> _Installed:
             " locks.init_app(app) where it is made"
         )
     return found
+
+
+def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | ConfigurationError]:
+    """List the views that lock, and what is wrong; of a request, its view: see ``kit.listing``."""
+    installed = app.extensions.get(NAME) if isinstance(app, Flask) else None
+    if not isinstance(installed, _Installed):
+        return
+    app = installed.app
+    installed.database.watch()
+    rules = list(app.url_map.iter_rules())
+    if asked:
+        with app.test_request_context(asked.path, method=asked.method):
+            rules = [request.url_rule] if request.url_rule else []
+    before = app.before_request_funcs.get(None, ())
+    names = [name_of(each) for each in before if not isinstance(each, partial)]  # Ours is one.
+    order = f"after {', '.join([*names, 'the decorators above @locks.lock'])}"
+    try:
+        for rule in rules:
+            what = f"{', '.join(sorted(rule.methods or ()))} {rule.rule}"
+            for lock in locks_of(app.view_functions[rule.endpoint]):
+                guarded = installed.database.is_wanted(lock.guard)
+                guard = DATABASE_GUARD if guarded else LEASE_GUARD
+                yield Locked(what, lock.keys, lock.options, installed.locks, guard, order)
+        _refuse_late_settings(installed)
+        refuse_unlocked(app, installed.views)
+    except ConfigurationError as error:
+        yield error

@@ -106,6 +106,14 @@ def refuse_unlocked(app: Flask, views: Sequence[Callable[..., Any]]) -> None:
             )
 
 
+def locks_of(view: Any) -> tuple[LockSpec, ...]:
+    """Return the locks of a view, and of the methods of its class."""
+    cls = getattr(view, "view_class", None)
+    methods = [getattr(cls, name.lower(), None) for name in getattr(cls, "methods", None) or ()]
+    found = [lock for each in (view, *methods) for lock in getattr(each, _MARK, ())]
+    return tuple(dict.fromkeys(found))
+
+
 def _layers(view: Any) -> Iterator[object]:
     """Yield a view, and what it wraps by ``functools.wraps``."""
     while view is not None:

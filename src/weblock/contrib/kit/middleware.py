@@ -1,12 +1,13 @@
-"""What the middlewares that lock by URL have in common, and which rules an application has."""
+"""What the middlewares that lock by URL have in common, and what an application is made of."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
-from ...errors import ConfigurationError
+from ..._face import Face
+from ...errors import ConfigurationError, StrangePath
+from .listing import Asked, Locked
 from .rules import Rule, RuleSet
 
 A = TypeVar("A")
@@ -25,9 +26,10 @@ class RuleMiddleware(Generic[A]):
     Raises ``ConfigurationError`` if there is no rule.
     """
 
-    def __init__(self, app: A, rules: Rules, root_path: str) -> None:
+    def __init__(self, app: A, locks: Face, rules: Rules, root_path: str) -> None:
         self.app = app
         """The application that it wraps."""
+        self.locks = locks
         self.rules = ruleset_of(rules)
         """Its rules."""
         self.root_path = root_path
@@ -39,34 +41,37 @@ class RuleMiddleware(Generic[A]):
             )
 
 
-class RulesFound(NamedTuple):
-    """The rules of one middleware."""
+def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | ConfigurationError]:
+    """List the rules of such a middleware; of a request, the rule that locks it: see ``listing``."""
+    if not isinstance(app, RuleMiddleware):
+        return
+    rules: Iterable[Rule] = app.rules
+    if asked:
+        try:
+            found = app.rules.find(asked.method, asked.path, root_path=app.root_path)
+        except StrangePath as error:
+            yield ConfigurationError(f"{asked.method} {asked.path} is refused with 400: {error}")
+            return
+        rules = [found.rule] if found else []
+    names = {id(rule): name for name, rule in app.rules.named}
+    for rule in rules:
+        what = f"{names[id(rule)]}: {rule!r}{', exempt' if rule.exempt else ''}"
+        order = "before the application, and the authentication of its routes"
+        yield Locked(what, rule.keys, rule.options, app.locks, order=order)
 
-    rules: RuleSet
-    root_path: str
-    """See ``RuleMiddleware``."""
 
+def layers_of(app: object) -> Iterator[object]:
+    """Return an application, and what it wraps, from the outside to the inside.
 
-def rules_of(app: object) -> Iterator[RulesFound]:
-    """Return the rules of each such middleware of an application, from the outside to the inside.
-
-    It sees those that wrap the application, those that Starlette's ``add_middleware`` was given, those
-    around a Flask application's ``wsgi_app``, and through other middleware that keeps what it wraps as
-    ``app``.
+    These are the middlewares around it, those with rules that Starlette's ``add_middleware`` was given, those around a
+    Flask application's ``wsgi_app``, and other middleware that keeps what it wraps as ``app``. Raises
+    ``ConfigurationError`` for a middleware that the application could not be started with.
     """
     seen: list[object] = []
     while app is not None and all(app is not each for each in seen):
         seen.append(app)
-        if isinstance(app, RuleMiddleware):
-            yield RulesFound(app.rules, app.root_path)
         for each in getattr(app, "user_middleware", ()):
             if isinstance(each.cls, type) and issubclass(each.cls, RuleMiddleware):
-                yield _added(app, each)
+                yield each.cls(app, *each.args, **each.kwargs)
+        yield app
         app = getattr(app, "wsgi_app", None) or getattr(app, "app", None)
-
-
-def _added(app: object, middleware: Any) -> RulesFound:
-    given = inspect.signature(middleware.cls).bind(app, *middleware.args, **middleware.kwargs)
-    rules, root_path = given.arguments.get("rules", ()), given.arguments.get("root_path")
-    own = getattr(app, "root_path", "") if root_path is None else root_path
-    return RulesFound(ruleset_of(rules), own or "")

@@ -55,9 +55,10 @@ class LockMiddleware(RuleMiddleware[WSGIApplication]):
         rewrite: Rewrite | None = None,
         **options: Unpack[LocksOptions],
     ) -> None:
-        super().__init__(app, rules, root_path)
+        locks = opened(locks, options)
+        super().__init__(app, locks, rules, root_path)
         answer = functools.partial(answer_of, rewrite=checked(rewrite))
-        self._layer = RequestLayer(app, opened(locks, options), of_rules=True, answer=answer)
+        self._layer = RequestLayer(app, locks, of_rules=True, answer=answer)
 
     def __call__(
         self, environ: WSGIEnvironment, start_response: StartResponse, /

@@ -1,6 +1,6 @@
 """``manage.py weblock list``, ``show KEY``, ``release KEY``: who holds what, and taking it away.
 
-``manage.py weblock rules POST /items/7`` says what a request locks, and why.
+``manage.py weblock check`` lists what the project locks, and what cannot work.
 ``manage.py weblock run KEY -- migrate`` runs another command while it holds a key.
 """
 
@@ -16,10 +16,11 @@ from typing import Any, Final
 
 from django.core.management.base import BaseCommand, CommandError
 
-from ..... import WeblockError, operating
+from ..... import ConfigurationError, WeblockError, operating
 from .....operating import ChangedHands, NotReleased
+from ....kit import Asked, Locked
 from ... import locks, settings
-from ...rules import explain
+from ...checks import listed
 
 RUN: Final = {
     "--wait": "seconds to wait for the key (without end)",
@@ -43,7 +44,7 @@ class Command(BaseCommand):
     """Shows who holds keys and who waits for them, and takes keys away from holders that hang."""
 
     help = (
-        "Shows who holds keys and who waits, releases keys by force, explains rules, and runs a command"
+        "Shows who holds keys and who waits, releases keys by force, lists what is locked, and runs a command"
         " while it holds a key."
     )
     # It serves in an emergency, whatever else is wrong with the project.
@@ -75,9 +76,8 @@ class Command(BaseCommand):
         release.add_argument(
             "--timeout", type=float, default=operating.GENTLY, help="seconds to wait so (30)"
         )
-        rules = actions.add_parser("rules", help="what a request locks, and by which rule")
-        rules.add_argument("method", type=str.upper, help="POST, say")
-        rules.add_argument("target", help="its path or URL")
+        check = actions.add_parser("check", help="what the project locks, and what cannot work")
+        check.add_argument("request", nargs="*", help="only what one locks: POST /items/7, say")
         run = actions.add_parser("run", help="run a command of Django's while it holds a key")
         for option, meaning in RUN.items():
             run.add_argument(option, help=meaning)
@@ -97,8 +97,8 @@ class Command(BaseCommand):
         """Run the subcommand."""
         try:
             match action:
-                case "rules":
-                    self._say(str(explain(settings.rules(), options["method"], options["target"])))
+                case "check":
+                    self._check(options["request"])
                 case "list":
                     self._list(alias, options["prefix"], options["limit"], as_json=options["json"])
                 case "show":
@@ -118,6 +118,20 @@ class Command(BaseCommand):
         """Write a line; characters that the terminal does not have are escaped."""
         encoding = getattr(self.stdout, "encoding", None) or "utf-8"
         self.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+
+    def _check(self, request: Sequence[str]) -> None:
+        if len(request) not in (0, 2):
+            raise CommandError("a request is a method and a path, as in POST /items/7")
+        found = list(listed(Asked.of(*request) if request else None))
+        for each in found:
+            if isinstance(each, Locked):
+                self._say(str(each))
+        if wrong := [str(each) for each in found if isinstance(each, ConfigurationError)]:
+            raise CommandError("\n".join(wrong))
+        if not any(isinstance(each, Locked) and each.keys for each in found):
+            raise CommandError(
+                f"nothing locks {' '.join(request)}" if request else "nothing is locked"
+            )
 
     def _list(self, alias: str, prefix: str, limit: int, *, as_json: bool) -> None:
         infos = locks[alias].list(prefix, limit=limit)
