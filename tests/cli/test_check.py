@@ -272,9 +272,9 @@ def test_it_is_said_what_comes_before_a_lock(told) -> None:
     """Whether authentication comes before the lock, and which dependencies are solved before it."""
     found = checked(told, "ordered")
     assert {what: each["order"] for what, each in found.items()} == {
-        "POST /late": "after authentication; after settings, HTTPBasic, user",
-        "POST /early": "before authentication; after settings",
-        "POST /cart": "after authentication; after HTTPBasic, user, cart_of",
+        "POST /late": "after authentication: settings, HTTPBasic, user",
+        "POST /early": "before authentication, after settings",
+        "POST /cart": "after authentication: HTTPBasic, user, cart_of",
         "POST /first": "before all other dependencies",
     }
     assert found["POST /late"]["options"] == {"ttl": 20}

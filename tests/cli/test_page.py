@@ -18,12 +18,25 @@ from .programs import Program
 
 PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
 SHOP = """
-from weblock.contrib.asgi import LockMiddleware, Rule
+import os
+from typing import Annotated
 
-async def plain(scope, receive, send): ...
+from fastapi import Depends, FastAPI
+from fastapi.security import OAuth2PasswordBearer
+from weblock.contrib.fastapi import install, lock
 
-rule = Rule("/shops/{shop}/items/{item:int}", methods=["POST"], key="item:{shop}:{item}", wait=1)
-app = LockMiddleware(plain, "memory://", [rule])
+app = FastAPI()
+install(app, os.environ["WEBLOCK_URL"])
+
+def current_user(token: Annotated[str, Depends(OAuth2PasswordBearer("token"))]): ...
+
+locked = [Depends(current_user), Depends(lock("shop:{shop}", wait=1))]
+
+@app.post("/shops/{shop}/items", dependencies=locked)
+def create_item(shop: int): ...
+
+@app.get("/shops/{shop}/items")
+def list_items(shop: int): ...
 """
 
 
@@ -76,7 +89,7 @@ def test_the_examples_are_true(run, url: str, tmp_path: Path, monkeypatch) -> No
             assert normal(output) == normal(shown), f"$ {command}\n{output}"
             done.add(name)
     assert done == {
-        *("list", "show", "watch", "release", "ping", "doctor", "bench", "run", "rules"),
+        *("list", "show", "watch", "release", "ping", "doctor", "bench", "run", "check"),
     }
 
 

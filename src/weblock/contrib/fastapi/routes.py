@@ -122,10 +122,12 @@ def _order_of(lock: LockDependency, dependant: Any) -> str:
         if not isinstance(each, LockDependency)
     ]
     secured = [isinstance(each, SecurityBase) for each in calls]
-    told = [f"after {', '.join(before)}"] if before else []
-    if any(secured):
-        told.insert(0, f"{'after' if any(secured[:at]) else 'before'} authentication")
-    return "; ".join(told) or "before all other dependencies"
+    names = ", ".join(before)
+    if any(secured[:at]):
+        return f"after authentication: {names}"
+    told = ["before authentication"] if any(secured) else []
+    told += [f"after {names}"] if before else []
+    return ", ".join(told) or "before all other dependencies"
 
 
 def _solved(dependant: Any) -> Iterator[Any]:
