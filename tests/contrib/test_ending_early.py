@@ -8,8 +8,9 @@ from fastapi import Depends, FastAPI
 from tests.support.aio import PATIENCE, eventually
 from weblock import ConfigurationError
 from weblock.contrib.asgi import RequestLayer, request_locks
-from weblock.contrib.asgi.request import SCOPE_KEY, ClientGone
+from weblock.contrib.asgi.request import SCOPE_KEY
 from weblock.contrib.fastapi import install, lock
+from weblock.contrib.kit.book import ClientGone
 
 from .wire import Exchange
 

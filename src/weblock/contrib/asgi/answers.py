@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..kit.problems import Problem, Rewrite, problem_of
-from .protocol import App, Message, Receive, Scope, Send
+from ..kit.problems import Problem
+from .protocol import Message, Receive, Scope, Send
 
 TRY_AGAIN_LATER: Final = 1013
 """The close code of a websocket, where the server cannot send a response instead."""
@@ -27,23 +27,14 @@ class ProblemResponse:
             await send(close_with(self._problem))
 
     async def _respond(self, send: Send, kind: str) -> None:
-        problem, body = self._problem, self._problem.body
-        fields = {
-            "Content-Type": problem.media_type,
-            "Content-Length": str(len(body)),
-            **problem.headers,
-        }
-        headers = [(name.lower().encode(), value.encode()) for name, value in fields.items()]
+        problem = self._problem
+        headers = [
+            (name.lower().encode(), value.encode()) for name, value in problem.fields.items()
+        ]
         await send({"type": f"{kind}.start", "status": problem.status, "headers": headers})
-        await send({"type": f"{kind}.body", "body": body})
+        await send({"type": f"{kind}.body", "body": problem.body})
 
 
 def close_with(problem: Problem) -> Message:
     """Return the message that closes a websocket because of a problem."""
     return {"type": "websocket.close", "code": TRY_AGAIN_LATER, "reason": problem.code}
-
-
-def answer_of(error: BaseException, rewrite: Rewrite | None = None) -> App | None:
-    """Return the application that responds to an error; ``None`` for one that is not weblock's."""
-    problem = problem_of(error, rewrite)
-    return ProblemResponse(problem) if problem else None

@@ -21,9 +21,9 @@ from ...aio import AsyncLocks
 from ...errors import LeaseLost
 from ...sync import Locks
 from ..kit.book import ClientGone, going_on, to_its_end, watch_sessions
-from ..kit.problems import problem_of
+from ..kit.problems import answers, problem_of
 from ..kit.settings import refuse_url
-from .answers import answer_of, close_with
+from .answers import ProblemResponse, close_with
 from .inbox import Inbox
 from .outbox import Outbox
 from .protocol import App, Message, Receive, Scope, Send
@@ -56,13 +56,13 @@ class RequestLayer:
         owns_locks: bool = False,
         of_rules: bool = False,
         before_start: Callable[[], None] | None = None,
-        answer: Answer = answer_of,
+        answer: Answer | None = None,
     ) -> None:
         self._app = app
         self.locks = locks
         self.of_rules = of_rules
         self.hold_back = seconds_or_none(hold_back)
-        self.answer = answer
+        self.answer = answer or answers(ProblemResponse)
         self._owns_locks = owns_locks
         self._before_start = before_start
         watch_sessions()
@@ -220,7 +220,7 @@ class _Exchange:
 
 
 def _known(error: BaseException) -> BaseException | None:
-    return error if isinstance(error, ClientGone) or problem_of(error) else None
+    return error if problem_of(error) else None
 
 
 def opened(

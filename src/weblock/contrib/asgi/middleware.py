@@ -11,9 +11,9 @@ from ...aio import AsyncLocks
 from ...errors import StrangePath
 from ...keys import in_order
 from ..kit import RuleMiddleware, Rules
-from ..kit.problems import Rewrite, checked
+from ..kit.problems import Rewrite, answers
 from ..kit.rules import Match
-from .answers import answer_of
+from .answers import ProblemResponse
 from .layer import RequestLayer, opened
 from .protocol import App, Receive, Scope, Send
 from .request import SCOPE_KEY, AsyncRequestLocks
@@ -61,7 +61,7 @@ class LockMiddleware(RuleMiddleware[App]):
         locks, owned = opened(locks, options)
         own = getattr(app, "root_path", None) if root_path is None else root_path
         super().__init__(app, locks, rules, own or "")
-        answer = functools.partial(answer_of, rewrite=checked(rewrite))
+        answer = answers(ProblemResponse, rewrite)
         self._layer = RequestLayer(
             app, locks, hold_back=hold_back, owns_locks=owned, of_rules=True, answer=answer
         )

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from flask import Flask, Response
 
 from ...errors import WeblockError
-from ..kit.problems import problem_of
+from ..kit.problems import answers
 from ..wsgi import ClientGone, Rewrite
-from ..wsgi.layer import Answer
-from ..wsgi.problems import CLIENT_GONE, answer_of
+from ..wsgi.layer import Answer, respond_with
 
 
 def answer_errors(app: Flask, rewrite: Rewrite | None) -> Answer:
@@ -21,50 +19,37 @@ def answer_errors(app: Flask, rewrite: Rewrite | None) -> Answer:
     Returns a function that answers an error that leaves the application: one that a teardown function
     raises, or a loss that was noticed after it.
     """
+    responds = answers(lambda each: Response(each.body, each.status, each.fields), rewrite)
+    answer_of = answers(respond_with, rewrite)
 
-    def handle(error: WeblockError) -> Response:
-        problem = problem_of(error, rewrite)
-        if problem is None:  # A mistake in the program is nothing to a client.
+    def handle(error: Exception) -> Response:
+        response = responds(error)
+        if response is None:  # A mistake in the program is nothing to a client.
             raise error
-        body, status = problem.body, int(problem.status)
-        return Response(body, status, problem.headers, content_type=problem.media_type)
-
-    def gone(_error: ClientGone) -> Response:
-        return Response(status=CLIENT_GONE)
+        return response
 
     if WeblockError not in app.error_handler_spec[None][None]:
         app.register_error_handler(WeblockError, handle)
-    app.register_error_handler(ClientGone, gone)
+    app.register_error_handler(ClientGone, handle)
 
     def answer(error: BaseException) -> WSGIApplication | None:
-        if problem_of(error) and any(each is not handle for each in _handlers_of(app, error)):
-            return _Handled(app, error)
-        return answer_of(error, rewrite)
+        handlers = (
+            handler
+            for by_code in app.error_handler_spec.values()
+            for by_kind in by_code.values()
+            for kind, handler in by_kind.items()
+            if isinstance(error, kind) and issubclass(kind, WeblockError)
+        )
+        response = answer_of(error)
+        if response is None or all(each is handle for each in handlers):
+            return response
+
+        def handled(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+            with app.request_context(environ):
+                own = app.make_response(app.handle_user_exception(error))  # type: ignore[arg-type]
+                found: Iterable[bytes] = own(environ, start_response)
+                return found
+
+        return handled
 
     return answer
-
-
-def _handlers_of(app: Flask, error: BaseException) -> Iterator[Callable[..., Any]]:
-    """Yield the handlers for this error of weblock that the application or a blueprint has."""
-    for by_code in app.error_handler_spec.values():
-        for handlers in by_code.values():
-            for kind, handler in handlers.items():
-                if isinstance(error, kind) and issubclass(kind, WeblockError):
-                    yield handler
-
-
-class _Handled:
-    """The response of an error handler to an error that left the application."""
-
-    def __init__(self, app: Flask, error: Any) -> None:
-        self._app = app
-        self._error = error
-
-    def __call__(
-        self, environ: WSGIEnvironment, start_response: StartResponse, /
-    ) -> Iterable[bytes]:
-        app = self._app
-        with app.request_context(environ):
-            response = app.make_response(app.handle_user_exception(self._error))
-            found: Iterable[bytes] = response(environ, start_response)
-            return found

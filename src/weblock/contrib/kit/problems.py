@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Final
+from typing import Final, TypeVar
 
 from ...errors import (
     ConfigurationError,
@@ -22,11 +22,17 @@ from ...errors import (
     StrangePath,
     WeblockError,
 )
+from .book import ClientGone
+
+A = TypeVar("A")
 
 ENGINE_RETRY_AFTER: Final = 5
 """``Retry-After`` in seconds when the engine is down."""
 
 LONGEST_RETRY_AFTER: Final = 60
+
+CLIENT_GONE: Final = 499
+"""The status in nginx's log of a client that did not wait for its response, which nobody reads."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,12 @@ class Problem:
             raise TypeError(f"Problem(status={self.status!r:.80}) must be a number, such as 423")
 
     media_type = "application/problem+json"
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Return all headers of the response."""
+        length = str(len(self.body))
+        return {"Content-Type": self.media_type, "Content-Length": length, **self.headers}
 
     @property
     def body(self) -> bytes:
@@ -76,6 +88,9 @@ def problem_of(
     With ``debug``, an outage names the engine and its error, and a lost lease its key and the reason,
     which clients of a production server must not see.
     """
+    if isinstance(error, ClientGone):
+        title, detail = "The client has left", "It has not waited for its turn."
+        return Problem(CLIENT_GONE, "client_gone", title, detail)
     problem = _problem_of(error)
     if problem and debug and isinstance(error, EngineUnavailable | LeaseLost):
         problem.more["debug"] = str(error)
@@ -91,6 +106,22 @@ def checked(rewrite: Rewrite | None) -> Rewrite | None:
             f"rewrite={rewrite!r:.80} must be a function of a problem and an error"
         )
     return rewrite
+
+
+def answers(
+    respond: Callable[[Problem], A], rewrite: Rewrite | None = None
+) -> Callable[[BaseException], A | None]:
+    """Return a function that makes a response of an error; ``None`` for one that is not weblock's.
+
+    Raises ``ConfigurationError`` if nothing can be rewritten by ``rewrite``.
+    """
+    checked(rewrite)
+
+    def answer(error: BaseException) -> A | None:
+        problem = problem_of(error, rewrite)
+        return respond(problem) if problem else None
+
+    return answer
 
 
 def _rewritten(problem: Problem, error: WeblockError, rewrite: Rewrite) -> Problem:

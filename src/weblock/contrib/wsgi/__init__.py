@@ -4,9 +4,9 @@ Frameworks' adapters acquire through it, from inside (``request_locks``); it rel
 ``LockMiddleware`` acquires by itself, what its rules say. Needs nothing but Python.
 """
 
+from ..kit.book import ClientGone
 from ..kit.problems import Problem, Rewrite
 from ..kit.rules import Rule, RuleSet
-from .clients import ClientGone
 from .layer import RequestLayer
 from .middleware import LockMiddleware
 from .request import RequestLocks, request_locks

@@ -16,16 +16,13 @@ from typing import Any, Final
 from wsgiref.types import WSGIEnvironment
 
 from ..._platform.greenlets import patched_by
+from ..kit.book import ClientGone
 
 SOCKETS: Final = ("gunicorn.socket", "werkzeug.socket")
 """Where servers put the connection."""
 
 _HUNG_UP: Final = getattr(select, "POLLRDHUP", 0)
 """Linux tells that the other side has closed, also when it has sent more than was read."""
-
-
-class ClientGone(Exception):
-    """The client left while its request was waiting for a lock."""
 
 
 def watch(environ: WSGIEnvironment) -> Callable[[], None] | None:

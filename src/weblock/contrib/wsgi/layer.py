@@ -9,6 +9,7 @@ have been reported as done.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from http.client import responses
 from typing import Final, Self
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
@@ -18,15 +19,25 @@ from ..._runtime.clock import part_of
 from ...errors import LeaseLost
 from ...sync import Locks
 from ..kit.book import going_on, watch_sessions
+from ..kit.problems import Problem, answers
 from .outbox import Outbox
-from .problems import answer_of
 from .request import ENVIRON_KEY, RequestLocks
 
 Answer = Callable[[BaseException], WSGIApplication | None]
 """Returns the application that responds to an error; ``None`` if the error is not weblock's."""
 
-
 SENT_TOO_EARLY: Final = "a response was sent before it was known that the %s"
+
+
+def respond_with(problem: Problem) -> WSGIApplication:
+    """Return the application that responds with a problem."""
+
+    def respond(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        status = f"{problem.status:d} {responses.get(problem.status, 'Unknown')}"
+        start_response(status, [*problem.fields.items()])
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [problem.body]
+
+    return respond
 
 
 class RequestLayer:
@@ -46,12 +57,12 @@ class RequestLayer:
         locks: Locks,
         *,
         of_rules: bool = False,
-        answer: Answer = answer_of,
+        answer: Answer | None = None,
     ) -> None:
         self._app = app
         self._locks = locks
         self._of_rules = of_rules
-        self._answer = answer
+        self._answer = answer or answers(respond_with)
         watch_sessions()
 
     @property

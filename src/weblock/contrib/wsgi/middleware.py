@@ -12,11 +12,10 @@ from ...errors import StrangePath
 from ...keys import in_order
 from ...sync import Locks
 from ..kit import RuleMiddleware, Rules
-from ..kit.problems import Rewrite, checked
+from ..kit.problems import Rewrite, answers
 from ..kit.rules import Match
 from ..kit.settings import opened
-from .layer import RequestLayer
-from .problems import answer_of
+from .layer import RequestLayer, respond_with
 from .request import ENVIRON_KEY, RequestLocks
 from .target import find, headers_of, query_of
 
@@ -57,7 +56,7 @@ class LockMiddleware(RuleMiddleware[WSGIApplication]):
     ) -> None:
         locks = opened(locks, options)
         super().__init__(app, locks, rules, root_path)
-        answer = functools.partial(answer_of, rewrite=checked(rewrite))
+        answer = answers(respond_with, rewrite)
         self._layer = RequestLayer(app, locks, of_rules=True, answer=answer)
 
     def __call__(
