@@ -95,9 +95,11 @@ class TestClientsThatLeave:
         grant = asyncio.Event()
         acquire = locks._acquire
 
-        async def granted(*call):
+        async def granted(keys, options, caller=None):
+            if caller:
+                await caller.prepare_to_wait()
             await grant.wait()
-            return await acquire(*call)
+            return await acquire(keys, options, caller)
 
         async def app(scope, receive, send):
             await request_locks(scope).acquire("x", ttl=LONG)
