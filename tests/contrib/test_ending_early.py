@@ -10,7 +10,7 @@ from weblock import ConfigurationError
 from weblock.contrib.asgi import RequestLayer, request_locks
 from weblock.contrib.asgi.request import SCOPE_KEY
 from weblock.contrib.fastapi import install, lock
-from weblock.contrib.kit.book import ClientGone
+from weblock.contrib.kit.problems import ClientGone
 
 from .wire import Exchange
 

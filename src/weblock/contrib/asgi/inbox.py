@@ -7,7 +7,7 @@ from collections import deque
 from functools import partial
 from typing import Final
 
-from ..kit.book import ClientGone
+from ..kit.problems import ClientGone
 from .protocol import Message, Receive
 
 LIMIT: Final = 64 * 1024

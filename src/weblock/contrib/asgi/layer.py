@@ -20,8 +20,8 @@ from ..._runtime.clock import part_of
 from ...aio import AsyncLocks
 from ...errors import LeaseLost
 from ...sync import Locks
-from ..kit.book import ClientGone, going_on, to_its_end, watch_sessions
-from ..kit.problems import answers, problem_of
+from ..kit.book import going_on, to_its_end, watch_sessions
+from ..kit.problems import ClientGone, answers, problem_of
 from ..kit.settings import refuse_url
 from .answers import ProblemResponse, close_with
 from .inbox import Inbox

@@ -31,6 +31,7 @@ from ..._runtime.clock import Flow, part_of
 from ..._runtime.internals import running_loop
 from ...errors import AlreadyHeld, ConfigurationError, LeaseLost
 from ...keys import CheckedKey
+from .problems import ClientGone
 from .spec import LockSpec
 
 L = TypeVar("L", bound=BaseLease)
@@ -49,10 +50,6 @@ LONGEST_LABEL: Final = 200
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.~/-]*").fullmatch
 """Matches what ``quote`` leaves as it is."""
-
-
-class ClientGone(Exception):
-    """The client left while its request was waiting for a lock."""
 
 
 class RequestLeases(Generic[L]):

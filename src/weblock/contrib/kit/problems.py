@@ -22,7 +22,6 @@ from ...errors import (
     StrangePath,
     WeblockError,
 )
-from .book import ClientGone
 
 A = TypeVar("A")
 
@@ -33,6 +32,10 @@ LONGEST_RETRY_AFTER: Final = 60
 
 CLIENT_GONE: Final = 499
 """The status in nginx's log of a client that did not wait for its response, which nobody reads."""
+
+
+class ClientGone(Exception):
+    """The client left while its request was waiting for a lock."""
 
 
 @dataclass(frozen=True)
