@@ -146,6 +146,6 @@ EXPECTED: Final = {
     "refused by three, wait=0": 5,
     "hand over one of three": 10,
     "release one of three": 6,
-    "release the last of three": 7,
-    "hand over to three": 18,
+    "release the last of three": 5,
+    "hand over to three": 19,
 }

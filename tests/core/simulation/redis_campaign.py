@@ -106,7 +106,7 @@ class Mutant:
 
 
 FILES: Final = (
-    *("head", "free", "last", "prelude"),
+    *("head", "usual", "free", "last", "prelude"),
     *("acquire", "renew", "beat", "release", "transfer", "force_release", "ask_release"),
     *("wait_behind", "raise_fence", "begin", "look"),
 )

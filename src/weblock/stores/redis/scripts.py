@@ -34,7 +34,7 @@ def files_of(name: str) -> tuple[str, ...]:
 
     The usual case comes before the prelude, so that its functions need not be made for it.
     """
-    usual = {"acquire": ("free",), "release": ("last",)}.get(name, ())
+    usual = {"acquire": ("usual", "free"), "release": ("usual", "last")}.get(name, ())
     return ("head", *usual, "prelude", name)
 
 

@@ -1,7 +1,6 @@
 -- Grants the key if the claim fits, else queues the claim if fewer than room wait. Asking again is
 -- harmless: an owner that has a lease keeps it, with its fence; one in the queue keeps its place.
 
-local room = tonumber(ARGV[8])
 local claim =
   { ttl = tonumber(length), ticket = ticket, limit = tonumber(limit), process = process, label = label }
 settle()
@@ -15,7 +14,7 @@ if answer[1] == 'gone' then
   if grants and fits(claim.limit) and not first_waiter() then
     answer = held(grant(owner, claim, claim.ttl, true))
   else
-    local waiters = redis.call('ZCARD', QUEUE)
+    waiters = waiters or redis.call('ZCARD', QUEUE)
     if room > 0 and waiters >= room then
       -- Which of them is a matter of the microsecond, so that all are seen in time.
       local first = now % math.max(1, waiters - SEEN + 1)

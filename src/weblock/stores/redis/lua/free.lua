@@ -1,23 +1,27 @@
--- The usual acquire: the key has neither a lease nor a waiter.
+-- The usual acquire: the key has neither a lease nor a waiter, or one lease that excludes others.
 
 local owner, process, label, length = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
-local ticket, limit = tonumber(ARGV[9]), ARGV[10] or '1'
+local room, ticket, limit = tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10] or '1'
 local voided = got[10] or ''
 
-if known and WHERE ~= 'asking' and now >= recovered_at and not got[2] and not got[11] and (got[8] or RUN) == RUN
+if usual and not got[2] and not got[11]
   and #voided < 8000 and not string.find(';' .. voided, ';' .. owner .. ' ', 1, true) then
-  local last = math.max(tonumber(told[7]) or 0, tonumber(got[1]) or 0)
-  local fence = math.max(last + 1, came_at(ticket), recovered_at)
-  local ends = now + length
-  local packed_fence, packed_ends = text(fence), text(ends)
-  local times = packed_fence .. ' ' .. text(now) .. ' ' .. packed_ends .. ' ' .. length
-  local lease = limit .. ' ' .. times .. ' 1 ' .. RUN .. ' ' .. process .. ' ' .. label
-  redis.call('HSET', LOCK, 'fence', packed_fence, 'count', '1', 'holder', owner, 'limit', limit,
-    'soonest', packed_ends, 'length', length, 'run', RUN, mine, lease)
-  local lasting = tonumber(length)
-  for gone in string.gmatch(voided, ' (%d+);') do
-    lasting = math.max(lasting, gone - now)
-  end
-  redis.call('PEXPIRE', LOCK, text(DAY + lasting / 1000))
+  local fence, ends = grant_alone(owner, limit, ticket, length, '1', process, label)
   return { 'held', now, fence, ends, 1 }
+end
+
+local waiters = usual and got[4] == '1' and voided == '' and ticket == 0 and not got[12] and not got[13]
+  and now < tonumber(got[6]) and tonumber(got[6]) <= now + got[7] and redis.call('ZCARD', QUEUE)
+if waiters and (room == 0 or waiters < room) then
+  local lease, ends = redis.call('HGET', LOCK, 'lease:' .. got[3]), tonumber(got[6])
+  local holder = string.match(lease, '^%d+ %d+ %d+ %d+ %d+ [01] %w* %S* (.*)$')
+  if room == 0 then
+    return { 'busy', now, ends, waiters, '', holder, 0 }
+  end
+  local number = (got[11] or 0) + 1
+  redis.call('ZADD', QUEUE, number, owner)
+  redis.call('PEXPIRE', QUEUE, text(DAY))
+  redis.call('HSET', LOCK, 'places', number,
+    waits, text(now + PLACE) .. ' ' .. length .. ' 0 ' .. limit .. ' ' .. process .. ' ' .. label)
+  return { 'waiting', now, waiters, ends, '', holder, 0 }
 end
