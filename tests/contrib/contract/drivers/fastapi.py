@@ -1,0 +1,110 @@
+"""``Depends(lock(...))``, with a dependency that commits, and sessions of SQLAlchemy."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI
+from fastapi.responses import StreamingResponse
+from sqlalchemy import create_engine, select
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.pool import NullPool
+
+from tests.contrib.contract.driver import OverAsgi
+from weblock import AsyncLease, Lease
+from weblock.contrib.fastapi import guarded, install, lock, request_locks
+from weblock.contrib.sqlalchemy import fence_table
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Order(Base):
+    __tablename__ = "orders"
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Row(Base):
+    __tablename__ = "row"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    number: Mapped[int]
+
+
+fence_table(Base.metadata)
+
+Held = Annotated[AsyncLease, Depends(lock("item:{item_id}"))]
+
+
+class Driver(OverAsgi):
+    """An application whose dependencies commit."""
+
+    name = "FastAPI"
+    folder = "fastapi"
+
+    def application(self) -> Any:
+        site, app = self.site, FastAPI()
+        install(app, self.locks)
+
+        async def committing() -> AsyncIterator[None]:
+            yield
+            await asyncio.to_thread(site.commit)
+
+        @app.post("/items/{item_id}", dependencies=[Depends(committing)])
+        async def items(item_id: int, lease: Held) -> str:
+            await asyncio.to_thread(site.handle, lease)
+            return "done"
+
+        @app.post("/threads/{item_id}")
+        def threads(item_id: int, lease: Annotated[Lease, Depends(lock("item:{item_id}"))]) -> str:
+            site.handle(lease)
+            return "done"
+
+        @app.post("/names/{name}", dependencies=[Depends(lock("name:{name}"))])
+        async def names(name: str) -> str:
+            site.handle(None)
+            return "done"
+
+        @app.post("/pairs/{a}/{b}", dependencies=[Depends(lock("item:{a}", "item:{b}"))])
+        async def pairs(a: int, b: int) -> str:
+            await asyncio.to_thread(site.handle, None)
+            return "done"
+
+        @app.post("/again/{item_id}")
+        async def again(item_id: int, lease: Held) -> str:
+            return str((await request_locks().acquire(f"item:{item_id}", wait=0)).held)
+
+        @app.post("/streams/{item_id}")
+        async def stream(item_id: int, lease: Held) -> StreamingResponse:
+            return StreamingResponse(site.parts())
+
+        self._add_database(app)
+        return app
+
+    def _add_database(self, app: FastAPI) -> None:
+        engine = create_engine(f"sqlite:///{self.site.database}", poolclass=NullPool)
+        Base.metadata.create_all(engine)
+
+        def get_session() -> Iterator[Session]:
+            with Session(engine) as session:
+                yield session
+                session.commit()
+
+        unaware = lock("item:{item_id}", renew=False)
+
+        @app.post("/orders/{item_id}")
+        def order(
+            item_id: int,
+            session: Annotated[Session, Depends(guarded(get_session, unaware))],
+            lease: Annotated[AsyncLease, Depends(unaware)],
+        ) -> str:
+            session.scalars(select(Order)).all()
+            self.site.handle(lease)
+            session.add(Order())
+            return "done"
+
+        @app.post("/rows/{item_id}")
+        def row(item_id: int, session: Annotated[Session, Depends(get_session)]) -> int:
+            found = session.get_one(Row, item_id)
+            request_locks().acquire(f"item:{item_id}")
+            return found.number

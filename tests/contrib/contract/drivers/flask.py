@@ -1,0 +1,89 @@
+"""``WebLock`` and Flask-SQLAlchemy, whose session commits in a teardown function."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from flask import Flask, Response, g
+from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy.orm import Mapped, mapped_column
+
+from tests.contrib.contract.driver import OverWsgi
+from tests.contrib.contract.promises import THREADS
+from weblock.contrib.flask import WebLock, lease_of
+from weblock.contrib.sqlalchemy import fence_table
+
+from .wsgi import OWN_THREAD
+
+
+class Driver(OverWsgi):
+    """An application that commits in a teardown function."""
+
+    name = "Flask"
+    folder = "flask"
+    exempt: ClassVar = {THREADS: OWN_THREAD}
+
+    def application(self) -> Any:
+        app = Flask("contract")
+        app.config["SQLALCHEMY_DATABASE_URI"] = f"sqlite:///{self.site.database}"
+        app.config["PROPAGATE_EXCEPTIONS"] = False
+        db = SQLAlchemy(app)
+        web = WebLock(app, self.locks)
+        post = app.post
+
+        @app.teardown_request
+        def commit(error: object) -> None:
+            if "handled" in g and error is None:
+                self.site.commit()
+                db.session.commit()
+
+        def handle(**_: object) -> str:
+            self.site.handle(lease_of())
+            g.handled = True
+            return "done"
+
+        post("/items/<int:item_id>", endpoint="items")(web.lock("item:{item_id}")(handle))
+        post("/names/<name>", endpoint="names")(web.lock("name:{name}")(handle))
+        post("/pairs/<int:a>/<int:b>", endpoint="pairs")(web.lock("item:{a}", "item:{b}")(handle))
+
+        @post("/again/<int:item_id>")
+        @web.lock("item:{item_id}")
+        def again(item_id: int) -> str:
+            return str(web.acquire(f"item:{item_id}", wait=0).held)
+
+        @post("/streams/<int:item_id>")
+        @web.lock("item:{item_id}")
+        def stream(item_id: int) -> Response:
+            return Response(self.site.parts())
+
+        self._add_database(app, web, db)
+        return app
+
+    def _add_database(self, app: Flask, web: WebLock, db: SQLAlchemy) -> None:
+        class Order(db.Model):  # type: ignore[name-defined, misc]
+            __tablename__ = "orders"
+            id: Mapped[int] = mapped_column(primary_key=True)
+
+        class Row(db.Model):  # type: ignore[name-defined, misc]
+            id: Mapped[int] = mapped_column(primary_key=True)
+            number: Mapped[int]
+
+        fence_table(db.metadata)
+        with app.app_context():
+            db.create_all()
+            db.engine.dispose()
+
+        @app.post("/orders/<int:item_id>")
+        @web.lock("item:{item_id}", guard="database", renew=False)
+        def order(item_id: int) -> str:
+            db.session.query(Order).count()
+            self.site.handle(lease_of())
+            db.session.add(Order())
+            g.handled = True
+            return "done"
+
+        @app.post("/rows/<int:item_id>")
+        def row(item_id: int) -> str:
+            found = db.session.get_one(Row, item_id)
+            web.acquire(f"item:{item_id}")
+            return str(found.number)
