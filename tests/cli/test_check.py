@@ -19,7 +19,7 @@ from starlette.endpoints import HTTPEndpoint
 from starlette.routing import Route
 from weblock.contrib import celery as weblock_celery, flask as weblock_flask, wsgi
 from weblock.contrib.asgi import LockMiddleware, Rule
-from weblock.contrib.fastapi import install, lock
+from weblock.contrib.fastapi import guarded, install, lock
 
 rules = [
     Rule("/shops/{shop}/items/preview", exempt=True),
@@ -112,6 +112,11 @@ def cart(): ...
 
 @ordered.post("/first", dependencies=[Depends(lock("first")), Depends(settings)])
 def first(): ...
+
+def session(): ...
+
+@ordered.post("/guarded", dependencies=[Depends(guarded(session, lock("row"))), Depends(lock("x"))])
+def guarded_row(): ...
 
 wrong = FastAPI()
 install(wrong, "memory://")
@@ -276,10 +281,16 @@ def test_it_is_said_what_comes_before_a_lock(told) -> None:
         "POST /early": "before authentication, after settings",
         "POST /cart": "after authentication: HTTPBasic, user, cart_of",
         "POST /first": "before all other dependencies",
+        "POST /guarded": "after session, guarded(session)",
     }
     assert found["POST /late"]["options"] == {"ttl": 20}
     assert found["POST /cart"]["options"] == {"on_lost": "continue"}
     assert found["POST /cart"]["keys"] == ["cart_of"]
+    listed = told("check", "cli_shop:ordered")["locked"]
+    assert {each["guard"]: each["keys"] for each in listed[-2:]} == {
+        "database": ["row"],
+        "lease": ["x"],
+    }
 
 
 @pytest.mark.parametrize(

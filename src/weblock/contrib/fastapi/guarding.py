@@ -3,12 +3,17 @@
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final
+from weakref import WeakSet
 
 from fastapi import Depends, params
 
+from ..kit import name_of
 from ..kit.guarding import DATABASE_GUARD, LOCK_WAIT, refuse_guard
 from ..kit.settings import shown
 from .dependency import LockDependency
+
+guarding: Final[WeakSet[Callable[..., Any]]] = WeakSet()
+"""The dependencies that ``guarded`` has returned."""
 
 
 def guarded(
@@ -50,6 +55,8 @@ def guarded(
             for name, needs in {**needed, "session": get_session}.items()
         ]
     )
+    dependency.__qualname__ = f"guarded({name_of(get_session)})"
+    guarding.add(dependency)
     return dependency
 
 

@@ -31,9 +31,11 @@ from ...errors import (
 from ...keys import KeyTemplate, Source
 from ..asgi import RequestLayer
 from ..kit import Asked, Locked, name_of
+from ..kit.guarding import DATABASE_GUARD, LEASE_GUARD
 from ..kit.problems import Problem
 from .declared import declared_of, declared_values, refuse_unknown_path_parameters
 from .dependency import LockDependency
+from .guarding import guarding
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,12 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
             options = dict(lock.options)
             if lock.on_lost != "cancel":
                 options["on_lost"] = lock.on_lost
-            order = _order_of(lock, found.route.dependant)
-            yield Locked(str(found), lock.keys, options, locks, order=order)
+            dependant = found.route.dependant
+            sessions = (each for each in _flat(dependant) if each.call in guarding)
+            guarded = {below.call for each in sessions for below in each.dependencies}
+            guard = DATABASE_GUARD if lock in guarded else LEASE_GUARD
+            order = _order_of(lock, dependant)
+            yield Locked(str(found), lock.keys, options, locks, guard, order)
         yield from list(_errors(found)) or map(ConfigurationError, _spellings(found))
 
 
