@@ -1,6 +1,6 @@
 """Helpers for the tests of applications that lock, with any framework or none.
 
-``weblock.testing.django`` has more for Django. pytest finds the fixture ``weblock_memory`` by itself.
+``weblock.contrib.django.testing`` has more for Django. pytest finds the fixture ``weblock_memory`` by itself.
 """
 
 from .sections import Section, Sections, Watch

@@ -10,7 +10,7 @@ import pytest
 @pytest.fixture
 def weblock_memory() -> Iterator[None]:
     """Locks of Django in memory, on engines of the test's own; all other options stay."""
-    from .django import memory_locks
+    from ..contrib.django.testing import memory_locks
 
     with memory_locks():
         yield

@@ -24,7 +24,7 @@ from pytest_django.live_server_helper import LiveServer
 
 from weblock import ConfigurationError
 from weblock.contrib.django import lock, locks
-from weblock.testing.django import (
+from weblock.contrib.django.testing import (
     assert_serialized,
     assert_serialized_async,
     memory_locks,

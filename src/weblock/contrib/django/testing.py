@@ -1,15 +1,15 @@
-"""The part of ``weblock.testing.django`` that needs Django."""
+"""For the tests of Django projects: locks in memory, and views that must not overlap."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeVar
 from unittest import mock
 
-from asgiref.sync import iscoroutinefunction
+from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.conf import settings
 from django.core.handlers.base import BaseHandler
 from django.core.signals import setting_changed
@@ -20,13 +20,17 @@ from django.test import override_settings
 from ..._runtime.observing import Observer, observe
 from ...errors import ConfigurationError
 from ...events import Acquired, Event
+from ...testing import serialized
+from ...testing.sections import Sections, Watch
+from .commits import give_back_connections
 from .request import locks_of_request
 from .settings import async_locks, locks
 
+__all__ = ["assert_serialized", "assert_serialized_async", "memory_locks", "views"]
+
+R = TypeVar("R")
 _ENGINES: Final = "memory://of-a-test-"
 _numbers: Final = itertools.count(1)
-
-View = Callable[..., Any]
 
 
 def memory_locks() -> override_settings:
@@ -61,27 +65,69 @@ def _close_engines(*, setting: str, value: Any, enter: bool, **_facts: object) -
 setting_changed.connect(_close_engines, dispatch_uid="weblock.testing")
 
 
-def refuse_transaction_of_test() -> None:
-    """Raise ``ConfigurationError`` inside a ``TestCase``, whose rows no other thread would see."""
+def views(*names: str) -> Watch:
+    """Watch the views with these names (``"shop:create_item"``), or all that are requested."""
+
+    def watch(sections: Sections) -> AbstractContextManager[object]:
+        return _watching_views(sections, names)
+
+    return watch
+
+
+def assert_serialized(
+    call: Callable[[], R],
+    *,
+    inside: str | Watch | None = None,
+    times: int | None = None,
+    pause: float = 0.1,
+    limit: int = 1,
+) -> list[R]:
+    """Assert that requests of a test client, or to a live server, do not overlap.
+
+    As ``weblock.testing.assert_serialized``. Unless ``inside`` names something else, no two of the
+    requested views, or no more than ``limit``, may run at the same time, from the beginning of their
+    transaction to its end.
+    Raises ``ConfigurationError`` in a ``TestCase``, whose transaction other threads cannot share.
+    """
     if _in_transaction():
         raise ConfigurationError(
             "this test runs in a transaction, of which concurrent requests see nothing: use"
             " TransactionTestCase, or @pytest.mark.django_db(transaction=True)"
         )
 
+    def call_and_close() -> R:
+        try:
+            return call()
+        finally:
+            give_back_connections()
 
-class Sections(Protocol):
-    """Receives an event when a view is entered or left."""
+    return serialized.assert_serialized(
+        call_and_close, inside=inside or views(), times=times, pause=pause, limit=limit
+    )
 
-    def noted(self, function: View, *, asynchronous: bool) -> View:
-        """Return the function with each call recorded."""
 
-    def lingering(self, function: View, *, asynchronous: bool) -> View:
-        """Return the function, slowed down."""
+async def assert_serialized_async(
+    call: Callable[[], Awaitable[R]],
+    *,
+    inside: str | Watch | None = None,
+    times: int | None = None,
+    pause: float = 0.1,
+    limit: int = 1,
+) -> list[R]:
+    """Assert that requests of the async client, to async views, do not overlap.
+
+    Synchronous views all run in one thread then: they cannot overlap, and the error says so.
+    """
+    try:
+        return await serialized.assert_serialized_async(
+            call, inside=inside or views(), times=times, pause=pause, limit=limit
+        )
+    finally:
+        await sync_to_async(give_back_connections)()
 
 
 @contextmanager
-def watching_views(sections: Sections, names: tuple[str, ...]) -> Iterator[None]:
+def _watching_views(sections: Sections, names: tuple[str, ...]) -> Iterator[None]:
     """Record views as sections, from before their transaction until after its COMMIT.
 
     Raises ``ConfigurationError`` if one of them acquires its lock itself: many requests at a time
@@ -90,13 +136,13 @@ def watching_views(sections: Sections, names: tuple[str, ...]) -> Iterator[None]
     make_atomic = BaseHandler.make_view_atomic
     waiting_inside: set[str] = set()
 
-    def make_watched(handler: BaseHandler, view: View) -> View:
+    def make_watched(handler: BaseHandler, view: Callable[..., Any]) -> Callable[..., Any]:
         asynchronous = iscoroutinefunction(view)
         # To linger before COMMIT gives those a chance who were let in too early.
         atomic = make_atomic(handler, sections.lingering(view, asynchronous=asynchronous))
         watched = sections.noted(atomic, asynchronous=asynchronous)
 
-        def choose(request: HttpRequest) -> View:
+        def choose(request: HttpRequest) -> Callable[..., Any]:
             chosen = not names or _name_of(request) in names
             return watched if chosen else make_atomic(handler, view)
 
