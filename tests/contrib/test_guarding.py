@@ -12,18 +12,16 @@ from weblock import Locks
 from weblock.contrib.fastapi import guarded, lock
 from weblock.contrib.kit.guarding import (
     LENGTHS,
-    Conflict,
     Kind,
     Row,
+    Runner,
     StaleFence,
     Trouble,
-    dialect_of,
     kind_of,
     marks_of,
-    raising,
-    run,
     trouble_of,
 )
+from weblock.contrib.kit.guarding.sql import LOOKING, dialect_of
 from weblock.contrib.sqlalchemy import guard
 from weblock.errors import ConfigurationError
 from weblock.keys import MAX_LENGTH
@@ -206,33 +204,39 @@ def test_a_database_that_is_not_known_is_refused():
         dialect_of("oracle")
 
 
+class Deadlock(Exception):
+    """What a driver of PostgreSQL raises."""
+
+    sqlstate = "40P01"
+
+
 def test_conflicts_are_tried_again_and_end():
     """A raise that meets others tries again; one that always does is refused, not tried for ever."""
     with Locks.from_url("memory://") as locks, locks.hold("a") as lease:
         (mark,) = marks_of(lease)
-    answers = iter([Conflict(OSError()), False, None, False, Row(mark.fence, mark.token)])
+    answers = iter([Deadlock(), (0, None), (0, None), (0, None), (1, Row(1, mark.token))])
 
-    def answer(_statement):
+    def execute(_sql, _parameters):
         found = next(answers)
-        if isinstance(found, Conflict):
+        if isinstance(found, Deadlock):
             raise found
         return found
 
-    run(raising(mark), answer)
+    Runner("postgresql", 1, execute, lambda _mark: False, "").begin(mark, None, may_sweep=False)
     assert not list(answers)
 
-    def never(_statement):
-        raise Conflict(OSError())
+    def never(_sql, _parameters):
+        raise Deadlock
 
     with pytest.raises(StaleFence):
-        run(raising(mark), never)
+        Runner("postgresql", 1, never, lambda _mark: False, "").begin(mark, None)
 
 
 def test_errors_of_sqlite_are_known(tmp_path):
     """A database that is locked, and a table that is missing."""
     one, two = (sqlite3.connect(tmp_path / "db", timeout=0) for _ in range(2))
     with pytest.raises(sqlite3.OperationalError) as caught:
-        one.execute(dialect_of("sqlite").looking, {"digest": ""})
+        one.execute(LOOKING, {"digest": ""})
     assert trouble_of(caught.value) is Trouble.NO_TABLE
     one.execute("BEGIN IMMEDIATE")
     with pytest.raises(sqlite3.OperationalError) as caught:

@@ -29,7 +29,8 @@ from tests.servers import Postgres
 from tests.support.waiting import PATIENCE
 from weblock import AsyncLease, AsyncLocks, ConfigurationError, LeaseLost, Locks
 from weblock.contrib.fastapi import guarded, install, lock
-from weblock.contrib.kit.guarding import TABLE, FenceLocked, StaleFence, dialect_of, marks_of, sql
+from weblock.contrib.kit.guarding import TABLE, FenceLocked, StaleFence, marks_of, sql
+from weblock.contrib.kit.guarding.sql import dialect_of
 from weblock.contrib.sqlalchemy import fence_table, guard
 
 from .losing import lose

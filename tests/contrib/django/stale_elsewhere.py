@@ -42,7 +42,7 @@ def configure(vendor: str, where: str) -> None:
 
 
 def story(atomic: str) -> str:
-    """What becomes of a holder that sleeps after it has counted, in transactions of its own or none."""
+    """What becomes of a holder that sleeps after it has counted, in one transaction, or with its write in one."""
     from django.http import HttpRequest, HttpResponse
 
     from weblock.contrib.django import lock, locks
@@ -54,7 +54,8 @@ def story(atomic: str) -> str:
             cursor.execute("SELECT COUNT(*) FROM item")
             (count,) = cursor.fetchone()
             sleep()
-            cursor.execute("INSERT INTO item (id) VALUES (%s)", [count])
+            with transaction.atomic():
+                cursor.execute("INSERT INTO item (id) VALUES (%s)", [count])
         return HttpResponse(status=201)
 
     def sleep() -> None:
@@ -105,7 +106,7 @@ def refused(commits: Callable[[Any], object]) -> str:
 if __name__ == "__main__":
     vendor = sys.argv[1]
     configure(*sys.argv[1:])
-    for each in ("atomic", "autocommit"):
+    for each in ("atomic", "steps"):
         sys.stdout.write(f"{each}: {story(each)}\n")
     steps: list[Callable[[Any], object]] = [
         lambda cursor: cursor.execute("CREATE TABLE other (id INTEGER)"),

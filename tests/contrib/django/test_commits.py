@@ -12,7 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from psycopg.sql import SQL
 
 from weblock import LeaseLost
-from weblock.contrib.django import commits, lock, locks
+from weblock.contrib.django import lock, locks
 from weblock.contrib.django.request import ViewLeases
 
 from .project.shop.models import Item
@@ -145,7 +145,9 @@ def test_a_wrapper_that_is_there_first_removes_itself(serve: Any) -> None:
     with connection.execute_wrapper(pass_on):
         connection.ensure_connection()
     connection.close()
-    assert [each.__module__ for each in connection.execute_wrappers] == [commits.__name__]
+    assert [each.__module__ for each in connection.execute_wrappers] == [
+        "weblock.contrib.django.database"
+    ]
 
 
 @pytest.mark.parametrize("using", DATABASES)

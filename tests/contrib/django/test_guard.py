@@ -23,7 +23,7 @@ from psycopg import IsolationLevel
 from weblock import ConfigurationError
 from weblock.contrib.django import lock, locks
 from weblock.contrib.django.checks import check_guard, check_settings
-from weblock.contrib.django.guard import Guard
+from weblock.contrib.django.database import Guard
 from weblock.contrib.django.models import Fence
 from weblock.contrib.kit.guarding import TABLE, sql
 
@@ -98,7 +98,8 @@ class Story:
         self.sleep()
         if full:
             return HttpResponse(status=422)
-        self.items.create()
+        with transaction.atomic(using=self.items.db):
+            self.items.create()
         return HttpResponse(status=201)
 
 
@@ -142,11 +143,6 @@ def in_savepoints(story: Story) -> Callable[..., HttpResponse]:
             return response
 
     return view
-
-
-def in_autocommit(story: Story) -> Callable[..., HttpResponse]:
-    """One without any transaction of its own."""
-    return story.create
 
 
 def in_steps(story: Story) -> Callable[..., HttpResponse]:
@@ -227,7 +223,6 @@ def by_callproc(story: Story) -> Callable[..., HttpResponse]:
 WAYS = [
     in_own_transaction,
     in_savepoints,
-    in_autocommit,
     in_steps,
     by_sql,
     by_copy,
@@ -239,7 +234,7 @@ WAYS = [
     ("way", "using"), [*((way, "default") for way in WAYS), (in_own_transaction, "other")]
 )
 def test_every_way_to_commit_is_checked(way: Any, using: str, serve: Any, guard: Any) -> None:
-    """Each is refused once another has followed, on each database, also where nothing is atomic."""
+    """Each is refused once another has followed, on each database."""
     story = Story(using)
     serve(items=lock("create_item")(way(story)))
     guard()
@@ -248,20 +243,12 @@ def test_every_way_to_commit_is_checked(way: Any, using: str, serve: Any, guard:
     assert story.items.count() == 1
 
 
-@pytest.mark.parametrize("way", [in_autocommit, in_own_transaction], ids=["autocommit", "atomic"])
-async def test_async_views_are_checked(way: Any, serve: Any, guard: Any) -> None:
-    """Under ASGI too, with the async ORM and with sync_to_async."""
+async def test_async_views_are_checked(serve: Any, guard: Any) -> None:
+    """Under ASGI too, where a thread works for the view."""
     story = Story()
 
     async def create(request: HttpRequest) -> HttpResponse:
-        if way is in_own_transaction:
-            return await sync_to_async(way(story))(request)
-        full = await story.items.acount() >= 1
-        if not story.followed:
-            await sync_to_async(story.sleep)()
-        if not full:
-            await story.items.acreate()
-        return HttpResponse(status=422 if full else 201)
+        return await sync_to_async(in_own_transaction(story))(request)
 
     serve(items=lock("create_item")(create))
     guard()
@@ -313,8 +300,9 @@ def test_a_holder_that_comes_too_late_does_not_begin(
 
     @lock("create_item")
     def view(request: HttpRequest) -> HttpResponse:
-        ran.append(Item.objects.count())
-        Item.objects.create()
+        with transaction.atomic():
+            ran.append(Item.objects.count())
+            Item.objects.create()
         return HttpResponse(status=201)
 
     story = Story()
@@ -333,7 +321,8 @@ def test_nobody_else_is_disturbed(serve: Any, guard: Any, database: Any) -> None
     @lock("create_item")
     def view(request: HttpRequest) -> HttpResponse:
         Item.objects.create()
-        Item.objects.using("other").create()
+        with transaction.atomic(using="other"):
+            Item.objects.using("other").create()
         transaction.on_commit(lambda: hooks.append("done"))
         return HttpResponse(status=201)
 
@@ -414,23 +403,76 @@ def test_where_the_leases_are_in_the_database_the_fence_is_checked(
     assert sent[-1] == "COMMIT"
 
 
-def test_a_copy_of_the_connection_is_refused(serve: Any, guard: Any) -> None:
-    """Django would open the transaction for its write on the original."""
+def insert(cursor: Any) -> None:
+    """Writes a row by SQL."""
+    cursor.execute("INSERT INTO shop_item (name) VALUES ('')")
+
+
+def by_orm() -> None:
+    """As most views write."""
+    Item.objects.create()
+
+
+def by_cursor() -> None:
+    """By SQL."""
+    with connection.cursor() as cursor:
+        insert(cursor)
+
+
+def by_many() -> None:
+    """Several rows at once."""
+    with connection.cursor() as cursor:
+        cursor.executemany("INSERT INTO shop_item (name) VALUES (%s)", [("a",), ("b",)])
+
+
+def by_function() -> None:
+    """By a function, which may do anything."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_notify('weblock_test', '')")
+
+
+def by_copied_connection() -> None:
+    """Inside ``atomic``, which is for the original."""
+    copy = connection.copy()
+    try:
+        with transaction.atomic(), copy.cursor() as cursor:
+            insert(cursor)
+    finally:
+        copy.close()
+
+
+AUTOCOMMIT = [by_orm, by_cursor, by_many, by_function, by_copied_connection]
+autocommit = pytest.mark.parametrize("write", AUTOCOMMIT)
+
+
+@autocommit
+def test_a_write_outside_of_a_transaction_is_refused(write: Any, serve: Any, guard: Any) -> None:
+    """It would commit unchecked: the error says what to use, and nothing is written."""
+    serve(items=lock("create_item")(lambda request: write() or HttpResponse()))
+    guard()
+    refused = str(fetch("/items").exc_info[1])
+    assert "put it into transaction.atomic(using='default')" in refused
+    assert Item.objects.count() == 0
+    guard("lease")
+    assert fetch("/items").status_code == 200
+
+
+async def test_a_write_of_an_async_view_outside_of_a_transaction_is_refused(
+    serve: Any, guard: Any
+) -> None:
+    """Also by the async ORM, in another thread than the loop's."""
 
     @lock("create_item")
-    def view(request: HttpRequest) -> HttpResponse:
-        copy = connection.copy()
-        try:
-            with copy.cursor() as cursor:
-                cursor.execute("INSERT INTO shop_item (name) VALUES ('')")
-        finally:
-            copy.close()
+    async def view(request: HttpRequest) -> HttpResponse:
+        await Item.objects.acreate()
         return HttpResponse()
 
     serve(items=view)
     guard()
-    assert "use that one" in str(fetch("/items").exc_info[1])
-    assert Item.objects.count() == 0
+    with pytest.raises(ConfigurationError, match=r"put it into transaction\.atomic"):
+        await AsyncClient().post("/items")
+    assert await sync_to_async(Item.objects.count)() == 0
+    await sync_to_async(connections.close_all)()
 
 
 @pytest.mark.parametrize(
@@ -605,22 +647,22 @@ def outcomes(vendor: str, where: str) -> list[str]:
 
 
 def test_sqlite_refuses_too(tmp_path: Path) -> None:
-    """On SQLite a holder that has read in a transaction keeps others out; without one, it is refused."""
-    atomic, autocommit = outcomes("sqlite3", str(tmp_path / "db"))
+    """On SQLite a holder that has read in a transaction keeps others out; one that has not is refused."""
+    atomic, steps = outcomes("sqlite3", str(tmp_path / "db"))
     assert atomic == "atomic: 201 [409] stale 0"
-    assert autocommit == "autocommit: 503 [201] stale 0"
+    assert steps == "steps: 503 [201] stale 0"
 
 
 @pytest.mark.skipif(
     not os.environ.get("WEBLOCK_LONG"), reason="it starts a MariaDB: WEBLOCK_LONG=1"
 )
 def test_mariadb_refuses_too() -> None:
-    """On MariaDB, at its own isolation level, with a transaction and without."""
+    """On MariaDB, at its own isolation level, in one transaction and in steps."""
     from tests.servers.mariadb import MariaDB
 
     with MariaDB() as server:
         found = outcomes("mysql", str(server.port))
-    assert found[:2] == ["atomic: 503 [201] stale 0", "autocommit: 503 [201] stale 0"]
+    assert found[:2] == ["atomic: 503 [201] stale 0", "steps: 503 [201] stale 0"]
     for each in found[2:]:
         assert "ends the transaction by itself" in each
         assert each.endswith("items 0")

@@ -20,7 +20,7 @@ from tests.support.busy import busy
 from weblock import HoldOptions, LeaseLost, Locks
 from weblock.contrib.django import locks
 from weblock.contrib.django.commands import LockedCommand
-from weblock.contrib.django.routers import LOCKED_READS
+from weblock.contrib.django.database import LOCKED_READS
 
 from .project.replica import REPLICA
 from .project.shop.models import Item

@@ -31,8 +31,8 @@ from tests.support.waiting import PATIENCE, eventually
 from weblock import ConfigurationError
 from weblock.contrib.django import async_locks, lock, locks, request_locks
 from weblock.contrib.django.checks import MIDDLEWARE
+from weblock.contrib.django.database import LOCKED_READS
 from weblock.contrib.django.request import kept_rows
-from weblock.contrib.django.routers import LOCKED_READS
 
 from .project.replica import REPLICA
 from .project.shop.models import Item

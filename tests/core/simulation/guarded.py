@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
-from weblock.contrib.kit.guarding import (
+from weblock.contrib.kit.guarding.protocol import (
     Check,
     Conflict,
     Look,

@@ -20,10 +20,9 @@ from ...errors import ConfigurationError
 from ..kit import Asked, Locked
 from ..kit.book import limit_of
 from ..kit.guarding import DATABASE_GUARD, LEASE_GUARD, TABLE, GuardKind
+from .database import guarded_databases, refuse_split_reads
 from .discovery import RoutedView, marked_views, routed_views, undecorated
-from .guard import guarded_databases
 from .middleware import LockMiddleware
-from .routers import refuse_split_reads
 from .rules import Rules
 from .settings import AliasSettings, aliases, locks, of_alias
 from .view_lock import DEFAULT, ViewLock, locks_of

@@ -17,7 +17,7 @@ from ...errors import (
     WeblockError,
 )
 from ...keys import KeyTemplate
-from .routers import is_locked
+from .database import is_locked
 from .settings import locks
 from .view_lock import DEFAULT
 

@@ -17,8 +17,8 @@ from django.utils.decorators import sync_and_async_middleware
 from ...errors import ConfigurationError, WeblockError
 from . import settings
 from .answers import aanswer_for, answer_for
+from .database import refuse_split_reads
 from .request import TaskLeases, ThreadLeases, locks_of_request
-from .routers import refuse_split_reads
 from .settings import LocksByAlias, async_locks, locks
 from .view_lock import ViewLock, locks_of
 

@@ -41,13 +41,7 @@ from ..kit.book import BeforeWaiting, RequestLeases, going_on, to_its_end
 from ..kit.guarding import GuardKind
 from ..wsgi.request import ENVIRON_KEY
 from .answers import answer
-from .commits import (
-    checked_at_commit,
-    give_back_connections,
-    prepare_connections,
-    write_fences,
-)
-from .guard import Guard
+from .database import Guard, checked_at_commit, give_back_connections, prepare_connections
 from .internals import close_together, stands_for
 from .settings import async_locks, locks, of_alias
 from .view_lock import DEFAULT, ViewLock
@@ -259,7 +253,7 @@ class ThreadLeases(ViewLeases):
                 wanted[lock] = lock.keys_of(self.request, values)
         acquired = drive(self._take_all(locks, wanted, _give_back))
         if guard := self.guard:
-            write_fences(guard)
+            guard.write()
         if acquired:
             read_again(kept_rows((*vars(self.request).values(), *values.values(), *given)))
 
@@ -313,7 +307,7 @@ class TaskLeases(ViewLeases):
                 wanted[lock] = await lock.akeys_of(self.request, values)
         acquired = await self._take_all(async_locks, wanted, _agive_back_connections)
         if guard := self.guard:
-            await _awrite_fences(guard)
+            await sync_to_async(guard.write)()
         if acquired:
             rows = kept_rows((*vars(self.request).values(), *values.values(), *given))
             if rows:
@@ -353,7 +347,6 @@ def read_again(rows: Iterable[Model]) -> None:
 
 _aprepare_connections: Final = sync_to_async(prepare_connections)
 _agive_back_connections: Final = sync_to_async(give_back_connections)
-_awrite_fences: Final = sync_to_async(write_fences)
 _aread_again: Final = sync_to_async(read_again)
 
 _current: Final[ContextVar[ThreadLeases | TaskLeases | None]] = ContextVar(
@@ -368,12 +361,6 @@ def locks_of_request(request: HttpRequest) -> ThreadLeases | TaskLeases | None:
     """Return what an outer layer holds for the request, and will release when it is over."""
     current = _current.get()
     return current if current and current.request is request and not current.over else None
-
-
-def holds_locks() -> bool:
-    """Return whether the code that runs here belongs to a request that holds a lock."""
-    current = _current.get()
-    return current is not None and not current.over and current.holds_any
 
 
 async def _give_back() -> None:

@@ -25,7 +25,7 @@ from ...errors import ConfigurationError
 from ...events import Acquired
 from ...sync import Locks
 from ..kit.guarding import DATABASE_GUARD, GUARDS, LEASE_GUARD, LOCK_WAIT, GuardKind
-from .commits import warn_of_transaction
+from .database import warn_of_transaction
 from .rules import Rules
 from .signals import announcing
 from .view_lock import DEFAULT

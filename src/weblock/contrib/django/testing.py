@@ -22,7 +22,7 @@ from ...errors import ConfigurationError
 from ...events import Acquired, Event
 from ...testing import serialized
 from ...testing.sections import Sections, Watch
-from .commits import give_back_connections
+from .database import give_back_connections
 from .request import locks_of_request
 from .settings import async_locks, locks
 

@@ -7,7 +7,6 @@ import re
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ..._requirements import require
@@ -27,8 +26,10 @@ from sqlalchemy import (  # noqa: E402 - only what fits can be imported
     event,
     text,
 )
+from sqlalchemy.dialects import mysql  # noqa: E402
 from sqlalchemy.engine import AdaptedConnection, ExceptionContext  # noqa: E402
-from sqlalchemy.exc import DBAPIError, PendingRollbackError  # noqa: E402
+from sqlalchemy.exc import PendingRollbackError  # noqa: E402
+from sqlalchemy.orm import Session, SessionTransaction, scoped_session  # noqa: E402
 from sqlalchemy.util.concurrency import in_greenlet  # noqa: E402
 
 from ..._face import BaseLease  # noqa: E402
@@ -38,14 +39,11 @@ from ..kit.guarding import (  # noqa: E402
     LENGTHS,
     LOCK_WAIT,
     TABLE,
-    Conflict,
-    Dialect,
     Kind,
     Mark,
     Row,
     Runner,
     Trouble,
-    dialect_of,
     is_due,
     kind_of,
     marks_of,
@@ -59,7 +57,6 @@ watch()
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
-    from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
 
 class Checked(Protocol):
@@ -100,28 +97,23 @@ def guard(
             longer true.
     """
     target: Any = getattr(session, "sync_session", session)
-    _refuse_others(target, lease)
-    if fence:
-        _Fenced(target, lease, wait)
-    else:
-        _Guarded(target, lease)
-
-
-def _refuse_others(session: object, lease: object) -> None:
-    """Raise ``TypeError`` for arguments in a wrong order, or of another kind."""
-    from sqlalchemy.orm import Session
-
     if not isinstance(lease, BaseLease):
         raise TypeError(
             f"guard(session, lease) takes a lease second, and was given {shown(lease)}: give what"
             " `with locks.hold(key) as lease:` returns, or the parameter of Depends(lock(key))"
         )
-    if not isinstance(session, Session):  # A registry or a factory would guard all of its sessions.
+    if not isinstance(target, Session):  # A registry or a factory would guard all of its sessions.
         raise TypeError(
             "guard(session, lease) takes an SQLAlchemy Session or AsyncSession first, and was given"
-            f" {shown(session)}: give the one session that commits, such as db.session() of a registry"
+            f" {shown(target)}: give the one session that commits, such as db.session() of a registry"
             " db.session; without a session, call lease.check() before the commit"
         )
+    if fence and has_begun(target):
+        raise ConfigurationError(
+            "guard(..., fence=True) was given a session with an open transaction, which may have"
+            " read outdated rows: guard it before its first use, or roll it back first"
+        )
+    _Guard(target, lease, marks_of(lease) if fence else None, wait)
 
 
 class Sessions:
@@ -192,6 +184,7 @@ def fence_table(metadata: MetaData) -> Table:
     the same table. It is in the connection's default schema, whatever the schema of ``metadata``: the
     guard's statements name no schema, and all sections of a key must find the same table.
     """
+    moment = DateTime(timezone=True).with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
     return Table(
         TABLE,
         metadata,
@@ -199,19 +192,10 @@ def fence_table(metadata: MetaData) -> Table:
         Column("lock_key", String(LENGTHS["lock_key"]), nullable=False),
         Column("fence", BigInteger, nullable=False),
         Column("token", String(LENGTHS["token"]), nullable=False),
-        Column("raised_at", _MOMENT, nullable=False),
+        Column("raised_at", moment, nullable=False),
         schema=BLANK_SCHEMA,
     )
 
-
-def _moment() -> Any:
-    from sqlalchemy.dialects import mysql
-
-    exact: Any = mysql.DATETIME(fsp=6)
-    return DateTime(timezone=True).with_variant(exact, "mysql", "mariadb")
-
-
-_MOMENT: Final = _moment()
 
 _REMEMBERED: Final = 10_000
 
@@ -220,77 +204,54 @@ _told: Final[weakref.WeakKeyDictionary[Engine, OrderedDict[str, float]]] = (
 )
 """The last sections that each engine has been told of, and when: see ``is_due``."""
 
-
-class _Guarded:
-    """A session that commits nothing once its lease is lost."""
-
-    def __init__(self, session: Session, lease: BaseLease) -> None:
-        self._lease = lease
-        self._wrote: dict[Connection, bool] = {}
-        """The connections that the session has now, and whether each has written unchecked."""
-        event.listen(session, "before_commit", self.before_commit)
-        event.listen(session, "after_begin", self.begun)
-        event.listen(session, "after_transaction_end", self.ended)
-
-    def before_commit(self, _session: Session) -> None:
-        """Check early, also at the end of a savepoint or on a connection that its owner commits."""
-        self._lease.check()
-
-    def begun(self, _session: Session, _transaction: object, connection: Connection) -> None:
-        """Watch a connection that the session has just taken."""
-        if connection not in self._wrote:  # Otherwise a savepoint begins.
-            self._wrote[connection] = False
-            event.listen(connection, "commit", self.committing)
-            event.listen(connection, "prepare_twophase", self.preparing)
-
-    def ended(self, _session: Session, transaction: SessionTransaction) -> None:
-        """Forget the connections that the session has returned."""
-        if transaction.parent is None:
-            self._wrote.clear()
-
-    def committing(self, connection: Connection) -> None:
-        """Check just before COMMIT, after everything that the session and its listeners do."""
-        try:
-            self.preparing(connection)
-        except BaseException:
-            # After an error here, SQLAlchemy returns the connection to its pool as it is.
-            if not connection.invalidated:
-                connection.connection.rollback()
-            raise
-
-    def preparing(self, connection: Connection, *_xid: object) -> None:
-        """Check just before the first phase of a two-phase COMMIT, or before COMMIT itself."""
-        if connection in self._wrote:
-            self._lease.check()
-
+_guards_on: Final[weakref.WeakKeyDictionary[Connection, set[_Guard]]] = weakref.WeakKeyDictionary()
+"""The guards, with fences, of the session that a connection is in use by."""
 
 _TOKENS: Final = "weblock_tokens"
 """Where a session notes the leases that guard it, each with the digest of its key."""
 
+_SAVEPOINT: Final = re.compile(r"\s*SAVEPOINT\b", re.IGNORECASE)
 
-class _Fenced(_Guarded):
-    """A session whose database refuses a holder whose key has passed to another."""
 
-    def __init__(self, session: Session, lease: BaseLease, wait: float) -> None:
-        if has_begun(session):
-            raise ConfigurationError(
-                "guard(..., fence=True) was given a session with an open transaction, which may have"
-                " read outdated rows: guard it before its first use, or roll it back first"
-            )
+class _Guard:
+    """A session that commits nothing once its lease is lost.
+
+    With ``marks``, its database refuses a holder whose key has passed to another.
+    """
+
+    def __init__(
+        self, session: Session, lease: BaseLease, marks: list[Mark] | None, wait: float
+    ) -> None:
         self._session = session
-        self._marks = marks_of(lease)
-        super().__init__(session, lease)
+        self._lease = lease
+        self._fences = marks is not None
+        self._marks = marks or []
         self._wait = wait
+        self._wrote: dict[Connection, bool] = {}
+        """The connections that the session has now, and whether each has written unchecked."""
         self._ending: set[Connection] = set()
-        """The connections whose COMMIT has begun."""
-        self._get_bind: Callable[..., Engine | Connection] = session.get_bind
+        """Those whose COMMIT has begun."""
         self._broken: set[Connection] = set()
-        """The connections whose transaction was rolled back after an error, to look who was the reason."""
-        session.get_bind = self.get_bind  # type: ignore[method-assign]
-        self._connection: Callable[..., Connection] = session.connection
-        session.connection = self.connection  # type: ignore[method-assign]
-        self._refuse_another_engine(session.info.setdefault(_TOKENS, {}))
-        _explain_errors()
+        """Those whose transaction was rolled back after an error, to look who was the reason."""
+        event.listen(session, "before_commit", self.before_commit)
+        event.listen(session, "after_begin", self.begun)
+        event.listen(session, "after_transaction_end", self.ended)
+        if self._fences:
+            tokens: dict[str, str] = session.info.setdefault(_TOKENS, {})
+            for mark in self._marks:
+                if tokens.setdefault(mark.digest, mark.token) != mark.token:
+                    raise ConfigurationError(
+                        "this session is guarded with another lease of"
+                        f" {unqualified(mark.key)!r:.200}: make a session for each lease, and if two"
+                        " engines hold the same key, give one of them a namespace= of its own, for a key"
+                        " has one row in the database"
+                    )
+            self._get_bind: Callable[..., Engine | Connection] = session.get_bind
+            session.get_bind = self.get_bind  # type: ignore[method-assign]
+            self._connection: Callable[..., Connection] = session.connection
+            session.connection = self.connection  # type: ignore[method-assign]
+
+    # The first step: before the session sends anything.
 
     def get_bind(self, *args: Any, **options: Any) -> Engine | Connection:
         """Return the database of the next statement; it knows of the lease from now on.
@@ -327,26 +288,28 @@ class _Fenced(_Guarded):
         self.get_bind(**(bind_arguments or {}))
         return self._connection(bind_arguments, *args, **options)
 
-    def _refuse_another_engine(self, tokens: dict[str, str]) -> None:
-        """Raise ``ConfigurationError`` if the session is guarded with another lease of the same key."""
-        for mark in self._marks:
-            if tokens.setdefault(mark.digest, mark.token) != mark.token:
-                raise ConfigurationError(
-                    f"this session is guarded with another lease of {unqualified(mark.key)!r:.200}: make"
-                    " a session for each lease, and if two engines hold the same key, give one of them a"
-                    " namespace= of its own, for a key has one row in the database"
-                )
-
-    def begun(self, session: Session, transaction: object, connection: Connection) -> None:
+    def begun(self, _session: Session, _transaction: object, connection: Connection) -> None:
         """Watch a connection that the session has just taken."""
-        if _commits_by_itself(connection):
-            raise ConfigurationError(
-                "guard(..., fence=True) was given a session whose statements commit by themselves"
-                ' (isolation_level="AUTOCOMMIT"), before they could be checked'
-            )
-        super().begun(session, transaction, connection)
-        event.listen(connection, "before_cursor_execute", self.seen)
-        _fenced_on.setdefault(connection, set()).add(self)
+        if connection in self._wrote:  # A savepoint begins.
+            return
+        if self._fences:
+            if _commits_by_itself(connection):
+                raise ConfigurationError(
+                    "guard(..., fence=True) was given a session whose statements commit by themselves"
+                    ' (isolation_level="AUTOCOMMIT"), before they could be checked'
+                )
+            event.listen(connection, "before_cursor_execute", self.seen)
+            _guards_on.setdefault(connection, set()).add(self)
+        self._wrote[connection] = False
+        event.listen(connection, "commit", self.committing)
+        event.listen(connection, "prepare_twophase", self.preparing)
+
+    def ended(self, _session: Session, transaction: SessionTransaction) -> None:
+        """Forget the connections that the session has returned."""
+        if transaction.parent is None:
+            self._wrote.clear()
+            self._ending.clear()
+            self._broken.clear()
 
     def seen(self, connection: Connection, _cursor: object, statement: str, *_more: object) -> None:
         """Record a statement that may write; refuse one that commits by itself."""
@@ -360,55 +323,58 @@ class _Fenced(_Guarded):
         kind = kind_of(statement, mysql=connection.dialect.name in ("mysql", "mariadb"))
         if kind is Kind.COMMITS and connection not in self._ending:
             raise refuse_commit(statement)
-        if kind is Kind.WRITES or _SAVEPOINT.match(statement):
-            _begin_in_sqlite(connection)
+        if connection.dialect.name == "sqlite" and (
+            kind is Kind.WRITES or _SAVEPOINT.match(statement)
+        ):
+            # Python's ``sqlite3`` leaves BEGIN out before some statements. SQLite would then commit after
+            # each CTE, DDL and PRAGMA, and when a savepoint is released.
+            driver: Any = connection.connection.driver_connection
+            if not driver.in_transaction:
+                connection.exec_driver_sql(f"BEGIN {driver.isolation_level or ''}")
         if kind is Kind.WRITES and not self._wrote[connection]:
             self._wrote[connection] = True
             if connection in self._ending:  # A listener of COMMIT itself writes.
                 self._check_all()
 
+    # The second step: before COMMIT.
+
     def before_commit(self, session: Session) -> None:
-        """Check early before the first of two phases: SQLAlchemy 2.0 hides an error that is raised there."""
-        super().before_commit(session)
-        if session.twophase and not session.in_nested_transaction():
+        """Check early, also at the end of a savepoint or on a connection that its owner commits.
+
+        Before the first of two phases: SQLAlchemy 2.0 hides an error that is raised there.
+        """
+        self._lease.check()
+        if self._fences and session.twophase and not session.in_nested_transaction():
             session.flush()
             self._check_all()
 
+    def committing(self, connection: Connection) -> None:
+        """Check just before COMMIT, after everything that the session and its listeners do."""
+        try:
+            self.preparing(connection)
+        except BaseException:
+            # After an error here, SQLAlchemy returns the connection to its pool as it is.
+            if not connection.invalidated:
+                connection.connection.rollback()
+            raise
+
     def preparing(self, connection: Connection, *_xid: object) -> None:
-        """Check the lease, and ask each database that was written to."""
-        super().preparing(connection)
+        """Check the lease, and ask each database that was written to.
+
+        That is just before the first phase of a two-phase COMMIT, or before COMMIT itself.
+        """
         if connection in self._wrote:
+            self._lease.check()
             self._ending.add(connection)
             self._check_all()
-
-    def ended(self, session: Session, transaction: SessionTransaction) -> None:
-        """Forget the connections that the session has returned."""
-        super().ended(session, transaction)
-        if transaction.parent is None:
-            self._ending.clear()
-            self._broken.clear()
 
     def _check_all(self) -> None:
         """Check with each database that was written to; it then keeps others out until its COMMIT."""
         for connection, wrote in self._wrote.items():
             if wrote:
                 for mark in self._marks:
-                    self._check(connection, mark)
+                    self._runner(connection).check(mark)
                 self._wrote[connection] = False
-
-    def _is_held(self, connection: Connection) -> bool:
-        """Return whether the engine confirms that the lease is held; false if it cannot be asked."""
-        try:
-            asking = self._lease.extend(0)  # type: ignore[attr-defined] # both faces have it
-            if inspect.isawaitable(asking):
-                driver = _async_driver(connection)
-                if driver is None:
-                    asking.close()  # type: ignore[attr-defined] # it is a coroutine
-                    return False
-                driver.run_async(lambda _driver: asking)
-        except LeaseLost:
-            return False
-        return True
 
     def explain(self, connection: Connection) -> None:
         """Raise ``StaleFence`` if a statement conflicts with another section, and not with other data.
@@ -428,37 +394,36 @@ class _Fenced(_Guarded):
             found = done.first() if done.returns_rows else None
             return done.rowcount, Row(*found) if found else None
 
-        dialect = _dialect_of(_name_of(connection.engine), self._wait)
-        return Runner(dialect, self._wait, execute, lambda: self._is_held(connection), _NO_TABLE)
+        def is_held(_mark: Mark) -> bool:
+            try:
+                asking = self._lease.extend(0)  # type: ignore[attr-defined] # both faces have it
+                if inspect.isawaitable(asking):
+                    driver: Any = connection.connection.dbapi_connection
+                    if not isinstance(driver, AdaptedConnection):  # It cannot be asked.
+                        asking.close()  # type: ignore[attr-defined] # it is a coroutine
+                        return False
+                    driver.run_async(lambda _driver: asking)
+            except LeaseLost:
+                return False
+            return True
 
-    def _check(self, connection: Connection, mark: Mark) -> None:
-        try:
-            self._runner(connection).check(mark)
-        except Conflict as conflict:
-            raise conflict.error from None
-        except DBAPIError as error:
-            if trouble_of(error) is not Trouble.READ_ONLY:
-                raise
-
-
-_fenced_on: Final[weakref.WeakKeyDictionary[Connection, set[_Fenced]]] = weakref.WeakKeyDictionary()
-"""The guards of the session that a connection is in use by."""
-
-
-@cache
-def _explain_errors() -> None:
-    """Have all errors of databases explained from now on: those of a flush and of a COMMIT, too."""
-    event.listen(Engine, "handle_error", _explain)
+        dialect = connection.engine.dialect
+        name = "mariadb" if getattr(dialect, "is_mariadb", False) else dialect.name
+        return Runner(name, self._wait, execute, is_held, _NO_TABLE)
 
 
+@event.listens_for(Engine, "handle_error")
 def _explain(context: ExceptionContext) -> None:
+    """Explain the errors of databases, those of a flush and of a COMMIT, too."""
     connection = context.connection
-    guards = connection is not None and _fenced_on.get(connection)
-    if connection is None or not guards:
-        return
-    if trouble_of(context.original_exception) is Trouble.CONFLICT:
-        for fenced in guards:
-            fenced.explain(connection)
+    guards = connection is not None and _guards_on.get(connection)
+    if (
+        connection is not None
+        and guards
+        and trouble_of(context.original_exception) is Trouble.CONFLICT
+    ):
+        for each in guards:
+            each.explain(connection)
 
 
 def _commits_by_itself(connection: Connection) -> bool:
@@ -467,36 +432,6 @@ def _commits_by_itself(connection: Connection) -> bool:
     if connection.dialect.name == "sqlite" and getattr(driver, "isolation_level", "") is None:
         return not getattr(driver, "in_transaction", False)  # Unless BEGIN was sent.
     return level == "AUTOCOMMIT" or getattr(driver, "autocommit", False) is True
-
-
-_SAVEPOINT: Final = re.compile(r"\s*SAVEPOINT\b", re.IGNORECASE)
-
-
-def _begin_in_sqlite(connection: Connection) -> None:
-    """Send the BEGIN that Python's ``sqlite3`` leaves out, except before some statements.
-
-    Without it, SQLite commits after each CTE, DDL and PRAGMA, and when a savepoint is released.
-    """
-    if connection.dialect.name == "sqlite":
-        driver: Any = connection.connection.driver_connection
-        if not driver.in_transaction:
-            connection.exec_driver_sql(f"BEGIN {driver.isolation_level or ''}")
-
-
-@cache
-def _dialect_of(name: str, wait: float) -> Dialect:
-    return dialect_of(name, wait=wait)
-
-
-def _name_of(engine: Engine) -> str:
-    is_mariadb = engine.dialect.name == "mysql" and getattr(engine.dialect, "is_mariadb", False)
-    return "mariadb" if is_mariadb else engine.dialect.name
-
-
-def _async_driver(connection: Connection) -> Any:
-    """Return the connection of an asyncio driver, or ``None`` for other drivers."""
-    driver: Any = connection.connection.dbapi_connection
-    return driver if isinstance(driver, AdaptedConnection) else None
 
 
 _NO_TABLE: Final = (

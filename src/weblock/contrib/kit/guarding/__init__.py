@@ -11,31 +11,14 @@ Django and SQLAlchemy call it at the right moments.
 
 from __future__ import annotations
 
-from .errors import FenceLocked, StaleFence
-from .kinds import DATABASE_GUARD, GUARDS, LEASE_GUARD, GuardKind, refuse_guard
-from .protocol import (
-    Check,
-    Conflict,
-    Look,
-    Mark,
-    Raise,
-    Row,
-    checking,
-    marks_of,
-    raising,
-    run,
-)
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from ....errors import ConfigurationError
+from .protocol import FenceLocked, Mark, Row, StaleFence, marks_of
 from .reading import Kind, kind_of, refuse_commit
 from .runner import Runner, is_due
-from .sql import (
-    LENGTHS,
-    LOCK_WAIT,
-    TABLE,
-    Dialect,
-    Trouble,
-    dialect_of,
-    trouble_of,
-)
+from .sql import LENGTHS, LOCK_WAIT, TABLE, Trouble, trouble_of
 
 __all__ = [
     "DATABASE_GUARD",
@@ -44,27 +27,39 @@ __all__ = [
     "LENGTHS",
     "LOCK_WAIT",
     "TABLE",
-    "Check",
-    "Conflict",
-    "Dialect",
     "FenceLocked",
     "GuardKind",
     "Kind",
-    "Look",
     "Mark",
-    "Raise",
     "Row",
     "Runner",
     "StaleFence",
     "Trouble",
-    "checking",
-    "dialect_of",
     "is_due",
     "kind_of",
     "marks_of",
-    "raising",
     "refuse_commit",
     "refuse_guard",
-    "run",
     "trouble_of",
 ]
+
+GuardKind = Literal["lease", "database"]
+"""What is checked before a COMMIT, as settings and locks name it."""
+
+LEASE_GUARD: Final = "lease"
+"""Only that the lease has not ended, as far as its holder knows."""
+
+DATABASE_GUARD: Final = "database"
+"""Also the fence, by the database itself."""
+
+GUARDS: Final = (LEASE_GUARD, DATABASE_GUARD)
+
+
+def refuse_guard(guard: object, options: Mapping[str, object]) -> None:
+    """Raise ``ConfigurationError`` for what is no ``guard=`` of a lock with these options."""
+    if guard is not None and guard not in GUARDS:
+        raise ConfigurationError(f"guard={guard!r:.80}: give 'lease', 'database' or None")
+    if guard == DATABASE_GUARD and (options.get("shared") or options.get("limit", 1) != 1):
+        raise ConfigurationError(
+            "the guard in the database needs an exclusive lease: leave out limit= and shared=, or the guard"
+        )

@@ -7,15 +7,14 @@ They are generators of statements: the caller sends in what the database answere
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from ...._face import BaseLease
 from ...._platform.logs import logger
-from ....errors import ConfigurationError
+from ....errors import ConfigurationError, LeaseLost, LockTimeout
 from ....keys import unqualified
-from .errors import StaleFence
 
 ATTEMPTS: Final = 5
 """How often to try to raise a fence while others do so at the same time."""
@@ -24,6 +23,39 @@ SHOWN: Final = 600
 """The length of the column of keys; a key with its namespace has up to 577 characters."""
 
 SALT: Final = "weblock guard "
+
+
+class StaleFence(LeaseLost):
+    """The database refused a holder, because another with a larger fence has come since.
+
+    ``newest`` is the larger fence; ``None`` if the database no longer knows of this holder.
+    """
+
+    def __init__(self, key: str, *, fence: int, newest: int | None) -> None:
+        if newest is None:
+            reason = "the database has no record of it: its row was deleted, or the search_path has changed"
+        else:
+            reason = f"fence {newest} has begun since"
+        super().__init__(key, fence=fence, reason=reason)
+        self.newest = newest
+
+
+class FenceLocked(LockTimeout):
+    """The lock was acquired, but a former holder's transaction is still open and was checked.
+
+    Such a holder was stopped between its check and its COMMIT. Its work may yet be committed, so
+    nothing may begin before: the database was waited for, up to the guard's limit.
+    """
+
+    def __init__(self, key: str, *, wait: float) -> None:
+        super().__init__(key, wait=wait)
+        self.args = (
+            (
+                f"lock {key!r} was acquired, but a former holder's transaction in the database has not"
+                f" ended within {wait:g} s: its process may have been stopped just before its COMMIT."
+                " Retry later, or end that session in the database"
+            ),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +165,16 @@ def marks_of(lease: BaseLease) -> list[Mark]:
                 f" {unqualified(each.key)!r:.200} is held with limit= or shared=True: leave that out, or"
                 " the guard (guard=, fence=True)"
             )
-    marks = [_mark(each.key, each.fence, each.owner) for each in lease._leased]  # noqa: SLF001
+    marks = [
+        Mark(
+            hashlib.sha256(each.key.encode()).hexdigest(),
+            each.key,
+            each.fence,
+            hashlib.sha256(f"{SALT}{each.owner}".encode()).hexdigest()[:32],
+        )
+        for each in lease._leased  # noqa: SLF001
+    ]
     return sorted(marks, key=lambda mark: mark.digest)
-
-
-def _mark(name: str, fence: int, owner: str) -> Mark:
-    digest = hashlib.sha256(name.encode()).hexdigest()
-    token = hashlib.sha256(f"{SALT}{owner}".encode()).hexdigest()[:32]
-    return Mark(digest, name, fence, token)
 
 
 def raising(mark: Mark) -> Generator[Statement, Any, None]:
@@ -195,37 +229,16 @@ def continuing(mark: Mark) -> Generator[Statement, Any, None]:
         raise _stale(mark, None)
 
 
-def checking(mark: Mark) -> Generator[Statement, Any, None]:
-    """The second step, before COMMIT: raises ``StaleFence`` if another section has begun since."""
-    row: Row | None = yield Check(mark)
-    if row is None or row.token != mark.token:
-        raise _stale(mark, row)
+def checking(mark: Mark, ask: type[Check | Look] = Check) -> Generator[Statement, Any, None]:
+    """The second step, before COMMIT: raises ``StaleFence`` if another section has begun since.
 
-
-def still_ours(mark: Mark) -> Generator[Statement, Any, None]:
-    """Ask, after a conflict in the second step and the rollback, whether the row is still ours.
-
-    Raises ``StaleFence`` if another holder has written it. If not, the conflict was about other data.
+    If it meets a conflict, or another statement of the work did, the same is asked by ``Look`` after the
+    rollback. If the row is still ours then, the conflict was about other data.
     """
-    row: Row | None = yield Look(mark)
+    row: Row | None = yield ask(mark)
     if row is None or row.token != mark.token:
         raise _stale(mark, row)
 
 
 def _stale(mark: Mark, row: Row | None) -> StaleFence:
     return StaleFence(unqualified(mark.key), fence=mark.fence, newest=row.fence if row else None)
-
-
-def run(steps: Generator[Statement, Any, None], answer: Callable[[Statement], Any]) -> None:
-    """Run a step. ``answer`` executes a statement, and may raise ``Conflict``."""
-    try:
-        statement = next(steps)
-        while True:
-            try:
-                answered = answer(statement)
-            except Conflict as conflict:
-                statement = steps.throw(conflict)
-            else:
-                statement = steps.send(answered)
-    except StopIteration:
-        return

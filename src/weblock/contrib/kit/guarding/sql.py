@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Final
+from functools import cache
+from typing import Final, NamedTuple
 
 from ....errors import ConfigurationError
 from .protocol import SHOWN
@@ -20,42 +18,13 @@ LOCK_WAIT: Final = 5.0
 """Seconds to wait for a former holder that was checked and has not committed yet."""
 
 
-@dataclass(frozen=True)
-class Dialect:
-    """The statements, with parameters as ``:digest``, and as ``Mark.values`` has them.
-
-    ``certain`` are the numbers of rows after which it is certain that ``raising`` took effect. If it is
-    not certain, ``looking`` finds out.
-    """
-
-    raising: str
-    certain: frozenset[int]
-    checking: str
-    looking: str
-    sweeping: str
-
-    def __post_init__(self) -> None:
-        assert ";" not in self.raising, "one statement is one round trip, and one transaction"
-
-
-_LOOKING: Final = "SELECT fence, token FROM weblock_fence WHERE digest = :digest"
-_LOCKED: Final = f"{_LOOKING} FOR UPDATE"
+LOOKING: Final = "SELECT fence, token FROM weblock_fence WHERE digest = :digest"
+_LOCKED: Final = f"{LOOKING} FOR UPDATE"
 
 _UPSERT: Final = """
 ON CONFLICT (digest) DO UPDATE
-SET fence = {greatest}(weblock_fence.fence, excluded.fence), token = excluded.token, raised_at = excluded.raised_at
+SET fence = %s(weblock_fence.fence, excluded.fence), token = excluded.token, raised_at = excluded.raised_at
 WHERE weblock_fence.fence < CAST(:below AS bigint) OR weblock_fence.token = excluded.token"""
-
-# The limit is set by the statement that it is for, and ends with it.
-_POSTGRESQL: Final = """
-INSERT INTO weblock_fence (digest, lock_key, fence, token, raised_at)
-SELECT CAST(:digest AS varchar), CAST(:lock_key AS varchar), CAST(:fence AS bigint),
-    CAST(:token AS varchar), clock_timestamp()
-FROM (SELECT set_config('lock_timeout', '{milliseconds}', true)) AS waits"""
-
-_SQLITE: Final = """
-INSERT INTO weblock_fence (digest, lock_key, fence, token, raised_at)
-VALUES (:digest, :lock_key, :fence, :token, CURRENT_TIMESTAMP)"""
 
 # Assignments are made from left to right: the fence is changed last.
 _MYSQL: Final = """
@@ -66,60 +35,64 @@ ON DUPLICATE KEY UPDATE
     token = IF(fence < :below, :token, token),
     fence = GREATEST(fence, :fence)"""
 
-
-def _postgresql(wait: float) -> Dialect:
-    raising = _POSTGRESQL.replace("{milliseconds}", f"{1000 * wait:.0f}")
-    return Dialect(
-        raising=raising + _UPSERT.format(greatest="GREATEST"),
-        certain=frozenset({1}),
-        checking=_LOCKED,
-        looking=_LOOKING,
-        sweeping="""
-DELETE FROM weblock_fence WHERE digest IN (
-    SELECT digest FROM weblock_fence WHERE raised_at < clock_timestamp() - interval '1 day'
-    LIMIT 1000 FOR UPDATE SKIP LOCKED)""",
-    )
+_SWEEPING_MYSQL: Final = """
+DELETE FROM weblock_fence WHERE raised_at < UTC_TIMESTAMP(6) - INTERVAL 1 DAY LIMIT 1000"""
 
 
-def _sqlite(_wait: float) -> Dialect:
-    # What writes has the whole database for itself until its COMMIT: a plain SELECT is enough.
-    return Dialect(
-        raising=_SQLITE + _UPSERT.format(greatest="MAX"),
-        certain=frozenset({1}),
-        checking=_LOOKING,
-        looking=_LOOKING,
-        sweeping="""
-DELETE FROM weblock_fence WHERE digest IN (
-    SELECT digest FROM weblock_fence WHERE raised_at < datetime('now', '-1 day') LIMIT 1000)""",
-    )
+class Dialect(NamedTuple):
+    """The statements, with parameters as ``:digest``, and as ``Mark.values`` has them.
 
+    ``raising`` is one statement: one round trip, and one transaction. ``certain`` are the numbers of rows
+    after which it is certain that it took effect; if it is not certain, ``LOOKING`` finds out.
+    """
 
-def _mysql(_wait: float) -> Dialect:
-    return Dialect(
-        raising=_MYSQL,
-        certain=frozenset({2}),  # 1 is a new row, or one that was left as it is.
-        checking=_LOCKED,
-        looking=_LOOKING,
-        sweeping="""
-DELETE FROM weblock_fence WHERE raised_at < UTC_TIMESTAMP(6) - INTERVAL 1 DAY LIMIT 1000""",
-    )
-
-
-def _mariadb(wait: float) -> Dialect:
-    # It counts whole seconds; 0 does not wait.
-    limit = f"SET STATEMENT innodb_lock_wait_timeout = {round(wait)} FOR"
-    plain = _mysql(wait)
-    return replace(plain, raising=limit + plain.raising)
+    raising: str
+    certain: frozenset[int]
+    checking: str
+    sweeping: str
 
 
 _DIALECTS: Final = {
-    "postgresql": _postgresql,
-    "sqlite": _sqlite,
-    "mysql": _mysql,
-    "mariadb": _mariadb,
+    "postgresql": Dialect(
+        # The limit is set by the statement that it is for, and ends with it.
+        """
+INSERT INTO weblock_fence (digest, lock_key, fence, token, raised_at)
+SELECT CAST(:digest AS varchar), CAST(:lock_key AS varchar), CAST(:fence AS bigint),
+    CAST(:token AS varchar), clock_timestamp()
+FROM (SELECT set_config('lock_timeout', '{milliseconds}', true)) AS waits"""
+        + _UPSERT % "GREATEST",
+        frozenset({1}),
+        _LOCKED,
+        """
+DELETE FROM weblock_fence WHERE digest IN (
+    SELECT digest FROM weblock_fence WHERE raised_at < clock_timestamp() - interval '1 day'
+    LIMIT 1000 FOR UPDATE SKIP LOCKED)""",
+    ),
+    "sqlite": Dialect(
+        """
+INSERT INTO weblock_fence (digest, lock_key, fence, token, raised_at)
+VALUES (:digest, :lock_key, :fence, :token, CURRENT_TIMESTAMP)"""
+        + _UPSERT % "MAX",
+        frozenset({1}),
+        # What writes has the whole database for itself until its COMMIT: a plain SELECT is enough.
+        LOOKING,
+        """
+DELETE FROM weblock_fence WHERE digest IN (
+    SELECT digest FROM weblock_fence WHERE raised_at < datetime('now', '-1 day') LIMIT 1000)""",
+    ),
+    # Of MySQL, 1 is a new row, or one that was left as it is.
+    "mysql": Dialect(_MYSQL, frozenset({2}), _LOCKED, _SWEEPING_MYSQL),
+    "mariadb": Dialect(
+        # It counts whole seconds; 0 does not wait.
+        f"SET STATEMENT innodb_lock_wait_timeout = {{seconds}} FOR{_MYSQL}",
+        frozenset({2}),
+        _LOCKED,
+        _SWEEPING_MYSQL,
+    ),
 }
 
 
+@cache
 def dialect_of(name: str, *, wait: float = LOCK_WAIT) -> Dialect:
     """Return the statements for a database. Raises ``ConfigurationError`` if unknown."""
     if name not in _DIALECTS:
@@ -127,7 +100,9 @@ def dialect_of(name: str, *, wait: float = LOCK_WAIT) -> Dialect:
             f"the guard in the database knows {', '.join(_DIALECTS)}, not {name!r:.40}: leave it"
             " off for that database"
         )
-    return _DIALECTS[name](wait)
+    found = _DIALECTS[name]
+    raising = found.raising.format(milliseconds=f"{1000 * wait:.0f}", seconds=round(wait))
+    return found._replace(raising=raising)
 
 
 class Trouble(Enum):
@@ -170,8 +145,12 @@ NO_RIGHT: Final = (
 
 
 def trouble_of(error: BaseException) -> Trouble | None:
-    """Return what a database's error means; ``None`` for all others, such as an outage."""
-    for each in _with_causes(error):
+    """Return what a database's error means; ``None`` for all others, such as an outage.
+
+    The driver's error may be one that a framework has chained to its own.
+    """
+    each: BaseException | None = error
+    while each is not None:
         state = getattr(each, "sqlstate", None) or getattr(each, "pgcode", None)
         if state in _BY_STATE:
             return _BY_STATE[state]
@@ -180,24 +159,12 @@ def trouble_of(error: BaseException) -> Trouble | None:
             return _BY_SQLITE.get(code, _BY_SQLITE.get(code & 0xFF, missing))
         if each.args and type(each.args[0]) is int and each.args[0] in _BY_MYSQL:
             return _BY_MYSQL[each.args[0]]
+        each = getattr(each, "orig", None) or each.__cause__
     return None
-
-
-def _with_causes(error: BaseException) -> Iterator[BaseException]:
-    """Return the error, and those that a framework has chained to it."""
-    found: BaseException | None = error
-    while found is not None:
-        yield found
-        found = getattr(found, "orig", None) or found.__cause__
 
 
 REFRESH: Final = 12 * 3600.0
 """Seconds after which a section writes its row again, before others delete it for being a day old."""
 
 SWEEPS: Final = 1 / 500
-"""The share of sections that also delete rows that were not used for a day."""
-
-
-def sweep_is_due() -> bool:
-    """Return whether to delete old rows now: at most 1000, and a section makes one at most."""
-    return random.random() < SWEEPS
+"""The share of sections that also delete rows that were not used for a day: at most 1000."""
