@@ -289,24 +289,6 @@ class TestTasks:
 
 
 class TestBusy:
-    def test_waiting(self, app, locks):
-        """By default a task waits its turn; when that takes too long, it fails."""
-
-        @app.task(lock="a")
-        def patient():
-            return "ran"
-
-        @app.task(lock="a", wait=0.01)
-        def hasty():
-            raise AssertionError
-
-        with ThreadPoolExecutor(1) as thread:
-            with held(locks, "a"):
-                assert isinstance(hasty.apply().result, LockTimeout)
-                turn = thread.submit(patient.apply)
-                eventually(lambda: waiters(locks, "a") == 1)
-            assert turn.result().get() == "ran"
-
     def test_what_fails_on_a_busy_key_may_retry_by_itself(self, app, locks):
         """``autoretry_for`` sees the errors of the lock."""
         attempts = []

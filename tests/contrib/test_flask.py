@@ -227,15 +227,6 @@ class TestAnswers:
         ask.blueprint = blueprint
         return ask
 
-    def test_a_busy_key_is_a_conflict(self, busy):
-        """409, with when to try again, as problem details."""
-        refused = busy()
-        assert refused.status_code == 409
-        assert refused.mimetype == "application/problem+json"
-        assert json.loads(refused.data)["code"] == "lock_timeout"
-        assert int(refused.headers["Retry-After"]) >= 1
-        assert refused.headers["Server-Timing"].startswith("lock;dur=")
-
     @pytest.mark.parametrize("kind", [LockTimeout, WeblockError])
     def test_handlers_of_the_application_go_first(self, app, busy, kind):
         """For the error itself, or for all of weblock's; of a blueprint, for its views."""
@@ -301,20 +292,6 @@ class TestAnswers:
             assert done.status_code == 503
             assert done.text == f"lost by {path}" if own else "lease_lost" in done.text
 
-    def test_a_client_that_leaves(self, app, web, locks, monkeypatch):
-        """Its place in the queue is free, its view does not run, and nothing is logged as an error."""
-        monkeypatch.setattr("weblock._core.acquiring.LOOK", 0.01)
-        gone, ran = threading.Event(), []
-        app.add_url_rule("/", view_func=web.lock("x", wait=None)(lambda: ran.append(1) or "done"))
-        shown = {"waitress.client_disconnected": gone.is_set}
-        with locks.hold("x"), ThreadPoolExecutor(1) as thread:
-            asked = thread.submit(app.test_client().get, "/", environ_overrides=shown)
-            eventually(lambda: waiters(locks, "x") == 1)
-            gone.set()
-            assert asked.result().status_code == 499
-            eventually(lambda: waiters(locks, "x") == 0)
-        assert not ran
-
 
 class TestTheRelease:
     @pytest.mark.parametrize("kind", ["plain", "async", "stream", "context"])
@@ -349,29 +326,6 @@ class TestTheRelease:
         assert done.data == b"ab"
         assert {name for name, _ in events} >= {"after", "teardown", "appcontext", "close"}
         assert not any(free for _, free in events)
-        assert is_free(locks, "x")
-
-    def test_a_teardown_that_fails_is_no_success(self, app, web, locks):
-        """A commit in a teardown function that fails: the response that promised it is not sent."""
-
-        def commit(error):
-            raise OSError("disk")
-
-        app.teardown_request(commit)
-        app.add_url_rule("/", view_func=web.lock("x")(lambda: ("made", 201)))
-        with pytest.raises(OSError, match="disk"):
-            app.test_client().get("/")
-        assert is_free(locks, "x")
-
-    def test_a_view_that_fails(self, app, web, locks):
-        """500, as Flask answers it, and the key is free."""
-
-        @app.get("/")
-        @web.lock("x")
-        def fail():
-            raise OSError("disk")
-
-        assert app.test_client().get("/").status_code == 500
         assert is_free(locks, "x")
 
 

@@ -132,17 +132,6 @@ async def test_a_loop_in_a_thread_waits_for_the_loop_of_the_request(app, locks):
         assert (await request).json() is True
 
 
-async def test_a_key_that_the_request_holds_is_not_acquired_again(app):
-    """A service function gets a valid lease of a key that a dependency has locked before."""
-
-    @app.get("/nested", dependencies=[Depends(lock("items"))])
-    def nested() -> bool:
-        return request_locks().acquire("items").held
-
-    async with client_of(app) as client:
-        assert (await client.get("/nested")).json() is True
-
-
 @pytest.mark.parametrize("find", [request_locks, wsgi.request_locks], ids=["asgi", "wsgi"])
 def test_outside_a_request_there_are_no_request_locks(find):
     """Code that serves no request gets an error that names the alternative."""

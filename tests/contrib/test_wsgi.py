@@ -17,7 +17,6 @@ import bottle
 import pytest
 
 from tests.servers import Server
-from tests.servers.ports import free_port
 from tests.support.waiting import PATIENCE, eventually, waiters
 from weblock import AlreadyHeld, AsyncLocks, Attempts, ConfigurationError, Locks, LockTimeout
 from weblock._core import acquiring
@@ -94,41 +93,6 @@ def answering(body, status="200 OK"):
 
 
 class TestARule:
-    def test_requests_for_one_key_never_overlap(self, locks):
-        """Those for the same key are served one after the other."""
-        running, most = [], []
-
-        def app(environ, start_response):
-            running.append(1)
-            most.append(len(running))
-            time.sleep(0.001)
-            running.pop()
-            return plain(environ, start_response)
-
-        layer = LockMiddleware(app, locks, [Rule("/items/{id:int}", key="item:{id}")])
-        paths = ["/items/7", "/items/007", "/items/7/"] * 4
-        with ThreadPoolExecutor(6) as threads:
-            statuses = [
-                each.status
-                for each in threads.map(lambda path: Gateway(layer, path=path).serve(), paths)
-            ]
-        assert statuses == [200] * len(paths)
-        assert max(most) == 1
-
-    def test_a_busy_key_is_a_conflict(self, locks):
-        """409, with when to try again, as problem details; and how long the request has waited."""
-        rules = [Rule("/items", key="items", wait=0.01)]
-        with locks.hold("items"), ThreadPoolExecutor(1) as thread:
-            refused = thread.submit(served, plain, locks, rules).result()
-        assert refused.status == 409
-        assert refused.problem["code"] == "lock_timeout"
-        assert int(refused.headers["retry-after"]) >= 1
-        assert refused.headers["content-length"] == str(len(refused.text))
-        assert refused.headers["server-timing"].startswith("lock;dur=")
-        done = served(plain, locks, rules)
-        assert (done.status, done.text) == (200, b"done")
-        assert done.headers["server-timing"].startswith("lock;dur=")
-
     def test_head_has_no_body(self, locks):
         """A refusal of a HEAD request has the headers alone."""
         rules = [Rule("/items", key="items", wait=0)]
@@ -166,15 +130,6 @@ class TestARule:
             server.kill()
             statuses += [Gateway(layer, path=path).serve().status for path in ("/open", "/closed")]
         assert statuses == [200, 200, 200, 503]
-
-    def test_an_engine_that_is_down_is_said(self):
-        """503, and the application does not run: nothing fails open."""
-        ran = []
-        with Locks.from_url(f"redis://127.0.0.1:{free_port()}", wait=0) as locks:
-            refused = served(lambda *given: ran.append(given), locks)
-        assert refused.status == 503
-        assert refused.problem["code"] == "engine_unavailable"
-        assert not ran
 
     @pytest.mark.parametrize(
         ("path", "query"),

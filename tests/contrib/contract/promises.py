@@ -30,6 +30,7 @@ FRESH = "Rows that were read before the lock are read again"
 SEVERAL = "Several keys are held together, and requests for them do not deadlock"
 HELD_ALREADY = "A key that the request holds already is not waited for"
 BUSY = "A busy key is answered with 409, or fails with `LockTimeout`"
+TIMING = "The response says how long the request waited"
 DOWN = "An engine that is down is answered with 503, or fails with `EngineUnavailable`"
 
 PROMISES = {
@@ -51,6 +52,7 @@ PROMISES = {
     HELD_ALREADY: 6,
     BUSY: 6,
     DOWN: 6,
+    TIMING: 17,
 }
 """Each with its number in the design."""
 

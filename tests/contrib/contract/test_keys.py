@@ -10,7 +10,7 @@ from tests.servers.single import free_port
 from weblock import Locks
 
 from .driver import Driver
-from .promises import BAD_KEY, BUSY, DOWN, HELD_ALREADY, SEVERAL, SPELLINGS, shows
+from .promises import BAD_KEY, BUSY, DOWN, HELD_ALREADY, SEVERAL, SPELLINGS, TIMING, shows
 from .test_requests import is_held
 
 Serve = Callable[..., Driver]
@@ -108,3 +108,15 @@ def test_an_engine_that_is_down_is_said(serve: Serve) -> None:
     assert (response.status, response.code) == (503, "engine_unavailable")
     assert response.headers["retry-after"] == "5"
     assert not ran
+
+
+@shows(TIMING)
+def test_the_response_says_how_long_the_request_waited(serve: Serve, probe: Locks) -> None:
+    """So does the refusal of a request that has waited in vain."""
+    server = serve(wait=0.01)
+    with probe.hold("item:7"):
+        refused = server.send("/items/7").response
+    served = server.send("/items/7").response
+    assert (refused.status, served.status) == (409, 200)
+    for response in (refused, served):
+        assert response.headers["server-timing"].startswith("lock;dur=")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -65,6 +66,15 @@ def test_requests_never_overlap_before_they_have_committed(serve: Serve) -> None
     calls = [server.send("/items/7") for _ in range(6)]
     assert [call.response.status for call in calls] == [200] * 6
     assert events == ["begin", "commit"] * 6
+
+
+@shows(COMMIT)
+def test_requests_for_other_keys_run_beside_one_another(serve: Serve) -> None:
+    """Three handlers meet, each inside the lock of its own key."""
+    meeting = threading.Barrier(3, timeout=PATIENCE)
+    server = serve(handle=lambda *_: meeting.wait())
+    calls = [server.send(f"/items/{number}") for number in range(3)]
+    assert [call.response.status for call in calls] == [200] * 3
 
 
 @shows(FAILED_COMMIT)
@@ -134,9 +144,9 @@ def test_waiting_requests_leave_the_holder_its_threads(serve: Serve) -> None:
 
 @shows(LEAVES_QUEUE)
 def test_a_client_that_leaves_stops_waiting(
-    serve: Serve, probe: Locks, waiting: Callable[[int], None]
+    serve: Serve, probe: Locks, waiting: Callable[[int], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its place in the queue is free while the key is held, and its handler never runs."""
+    """Its place in the queue is free while the key is held, its handler never runs, and it is no error."""
     ran: list[object] = []
     server = serve(handle=ran.append)
     with probe.hold(KEY):
@@ -145,6 +155,7 @@ def test_a_client_that_leaves_stops_waiting(
         call.leave()
         waiting(0)
     assert call.response.status != 200
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert server.send("/items/7").response.status == 200
     assert len(ran) == 1
 

@@ -20,6 +20,7 @@ from tests.contrib.contract.promises import (
     STALE,
     STREAM,
     THREADS,
+    TIMING,
 )
 from tests.support.waiting import PATIENCE
 from weblock.contrib.celery import WebLock, lease_of
@@ -34,7 +35,7 @@ class Driver(Base):
     name = "Celery"
     folder = "celery"
     exempt: ClassVar = {
-        **dict.fromkeys((SLOW_CLIENT, STREAM, LEAVES_QUEUE, RUNS_TO_ITS_END), NO_CLIENT),
+        **dict.fromkeys((SLOW_CLIENT, STREAM, LEAVES_QUEUE, RUNS_TO_ITS_END, TIMING), NO_CLIENT),
         THREADS: 'A task that waits keeps its place in the worker; `on_busy="retry"` gives it back',
         **dict.fromkeys(
             (ROLLED_BACK, STALE, FRESH),
