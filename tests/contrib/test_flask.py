@@ -665,9 +665,9 @@ class TestInstallation:
         [
             ({"WEBLOCK_TIMEOUT": 3}, "WEBLOCK_TIMEOUT; there is WEBLOCK_URL"),
             ({"WEBLOCK_TTL": "long"}, "ttl='long'"),
-            ({"WEBLOCK_GUARD": "me"}, "'lease' or 'database'"),
-            ({"WEBLOCK_GUARD_WAIT": 3}, "without WEBLOCK_GUARD"),
-            ({"WEBLOCK_REWRITE": 3}, "give a function"),
+            ({"WEBLOCK_GUARD": "me"}, "guard='me': give 'lease'"),
+            ({"WEBLOCK_GUARD_WAIT": 0}, "WEBLOCK_GUARD_WAIT=0"),
+            ({"WEBLOCK_REWRITE": 3}, "rewrite=3 must be a function"),
             ({"WEBLOCK": {"URL": "redis://host"}}, "WEBLOCK in app.config is no setting"),
         ],
     )

@@ -11,15 +11,11 @@ from flask import Flask, has_app_context, has_request_context, request
 from ...errors import ConfigurationError
 from ...sync import Lease
 from ..kit.book import watch_sessions
-from ..kit.guarding import GuardKind
+from ..kit.guarding import DATABASE_GUARD, GuardKind
 from ..wsgi.request import ENVIRON_KEY, RequestLocks
-from .settings import GuardSettings
 
 if TYPE_CHECKING:
     from ..sqlalchemy import Sessions
-
-FLASK_SQLALCHEMY: Final = "sqlalchemy"
-"""Under which Flask keeps that extension."""
 
 _GUARDED: Final = "weblock.guarded"
 """Where a request notes the leases that guard its sessions, each with the seconds that its guard waits."""
@@ -31,15 +27,18 @@ class Database:
     Where a guard is wanted, the database itself refuses a holder whose key has passed to another.
     """
 
-    def __init__(self, app: Flask, guard: GuardSettings) -> None:
+    _sessions: Sessions | None = None
+
+    def __init__(self, app: Flask, guard: GuardKind, wait: float) -> None:
+        """``wait`` is how many seconds a database waits for a former holder."""
         self._app = app
         self._guard = guard
-        self._sessions: Sessions | None = None
+        self._wait = wait
 
     def watch(self) -> None:
         """Check the sessions from now on, if the application has any."""
         watch_sessions()  # SQLAlchemy may have been imported after the extension was made.
-        extension: Any = self._app.extensions.get(FLASK_SQLALCHEMY)
+        extension: Any = self._app.extensions.get("sqlalchemy")
         if self._sessions is None and hasattr(extension, "session"):
             from ..sqlalchemy import Sessions
 
@@ -53,20 +52,19 @@ class Database:
         if self._sessions:
             self._sessions.end_reading()
 
-    def is_wanted(self, guard: GuardKind | None) -> bool:
+    def guards(self, guard: GuardKind | None) -> bool:
         """Return whether the database guards a lock with this ``guard=``.
 
-        Raises ``ConfigurationError`` if it is to, and nobody can tell it of the lease.
+        Raises ``ConfigurationError`` if it is to, and there is no session that could tell it of the lease.
         """
-        if not self._guard.asks_database(guard):
-            return False
-        if self._sessions is None:
+        wanted = (guard or self._guard) == DATABASE_GUARD
+        if wanted and self._sessions is None:
             raise ConfigurationError(
                 "the guard in the database is for the db.session of Flask-SQLAlchemy, which this"
                 " application does not have: install it, or leave the guard off and call"
                 " weblock.contrib.sqlalchemy.guard(session, lease_of(), fence=True) in the view"
             )
-        return True
+        return wanted
 
     def guard(self, lease: Lease) -> None:
         """Guard the sessions of the request with a lease that it holds: the one in use, and later ones.
@@ -75,11 +73,10 @@ class Database:
         """
         guarded: list[tuple[Lease, float]] = request.environ.setdefault(_GUARDED, [])
         known = {key for each, _wait in guarded for key in each.keys}
-        if self._sessions is None or known.issuperset(lease.keys):
-            return
-        self._sessions.end_reading()
-        self._sessions.guard(lease, wait=self._guard.wait)
-        guarded.append((lease, self._guard.wait))
+        if self._sessions and not known.issuperset(lease.keys):
+            self._sessions.end_reading()
+            self._sessions.guard(lease, wait=self._wait)
+            guarded.append((lease, self._wait))
 
     def around(self, app: WSGIApplication) -> WSGIApplication:
         """Return the application; a session that outlives a request is not guarded after it.

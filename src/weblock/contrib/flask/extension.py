@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from flask import Flask, current_app, has_request_context, request
+from flask import Flask, Response, has_request_context, request
 
-from ..._options import HoldOptions, LocksOptions
-from ..._platform.forks import Mutex, enter_child, getpid, process
-from ...errors import ConfigurationError
+from ..._options import HoldOptions, LocksOptions, seconds
+from ..._platform.forks import enter_child, getpid, process
+from ...errors import ConfigurationError, WeblockError
 from ...keys import in_order
 from ...sync import Lease, Locks
 from ..kit import Asked, Locked, LockSpec, name_of
-from ..kit.guarding import DATABASE_GUARD, LEASE_GUARD, GuardKind
-from ..kit.settings import opened, refuse_other_application
+from ..kit.guarding import DATABASE_GUARD, LEASE_GUARD, LOCK_WAIT, GuardKind, refuse_guard
+from ..kit.problems import answers
+from ..kit.settings import configured, opened, refuse_other_application
 from ..kit.values import KeyFunction
-from ..wsgi import RequestLayer, Rewrite
-from .answers import answer_errors
+from ..wsgi import ClientGone, RequestLayer, Rewrite
+from ..wsgi.layer import Answer, respond_with
 from .commands import commands
 from .database import Database
-from .settings import Settings, settings_in
-from .views import GIVEN, acquire_one, decorated, locks_of, refuse_unlocked
-
-NAME: Final = "weblock"
-"""Under which Flask keeps the extension."""
+from .views import GIVEN, NAME, Installed, acquire, decorated, installed, locks_of, refuse_unlocked
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+PREFIX = "WEBLOCK_"
 
 
 class WebLock:
@@ -44,10 +43,6 @@ class WebLock:
     A request that does not get its lock in time is answered with 409, and one whose engine is down or whose
     lease was lost with 503, as problem details, unless the application has an error handler for
     ``LockTimeout``, ``EngineUnavailable``, ``LeaseLost``, ``InvalidKey`` or ``WeblockError``.
-
-    Where Flask-SQLAlchemy is used, ``db.session`` does not commit once a lease is lost. With
-    ``WEBLOCK_GUARD = "database"``, or ``guard="database"`` for one lock, the database itself refuses a
-    holder whose key has passed to another.
 
     Args:
         app: The application.
@@ -67,7 +62,7 @@ class WebLock:
         rewrite: Rewrite | None = None,
         **options: Unpack[LocksOptions],
     ) -> None:
-        self._settings = Settings(locks, options, rewrite)
+        self._given = locks, options, rewrite
         self._views: list[Callable[..., Any]] = []
         if app is not None:
             self.init_app(app)
@@ -82,14 +77,27 @@ class WebLock:
             raise ConfigurationError(
                 f"weblock is installed in the application {app.name!r:.80} already: install it once"
             )
-        settings = self._settings.with_config(app.config)
-        locks = opened(settings.locks, settings.options)
-        database = Database(app, settings.guard)
-        installed = app.extensions[NAME] = _Installed(
-            app, locks, database, settings_in(app.config), self._views
+        if "WEBLOCK" in app.config:  # As in Django's settings; it would be ignored.
+            raise ConfigurationError(
+                "WEBLOCK in app.config is no setting: each has a name of its own, such as"
+                ' WEBLOCK_URL = "redis://..."'
+            )
+        settings, (locks, options, rewrite) = app.config.get_namespace(PREFIX), self._given
+        locks, options = configured(
+            locks,
+            options,
+            settings,
+            spell=lambda name: PREFIX + name.upper(),
+            others=("rewrite", "guard", "guard_wait"),
         )
-        app.before_request(partial(self._begin, installed))
-        answer = answer_errors(app, settings.rewrite)
+        guard: GuardKind = settings.get("guard", LEASE_GUARD)
+        refuse_guard(guard, {})
+        wait = seconds("WEBLOCK_GUARD_WAIT", settings.get("guard_wait", LOCK_WAIT), least=0.001)
+        answer = _answers(app, settings.get("rewrite", rewrite))
+        locks, database = opened(locks, options), Database(app, guard, wait)
+        found = Installed(app, locks, database, settings, self._views)
+        app.extensions[NAME] = found
+        app.before_request(partial(_begin, found))
         layered: Any = app  # Flask documents the assignment, which no type checker takes.
         layered.wsgi_app = RequestLayer(database.around(app.wsgi_app), locks, answer=answer)
         app.cli.add_command(commands(locks))
@@ -100,7 +108,7 @@ class WebLock:
 
         Raises ``RuntimeError`` outside of an application's context.
         """
-        return _installed().locks
+        return installed().locks
 
     def lock(
         self,
@@ -128,7 +136,7 @@ class WebLock:
         wanted = LockSpec.of(keys, options, guard)
 
         def decorate(view: F) -> F:
-            found = decorated(view, wanted, _installed)
+            found = decorated(view, wanted)
             self._views.append(found)
             return found
 
@@ -138,19 +146,11 @@ class WebLock:
     def acquire(
         self, *keys: str, guard: GuardKind | None = None, **options: Unpack[HoldOptions]
     ) -> Lease:
-        """Acquire keys for the running request, and hold them until its work is done.
+        """Acquire keys for the running request, hold them until its work is done, and return the lease.
 
         For service functions that learn their key late. Rows that ``db.session`` has read are read
         again afterwards, and the request waits without a database connection. A key that the request
-        holds is not acquired again.
-
-        Args:
-            *keys: The keys themselves, such as ``f"wallet:{wallet.id}"``.
-            guard: See ``lock``.
-            **options: Override those of the application: see ``HoldOptions``.
-
-        Returns:
-            The lease. ``release`` ends it before the request ends.
+        holds is not acquired again. ``guard`` and ``options`` are those of ``lock``.
 
         Raises:
             ConfigurationError: No request is running, a key or an option is invalid, or ``db.session``
@@ -163,72 +163,87 @@ class WebLock:
                 f"acquire{keys!r:.80} needs at least one key and a running request. Outside a request,"
                 " use locks.locks.hold(...)."
             )
-        wanted = LockSpec.of([lambda: keys], options, guard)
-        return acquire_one(wanted, in_order(keys), _installed().database)
-
-    def _begin(self, installed: _Installed) -> None:
-        """Do, before the first request, what cannot be done yet when the extension is installed."""
-        if installed.has_begun:
-            return
-        if getpid() != process.pid:
-            enter_child()
-        with (
-            installed.beginning.lock
-        ):  # Sessions must not be in use while listeners are added to them.
-            if not installed.has_begun:
-                _refuse_late_settings(installed)
-                refuse_unlocked(installed.app, installed.views)
-                installed.database.watch()
-                installed.has_begun = True
+        return acquire({LockSpec.of([lambda: keys], options, guard): in_order(keys)})
 
 
-@dataclass
-class _Installed:
-    """What an application has."""
+def _answers(app: Flask, rewrite: Rewrite | None) -> Answer:
+    """Make ``app`` answer errors of weblock with problems, unless it has a handler of its own.
 
-    app: Flask
-    locks: Locks
-    database: Database
-    settings: Mapping[str, Any]
-    """Our settings in its ``config`` when the extension was installed, which are those that count."""
-    views: Sequence[Callable[..., Any]]
-    """What ``lock`` has decorated."""
-    has_begun: bool = False
-    beginning: Mutex = field(default_factory=Mutex)
+    Returns a function that answers an error that leaves the application: one that a teardown function
+    raises, or a loss that was noticed after it.
+    """
+    response_of = answers(lambda each: Response(each.body, each.status, each.fields), rewrite)
+    answer_of = answers(respond_with, rewrite)
+
+    def handle(error: Exception) -> Response:
+        response = response_of(error)
+        if response is None:  # A mistake in the program is nothing to a client.
+            raise error
+        return response
+
+    if WeblockError not in app.error_handler_spec[None][None]:
+        app.register_error_handler(WeblockError, handle)
+    app.register_error_handler(ClientGone, handle)
+
+    def answer(error: BaseException) -> WSGIApplication | None:
+        handlers = (
+            handler
+            for by_code in app.error_handler_spec.values()
+            for by_kind in by_code.values()
+            for kind, handler in by_kind.items()
+            if isinstance(error, kind) and issubclass(kind, WeblockError)
+        )
+        ours = answer_of(error)
+        if ours is None or all(each is handle for each in handlers):
+            return ours
+
+        def handled(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+            with app.request_context(environ):
+                own = app.make_response(app.handle_user_exception(error))  # type: ignore[arg-type]
+                found: Iterable[bytes] = own(environ, start_response)
+                return found
+
+        return handled
+
+    return answer
 
 
-def _refuse_late_settings(installed: _Installed) -> None:
+def _begin(found: Installed) -> None:
+    """Do, before the first request, what cannot be done yet when the extension is installed."""
+    if found.has_begun:
+        return
+    if getpid() != process.pid:
+        enter_child()
+    with found.beginning.lock:  # Sessions must not be in use while listeners are added to them.
+        if not found.has_begun:
+            _refuse_late_settings(found)
+            refuse_unlocked(found)
+            found.database.watch()
+            found.has_begun = True
+
+
+def _refuse_late_settings(found: Installed) -> None:
     """Raise ``ConfigurationError`` for settings that came after the extension, which has not read them.
 
     Such a ``WEBLOCK_URL`` would leave each machine with locks of its own.
     """
-    now = settings_in(installed.app.config)
-    late = [name for name in now if name not in installed.settings]
-    late += [name for name, read in installed.settings.items() if now.get(name) != read]
+    now, read = found.app.config.get_namespace(PREFIX), found.settings
+    missing = object()
+    late = [name for name in {**now, **read} if now.get(name, missing) != read.get(name, missing)]
     if late:
         raise ConfigurationError(
-            f"{', '.join(late)} changed in app.config after weblock was installed, and has no effect:"
-            " set it before WebLock(app) or locks.init_app(app)"
+            f"{', '.join(PREFIX + name.upper() for name in late)} changed in app.config after weblock was"
+            " installed, and has no effect: set it before WebLock(app) or locks.init_app(app)"
         )
-
-
-def _installed() -> _Installed:
-    found = current_app.extensions.get(NAME)
-    if not isinstance(found, _Installed):
-        raise ConfigurationError(
-            f"weblock is not installed in the application {current_app.name!r:.80}: call"
-            " locks.init_app(app) where it is made"
-        )
-    return found
 
 
 def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | ConfigurationError]:
     """List the views that lock, and what is wrong; of a request, its view: see ``kit.listing``."""
-    installed = app.extensions.get(NAME) if isinstance(app, Flask) else None
-    if not isinstance(installed, _Installed):
+    found = app.extensions.get(NAME) if isinstance(app, Flask) else None
+    if not isinstance(found, Installed):
         return
-    app = installed.app
-    installed.database.watch()
+    app = found.app
+    found.database.watch()
     rules = list(app.url_map.iter_rules())
     if asked:
         with app.test_request_context(asked.path, method=asked.method):
@@ -240,10 +255,9 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
         for rule in rules:
             what = f"{', '.join(sorted(rule.methods or ()))} {rule.rule}"
             for lock in locks_of(app.view_functions[rule.endpoint]):
-                guarded = installed.database.is_wanted(lock.guard)
-                guard = DATABASE_GUARD if guarded else LEASE_GUARD
-                yield Locked(what, lock.keys, lock.options, installed.locks, guard, order)
-        _refuse_late_settings(installed)
-        refuse_unlocked(app, installed.views)
+                guard = DATABASE_GUARD if found.database.guards(lock.guard) else LEASE_GUARD
+                yield Locked(what, lock.keys, lock.options, found.locks, guard, order)
+        _refuse_late_settings(found)
+        refuse_unlocked(found)
     except ConfigurationError as error:
         yield error

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
 
 from flask import Flask, current_app, request
 
+from ..._platform.forks import Mutex
 from ...errors import ConfigurationError
 from ...keys import CheckedKey, KeyTemplate
-from ...sync import Lease
+from ...sync import Lease, Locks
 from ..kit import LockSpec
 from ..kit.values import request_values, wanted_by
-from ..wsgi import RequestLocks, request_locks
+from ..wsgi import request_locks
 from ..wsgi.target import headers_of, query_of
 from .database import Database
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+NAME: Final = "weblock"
+"""Under which Flask keeps the extension."""
 
 LEASE_KEY: Final = "weblock.lease"
 """Where in ``environ`` the lease of the view is."""
@@ -29,22 +34,34 @@ GIVEN: Final = "weblock_keys"
 """The attribute of a decorator that has not got its view yet: what it was given for keys."""
 
 
-class Installed(Protocol):
+@dataclass
+class Installed:
     """What an application has of weblock."""
 
+    app: Flask
+    locks: Locks
     database: Database
+    settings: Mapping[str, Any]
+    """Our settings in its ``config`` when the extension was installed, which are those that count."""
+    views: list[Callable[..., Any]]
+    """What ``lock`` has decorated."""
+    has_begun: bool = False
+    beginning: Mutex = field(default_factory=Mutex)
 
 
-def keys_of(lock: LockSpec, values: Mapping[str, object]) -> tuple[CheckedKey, ...]:
-    """Return the keys of a request whose view is called with these values."""
-    return lock.made_of(
-        lambda template: _values(template, values),
-        lambda function: current_app.ensure_sync(function)(**wanted_by(function, values)),
-    )
+def installed() -> Installed:
+    """Return what the current application has. Raises ``ConfigurationError`` if that is nothing."""
+    found = current_app.extensions.get(NAME)
+    if not isinstance(found, Installed):
+        raise ConfigurationError(
+            f"weblock is not installed in the application {current_app.name!r:.80}: call"
+            " locks.init_app(app) where it is made"
+        )
+    return found
 
 
-def decorated(view: F, lock: LockSpec, installed: Callable[[], Installed]) -> F:
-    """Return a view that runs under a lock; ``installed`` returns what the application has."""
+def decorated(view: F, lock: LockSpec) -> F:
+    """Return a view that runs under a lock."""
     if isinstance(view, type):
         raise TypeError(
             f"@locks.lock decorates functions: in the class {view.__qualname__}, write"
@@ -54,16 +71,57 @@ def decorated(view: F, lock: LockSpec, installed: Callable[[], Installed]) -> F:
         raise TypeError('@locks.lock wants a key: write @locks.lock("create_item")')
     # Those of decorators below are acquired along with it, in one order.
     together: tuple[LockSpec, ...] = (lock, *getattr(view, _MARK, ()))
-    defaults = _defaults_of(view)
+    parameters = inspect.signature(view).parameters.values()
+    defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
 
     @functools.wraps(view)
     def held(*args: Any, **kwargs: Any) -> Any:
         values = {**defaults, **(request.view_args or {}), **kwargs}
-        _acquire(together, values, installed().database)
+        keys = {
+            each: each.made_of(
+                lambda template: _values(template, values),
+                lambda function: current_app.ensure_sync(function)(**wanted_by(function, values)),
+            )
+            for each in together
+        }
+        request.environ[LEASE_KEY] = acquire(keys)
         return current_app.ensure_sync(view)(*args, **kwargs)
 
     setattr(held, _MARK, together)
     return held  # type: ignore[return-value]
+
+
+def _values(template: KeyTemplate, values: Mapping[str, object]) -> Mapping[str, object]:
+    for source in template.sources.values():
+        if source.kind == "path" and source.name not in values:
+            raise ConfigurationError(
+                f"lock({template.text!r}) wants the view's argument {source.name!r}; there is"
+                f" {', '.join(map(repr, values)) or 'none'}. {{query.{source.name}}} would be a"
+                f" query parameter, and {{header.{source.name}}} a header"
+            )
+    query, headers = query_of(request.environ), headers_of(request.environ)
+    return request_values(template, path=values, query=query, headers=headers)
+
+
+def acquire(wanted: Mapping[LockSpec, tuple[CheckedKey, ...]]) -> Lease:
+    """Acquire what the request does not hold yet of these locks; return the lease of the first.
+
+    All keys are acquired in one order: requests that lock the same keys by several decorators would
+    otherwise wait for one another.
+    """
+    database, held = installed().database, request_locks(request.environ)
+    guarded = [lock for lock in wanted if database.guards(lock.guard)]
+    each_of = [(lock, held.locks, keys) for lock, keys in wanted.items()]
+    for lock, _, keys in held.in_turn(each_of) if len(each_of) > 1 else each_of:
+        if held.missing(held.locks, keys):
+            database.end_reading()
+        lease = held.hold(keys, lock.options)
+    for lock in guarded:
+        database.guard(held.lease_of(held.locks, wanted[lock]))
+    if len(each_of) > 1:
+        lease = held.lease_of(held.locks, each_of[0][2])
+        held.check()  # Some may have been lost while we waited for others.
+    return lease
 
 
 def lease_of() -> Lease:
@@ -79,33 +137,6 @@ def lease_of() -> Lease:
     return lease
 
 
-def refuse_unlocked(app: Flask, views: Sequence[Callable[..., Any]]) -> None:
-    """Raise ``ConfigurationError`` for a locked view if Flask calls the unlocked function inside it.
-
-    That happens where ``@locks.lock`` stands above ``@app.route``, which returns the function as it is.
-    A view below ``@locks.lock`` without a key is told apart here: until then, it could be a function
-    that makes one.
-    """
-    known = [*app.view_functions.values()]
-    for keys in (getattr(view, GIVEN, None) for view in known):
-        if keys:
-            raise ConfigurationError(
-                f"@locks.lock was given the view {keys[0]!r:.80} for a key, and so nothing to"
-                ' decorate: name the key, as in @locks.lock("create_item")'
-            )
-    locked = {each for view in known for each in _layers(view)}
-    for view in views:
-        if view in locked:
-            continue
-        # Decorators may stand between the route and the function: any layer may be what Flask calls.
-        if any(layer in known for layer in _layers(view)):
-            raise ConfigurationError(
-                f"{view.__qualname__} is served without its lock: put @locks.lock below the"
-                " decorator of its route, next to the function. If this route needs no lock, put"
-                " @locks.lock on another function, which calls this one"
-            )
-
-
 def locks_of(view: Any) -> tuple[LockSpec, ...]:
     """Return the locks of a view, and of the methods of its class."""
     cls = getattr(view, "view_class", None)
@@ -114,68 +145,33 @@ def locks_of(view: Any) -> tuple[LockSpec, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def refuse_unlocked(installed: Installed) -> None:
+    """Raise ``ConfigurationError`` for a locked view if Flask calls the unlocked function inside it.
+
+    That happens where ``@locks.lock`` stands above ``@app.route``, which returns the function as it is.
+    A view below ``@locks.lock`` without a key is told apart here: until then, it could be a function
+    that makes one.
+    """
+    known = [*installed.app.view_functions.values()]
+    for view in known:
+        if keys := getattr(view, GIVEN, None):
+            raise ConfigurationError(
+                f"@locks.lock was given the view {keys[0]!r:.80} for a key, and so nothing to"
+                ' decorate: name the key, as in @locks.lock("create_item")'
+            )
+    locked = {each for view in known for each in _layers(view)}
+    for view in installed.views:
+        # Decorators may stand between the route and the function: any layer may be what Flask calls.
+        if view not in locked and any(layer in known for layer in _layers(view)):
+            raise ConfigurationError(
+                f"{view.__qualname__} is served without its lock: put @locks.lock below the"
+                " decorator of its route, next to the function. If this route needs no lock, put"
+                " @locks.lock on another function, which calls this one"
+            )
+
+
 def _layers(view: Any) -> Iterator[object]:
     """Yield a view, and what it wraps by ``functools.wraps``."""
     while view is not None:
         yield view
         view = getattr(view, "__wrapped__", None)
-
-
-def _acquire(
-    together: Sequence[LockSpec], values: Mapping[str, object], database: Database
-) -> None:
-    """Acquire what the request does not hold yet of these locks: all keys in one order.
-
-    Requests that lock the same keys by several decorators would otherwise wait for one another.
-    """
-    environ = request.environ
-    if len(together) == 1:
-        (lock,) = together
-        environ[LEASE_KEY] = acquire_one(lock, keys_of(lock, values), database)
-        return
-    held = request_locks(environ)
-    guarded = [lock for lock in together if database.is_wanted(lock.guard)]
-    keys = {lock: keys_of(lock, values) for lock in together}
-    for lock, _, missing in held.in_turn((lock, held.locks, keys[lock]) for lock in together):
-        _hold(held, lock, missing, database)
-    for lock in guarded:
-        database.guard(held.lease_of(held.locks, keys[lock]))
-    environ[LEASE_KEY] = held.lease_of(held.locks, keys[together[0]])
-    held.check()  # Some may have been lost while we waited for others.
-
-
-def acquire_one(lock: LockSpec, keys: tuple[CheckedKey, ...], database: Database) -> Lease:
-    """Acquire what the request does not hold yet of one lock, and return its lease."""
-    guarded = database.is_wanted(lock.guard)
-    lease = _hold(request_locks(request.environ), lock, keys, database)
-    if guarded:
-        database.guard(lease)
-    return lease
-
-
-def _hold(
-    held: RequestLocks, lock: LockSpec, keys: Sequence[CheckedKey], database: Database
-) -> Lease:
-    if held.missing(held.locks, keys):
-        database.end_reading()
-    return held.hold(keys, lock.options)
-
-
-def _values(template: KeyTemplate, values: Mapping[str, object]) -> Mapping[str, object]:
-    for source in template.sources.values():
-        if source.kind == "path" and source.name not in values:
-            raise ConfigurationError(
-                f"lock({template.text!r}) wants the view's argument {source.name!r}; there is"
-                f" {', '.join(map(repr, values)) or 'none'}. {{query.{source.name}}} would be a"
-                f" query parameter, and {{header.{source.name}}} a header"
-            )
-    environ = request.environ
-    return request_values(
-        template, path=values, query=query_of(environ), headers=headers_of(environ)
-    )
-
-
-def _defaults_of(view: Callable[..., Any]) -> dict[str, object]:
-    """Return the arguments of the view that its URL does not give."""
-    parameters = inspect.signature(view).parameters.values()
-    return {each.name: each.default for each in parameters if each.default is not each.empty}
