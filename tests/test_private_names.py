@@ -1,4 +1,8 @@
-"""Private names of other packages stand in one module of each part of weblock, and still exist."""
+"""Which private names may be used where.
+
+Those of other packages stand in one module of each part of weblock, and still exist. Those of the API
+classes are for the package's core alone.
+"""
 
 from __future__ import annotations
 
@@ -76,6 +80,69 @@ def test_only_the_modules_for_it_use_private_names_of_other_packages() -> None:
     ]
     assert foreign == []
     assert any(name == "_sock" for tree in trees.values() for _, name in used(tree))  # It looks.
+
+
+API = {"Face", "Locks", "AsyncLocks", "BaseLease", "Lease", "AsyncLease"}
+
+ADAPTERS = [
+    path
+    for part in ("contrib", "cli", "compat", "testing")
+    for path in (SOURCE / part).rglob("*.py")
+]
+
+
+def names_of_api() -> set[str]:
+    """Every private name of the classes that users have, whether a method's or an attribute's."""
+    return {
+        name
+        for module in ("_face.py", "sync.py", "aio.py")
+        for each in ast.walk(ast.parse((SOURCE / module).read_text()))
+        if isinstance(each, ast.ClassDef) and each.name in API
+        for name in [*defined(each), *(name for _, name in used(each))]
+        if private(name)
+    }
+
+
+def taken_from_api(tree: ast.Module, names: set[str]) -> Iterator[tuple[int, str]]:
+    """Every one of the names that a module takes from something else than a class of its own."""
+    classes = {each.name: each for each in ast.walk(tree) if isinstance(each, ast.ClassDef)}
+    own: set[ast.AST] = set()
+    for each in classes.values():
+        bases = {base.id for base in each.bases if isinstance(base, ast.Name)}
+        for node in ast.walk(each):
+            match node:
+                case ast.Attribute(value=ast.Name(id="self" | "cls")) if not bases & API:
+                    own.add(node)
+                case ast.Assign(targets=[ast.Name(id="__slots__")]):
+                    own.update(ast.walk(node))
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id=name)) if name in classes:
+                continue
+            case ast.Attribute(attr=name) | ast.Constant(value=str(name)) if name in names:
+                if node not in own:
+                    yield node.lineno, name
+
+
+@pytest.mark.parametrize("path", ADAPTERS, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_adapters_use_no_private_name_of_the_api_classes(path: Path) -> None:
+    """They have ``_adapting`` instead, and spell a private name in no other way, such as ``getattr``."""
+    assert list(taken_from_api(ast.parse(path.read_text()), names_of_api())) == []
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        "locks._locker",
+        "def f(lease): return lease._holdings",
+        "getattr(lease, '_holdings')",
+        "class Own(AsyncLease):\n    def f(self): return self._locker",
+        "AsyncLease._when",
+    ],
+)
+def test_each_spelling_of_a_private_name_is_seen(spelling: str) -> None:
+    """The test above looks."""
+    assert len(list(taken_from_api(ast.parse(spelling), names_of_api()))) == 1
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Final, Generic, Literal, TypeVar, Unpack
+from typing import Final, Generic, Literal, NamedTuple, TypeVar, Unpack
 
 from ._core.acquiring import Caller, Locker
 from ._core.attempts import Attempts
@@ -55,6 +55,14 @@ _warned_of: Final[set[str]] = set()
 
 ELECTION_PAUSE: Final = 1.0
 """Seconds from an election that the engine did not answer to the next one, at most."""
+
+
+class Place(NamedTuple):
+    """Where keys are: the keys of two ``Locks`` in one place are the same keys."""
+
+    engine: Engine
+    prefix: str
+    """The namespace, as it stands before each key."""
 
 
 class Face:
@@ -184,8 +192,7 @@ class Face:
 
     def _use(self, engine: Engine, runtime: Runtime) -> None:
         self._engine = engine
-        self._place = engine, self._options.prefix
-        """Where the keys are: the keys of two ``Locks`` in one place are the same keys."""
+        self._place = Place(engine, self._options.prefix)
         user = use(engine)
         try:
             self._locker = user.locker(runtime, self._observers)
@@ -288,13 +295,6 @@ class Face:
         runs = self._locker.runtime.control()
         return [Unprotected(name, terms, control=runs) for name in names]
 
-    def _joined(self, leases: Sequence[BaseLease], keys: Sequence[str]) -> BaseLease:
-        """Return several leases on this engine, of either face, as one lease of these keys."""
-        held = {unqualified(each.key): each for lease in leases for each in lease._holdings}  # noqa: SLF001
-        hands = Hands(held[key] for key in keys)
-        hands.others = [lease._holdings for lease in leases]  # noqa: SLF001
-        return self._lease(self._locker, hands)
-
     async def _take(self, key: str, options: HoldOptions) -> BaseLease:
         return BaseLease(*await self._acquire((key,), options))
 
@@ -319,33 +319,6 @@ class Face:
         began = runtime.now()
         await self._ask("ping", prefix, self._locker.store.look(f"{prefix}ping"))
         return runtime.now() - began
-
-    def _at_least(self, given: Duration | None, options: HoldOptions) -> float | None:
-        """Return for how many seconds a run keeps its key taken. Refuses what cannot work."""
-        if given is None:
-            return None
-        least = seconds("at_least", given)
-        max_hold = self._options.of_call(options)[0].max_hold
-        if max_hold is not None and least > max_hold:
-            raise ConfigurationError(
-                f"at_least={least:g} is longer than max_hold={max_hold:g}, after which the lease"
-                " is lost: raise max_hold="
-            )
-        return least
-
-    async def _keep_for(self, lease: BaseLease, least: float | None) -> float | None:
-        """Make a new lease last for so many seconds at least; return the time when they are over."""
-        if least is None:
-            return None
-        until = self._locker.runtime.now() + least
-        # By 0, too: a lease that was handed over is short until its holder confirms it.
-        await lease._extend(max(0.0, least - lease.remaining()))  # noqa: SLF001
-        return until
-
-    def _leave_taken(self, lease: BaseLease, until: float | None) -> None:
-        """End a lease whose key stays taken until then, without releasing it."""
-        if until is not None and self._locker.runtime.now() < until:
-            lease._leave()  # noqa: SLF001
 
     async def _take_over(self, token: str, options: HoldOptions) -> tuple[Locker, Hands[Holding]]:
         terms = self._options.of_take_over(options)

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
+from ._adapting import AtLeast
 from ._face import BaseLease, Face, Inside, leaving
 from ._options import (
     Duration,
@@ -208,7 +209,7 @@ class AsyncLocks(Face):
         """
         refuse_coroutine(work)
         skips = skips_where_busy(on_busy, options)
-        least = self._at_least(at_least, options)
+        least = AtLeast(self, at_least, options)
         try:
             lease = await self.acquire(key, **options)
         except LockTimeout:
@@ -216,11 +217,11 @@ class AsyncLocks(Face):
                 return None
             raise
         async with lease, CancelledWhenLost(lease):
-            until = await self._keep_for(lease, least)
+            await least.begin(lease)
             try:
                 return await call(work, args)
             finally:
-                self._leave_taken(lease, until)
+                least.end(lease)
 
     async def once(
         self,
@@ -555,10 +556,7 @@ class AsyncLease(BaseLease):
     def on_lost(self, callback: Callable[[], None]) -> None:
         """Call a function once, in the running event loop, when the lease is lost."""
         refuse_what_cannot_be_called(callback)
-        self._call_when_lost(callback)
-
-    def _call_when_lost(self, callback: Callable[[], None]) -> None:
-        self._when("on_lost", functools.partial(_call_in, asyncio.get_running_loop(), callback))
+        self._when("on_lost", functools.partial(call_in, asyncio.get_running_loop(), callback))
 
     def on_ask_release(self, callback: Callable[[], None]) -> None:
         """Call a function once, in the running event loop, when another caller asks for the key.
@@ -567,11 +565,12 @@ class AsyncLease(BaseLease):
         """
         refuse_what_cannot_be_called(callback)
         self._when(
-            "on_ask_release", functools.partial(_call_in, asyncio.get_running_loop(), callback)
+            "on_ask_release", functools.partial(call_in, asyncio.get_running_loop(), callback)
         )
 
 
-def _call_in(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+def call_in(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    """Call a function in an event loop, from any thread; not if the loop is closed."""
     with contextlib.suppress(RuntimeError):  # The loop is closed.
         loop.call_soon_threadsafe(callback)
 

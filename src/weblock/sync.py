@@ -10,6 +10,7 @@ from functools import partial
 from types import TracebackType
 from typing import Literal, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
+from ._adapting import AtLeast
 from ._face import BaseLease, Face, Inside, leaving
 from ._options import (
     Duration,
@@ -208,7 +209,7 @@ class Locks(Face):
         """
         refuse_async(work)
         skips = skips_where_busy(on_busy, options)
-        least = self._at_least(at_least, options)
+        least = AtLeast(self, at_least, options)
         try:
             lease = self.acquire(key, **options)
         except LockTimeout:
@@ -216,11 +217,11 @@ class Locks(Face):
                 return None
             raise
         with lease:
-            until = drive(self._keep_for(lease, least))
+            drive(least.begin(lease))
             try:
                 return work(*args)
             finally:
-                self._leave_taken(lease, until)
+                least.end(lease)
 
     def once(
         self,

@@ -93,18 +93,18 @@ class TestClientsThatLeave:
     async def test_leaving_as_the_lock_is_granted(self, locks, monkeypatch, complaints, turn):
         """A client that leaves in the moment of the grant is served or not, and nothing is said."""
         grant = asyncio.Event()
-        acquire = locks._acquire
+        acquire = locks._locker.acquire
 
-        async def granted(keys, options, caller=None):
+        async def granted(names, terms, wait, caller=None):
             if caller:
                 await caller.prepare_to_wait()
             await grant.wait()
-            return await acquire(keys, options, caller)
+            return await acquire(names, terms, wait, caller)
 
         async def app(scope, receive, send):
             await request_locks(scope).acquire("x", ttl=LONG)
 
-        monkeypatch.setattr(locks, "_acquire", granted)
+        monkeypatch.setattr(locks._locker, "acquire", granted)
         exchange = Exchange()
         served = exchange.served_by(RequestLayer(app, locks))
         await eventually(exchange.incoming.empty)

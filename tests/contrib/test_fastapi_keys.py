@@ -52,7 +52,7 @@ def no_lock_is_taken(locks, monkeypatch) -> None:
     async def fail(keys, *_how):
         pytest.fail(f"acquired {keys}")
 
-    monkeypatch.setattr(locks, "_acquire", fail)
+    monkeypatch.setattr(locks._locker, "acquire", fail)
 
 
 class TestTemplates:

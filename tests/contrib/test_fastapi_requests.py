@@ -327,7 +327,7 @@ class TestWhoIsToldWhat:
         async def fail(*call):
             raise EngineUnavailable("redis://inner-host:6379", "connection refused")
 
-        monkeypatch.setattr(locks, "_acquire", fail)
+        monkeypatch.setattr(locks._locker, "acquire", fail)
         async with client_of(app) as client:
             answer = await client.post("/items")
         assert answer.status_code == 503

@@ -64,7 +64,7 @@ class TestServerTiming:
         async def fail(*call):
             raise EngineUnavailable("redis://inner-host:6379", "connection refused")
 
-        monkeypatch.setattr(locks, "_acquire", fail)
+        monkeypatch.setattr(locks._locker, "acquire", fail)
         exchange = Exchange()
         await exchange.served_by(make(locks, nothing))
         assert (exchange.status, exchange.problem["code"]) == (503, "engine_unavailable")
@@ -89,7 +89,7 @@ async def test_an_outage_is_explained_to_its_developer(locks, monkeypatch, debug
     async def fail(*call):
         raise EngineUnavailable("redis://inner-host:6379", "connection refused")
 
-    monkeypatch.setattr(locks, "_acquire", fail)
+    monkeypatch.setattr(locks._locker, "acquire", fail)
     app = depending(locks, nothing)
     app.debug = debug
     exchange = Exchange()

@@ -8,6 +8,7 @@ from typing import Any, Final
 import click
 
 from .. import ConfigurationError, EngineRecovering, EngineUnavailable, Locks, LockTimeout
+from .._adapting import place_of
 from .._platform.logs import printable
 from ..stores.findings import Finding, Level, problem, warning
 from .app import Session, command, pass_session
@@ -74,7 +75,7 @@ def doctor_command(session: Session, *, check: bool, ttl: float) -> None:
 
 def _found(locks: Locks, ttl: float, *, measure: bool) -> Iterator[Finding]:
     yield _SCOPES[locks.scope]
-    engine = locks._engine  # noqa: SLF001 - it has more to say
+    engine = place_of(locks).engine
     if (
         engine.recovery and engine.recovery.seconds
     ):  # Where it is off, the engine says what that means.

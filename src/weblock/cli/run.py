@@ -18,6 +18,7 @@ from typing import Any, Final
 import click
 
 from .. import AlreadyHeld, ConfigurationError, HoldOptions, Lease, LeaseLost, Locks, LockTimeout
+from .._adapting import leave
 from .._core.table import SHARED
 from .._options import LONGEST
 from .._platform.logs import printable
@@ -356,7 +357,7 @@ class Run:
     def _release(self) -> LeaseLost | None:
         try:
             if time.monotonic() < self._taken_until:
-                self._lease._leave()  # noqa: SLF001 - as Locks.run does
+                leave(self._lease)
             self._lease.release()
         except LeaseLost as lost:
             return lost

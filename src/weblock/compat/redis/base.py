@@ -7,11 +7,13 @@ import logging
 import threading
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import LockError, LockNotOwnedError
 
+from ..._adapting import close
 from ..._face import BaseLease, Face
 from ..._options import HoldOptions
 from ..._platform.collector import end_later
@@ -162,7 +164,7 @@ class PerClient(Generic[F]):
         ours = self._face.from_client(client)
         locks = self._known.setdefault(pool, ours)  # Another thread may have come first.
         # The collector, which must not wait for it, may run in a thread that has a mutex.
-        weakref.finalize(pool, end_later, ours._close).atexit = False  # noqa: SLF001
+        weakref.finalize(pool, end_later, partial(close, ours)).atexit = False
         return locks
 
     def leave(self, client: Any) -> F | None:

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 
+from ..._adapting import rest
 from ..._options import Duration, LocksOptions, seconds
 from ..._platform.logs import logger
 from ..._platform.loops import beside_loop
@@ -127,7 +129,7 @@ class RequestLayer:
         await self._app(scope, receive, rest_and_send)
 
     async def _rest(self) -> None:
-        await beside_loop(self.locks._rest)  # noqa: SLF001 - for the owner of the locks
+        await beside_loop(partial(rest, self.locks))
 
 
 class _Exchange:

@@ -9,8 +9,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Self, TypeVar, Unpack
 
-from ..._core.acquiring import Locker
-from ..._core.holding import Holding, Unprotected
+from ..._adapting import Acquired
 from ..._face import Face
 from ..._options import Duration, HoldOptions
 from ..._runtime.internals import running_loop
@@ -35,17 +34,10 @@ class RequestLease(AsyncLease, Lease):
     threads. ``await lease.extend(5)`` extends it for the former, ``lease.extend(5)`` for the latter.
     """
 
-    __slots__ = ("_loop",)
+    __slots__ = ("loop",)
 
-    def __init__(
-        self,
-        locker: Locker,
-        holdings: Sequence[Holding | Unprotected],
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self._locker = locker
-        self._holdings = holdings
-        self._loop = loop
+    loop: asyncio.AbstractEventLoop
+    """The event loop that serves the request."""
 
     def extend(self, by: Duration) -> Any:
         """Move the deadline into the future. See ``AsyncLease.extend`` and ``Lease.extend``."""
@@ -81,7 +73,7 @@ class RequestLease(AsyncLease, Lease):
         """Return the work for an event loop to await; in a thread, wait until it is done."""
         if _on_a_loop():
             return work
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
 
 def _on_a_loop() -> bool:
@@ -92,7 +84,7 @@ def _on_a_loop() -> bool:
     return True
 
 
-class AsyncRequestLocks(RequestLeases[AsyncLease]):
+class AsyncRequestLocks(RequestLeases[RequestLease]):
     """Acquires for one request. The layer around the application releases, when it has returned.
 
     While the request waits, its client is watched (``inbox``); from its first key on, the response is
@@ -219,9 +211,7 @@ class AsyncRequestLocks(RequestLeases[AsyncLease]):
         self._inbox.withholds = True
         if ended:
             await read_all_again(ended)
-        if isinstance(lease, RequestLease):
-            return lease
-        return self._lease(self.locks, lease._locker, lease._holdings)  # noqa: SLF001 - of several
+        return lease
 
     @contextmanager
     def telling(self) -> Iterator[None]:
@@ -275,13 +265,15 @@ class AsyncRequestLocks(RequestLeases[AsyncLease]):
         self._client.leave()
         return False
 
-    def _lease(
-        self,
-        locks: Face,  # noqa: ARG002 - of either face
-        locker: Locker,
-        holdings: Sequence[Holding | Unprotected],
-    ) -> RequestLease:
-        return RequestLease(locker, holdings, self.loop)
+    def kind_of_lease(self, locks: Face) -> type[RequestLease]:  # noqa: ARG002 - of either face
+        """Return the class that works on the event loop and in threads."""
+        return RequestLease
+
+    def new_lease(self, locks: Face, acquired: Acquired) -> RequestLease:  # noqa: ARG002 - as above
+        """Return what was acquired as a lease for users of either face."""
+        lease = RequestLease(*acquired)
+        lease.loop = self.loop
+        return lease
 
 
 def request_locks(scope: Scope | None = None) -> AsyncRequestLocks:

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from celery import Celery, Task
 from celery.exceptions import Ignore
 
-from ..._face import BaseLease, Face
+from ..._adapting import AtLeast, terms_of
 from ..._options import Duration, HoldOptions, Options, seconds
 from ..._platform.logs import logger, printable
 from ..._runtime.blocking import drive
@@ -184,13 +184,6 @@ class Running(RequestLeases[Lease]):
         """Return whether this is an unfinished run of the task."""
         return self._task is task and not self.over
 
-    def lease_of(self, locks: Face, keys: Sequence[str]) -> Lease:
-        """Return the lease of keys that are held: one that blocks, although a request may have another."""
-        found: BaseLease = super().lease_of(locks, keys)
-        if type(found) is not Lease:
-            found = locks._joined([found], keys)  # noqa: SLF001 - adapters know the face
-        return cast("Lease", found)
-
     def run(
         self, work: Callable[..., Any], keys: Sequence[CheckedKey], *args: Any, **kwargs: Any
     ) -> Any:
@@ -231,12 +224,12 @@ class Running(RequestLeases[Lease]):
         (own,) = self.leases
         if task.on_lost is not None:
             own.on_lost(functools.partial(task.on_lost, own))
-        least = locks._at_least(task.at_least, hold_options(task))  # noqa: SLF001 - as Locks.run
-        until = drive(locks._keep_for(own, least))  # noqa: SLF001
+        least = AtLeast(locks, task.at_least, hold_options(task))
+        drive(least.begin(own))
         try:
             return work(*args, **kwargs)
         finally:
-            locks._leave_taken(own, until)  # noqa: SLF001
+            least.end(own)
 
     def _acquire_for_task(self, keys: Sequence[CheckedKey]) -> Lease:
         """Acquire the keys; wait for an earlier delivery, or attempt, of this very task.
@@ -258,8 +251,7 @@ class Running(RequestLeases[Lease]):
                 each.label.endswith(mark) for info in infos if info for each in info.holders
             ):
                 raise
-        terms, _ = locks._options.of_call(options)  # noqa: SLF001 - adapters know the face
-        options["wait"] = terms.ttl + MARGIN
+        options["wait"] = terms_of(locks, options).ttl + MARGIN
         return drive(self.take(locks, keys, options))
 
     def _find_busy(self, busy: LockTimeout) -> None:

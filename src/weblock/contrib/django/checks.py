@@ -15,10 +15,10 @@ from django.urls import Resolver404, resolve
 from django.utils import translation
 from django.utils.module_loading import import_string
 
+from ..._adapting import terms_of
 from ..._options import HoldOptions
 from ...errors import ConfigurationError
 from ..kit import Asked, Locked
-from ..kit.book import limit_of
 from ..kit.guarding import DATABASE_GUARD, LEASE_GUARD, TABLE, GuardKind
 from .database import guarded_databases, refuse_split_reads
 from .discovery import RoutedView, marked_views, routed_views, undecorated
@@ -162,7 +162,7 @@ def check_guarded_locks(**_kwargs: object) -> list[CheckMessage]:
     shared = {
         what
         for alias, what, guard, options in _described_locks()
-        if of_alias(alias).guard.asked_by(guard) and limit_of(locks[alias], options) > 1
+        if of_alias(alias).guard.asked_by(guard) and terms_of(locks[alias], options).limit > 1
     }
     return [
         Error(

@@ -16,6 +16,7 @@ from urllib.parse import quote, urlencode
 from django.conf import settings as django_settings
 from django.utils.module_loading import import_string
 
+from ..._adapting import close
 from ..._face import Face
 from ..._options import LocksOptions, seconds
 from ..._platform.forks import Mutex, enter_child, getpid, process
@@ -324,7 +325,7 @@ class LocksByAlias(Mapping[str, L], Generic[L]):
             for key in gone:
                 del self._made[key]
         for made in gone.values():
-            made._close()  # noqa: SLF001 - of either face, from where no event loop may run
+            close(made)
 
     def _make_once(self, given: AliasSettings) -> L:
         if getpid() != process.pid:

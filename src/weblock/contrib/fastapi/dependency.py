@@ -14,8 +14,9 @@ from typing import Annotated, Any, Final, Literal, NoReturn, Self, Unpack, get_a
 from fastapi import BackgroundTasks, Depends, params
 from fastapi.requests import HTTPConnection
 
+from ..._adapting import when
 from ..._options import HoldOptions, Options
-from ...aio import AsyncLease
+from ...aio import call_in
 from ...errors import ConfigurationError
 from ...keys import CheckedKey, KeyTemplate, in_order
 from ..asgi import AsyncRequestLocks, RequestLease, request_locks
@@ -124,9 +125,8 @@ class LockDependency(MakesKeys, params.Depends):
         lease = await request.hold(in_order(keys), options)
         if self.on_lost == "cancel":
             task = asyncio.current_task(request.loop)
-            callback = functools.partial(request.interrupt, task)
-            # As on a loop, which we are on: the lease would look whether it is used in a thread.
-            AsyncLease._call_when_lost(lease, callback)  # noqa: SLF001 - ours need no check
+            tell = functools.partial(request.interrupt, task)
+            when(lease, "on_lost", functools.partial(call_in, request.loop, tell))
         return lease
 
 

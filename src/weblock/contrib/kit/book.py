@@ -21,8 +21,8 @@ from typing import Any, Final, Generic, Self, TypeVar
 from urllib.parse import quote
 from weakref import ref
 
-from ..._core.acquiring import Caller, Locker
-from ..._core.holding import Holding, Unprotected
+from ..._adapting import Acquired, acquire, joined, kind_of, place_of, terms_of
+from ..._core.acquiring import Caller
 from ..._face import BaseLease, Face
 from ..._options import HoldOptions
 from ..._platform.forks import enter_child, getpid, process
@@ -30,7 +30,7 @@ from ..._platform.logs import logger
 from ..._runtime.clock import Flow, part_of
 from ..._runtime.internals import running_loop
 from ...errors import AlreadyHeld, ConfigurationError, LeaseLost
-from ...keys import CheckedKey
+from ...keys import CheckedKey, unqualified
 from .problems import ClientGone
 from .spec import LockSpec
 
@@ -71,6 +71,8 @@ class RequestLeases(Generic[L]):
         self.within: Final = within
         self.leases: list[L] = []
         """Those that are released here, in the order in which they were acquired."""
+        self._acquired: Final[list[Acquired]] = []
+        """What releases them."""
         around: dict[tuple[object, str], L] = within._by_key if within else {}  # noqa: SLF001 - of the same class
         # Else the same object: each must know which keys the other holds.
         self._by_key: Final[dict[tuple[object, str], L]] = (
@@ -110,10 +112,28 @@ class RequestLeases(Generic[L]):
             raise self._has_ended()
         missing = self.missing(locks, keys) if self._by_key else keys
         if missing:
-            lease = await self._acquired(locks, missing, options, before_waiting)
+            label = ""
+            if "label" not in options:
+                path = self._path  # Most have nothing to encode, and that is seen much faster.
+                if not _PLAIN(path):
+                    path = quote(path, errors="replace")
+                label = f"{locks.label} {self._method} {path}"[:LONGEST_LABEL]
+            caller = Caller(label, self.flow, before_waiting, self.while_waiting)
+            began = time.perf_counter()
+            try:
+                acquired = await acquire(locks, missing, options, caller)
+            finally:  # Also without success: the response says how long it took.
+                self.waited = (self.waited or 0.0) + time.perf_counter() - began
+            if self.over:  # It has ended while it waited.
+                locker, holdings = acquired  # type: ignore[unreachable]
+                await locker.release(holdings)
+                raise self._has_ended()
+            lease = self.new_lease(locks, acquired)
+            self._acquired.append(acquired)
             self.leases.append(lease)
+            place = place_of(locks)
             for key in missing:
-                self._by_key[locks._place, key] = lease  # noqa: SLF001 - adapters know the face
+                self._by_key[place, key] = lease
             if len(missing) == len(keys):
                 return lease
         self.refuse_upgrades(locks, keys, options)
@@ -127,15 +147,15 @@ class RequestLeases(Generic[L]):
 
     def holds(self, locks: Face, key: str) -> bool:
         """Return whether the request holds a key, by locks of either face."""
-        return (locks._place, key) in self._by_key  # noqa: SLF001
+        return (place_of(locks), key) in self._by_key
 
     def refuse_upgrades(
         self, locks: Face, keys: Sequence[CheckedKey], options: HoldOptions
     ) -> None:
         """Raise ``AlreadyHeld`` if more may hold a key with this request than it asks for now."""
-        limit = limit_of(locks, options)
+        limit = terms_of(locks, options).limit
         for key in keys:
-            held = self._by_key[locks._place, key]  # noqa: SLF001
+            held = self._by_key[place_of(locks), key]
             if held.limit > limit:
                 raise AlreadyHeld(key, upgrade=True)
 
@@ -149,13 +169,13 @@ class RequestLeases(Generic[L]):
         """
         missing: dict[tuple[str, str, CheckedKey, int], tuple[S, Face, int]] = {}
         for spec, locks, keys in wanted:
-            limit = limit_of(locks, spec.options)
+            limit = terms_of(locks, spec.options).limit
             for key in keys:
                 if self.holds(locks, key):
                     self.refuse_upgrades(locks, [key], spec.options)
                     continue
                 # The engine last: its number differs in each process.
-                place = locks.engine, locks.namespace, key, id(locks._place[0])  # noqa: SLF001
+                place = locks.engine, locks.namespace, key, id(place_of(locks).engine)
                 other = missing.get(place)
                 if other is None or limit < other[2]:  # The spec that lets fewer in.
                     missing[place] = spec, locks, limit
@@ -164,11 +184,20 @@ class RequestLeases(Generic[L]):
 
     def lease_of(self, locks: Face, keys: Sequence[str]) -> L:
         """Return the lease of just these keys, all of which the request holds, for users of ``locks``."""
-        leases = [self._by_key[locks._place, key] for key in keys]  # noqa: SLF001
+        place = place_of(locks)
+        leases = [self._by_key[place, key] for key in keys]
         first = leases[0]
-        if isinstance(first, locks._lease) and first.keys == tuple(keys):  # noqa: SLF001
+        if type(first) is self.kind_of_lease(locks) and first.keys == tuple(keys):
             return first
-        return locks._joined(leases, keys)  # type: ignore[return-value]  # noqa: SLF001 - a lease of its kind
+        return self.new_lease(locks, joined(locks, leases, keys))
+
+    def kind_of_lease(self, locks: Face) -> type[BaseLease]:
+        """Return the class of the leases that users of ``locks`` have."""
+        return kind_of(locks)
+
+    def new_lease(self, locks: Face, acquired: Acquired) -> L:
+        """Return what was acquired as a lease for users of ``locks``."""
+        return kind_of(locks)(*acquired)  # type: ignore[return-value] # Of this kind of locks.
 
     def unended(self) -> Self:
         """Return this, or what is around it and has not ended; the outermost if all have ended."""
@@ -206,13 +235,15 @@ class RequestLeases(Generic[L]):
         if self.within:  # What is around this holds these no more, before another can have them.
             self._forget()
         loss: LeaseLost | None = None
-        for lease in reversed(self.leases):
+        for locker, holdings in reversed(self._acquired):
             try:
-                await lease._locker.release(lease._holdings)  # noqa: SLF001
+                await locker.release(holdings)
             except LeaseLost as error:
                 loss = error
             except Exception:  # The others are to be released all the same.
-                logger.exception("the lease of %s was not released", lease.keys)
+                keys = [unqualified(each.key) for each in holdings]
+                logger.exception("the lease of %s was not released", keys)
+        self._acquired.clear()
         self.leases.clear()
         if not self.within:
             self._by_key.clear()
@@ -222,34 +253,6 @@ class RequestLeases(Generic[L]):
         for place_and_key, lease in tuple(self._by_key.items()):
             if any(lease is mine for mine in self.leases):
                 del self._by_key[place_and_key]
-
-    async def _acquired(
-        self,
-        locks: Face,
-        keys: Sequence[CheckedKey],
-        options: HoldOptions,
-        before_waiting: BeforeWaiting | None,
-    ) -> L:
-        label = ""
-        if "label" not in options:
-            path = self._path  # Most have nothing to encode, and that is seen much faster.
-            if not _PLAIN(path):
-                path = quote(path, errors="replace")
-            label = f"{locks._options.label} {self._method} {path}"[:LONGEST_LABEL]  # noqa: SLF001
-        caller = Caller(label, self.flow, before_waiting, self.while_waiting)
-        began = time.perf_counter()
-        try:
-            locker, holdings = await locks._acquire(keys, options, caller)  # noqa: SLF001
-        finally:  # Also without success: the response says how long it took.
-            self.waited = (self.waited or 0.0) + time.perf_counter() - began
-        if self.over:
-            await locker.release(holdings)
-            raise self._has_ended()
-        return self._lease(locks, locker, holdings)
-
-    def _lease(self, locks: Face, locker: Locker, holdings: Sequence[Holding | Unprotected]) -> L:
-        """Return what was acquired as a lease of its user's kind."""
-        return locks._lease(locker, holdings)  # type: ignore[return-value]  # noqa: SLF001 - as above
 
     def _has_ended(self) -> ConfigurationError:
         return ConfigurationError(
@@ -289,12 +292,6 @@ def watch_sessions() -> None:
             )
         else:
             watch()
-
-
-def limit_of(locks: Face, options: HoldOptions) -> int:
-    """Return how many may hold a key that is acquired with these options."""
-    own = locks._options  # noqa: SLF001 - adapters know the face
-    return (own.of_call(options) if options else own.own)[0].limit
 
 
 def check_done(leases: Sequence[BaseLease]) -> None:

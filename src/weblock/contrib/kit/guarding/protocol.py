@@ -11,6 +11,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
+from ...._adapting import holdings_of
 from ...._face import BaseLease
 from ...._platform.logs import logger
 from ....errors import ConfigurationError, LeaseLost, LockTimeout
@@ -158,7 +159,8 @@ def marks_of(lease: BaseLease) -> list[Mark]:
     Raises ``ConfigurationError`` for a lease that is not exclusive: of several holders, each would
     be refused as soon as one with a larger fence has begun.
     """
-    for each in lease._leased:  # noqa: SLF001 - adapters know the face
+    holdings = holdings_of(lease)
+    for each in holdings:
         if each.terms.limit > 1:
             raise ConfigurationError(
                 f"the database can be the referee of an exclusive lease only, and"
@@ -172,7 +174,7 @@ def marks_of(lease: BaseLease) -> list[Mark]:
             each.fence,
             hashlib.sha256(f"{SALT}{each.owner}".encode()).hexdigest()[:32],
         )
-        for each in lease._leased  # noqa: SLF001
+        for each in holdings
     ]
     return sorted(marks, key=lambda mark: mark.digest)
 

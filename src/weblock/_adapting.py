@@ -1,0 +1,111 @@
+"""What adapters ask of ``Locks``, ``AsyncLocks`` and their leases, and users do not.
+
+Adapters use these names and the public ones: no name of the API classes that begins with an underscore.
+An acquisition for a request has these steps:
+
+1. ``acquire`` returns an ``Acquired``: the leases of the keys, and the locker that renews them.
+2. ``kind_of(locks)(*acquired)`` makes a lease of it, for the user.
+3. ``await locker.release(holdings)`` releases it, in blocking code too, where no step of it suspends.
+
+The functions that each request calls are those of the classes themselves, which costs it no further call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from operator import attrgetter
+from typing import Any, Final, Literal
+
+from ._core.acquiring import Caller, Locker
+from ._core.holding import Hands, Holding, Terms, Unprotected
+from ._face import BaseLease, Face, Place
+from ._options import Duration, HoldOptions, seconds
+from .errors import ConfigurationError
+from .keys import unqualified
+
+Event = Literal["on_lost", "on_ask_release"]
+
+Acquired = tuple[Locker, Sequence[Holding | Unprotected]]
+"""What was acquired, and what releases it."""
+
+acquire: Final[
+    Callable[[Face, Sequence[str], HoldOptions, Caller | None], Coroutine[Any, Any, Acquired]]
+] = Face._acquire
+"""Acquire keys for a caller, which a request is. Raises what ``Locks.acquire`` raises."""
+
+place_of: Final[Callable[[Face], Place]] = attrgetter("_place")
+"""Return where the keys of some locks are: a key in the same place is the same key."""
+
+kind_of: Final[Callable[[Face], type[BaseLease]]] = attrgetter("_lease")
+"""Return the class of the leases of some locks."""
+
+when: Final[Callable[[BaseLease, Event, Callable[[], object]], None]] = BaseLease._when
+"""Call a function once, in the thread that notices that a lease is lost, or asked for.
+
+It must not wait, nor raise.
+"""
+
+
+def joined(locks: Face, leases: Sequence[BaseLease], keys: Sequence[str]) -> Acquired:
+    """Return several leases in one place, of either kind of locks, as one acquisition of these keys."""
+    held = {unqualified(each.key): each for lease in leases for each in lease._holdings}
+    hands = Hands(held[key] for key in keys)
+    hands.others = [lease._holdings for lease in leases]
+    return locks._locker, hands
+
+
+def terms_of(locks: Face, options: HoldOptions) -> Terms:
+    """Return what locks and options say together: ttl, limit and so on."""
+    own = locks._options
+    return (own.of_call(options) if options else own.own)[0]
+
+
+def holdings_of(lease: BaseLease) -> Sequence[Holding]:
+    """Return the lease of each key, with its qualified key, owner, fence and terms.
+
+    Keys without one are left out: those of a section that runs although the engine does not answer.
+    """
+    return lease._leased
+
+
+def leave(lease: BaseLease) -> None:
+    """End a lease for its holder, while its key stays taken: it is not released, nor renewed."""
+    lease._leave()
+
+
+def rest(locks: Face) -> None:
+    """Free what ``close`` frees, until the locks are used again: an application may start again."""
+    locks._rest()
+
+
+def close(locks: Face) -> None:
+    """Close locks of either kind, also where no event loop runs."""
+    locks._close()
+
+
+class AtLeast:
+    """Keeps the key of a run taken for a while, also if its work ends before: see ``Locks.run``."""
+
+    def __init__(self, locks: Face, given: Duration | None, options: HoldOptions) -> None:
+        """Raises ``ConfigurationError`` for a time for which the lease cannot last."""
+        self._now = locks._locker.runtime.now
+        self._least = None if given is None else seconds("at_least", given)
+        self._until = 0.0
+        max_hold = terms_of(locks, options).max_hold
+        if self._least is not None and max_hold is not None and self._least > max_hold:
+            raise ConfigurationError(
+                f"at_least={self._least:g} is longer than max_hold={max_hold:g}, after which the lease"
+                " is lost: raise max_hold="
+            )
+
+    async def begin(self, lease: BaseLease) -> None:
+        """Make a new lease last for long enough."""
+        if self._least is not None:
+            self._until = self._now() + self._least
+            # By 0, too: a lease that was handed over is short until its holder confirms it.
+            await lease._extend(max(0.0, self._least - lease.remaining()))
+
+    def end(self, lease: BaseLease) -> None:
+        """Leave the lease, if its key is to stay taken."""
+        if self._least is not None and self._now() < self._until:
+            leave(lease)
