@@ -512,7 +512,7 @@ class TestWhatCannotWork:
         [
             ({"lock": "a:{other}"}, "no parameter of .*pay; there is: number"),
             ({"lock": "a:{1}"}, "needs '1', which is no parameter"),
-            ({"lock": []}, "names no key"),
+            ({"lock": []}, r"lock=\[\] must be a key"),
             ({"lock": 7}, "must be a key"),
             ({"on_busy": "never"}, "'wait', 'skip' or 'retry'"),
             ({"ttl": "long"}, "ttl='long'"),

@@ -18,7 +18,7 @@ from ..kit import Asked, Locked
 from ..kit.settings import Wanted, configured, opened, refuse_other_application
 from ..kit.spec import name_of
 from .internals import registry_of
-from .task import LockedTask, hold_options, installed
+from .task import LockedTask, TaskSpec, installed
 
 _SETTING: Final = re.compile(r"(?:weblock|[A-Z][A-Z0-9_]*_WEBLOCK)_(\w+)")
 """A setting of ours in ``app.conf``; Celery keeps the prefix of ``namespace=`` in its spelling."""
@@ -163,6 +163,8 @@ def locked_in(app: object, asked: Asked | None) -> Iterator[Locked | Configurati
                 f"task {name} locks, but weblock is not installed: call WebLock(app)"
             )
         else:
-            keys: Any = lock if isinstance(lock, list | tuple) else [lock]
-            options = {**hold_options(task), "on_busy": task.on_busy}
-            yield Locked(f"task {name}", keys, options, web.locks, order="before the task runs")
+            spec = TaskSpec.of_task(task)
+            options = {**spec.options, "on_busy": task.on_busy}
+            yield Locked(
+                f"task {name}", spec.keys, options, web.locks, order="before the task runs"
+            )

@@ -10,26 +10,28 @@ from __future__ import annotations
 import functools
 import inspect
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, Final, Literal, Protocol, cast, get_args
+from typing import Any, Final, Literal, Protocol, get_args
 from weakref import WeakKeyDictionary
 
 from celery import Celery, Task
 from celery.exceptions import Ignore
 
 from ..._adapting import AtLeast, terms_of
-from ..._options import Duration, HoldOptions, Options, seconds
+from ..._options import Duration, HoldOptions, seconds
 from ..._platform.logs import logger, printable
 from ..._runtime.blocking import drive
 from ..._runtime.clock import part_of
 from ...errors import ConfigurationError, LockTimeout
-from ...keys import CheckedKey
+from ...keys import CheckedKey, KeyTemplate
 from ...sync import Lease, Locks
+from ..kit import LockSpec
 from ..kit.book import LONGEST_LABEL, RequestLeases, current_book
-from .keys import KeysOfCall, LockOption, keys_of_calls
+from ..kit.values import KeyFunction, wanted_by
 
 OnBusy = Literal["wait", "skip", "retry"]
+LockOption = str | KeyFunction | Sequence[str | KeyFunction] | None
 
 MARGIN: Final = 5.0
 """Seconds beyond its ttl in which a busy machine notices that the lease of a dead worker has ended."""
@@ -86,9 +88,9 @@ class LockedTask(Task):
         """Put the lock around ``run``. Raises ``ConfigurationError`` or ``TypeError`` for what cannot work."""
         super().__init_subclass__(**kwargs)
         run = inspect.getattr_static(cls, "run")
-        if not isinstance(run, Locked) and run is not inspect.getattr_static(Task, "run"):
-            run = cls.run = Locked(run)
-        if cls.lock is not None and isinstance(run, Locked):
+        if not isinstance(run, LockedRun) and run is not inspect.getattr_static(Task, "run"):
+            run = cls.run = LockedRun(run)
+        if cls.lock is not None and isinstance(run, LockedRun):
             cls._check(run.unlocked(object(), cls))
 
     @classmethod
@@ -108,22 +110,58 @@ class LockedTask(Task):
         for name in ("busy_countdown", "at_least"):
             if (value := getattr(cls, name)) is not None:
                 seconds(name, value)
-        Options().of_call(hold_options(cls))
-        keys_of_calls(cls.lock, run)
+        for template in TaskSpec.of_task(cls).templates:
+            template.for_call_of(run)
 
 
-def hold_options(task: LockedTask | type[LockedTask]) -> HoldOptions:
-    """Return the options with which a task holds its keys; unless it says so, only ``on_busy="wait"`` waits."""
-    names = HoldOptions.__annotations__
-    options: dict[str, Any] = {name: getattr(task, name) for name in names if hasattr(task, name)}
-    if task.lock_shared is not None:
-        options["shared"] = task.lock_shared
-    if task.on_busy != "wait":
-        options.setdefault("wait", 0)
-    return cast("HoldOptions", options)
+class TaskSpec(LockSpec):
+    """What a task locks. Its templates name arguments of a call, by name or by place."""
+
+    @classmethod
+    def of_task(cls, task: LockedTask | type[LockedTask]) -> TaskSpec:
+        """Return the spec of a task's options; unless it says so, only ``on_busy="wait"`` waits.
+
+        Raises ``ConfigurationError`` for options that cannot work.
+        """
+        names = HoldOptions.__annotations__
+        options: Any = {name: getattr(task, name) for name in names if hasattr(task, name)}
+        if task.lock_shared is not None:
+            options["shared"] = task.lock_shared
+        if task.on_busy != "wait":
+            options.setdefault("wait", 0)
+        lock = task.lock
+        keys: Any = lock if isinstance(lock, list | tuple) else [lock]
+        if not keys or not all(isinstance(key, str) or callable(key) for key in keys):
+            raise ConfigurationError(
+                f"lock={lock!r:.80} must be a key, a function that returns one, or several in a list;"
+                " lock=None does not lock"
+            )
+        return cls.of(keys, options)
+
+    @staticmethod
+    def parsed(key: str | KeyFunction) -> KeyTemplate | KeyFunction:
+        """Return a key function as the application has written it, and a key as a template."""
+        if not callable(key):
+            return KeyTemplate.parse(key)
+        # A class makes a method of a function that is its option. One that takes ``self`` is meant as one.
+        plain: KeyFunction = getattr(key, "__func__", key)
+        is_method = next(iter(inspect.signature(plain).parameters), "") == "self"
+        return key if is_method else plain
+
+    def keys_of_call(
+        self, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[CheckedKey, ...]:
+        """Return the keys for the arguments of a call of ``run``, with its defaults."""
+        call = inspect.signature(run).bind(*args, **kwargs)
+        call.apply_defaults()
+        values = {**call.arguments, **{str(place): each for place, each in enumerate(call.args)}}
+        return self.made_of(
+            lambda _template: values,
+            lambda function: function(**wanted_by(function, call.arguments)),
+        )
 
 
-class Locked:
+class LockedRun:
     """The ``run`` of a task, which is called while the lock is held."""
 
     def __init__(self, run: Any) -> None:
@@ -135,31 +173,18 @@ class Locked:
         return found
 
     def __get__(self, task: LockedTask | None, owner: type) -> Callable[..., Any]:
-        if task is None:
-            return self.unlocked(None, owner)
         run = self.unlocked(task, owner)
-        lock: LockOption = None
-        keys_of: KeysOfCall
+        if task is None:
+            return run
 
         @functools.wraps(run)
         def locked(*args: Any, **kwargs: Any) -> Any:
-            nonlocal lock, keys_of
-            current = running.get()
+            outer = running.get()
+            of_this = outer is not None and outer.task is task and not outer.over
             # A class may call the ``run`` that it has overridden.
-            if task.lock is None or (current and current.is_of(task) and current.code is not self):
+            if task.lock is None or (of_this and outer and outer.code is not self):
                 return run(*args, **kwargs)
-            if lock is not task.lock:  # The settings may annotate it later.
-                wanted = task.lock
-                keys_of = keys_of_calls(wanted, run)
-                lock = wanted  # Last: another thread may run the task at the same time.
-            keys = keys_of(args, kwargs)
-            web = installed.get(task.app)
-            if web is None:
-                raise ConfigurationError(
-                    f"task {task.name} has a lock, and its application {task.app.main!r:.80} has no"
-                    ' locks: call weblock.contrib.celery.WebLock(app, "redis://...") where the app is made'
-                )
-            return Running(task, web.locks, self).run(run, keys, *args, **kwargs)
+            return Running(task, self).run(run, args, kwargs)
 
         return locked
 
@@ -167,34 +192,34 @@ class Locked:
 class Running(RequestLeases[Lease]):
     """What one run of a task holds. A run inside another, or inside a request, holds what that one does, too."""
 
-    __slots__ = ("_locks", "_task", "code", "lease")
-
     beside_others = True
+    lease: Lease | None = None
 
-    def __init__(self, task: LockedTask, locks: Locks, code: object) -> None:
+    def __init__(self, task: LockedTask, code: object) -> None:
+        web = installed.get(task.app)
+        if web is None:
+            raise ConfigurationError(
+                f"task {task.name} has a lock, and its application {task.app.main!r:.80} has no"
+                ' locks: call weblock.contrib.celery.WebLock(app, "redis://...") where the app is made'
+            )
         around: Any = current_book()
         super().__init__("task", task.name or "", around.of_application() if around else None)
-        self._task = task
-        self._locks = locks
+        self._locks = web.locks
+        self.task: Final = task
         self.code: Final = code
         """What identifies the function that runs: a class may have overridden another's."""
-        self.lease: Lease | None = None
 
-    def is_of(self, task: object) -> bool:
-        """Return whether this is an unfinished run of the task."""
-        return self._task is task and not self.over
-
-    def run(
-        self, work: Callable[..., Any], keys: Sequence[CheckedKey], *args: Any, **kwargs: Any
-    ) -> Any:
-        """Return what the work returns, which runs while the keys are held.
+    def run(self, work: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return what the work returns, which runs while its keys are held.
 
         If the keys are busy, the task waits, is skipped or tries again, as it says. Raises ``LeaseLost``
         if a lease was lost and the work raises nothing.
         """
+        spec = TaskSpec.of_task(self.task)
+        keys = spec.keys_of_call(work, args, kwargs)
         part, outer = part_of.set(self.flow), running.set(self)
         try:
-            result = self._hold_and_work(work, keys, args, kwargs)
+            result = self._work(functools.partial(work, *args, **kwargs), keys, spec.options)
         except BaseException as error:
             if loss := drive(self.release()):
                 error.add_note(f"meanwhile, the {loss}")
@@ -207,37 +232,32 @@ class Running(RequestLeases[Lease]):
             running.reset(outer)
             part_of.reset(part)
 
-    def _hold_and_work(
-        self,
-        work: Callable[..., Any],
-        keys: Sequence[CheckedKey],
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
+    def _work(
+        self, work: Callable[[], Any], keys: Sequence[CheckedKey], options: HoldOptions
     ) -> Any:
-        locks, task = self._locks, self._task
         try:
-            self.lease = self._acquire_for_task(keys)
+            self.lease = self._acquire(keys, options)
         except LockTimeout as busy:
             return self._find_busy(busy)
         if not self.leases:  # What is around it holds them.
-            return work(*args, **kwargs)
+            return work()
         (own,) = self.leases
-        if task.on_lost is not None:
-            own.on_lost(functools.partial(task.on_lost, own))
-        least = AtLeast(locks, task.at_least, hold_options(task))
+        if self.task.on_lost is not None:
+            own.on_lost(functools.partial(self.task.on_lost, own))
+        least = AtLeast(self._locks, self.task.at_least, options)
         drive(least.begin(own))
         try:
-            return work(*args, **kwargs)
+            return work()
         finally:
             least.end(own)
 
-    def _acquire_for_task(self, keys: Sequence[CheckedKey]) -> Lease:
+    def _acquire(self, keys: Sequence[CheckedKey], given: HoldOptions) -> Lease:
         """Acquire the keys; wait for an earlier delivery, or attempt, of this very task.
 
         That one's worker was killed, and the broker has delivered it again; or it is just ending, and
         has enqueued its next attempt. To skip it now would be to lose it.
         """
-        task, locks, options = self._task, self._locks, hold_options(self._task)
+        task, locks, options = self.task, self._locks, given.copy()
         # A label ends with the task as Celery's log names it.
         mark = f" {task.name}[{task.request.id}]" if task.request.id else f" {task.name}"
         options["label"] = f"{options.get('label', locks.label)}{mark}"[-LONGEST_LABEL:]
@@ -256,7 +276,7 @@ class Running(RequestLeases[Lease]):
 
     def _find_busy(self, busy: LockTimeout) -> None:
         """End or postpone a task whose keys are busy."""
-        task = self._task
+        task = self.task
         if task.on_busy == "retry":
             # Not all tasks at once, unless the task says when.
             countdown = max(LEAST_COUNTDOWN, busy.retry_after or 0.0) * random.uniform(1.0, 1.5)

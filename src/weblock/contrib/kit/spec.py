@@ -46,7 +46,9 @@ class LockSpec:
         Options().of_call(options)
         refuse_guard(guard, options)
         said = tuple(sorted(options.items()))
-        return cls(tuple(map(parsed, keys)), said, guard, options, **more)
+        return cls(tuple(map(cls.parsed, keys)), said, guard, options, **more)
+
+    parsed = staticmethod(parsed)
 
     @property
     def templates(self) -> tuple[KeyTemplate, ...]:
