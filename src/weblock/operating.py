@@ -38,22 +38,20 @@ NO_TERMINAL: Final = (
 )
 
 
-class ChangedHands(Exception):
-    """The key has another holder than the one whose lease was to be taken; that one is ``now``."""
-
-    def __init__(self, key: str, now: KeyInfo | None) -> None:
-        holder = f"is held by {printable(now.holder)} now" if now and now.holder else "is free now"
-        super().__init__(f"{printable(repr(key))} has changed hands: it {holder}")
-        self.key = key
-        self.now = now
-
-
 class NotReleased(Exception):
     """Nothing was released. With ``still_held``, the holder was asked to release the key, and goes on."""
 
     def __init__(self, text: str, *, still_held: bool = False) -> None:
         super().__init__(text)
         self.still_held = still_held
+
+
+class ChangedHands(NotReleased):
+    """The key has another holder than the one whose lease was to be taken."""
+
+    def __init__(self, key: str, now: KeyInfo | None) -> None:
+        holder = f"is held by {printable(now.holder)} now" if now and now.holder else "is free now"
+        super().__init__(f"{printable(repr(key))} has changed hands: it {holder}")
 
 
 def release(
@@ -73,7 +71,7 @@ def release(
         gently: For how many seconds to wait until the holder, which is asked to, has released the key.
         fence: The fence of the holder that is meant; by default, the first holder.
 
-    Raises ``NotReleased``, ``ChangedHands``, and what ``Locks.force_release`` raises.
+    Raises ``NotReleased``, and what ``Locks.force_release`` raises.
     """
     info, name = locks.inspect(key), printable(key)
     if info is None or info.holder is None:

@@ -37,7 +37,7 @@ def test_nothing_is_released_unasked(run, locks: Locks) -> None:
 @pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 1)])
 def test_a_person_is_asked(run, locks: Locks, monkeypatch, answer: str, code: int) -> None:
     """At a terminal the command says who holds the key, and releases only if told to."""
-    monkeypatch.setattr("weblock.cli.release._is_terminal", lambda: True)
+    monkeypatch.setattr("weblock.cli.keys._is_terminal", lambda: True)
     with busy(locks, "item:1", "web-1"):
         done = run("release", "item:1", input=f"{answer}\n")
         assert holder_of(locks, "item:1") == (None if answer == "y" else "web-1")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
-from typing import IO, Any, Final, Unpack
+from typing import Any, Final, Unpack
 
 import click
 
@@ -25,18 +25,17 @@ from .. import (
     __version__,
 )
 from .._platform.logs import printable
-from ..operating import ChangedHands
 from .codes import Code
 from .output import say, warn
 
 COMMANDS: Final = {
-    "list": "listing",
-    "show": "listing",
-    "release": "release",
+    "list": "keys",
+    "show": "keys",
+    "release": "keys",
     "watch": "watch",
-    "ping": "ping",
+    "ping": "doctor",
     "doctor": "doctor",
-    "ddl": "ddl",
+    "ddl": "doctor",
     "bench": "bench",
     "run": "run",
     "check": "check",
@@ -82,45 +81,14 @@ pass_session = click.make_pass_decorator(Session, ensure=True)
 class No(Exception):
     """The answer to the question is no. ``facts`` are what ``--json`` prints of it."""
 
-    def __init__(self, text: str, facts: object = None) -> None:
+    def __init__(self, text: str, facts: object = None, code: Code = Code.NO) -> None:
         super().__init__(text)
         self.facts = facts
+        self.code = code
 
 
-class Still(No):
-    """The holder was asked to release the key, and has not done so in time."""
-
-
-class Ended(click.ClickException):
-    """A command that could not do its work, or must not say that it has."""
-
-    exit_code: int  # type: ignore[misc]  # click has one for a whole class
-
-    def __init__(self, error: Exception, session: Session) -> None:
-        super().__init__(str(error))
-        self.exit_code = _code_of(error)
-        self._error = error
-        self._session = session
-
-    def show(self, file: IO[Any] | None = None) -> None:  # noqa: ARG002 - click's
-        """Write what happened: as JSON, an answer to standard output, all else to standard error."""
-        if isinstance(self._error, No) and self._session.json:
-            say(json.dumps(self._error.facts))
-        elif self._session.json:
-            facts = {"error": type(self._error).__name__, "message": self.message}
-            warn(json.dumps(facts))
-        else:
-            # An answer may have several lines. In an error, a line end comes from foreign text.
-            lines = self.message.split("\n") if isinstance(self._error, No) else [self.message]
-            warn("weblock: " + "\n".join(map(printable, lines)))
-
-
-def _code_of(error: Exception) -> Code:
+def _code_of(error: WeblockError) -> Code:
     match error:
-        case Still():
-            return Code.BUSY
-        case No() | ChangedHands():
-            return Code.NO
         case ConfigurationError() | AlreadyHeld():
             return Code.USAGE
         case LockTimeout():
@@ -134,7 +102,7 @@ class Command(click.Command):
     """A command that takes the engine's options behind its own name, too."""
 
     allow_extra_args = True
-    """So that they can be refused in words of ours."""
+    """So that they can be refused in words of ours, which show no password."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -149,12 +117,23 @@ class Command(click.Command):
         return rest
 
     def invoke(self, context: click.Context) -> Any:
-        """Run the command, and end as the error says that it raises."""
+        """Run the command, and exit as the error says that it raises.
+
+        In JSON, an answer goes to standard output, and an error to standard error.
+        """
         session = context.ensure_object(Session)
         try:
             return super().invoke(context)
-        except (WeblockError, ChangedHands, No) as error:
-            raise Ended(error, session) from error
+        except No as no:
+            if session.json:
+                say(json.dumps(no.facts))
+            else:
+                warn("weblock: " + "\n".join(map(printable, str(no).split("\n"))))
+            raise SystemExit(no.code) from no
+        except WeblockError as error:
+            facts = {"error": type(error).__name__, "message": str(error)}
+            warn(json.dumps(facts) if session.json else f"weblock: {printable(str(error))}")
+            raise SystemExit(_code_of(error)) from error
 
 
 class App(click.Group):
@@ -193,30 +172,17 @@ def command(name: str) -> Callable[[Callable[..., None]], Command]:
 
 def common_options() -> list[click.Parameter]:
     """Return the options that stand before a command's name or behind it."""
+    common: dict[str, Any] = {"callback": _remember, "expose_value": False}
+    url = (
+        "The engine. Repeat it for a quorum. Without it: $WEBLOCK_URL, else file://. A password is"
+        " safer in $WEBLOCK_URL, since other users can see the arguments."
+    )
+    namespace = 'The namespace of the application\'s keys; else $WEBLOCK_NAMESPACE, else "default".'
+    in_json = "Write JSON, for programs. Durations are seconds."
     return [
-        click.Option(
-            ["--url"],
-            multiple=True,
-            callback=_remember,
-            expose_value=False,
-            metavar="URL",
-            help="The engine. Repeat it for a quorum. Without it: $WEBLOCK_URL, else file://. A"
-            " password is safer in $WEBLOCK_URL, since other users can see the arguments.",
-        ),
-        click.Option(
-            ["--namespace"],
-            callback=_remember,
-            expose_value=False,
-            metavar="NAME",
-            help='The namespace of the application\'s keys; else $WEBLOCK_NAMESPACE, else "default".',
-        ),
-        click.Option(
-            ["--json"],
-            is_flag=True,
-            callback=_remember,
-            expose_value=False,
-            help="Write JSON, for programs. Durations are seconds.",
-        ),
+        click.Option(["--url"], multiple=True, metavar="URL", help=url, **common),
+        click.Option(["--namespace"], metavar="NAME", help=namespace, **common),
+        click.Option(["--json"], is_flag=True, help=in_json, **common),
     ]
 
 

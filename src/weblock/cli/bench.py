@@ -1,14 +1,26 @@
-"""``weblock bench``: what locks cost on the user's own engine."""
+"""``weblock bench``: what locks cost on the user's own engine. ``weblock doctor`` measures with it, too."""
 
 from __future__ import annotations
 
+import math
+import os
+import statistics
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
+from .. import Locks, WeblockError
 from .app import Session, command, pass_session
-from .measuring import Times, acquisitions, fairness, hand_offs, shares
 from .output import bar
+
+LOOK_EVERY = 0.0005
+"""Seconds between two looks at whether a waiter has joined the queue."""
 
 
 @command("bench")
@@ -26,20 +38,23 @@ def bench_command(session: Session, seconds: float, threads: int) -> None:
         handed_over = hand_offs(locks, seconds / 3)
         counts = shares(locks, seconds / 3, threads)
         engine = locks.engine
+    # Jain's index: 1 where all got as much, and 1/n where one of n got all.
+    squares = sum(each * each for each in counts)
+    jain = sum(counts) ** 2 / (len(counts) * squares) if squares else 1.0
     facts: dict[str, Any] = {
         "engine": engine,
-        "acquire": _facts(acquired),
-        "release": _facts(released),
-        "hand_off": _facts(handed_over),
-        "fairness": {"jain": round(fairness(counts), 4), "counts": counts},
+        "acquire": acquired.facts(),
+        "release": released.facts(),
+        "hand_off": handed_over.facts(),
+        "fairness": {"jain": round(jain, 4), "counts": counts},
     }
     lines = [
         engine,
         "",
-        *_drawn("Acquire a free key", acquired),
-        *_drawn("Release it", released),
-        *_drawn("Hand it over, from the release to the next holder", handed_over),
-        f"Fairness: {fairness(counts):.0%} (Jain's index) of {threads} threads that want one key",
+        *acquired.drawn("Acquire a free key"),
+        *released.drawn("Release it"),
+        *handed_over.drawn("Hand it over, from the release to the next holder"),
+        f"Fairness: {jain:.0%} (Jain's index) of {threads} threads that want one key",
         *(
             f"  thread {n:<4} {count:>6}  {bar(count / (max(counts) or 1))}"
             for n, count in enumerate(counts, 1)
@@ -48,23 +63,106 @@ def bench_command(session: Session, seconds: float, threads: int) -> None:
     session.say("\n".join(lines), facts)
 
 
-def _facts(times: Times) -> dict[str, Any]:
-    return {
-        "count": len(times.all),
-        "median": round(times.median, 7),
-        "p99": round(times.p99, 7),
-    }
+@dataclass(frozen=True)
+class Times:
+    """The durations of one operation, in seconds."""
+
+    all: list[float]
+
+    @property
+    def median(self) -> float:
+        """The median."""
+        return statistics.median(self.all)
+
+    @property
+    def p99(self) -> float:
+        """The 99th percentile."""
+        return sorted(self.all)[math.ceil(len(self.all) * 0.99) - 1]
+
+    def facts(self) -> dict[str, Any]:
+        """Return what ``--json`` prints."""
+        return {
+            "count": len(self.all),
+            "median": round(self.median, 7),
+            "p99": round(self.p99, 7),
+        }
+
+    def drawn(self, what: str) -> Iterator[str]:
+        """Return the lines of a histogram: how many were shorter than 1, 2, 4, ... microseconds."""
+        counts = Counter(math.ceil(math.log2(max(each, 1e-6) / 1e-6)) for each in self.all)
+        yield (
+            f"{what}: {millis(self.median)} (median), {millis(self.p99)} (p99), {len(self.all)} times"
+        )
+        for bucket in range(min(counts), max(counts) + 1):
+            count, drawn = counts[bucket], bar(counts[bucket] / max(counts.values()))
+            yield f"  < {millis(2.0**bucket * 1e-6):<9} {count:>6}  {drawn}".rstrip()
+        yield ""
 
 
-def _drawn(what: str, times: Times) -> list[str]:
-    most = max(count for _, count in times.histogram())
-    head = f"{what}: {_millis(times.median)} (median), {_millis(times.p99)} (p99), {len(times.all)} times"
-    rows = [
-        f"  < {_millis(below):<9} {count:>6}  {bar(count / most)}".rstrip()
-        for below, count in times.histogram()
-    ]
-    return [head, *rows, ""]
-
-
-def _millis(seconds: float) -> str:
+def millis(seconds: float) -> str:
+    """Return seconds as milliseconds, for people."""
     return f"{seconds * 1000:.3g} ms"
+
+
+def new_key() -> str:
+    """Return a key that no application uses."""
+    return f"weblock bench {os.urandom(6).hex()}"
+
+
+def acquisitions(locks: Locks, seconds: float) -> tuple[Times, Times]:
+    """Return how long it takes to acquire a free key, and to release it."""
+    key, acquired, released = new_key(), Times([]), Times([])
+    end = time.perf_counter() + seconds
+    while not acquired.all or time.perf_counter() < end:
+        asked = time.perf_counter()
+        lease = locks.acquire(key)
+        got = time.perf_counter()
+        lease.release()
+        acquired.all.append(got - asked)
+        released.all.append(time.perf_counter() - got)
+    return acquired, released
+
+
+def hand_offs(locks: Locks, seconds: float, *, most: int = 1000) -> Times:
+    """Return how long it takes from the call of ``release`` until the next waiter has the key."""
+    key, times = new_key(), Times([])
+    end = time.perf_counter() + seconds
+    while not times.all or (time.perf_counter() < end and len(times.all) < most):
+        got: list[float] = []
+
+        def wait(got: list[float] = got) -> None:
+            # The measuring caller also gets the error of an engine that fails.
+            with suppress(WeblockError), locks.hold(key, wait=None):
+                got.append(time.perf_counter())
+
+        waiter = threading.Thread(target=wait, daemon=True)
+        with locks.hold(key) as lease:
+            waiter.start()
+            while waiter.is_alive() and not ((info := locks.inspect(key)) and info.waiters):
+                time.sleep(LOOK_EVERY)
+            released = time.perf_counter()
+            lease.release()
+        waiter.join()
+        # Without a lock, as on noop://, nobody waits.
+        times.all.append(max(0.0, got[0] - released) if got else 0.0)
+    return times
+
+
+def shares(locks: Locks, seconds: float, threads: int) -> list[int]:
+    """Return how often each of several threads gets a key that all want, a millisecond at a time."""
+    key, counts, over = new_key(), [0] * threads, threading.Event()
+
+    def take_turns(number: int) -> None:
+        while not over.is_set():
+            with suppress(WeblockError), locks.hold(key, wait=None):
+                counts[number] += 1
+                time.sleep(0.001)
+
+    crowd = [threading.Thread(target=take_turns, args=[n], daemon=True) for n in range(threads)]
+    for each in crowd:
+        each.start()
+    time.sleep(seconds)
+    over.set()
+    for each in crowd:
+        each.join()
+    return counts

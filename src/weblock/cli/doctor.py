@@ -1,18 +1,21 @@
-"""``weblock doctor``: what is wrong with the engine, and what to do about it."""
+"""``weblock doctor``, ``ping`` and ``ddl``: whether the engine answers, what is wrong with it, and its table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Final
+import statistics
+from collections.abc import Iterator
+from typing import Final
 
 import click
 
 from .. import ConfigurationError, EngineRecovering, EngineUnavailable, Locks, LockTimeout
 from .._adapting import place_of
+from .._engines import engine_for
 from .._platform.logs import printable
 from ..stores.findings import Finding, Level, problem, warning
 from .app import Session, command, pass_session
-from .measuring import Times, hand_offs, new_key
+from .bench import hand_offs, millis, new_key
+from .codes import Code
 from .output import say
 
 SLOW: Final = 0.1
@@ -63,40 +66,44 @@ def doctor_command(session: Session, *, check: bool, ttl: float) -> None:
     shown = [each for each in findings if not check or each.level is not Level.OK]
     worst = max((each.level for each in findings), key=list(Level).index)
     if session.json:
-        session.say("", {"engine": engine, "level": worst, "findings": list(map(_facts, shown))})
+        facts = [each._asdict() for each in shown]
+        session.say("", {"engine": engine, "level": worst, "findings": facts})
     else:
-        for line in _lines(engine, shown):
-            say(line)
+        say(printable(engine))
+        where = ""
+        for each in shown:
+            if each.where != where:
+                where = each.where
+                say(printable(where or "all"))
+            level = click.style(f"{each.level:<8}", fg=_COLOURS[each.level])
+            say(f"  {level} {each.subject:<12} {printable(each.text)}")
+            if each.remedy:
+                say(f"{'':24}{printable(each.remedy)}")
     if any(map(_is_fatal, findings)):
-        raise SystemExit(69)
+        raise SystemExit(Code.UNAVAILABLE)
     if check and worst is Level.PROBLEM:
-        raise SystemExit(1)
+        raise SystemExit(Code.NO)
 
 
 def _found(locks: Locks, ttl: float, *, measure: bool) -> Iterator[Finding]:
     yield _SCOPES[locks.scope]
     engine = place_of(locks).engine
-    if (
-        engine.recovery and engine.recovery.seconds
-    ):  # Where it is off, the engine says what that means.
-        yield _of_ttl(ttl, engine.recovery.seconds)
+    # Where recovery is off, the engine says what that means.
+    if engine.recovery and (recovery := engine.recovery.seconds):
+        text = f"After a loss of data it grants nothing for {recovery:g} s (recovery)"
+        if ttl <= recovery:
+            yield Finding("ttl", f"{text}, and no lease of up to {ttl:g} s lasts longer.")
+        else:
+            yield warning(
+                "ttl",
+                f"{text}, and a lease of {ttl:g} s can last longer: a second caller could get its key, if"
+                " the first caller after the loss is another program with a shorter ttl.",
+                f"Add recovery={ttl:g} to the URL, in all programs that lock the same keys.",
+            )
     of_engine = list(engine.diagnose())
     yield from of_engine
     if not any(map(_is_fatal, of_engine)):
         yield from _tried(locks, measure=measure)
-
-
-def _of_ttl(ttl: float, recovery: float) -> Finding:
-    """Return whether all leases have ended when keys are granted again after a loss of data."""
-    text = f"After a loss of data it grants nothing for {recovery:g} s (recovery)"
-    if ttl <= recovery:
-        return Finding("ttl", f"{text}, and no lease of up to {ttl:g} s lasts longer.")
-    return warning(
-        "ttl",
-        f"{text}, and a lease of {ttl:g} s can last longer: a second caller could get its key, if the"
-        " first caller after the loss is another program with a shorter ttl.",
-        f"Add recovery={ttl:g} to the URL, in all programs that lock the same keys.",
-    )
 
 
 def _is_fatal(finding: Finding) -> bool:
@@ -107,16 +114,17 @@ def _is_fatal(finding: Finding) -> bool:
 def _tried(locks: Locks, *, measure: bool) -> Iterator[Finding]:
     """Locks a key, as an application would."""
     try:
-        yield _trip(Times([locks.ping() for _ in range(20)]))
+        trip = statistics.median(locks.ping() for _ in range(20))
+        text = f"An answer takes {millis(trip)} (median of 20)."
+        slow = warning("round trip", text, "Run it nearer to the application.")
+        yield Finding("round trip", text) if trip < SLOW else slow
         locks.acquire(new_key(), wait=0).release()
         if locks.scope == "none":
             return
         yield Finding("locking", "A key was acquired and released, so all rights are there.")
         if measure:
-            times = hand_offs(locks, 0.5, most=20)
-            yield Finding(
-                "hand-off", f"A waiter has the key {_millis(times.median)} after its release."
-            )
+            handed_over = millis(hand_offs(locks, 0.5, most=20).median)
+            yield Finding("hand-off", f"A waiter has the key {handed_over} after its release.")
     except (EngineRecovering, LockTimeout) as error:
         left = error.retry_after or 0.0
         yield warning(
@@ -130,29 +138,36 @@ def _tried(locks: Locks, *, measure: bool) -> Iterator[Finding]:
         yield problem("reachable", f"It does not lock: {error.reason}.", "See above, or its log.")
 
 
-def _trip(times: Times) -> Finding:
-    text = f"An answer takes {_millis(times.median)} (median of {len(times.all)})."
-    if times.median < SLOW:
-        return Finding("round trip", text)
-    return warning("round trip", text, "Run it nearer to the application.")
+@command("ping")
+@click.option("--count", default=1, show_default=True, type=click.IntRange(min=1))
+@pass_session
+def ping_command(session: Session, count: int) -> None:
+    """Sends the engine a request, and prints how long the answer took.
+
+    Exits with 69 if the engine does not answer. Kubernetes can use it as a probe.
+    """
+    with session.locks() as locks:
+        locks.ping()  # The first one connects, too.
+        median = statistics.median(locks.ping() for _ in range(count))
+        engine = locks.engine
+    text = f"{engine} answers in {median * 1000:.2f} ms{' (median)' if count > 1 else ''}"
+    session.say(text, {"engine": engine, "seconds": median})
 
 
-def _millis(seconds: float) -> str:
-    return f"{seconds * 1000:.3g} ms"
+@command("ddl")
+@pass_session
+def ddl_command(session: Session) -> None:
+    """Prints the SQL that creates the table of a postgresql:// engine.
 
-
-def _facts(finding: Finding) -> dict[str, Any]:
-    return finding._asdict()
-
-
-def _lines(engine: str, findings: Iterable[Finding]) -> Iterator[str]:
-    yield printable(engine)
-    where = ""
-    for each in findings:
-        if each.where != where:
-            where = each.where
-            yield printable(where or "all")
-        level = click.style(f"{each.level:<8}", fg=_COLOURS[each.level])
-        yield f"  {level} {each.subject:<12} {printable(each.text)}"
-        if each.remedy:
-            yield f"{'':24}{printable(each.remedy)}"
+    Connects to nothing. Pipe it to psql, or put it into a migration.
+    """
+    urls = session.urls()
+    engine = engine_for(urls[0]) if len(urls) == 1 else None
+    ddl = engine.ddl() if engine else None
+    if ddl is None:
+        given = engine.name if engine else f"{len(urls)} URLs" if urls else "not given"
+        raise ConfigurationError(
+            f"only an engine in a database has a table, and --url is {given}: write"
+            " weblock ddl --url postgresql://host/database"
+        )
+    session.say(ddl.rstrip(), {"ddl": ddl})

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -30,12 +30,17 @@ class Group:
             stdout=subprocess.PIPE,
             process_group=0,
         )
-        self._terminal = _Terminal(self._watchdog.pid)
+        self._command = 0
+        self._lives_until = float("inf")
+        self._terminal: int | None = None
+        """Our controlling terminal, if we are in its foreground: the command is there in our place."""
+        with contextlib.suppress(OSError):
+            terminal = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC)
+            if os.tcgetpgrp(terminal) == os.getpgrp():
+                self._terminal = terminal
         self._signals: tuple[int, int] | None = None
         """A pipe that gets the number of each signal. Python's own handlers run in the main thread
         alone, which might not wake up when another thread gets a signal."""
-        self._command = 0
-        self._lives_until = float("inf")
 
     def start(
         self, command: Sequence[str], env: Mapping[str, str], ended: Callable[[int], None]
@@ -47,13 +52,13 @@ class Group:
         """
         assert self._watchdog.stdout
         self._watchdog.stdout.read(1)
-        if self._terminal.ours:
+        if self._terminal is not None:
             self._signals = os.pipe()
             os.set_blocking(self._signals[0], False)
             os.set_blocking(self._signals[1], False)
             signal.set_wakeup_fd(self._signals[1], warn_on_full_buffer=False)
             signal.signal(signal.SIGCONT, lambda *_: None)
-            self._terminal.lend()
+            self._pass_terminal(os.getpgrp(), self._watchdog.pid)
         try:
             self._command = os.posix_spawnp(
                 command[0],
@@ -63,30 +68,26 @@ class Group:
                 setsigdef=[getattr(signal, f"SIG{name}") for name in RESTORED],
             )
         except OSError:
-            self._terminal.take_back()
+            self._pass_terminal(self._watchdog.pid, os.getpgrp())
             raise
         threading.Thread(target=self._wait, args=(ended,), daemon=True).start()
 
     def _wait(self, ended: Callable[[int], None]) -> None:
-        options = os.WUNTRACED if self._terminal.ours else 0
+        options = 0 if self._terminal is None else os.WUNTRACED
         while True:
             _, status = os.waitpid(self._command, options)
             if not os.WIFSTOPPED(status):
                 ended(status)
                 return
-            self._stop_too()
+            # Stop our own group, as the shell that watches it expects, until the shell continues it.
+            self._heard()
+            os.killpg(0, signal.SIGSTOP)
+            # Which may take effect while this thread goes on for a moment.
+            while signal.SIGCONT not in self._heard():
+                assert self._signals
+                select.select([self._signals[0]], [], [])
+            self._pass_terminal(os.getpgrp(), self._watchdog.pid)  # With fg, but not with bg.
             self.signal(signal.SIGCONT)
-
-    def _stop_too(self) -> None:
-        """Stop our own group, as the shell that watches it expects, until the shell continues it."""
-        assert self._signals
-        self._heard()
-        os.killpg(0, signal.SIGSTOP)
-        # Which may take effect while this thread goes on for a moment.
-        while signal.SIGCONT not in self._heard():
-            select.select([self._signals[0]], [], [])
-        if self._terminal.is_given_to_us():
-            self._terminal.lend()
 
     def _heard(self) -> bytes:
         """The numbers of the signals that have come since the last call."""
@@ -118,57 +119,18 @@ class Group:
         """End the watchdog. What the command has left running in the group goes on."""
         self._watchdog.kill()
         self._watchdog.communicate()
-        self._terminal.take_back()
+        self._pass_terminal(self._watchdog.pid, os.getpgrp())
         if self._signals:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCONT, signal.SIG_DFL)
 
-
-class _Terminal:
-    """Our controlling terminal, if we are in its foreground: the command is there in our place."""
-
-    def __init__(self, group: int) -> None:
-        self._group = group
-        self._file: int | None = None
-        with contextlib.suppress(OSError):
-            self._file = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC)
-        if self._file is not None and not self.is_given_to_us():
-            os.close(self._file)
-            self._file = None
-
-    @property
-    def ours(self) -> bool:
-        return self._file is not None
-
-    def is_given_to_us(self) -> bool:
-        """Return whether we are in the foreground: with ``fg``, but not with ``bg``."""
-        try:
-            return self._file is not None and os.tcgetpgrp(self._file) == os.getpgrp()
-        except OSError:
-            return False
-
-    def lend(self) -> None:
-        """Bring the command's group to the foreground, where it can read and gets Ctrl-C."""
-        self._give_to(self._group)
-
-    def take_back(self) -> None:
-        """Bring our own group to the foreground, if the command is there: not after ``bg``."""
-        with contextlib.suppress(OSError):
-            if self._file is not None and os.tcgetpgrp(self._file) == self._group:
-                self._give_to(os.getpgrp())
-
-    def _give_to(self, group: int) -> None:
-        if self._file is None:
+    def _pass_terminal(self, one: int, other: int) -> None:
+        """Bring the other group to the terminal's foreground, where it can read and gets Ctrl-C, if one is there."""
+        if self._terminal is None:
             return
-        with _ignored(signal.SIGTTOU), contextlib.suppress(OSError):
-            os.tcsetpgrp(self._file, group)
-
-
-@contextlib.contextmanager
-def _ignored(number: int) -> Generator[None]:
-    """Block a signal in this thread: one in the background gets SIGTTOU when it changes that."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [number])
-    try:
-        yield
-    finally:
+        # A process in the background gets SIGTTOU when it changes that.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTOU])
+        with contextlib.suppress(OSError):
+            if os.tcgetpgrp(self._terminal) == one:
+                os.tcsetpgrp(self._terminal, other)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

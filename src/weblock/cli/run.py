@@ -9,15 +9,14 @@ import queue
 import signal
 import socket
 import time
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
 import click
 
-from .. import AlreadyHeld, ConfigurationError, HoldOptions, Lease, LeaseLost, Locks, LockTimeout
+from .. import AlreadyHeld, ConfigurationError, Lease, LeaseLost, Locks, LockTimeout
 from .._adapting import leave
 from .._core.table import SHARED
 from .._options import LONGEST
@@ -79,19 +78,15 @@ LOST: Final = 0
 @pass_session
 def run_command(
     session: Session,
+    /,
     key: str,
     arguments: Sequence[str],
     *,
-    wait: float | None,
     skip_if_busy: bool,
-    ttl: float,
     kill_after: float,
-    max_hold: float | None,
     at_least: float,
-    limit: int | None,
-    shared: bool,
-    label: str | None,
     fence_env: str,
+    **given: Any,
 ) -> None:
     """Holds KEY while it runs a command, so that no other process holds it meanwhile.
 
@@ -108,73 +103,56 @@ def run_command(
 
     With --at-least, a machine whose clock is late finds KEY busy, and does not run the command again.
     """
-    _check(ttl, kill_after)
-    _check_name(fence_env)
-    label = label or f"{socket.gethostname()}:{os.getpid()} {Path(arguments[0]).name}"
-    hold: HoldOptions = {"ttl": ttl, "max_hold": max_hold, "label": label}
-    hold["wait"] = 0 if skip_if_busy and wait is None else wait
-    if limit is not None:
-        hold["limit"] = limit
-    if shared:
-        hold["shared"] = True
-    report = Report(session, key)
-    logs = logging.CRITICAL if session.json else logging.WARNING
-    with session.locks(logs=logs) as locks, signals() as heard:
-        _check_engine(locks)
-        if at_least:
-            _check_at_least(locks, at_least, max_hold)
-        _refuse_own(locks, key, SHARED if shared else limit or 1)
-        group = Group()
+    hold: Any = {name: value for name, value in given.items() if value is not None}
+    hold.setdefault("wait", 0 if skip_if_busy else None)
+    name = f"{socket.gethostname()}:{os.getpid()} {Path(arguments[0]).name}"
+    hold["label"] = given["label"] or name
+    with session.locks(logs=logging.CRITICAL if session.json else logging.WARNING) as locks:
+        _check(locks, hold, kill_after, at_least, fence_env)
+        _refuse_own(locks, key, SHARED if hold["shared"] else hold.get("limit", 1))
+        run = Run(key, kill_after, at_least, in_json=session.json)
         try:
-            lease = _acquire(locks, key, hold, max(ttl, at_least), heard)
-            report.acquired(lease)
-            run = Run(group, lease, heard, kill_after, report, at_least=at_least)
-            code = run.until_it_ends(arguments, fence_env)
+            code = run.hold_and_work(locks, hold, arguments, fence_env)
         except LockTimeout as busy:
             if not skip_if_busy:
                 raise
-            code = report.skipped(busy)
+            code = run.ends("skipped", f"skipped: {busy}", 0)
         except Interrupted as interrupted:
-            code = report.interrupted(interrupted.number)
+            code = run.ends("interrupted", "", Code.SIGNALLED + interrupted.number)
         finally:
-            group.close()
-    raise SystemExit(report.ended(code))
+            run.close()
+    if session.json:
+        warn(json.dumps(run.facts | {"exit_code": code}))
+    raise SystemExit(code)
 
 
-def _check(ttl: float, kill_after: float) -> None:
+def _check(
+    locks: Locks, hold: Mapping[str, Any], kill_after: float, at_least: float, fence_env: str
+) -> None:
+    """Raise ``ConfigurationError`` for what cannot work, before anything is locked or run."""
     if not hasattr(os, "posix_spawnp"):
         raise ConfigurationError("weblock run needs the process groups of Linux or macOS")
-    if not 0 <= kill_after <= ttl / 2:
+    if not 0 <= kill_after <= hold["ttl"] / 2:
         raise ConfigurationError(
-            f"--kill-after {kill_after:g} must be from 0 to half of the ttl, which is {ttl:g} s:"
+            f"--kill-after {kill_after:g} must be from 0 to half of the ttl, which is {hold['ttl']:g} s:"
             " a lease is renewed after a third of its ttl, and may be ending from --kill-after on."
             " Raise --ttl"
         )
-
-
-def _check_name(fence_env: str) -> None:
     if not fence_env or "=" in fence_env:
         raise ConfigurationError(
             f"--fence-env {fence_env!r:.80} must be the name of an environment variable, such as"
             " WEBLOCK_FENCE"
         )
-
-
-def _check_engine(locks: Locks) -> None:
     if locks.scope == "process":
         raise ConfigurationError(
             f"{locks.engine} locks inside one process, and excludes no other command: name file:// for"
             " one machine, redis:// for several, or noop:// to lock nothing"
         )
-
-
-def _check_at_least(locks: Locks, at_least: float, max_hold: float | None) -> None:
-    limit = LONGEST if max_hold is None else max_hold
-    if not 0 < at_least <= limit:
+    if at_least and not 0 < at_least <= hold.get("max_hold", LONGEST):
         raise ConfigurationError(
             f"--at-least {at_least:g} must be more than 0, and not more than --max-hold"
         )
-    if locks.scope == "host":
+    if at_least and locks.scope == "host":
         raise ConfigurationError(
             f"{locks.engine} frees what a process held as soon as it ends, so --at-least cannot keep a"
             " key locked there: name an engine that several machines share, such as redis://"
@@ -207,220 +185,135 @@ class Interrupted(BaseException):
         self.number = number
 
 
-class Heard:
-    """The signals that came, and the loss of the lease, in their order."""
-
-    def __init__(self) -> None:
-        # In C, so that a signal's handler may put something there at any time.
-        self._events: queue.SimpleQueue[int | tuple[int]] = queue.SimpleQueue()
-        self.interrupts = True
-        """Whether a signal is raised, since it interrupts the waiting."""
-
-    def signal(self, number: int, _frame: FrameType | None) -> None:
-        """Hear a signal; for ``signal.signal``."""
-        if self.interrupts:
-            raise Interrupted(number)
-        self._events.put(number)
-
-    def lost(self) -> None:
-        """Hear that the lease is lost."""
-        self._events.put(LOST)
-
-    def ended(self, status: int) -> None:
-        """Hear that the command has ended."""
-        self._events.put((status,))
-
-    def next(self, timeout: float) -> int | tuple[int] | None:
-        """Return a signal, ``LOST``, the command's wait status in a tuple, or ``None``."""
-        try:
-            return self._events.get(timeout=max(0.0, timeout))
-        except queue.Empty:
-            return None
-
-
-@contextmanager
-def signals() -> Generator[Heard]:
-    """Hear the signals that a command should get; not those that our caller ignores (nohup)."""
-    heard = Heard()
-    before: dict[int, Any] = {}
-    for name in PASSED_ON:
-        number = getattr(signal, f"SIG{name}")
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            before[number] = signal.signal(number, heard.signal)
-    try:
-        yield heard
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _acquire(locks: Locks, key: str, hold: HoldOptions, ttl: float, heard: Heard) -> Lease:
-    lease = locks.acquire(key, **hold)
-    heard.interrupts = False
-    try:
-        # A lease that was handed over is short until its holder confirms it, and would seem to be ending.
-        lease.extend(max(0.0, ttl - lease.remaining()))
-    except BaseException:
-        lease.release()
-        raise
-    lease.on_lost(heard.lost)
-    return lease
-
-
 class Run:
-    """One command, from its start to its end, and the lease that it runs under."""
+    """One command, from the wait for its key to the release of the lease that it runs under."""
 
-    def __init__(
-        self,
-        group: Group,
-        lease: Lease,
-        heard: Heard,
-        kill_after: float,
-        report: Report,
-        *,
-        at_least: float,
-    ) -> None:
-        self._group = group
-        self._lease = lease
-        self._heard = heard
+    def __init__(self, key: str, kill_after: float, at_least: float, *, in_json: bool) -> None:
+        self.facts: dict[str, Any] = {"key": key, "outcome": "ran"}
+        """What ``--json`` says at the end."""
+        self._key = key
         self._kill_after = kill_after
-        self._report = report
-        self._taken_until = time.monotonic() + at_least
+        self._at_least = at_least
+        self._in_json = in_json
+        self._lease: Lease | None = None
         self._kill_at: float | None = None
         """When the command is killed that has been told to end."""
+        # Signals, the loss of the lease, and the command's wait status in a tuple. The queue is in C, so that a
+        # signal's handler may put something there at any time.
+        self._heard: queue.SimpleQueue[int | tuple[int]] = queue.SimpleQueue()
+        self._handlers: dict[int, Any] = {}
+        self._group = Group()
 
-    def until_it_ends(self, arguments: Sequence[str], fence_env: str) -> int:
-        """Run the command, release the lease, and return the exit code."""
-        held = json.dumps(_held() | {self._lease.key: self._lease.fence})
-        env = {
-            **os.environ,
-            fence_env: str(self._lease.fence),
-            "WEBLOCK_KEY": self._lease.key,
-            HELD_ENV: held,
-        }
-        try:
-            try:
-                self._tend()
-                self._group.start(arguments, env, self._heard.ended)
-            except OSError as error:
-                return self._report.not_started(arguments[0], error)
-            code = self._attend()
-        finally:
-            lost = self._release()
-        if lost or self._kill_at is not None:
-            return self._report.lost(lost)
-        if code == Code.SIGNALLED + signal.SIGKILL and self._group.is_overdue:
-            return self._report.hung()
+    def _hear(self, number: int, _frame: FrameType | None) -> None:
+        if self._lease is None:
+            raise Interrupted(number)  # The waiting ends.
+        self._heard.put(number)
+
+    def close(self) -> None:
+        """End all but what the command has left running."""
+        self._group.close()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def ends(self, outcome: str, text: str, code: int) -> int:
+        """Note how the run ends, say it, and return the exit code.
+
+        The command uses standard error, too: as little as possible is said there.
+        """
+        self.facts["outcome"] = outcome
+        if text and not self._in_json:
+            warn(f"weblock: {printable(text)}")
         return code
 
-    def _attend(self) -> int:
-        """Pass on signals, and end the command with the lease."""
-        while True:
-            event = self._heard.next(self._tend())
-            match event:
-                case (status,):
-                    code = os.waitstatus_to_exitcode(status)
-                    return code if code >= 0 else Code.SIGNALLED - code
-                case 0:  # LOST
-                    self._end()
-                case int():
-                    self._group.signal(event)
-                case None:
-                    pass  # It is time to look again.
+    def hold_and_work(
+        self, locks: Locks, hold: Any, arguments: Sequence[str], fence_env: str
+    ) -> int:
+        """Acquire the key, run the command, release the key, and return the exit code."""
+        asked = time.monotonic()
+        for number in (getattr(signal, f"SIG{name}") for name in PASSED_ON):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # Our caller may ignore it (nohup).
+                self._handlers[number] = signal.signal(number, self._hear)
+        self._lease = lease = locks.acquire(self._key, **hold)
+        try:
+            # A lease that was handed over is short until its holder confirms it, and would seem to be ending.
+            lease.extend(max(0.0, max(hold["ttl"], self._at_least) - lease.remaining()))
+        except BaseException:
+            lease.release()
+            raise
+        lease.on_lost(lambda: self._heard.put(LOST))
+        began = time.monotonic()
+        self.facts |= {"fence": lease.fence, "waited": round(began - asked, 3)}
+        env = {
+            **os.environ,
+            fence_env: str(lease.fence),
+            "WEBLOCK_KEY": lease.key,
+            HELD_ENV: json.dumps(_held() | {lease.key: lease.fence}),
+        }
+        lost = None
+        try:
+            self._tend(lease)
+            try:
+                self._group.start(arguments, env, lambda status: self._heard.put((status,)))
+            except OSError as error:
+                text = f"{arguments[0]} cannot be run: {error.strerror}"
+                missing = isinstance(error, FileNotFoundError)
+                shell = Code.NOT_FOUND if missing else Code.NOT_EXECUTABLE
+                return self.ends("not started", text, shell)
+            code = self._attend(lease)
+        finally:
+            try:
+                if time.monotonic() < began + self._at_least:
+                    leave(lease)
+                lease.release()
+            except LeaseLost as error:
+                lost = error
+            self.facts["held_for"] = round(time.monotonic() - began, 3)
+        if lost or self._kill_at is not None:
+            return self.ends("lost", str(lost or ""), Code.LOST)
+        if code == Code.SIGNALLED + signal.SIGKILL and self._group.is_overdue:
+            text = "weblock itself stood still, and the command was killed in time"
+            return self.ends("lost", text, Code.LOST)
+        return code
 
-    def _tend(self) -> float:
+    def _attend(self, lease: Lease) -> int:
+        """Pass on signals, end the command with the lease, and return its exit code."""
+        while True:
+            try:
+                event = self._heard.get(timeout=max(0.0, self._tend(lease)))
+            except queue.Empty:
+                continue
+            if isinstance(event, tuple):
+                code = os.waitstatus_to_exitcode(event[0])
+                return code if code >= 0 else Code.SIGNALLED - code
+            if event == LOST:
+                self._end(lease)
+            else:
+                self._group.signal(event)
+
+    def _tend(self, lease: Lease) -> float:
         """Do what is due, and return after how many seconds to look again."""
-        left, now = self._lease.remaining(), time.monotonic()
+        left, now = lease.remaining(), time.monotonic()
         if self._kill_at is not None:
             if now >= self._kill_at:
                 self._group.signal(signal.SIGKILL)
                 return 1.0
             return self._kill_at - now
         if left <= self._kill_after:
-            self._end()
+            self._end(lease)
             return left
         self._group.lives_until(left)
         # Renewed or not, the watchdog must know before the end that it knows of.
         return (left - self._kill_after) * 0.9 + 0.01
 
-    def _end(self) -> None:
+    def _end(self, lease: Lease) -> None:
         """Tell the command to end, once; it is killed before another may have the key, or soon."""
         if self._kill_at is None:
-            left = self._lease.remaining()
+            left = lease.remaining()
             # A little before the end, for what is killed needs a moment to be gone.
             in_time = 0.9 * min(left, self._kill_after) or self._kill_after
             self._kill_at = time.monotonic() + in_time
-            self._report.ending(self._lease)
+            when = f"ends in {duration(left)} and was not renewed" if left else "was lost"
+            text = f"the lease of {lease.key!r} {when}: the command is being stopped"
+            self.ends("lost", text, Code.LOST)
             self._group.signal(signal.SIGTERM)
             self._group.signal(signal.SIGCONT)  # One that is stopped could not end.
-
-    def _release(self) -> LeaseLost | None:
-        try:
-            if time.monotonic() < self._taken_until:
-                leave(self._lease)
-            self._lease.release()
-        except LeaseLost as lost:
-            return lost
-        return None
-
-
-class Report:
-    """Writes to standard error, which the command uses, too: as little as possible."""
-
-    def __init__(self, session: Session, key: str) -> None:
-        self._session = session
-        self._facts: dict[str, Any] = {"key": key, "outcome": "ran"}
-        self._began = time.monotonic()
-
-    def acquired(self, lease: Lease) -> None:
-        """The key is held: what follows is the command's time."""
-        now = time.monotonic()
-        self._facts |= {"fence": lease.fence, "waited": round(now - self._began, 3)}
-        self._began = now
-
-    def skipped(self, busy: LockTimeout) -> int:
-        """The key was busy, and that is no error."""
-        self._say("skipped", f"skipped: {busy}")
-        return 0
-
-    def interrupted(self, number: int) -> int:
-        """A signal came before the key was free."""
-        self._facts["outcome"] = "interrupted"
-        return Code.SIGNALLED + number
-
-    def not_started(self, name: str, error: OSError) -> int:
-        """The command cannot be started; the codes are those of a shell."""
-        self._say("not started", f"{name} cannot be run: {error.strerror}")
-        missing = isinstance(error, FileNotFoundError)
-        return Code.NOT_FOUND if missing else Code.NOT_EXECUTABLE
-
-    def ending(self, lease: Lease) -> None:
-        """The command is asked to end, because the lease ends."""
-        left = lease.remaining()
-        when = f"ends in {duration(left)} and was not renewed" if left else "was lost"
-        self._say("lost", f"the lease of {lease.key!r} {when}: the command is being stopped")
-
-    def lost(self, lost: LeaseLost | None) -> int:
-        """The command has ended because its lease was lost, or without knowing that it was."""
-        self._facts["outcome"] = "lost"
-        if lost:
-            self._say("lost", str(lost))
-        return Code.LOST
-
-    def hung(self) -> int:
-        """The watchdog has killed the command because this process had not told it of a renewal."""
-        self._say("lost", "weblock itself stood still, and the command was killed in time")
-        return Code.LOST
-
-    def ended(self, code: int) -> int:
-        """Report how the run ended, for ``--json``."""
-        if self._session.json:
-            if "fence" in self._facts:
-                self._facts["held_for"] = round(time.monotonic() - self._began, 3)
-            warn(json.dumps(self._facts | {"exit_code": code}))
-        return code
-
-    def _say(self, outcome: str, text: str) -> None:
-        self._facts["outcome"] = outcome
-        if not self._session.json:
-            warn(f"weblock: {printable(text)}")

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable
 from urllib.parse import parse_qs
 
 import click
 
-from ..contrib.asgi.protocol import App, Receive, Scope, Send
+from ..contrib.asgi.protocol import Scope
 from ..contrib.status import StatusPage
 from .app import Session, command, pass_session
 from .output import warn
-
-COOKIE: Final = "weblock_status"
 
 
 @command("status")
@@ -34,13 +31,17 @@ def status_command(
     """
     import uvicorn
 
-    page = StatusPage(session.locks(), insecure=True, allow_release=allow_release)
     token = "" if insecure else secrets.token_urlsafe(24)
+    page = StatusPage(
+        session.locks(),
+        authorize=has(token) if token else None,
+        insecure=insecure,
+        allow_release=allow_release,
+    )
     where = f"[{host}]" if ":" in host else host
     warn(f"weblock: http://{where}:{port}/{f'?token={token}' if token else ''}")
-    app = WithToken(page, token) if token else page
     uvicorn.run(
-        app,
+        page,
         host=host,
         port=port,
         log_level="warning",
@@ -50,40 +51,11 @@ def status_command(
     )
 
 
-class WithToken:
-    """Admits requests with the token: in the URL once, and in a cookie from then on."""
+def has(token: str) -> Callable[[Scope], bool]:
+    """Return a function of a request that says whether its URL has the token; the page's own requests keep it."""
 
-    def __init__(self, app: App, token: str) -> None:
-        self._app = app
-        self._token = token
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http":
-            return
+    def has_token(scope: Scope) -> bool:
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        if self._is_right(given):
-            cookie = f"{COOKIE}={self._token}; HttpOnly; SameSite=Strict; Path=/"
-            await _answer(send, 303, {"location": "/", "set-cookie": cookie})
-        elif self._is_right(_cookie(scope)):
-            await self._app(scope, receive, send)
-        else:
-            await _answer(
-                send, 403, {"content-type": "text/plain"}, b"Use the URL with its token.\n"
-            )
+        return hmac.compare_digest(given.encode(), token.encode())
 
-    def _is_right(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode(), self._token.encode())
-
-
-def _cookie(scope: Scope) -> str:
-    headers = [value.decode("latin-1") for name, value in scope["headers"] if name == b"cookie"]
-    pairs = (each.strip().partition("=") for header in headers for each in header.split(";"))
-    return next((value for name, _, value in pairs if name == COOKIE), "")
-
-
-async def _answer(send: Send, status: int, headers: Mapping[str, str], body: bytes = b"") -> None:
-    encoded: list[Any] = [(name.encode(), value.encode()) for name, value in headers.items()]
-    encoded.append((b"content-length", str(len(body)).encode()))
-    await send({"type": "http.response.start", "status": status, "headers": encoded})
-    await send({"type": "http.response.body", "body": body})
+    return has_token

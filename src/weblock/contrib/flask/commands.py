@@ -23,7 +23,7 @@ class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except (WeblockError, operating.ChangedHands, operating.NotReleased) as error:
+        except (WeblockError, operating.NotReleased) as error:
             still = isinstance(error, operating.NotReleased) and error.still_held
             raise (_StillHeld if still else click.ClickException)(str(error)) from error
 

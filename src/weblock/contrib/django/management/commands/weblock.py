@@ -17,7 +17,7 @@ from typing import Any, Final
 from django.core.management.base import BaseCommand, CommandError
 
 from ..... import ConfigurationError, WeblockError, operating
-from .....operating import ChangedHands, NotReleased
+from .....operating import NotReleased
 from ....kit import Asked, Locked
 from ... import locks, settings
 from ...checks import listed
@@ -111,7 +111,7 @@ class Command(BaseCommand):
         except NotReleased as no:
             code = operating.STILL_HELD if no.still_held else 1
             raise CommandError(str(no), returncode=code) from no
-        except (WeblockError, ChangedHands) as error:
+        except WeblockError as error:
             raise CommandError(str(error)) from error
 
     def _say(self, text: str) -> None:

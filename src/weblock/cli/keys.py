@@ -1,4 +1,4 @@
-"""``weblock release KEY``."""
+"""``weblock list``, ``show KEY`` and ``release KEY``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,41 @@ import sys
 import click
 
 from .. import operating
-from ..operating import NotReleased
-from .app import No, Session, Still, command, pass_session
-from .output import warn
+from .._platform.logs import printable
+from .app import No, Session, command, pass_session
+from .codes import Code
+from .output import say, show_table, warn
+
+
+@command("list")
+@click.argument("prefix", default="")
+@click.option("--limit", default=operating.MOST, show_default=True, help="How many keys at most.")
+@pass_session
+def list_command(session: Session, prefix: str, limit: int) -> None:
+    """Lists the keys that are held or waited for; only those that begin with PREFIX."""
+    with session.locks() as locks:
+        infos = locks.list(prefix, limit=limit)
+    if session.json or not infos:
+        say(operating.listed(infos, as_json=session.json))
+        return
+    show_table(operating.HEADER, map(operating.row, infos))
+    if len(infos) == limit:
+        warn(operating.more_than(limit))
+
+
+@command("show")
+@click.argument("key")
+@pass_session
+def show_command(session: Session, key: str) -> None:
+    """Shows who holds KEY, and who waits for it, in the order of their turn.
+
+    Exits with 1 if the key is free.
+    """
+    with session.locks() as locks:
+        info = locks.inspect(key)
+    if info is None:
+        raise No(f"{printable(key)} is free")
+    say(operating.shown(key, info, as_json=session.json))
 
 
 @command("release")
@@ -47,8 +79,9 @@ def release_command(
                 gently=timeout if gently else None,
                 fence=fence,
             )
-    except NotReleased as no:
-        raise (Still if no.still_held else No)(str(no), {"released": False}) from None
+    except operating.NotReleased as no:
+        code = Code.BUSY if no.still_held else Code.NO
+        raise No(str(no), {"released": False}, code) from None
     session.say(said, {"released": True, **(operating.as_dict(taken) if taken else {})})
 
 
