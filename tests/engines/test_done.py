@@ -6,16 +6,20 @@ import asyncio
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
+from kazoo.client import KazooClient
 
 from tests.servers import Server
+from tests.servers.zookeeper import fresh_zookeeper
 from tests.support.waiting import PATIENCE, eventually
 from weblock import AsyncLocks, EngineUnavailable, LeaseLost, Locks
+from weblock._core.ports import Store
 from weblock._runtime.blocking import drive
-from weblock.stores.file import marks as of_files
+from weblock.stores import marks as names_of_marks
 
 from .processes import Child
 from .test_directories import OTHER_BOOT
@@ -55,68 +59,96 @@ def test_a_directory_that_was_deleted_takes_it_along(folder: Path, locks: Locks)
     assert not locks.once("init", lambda: None)
 
 
-def test_marks_that_have_ended_do_not_pile_up(
-    folder: Path, locks: Locks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Kept(NamedTuple):
+    """An engine that keeps marks by their names."""
+
+    store: Store
+    names: Callable[[], list[str]]
+
+
+@pytest.fixture(params=["file", "zookeeper"])
+def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
+    """One whose marks are all in one folder."""
+    hash_of = names_of_marks.hash_of
+    monkeypatch.setattr(names_of_marks, "hash_of", lambda key: f"000{hash_of(key)[3:]}")
+    if request.param == "file":
+        store = request.getfixturevalue("locks")._locker.store
+        folder = request.getfixturevalue("folder")
+        yield Kept(store, lambda: [each.name for each in marks(folder)])
+        return
+    url = fresh_zookeeper()
+    hosts, root = url.removeprefix("zookeeper://").partition("?")[0].split("/")
+    client = KazooClient(hosts)
+    client.start()
+    with Locks.from_url(url) as locks:
+        yield Kept(locks._locker.store, lambda: client.get_children(f"/{root}/marks/000"))
+    client.stop()
+    client.close()
+
+
+def test_marks_that_have_ended_do_not_pile_up(kept: Kept) -> None:
     """They are removed when another one is written in their folder, and no others are."""
-    place_of = of_files._place_of
-    monkeypatch.setattr(
-        of_files, "_place_of", lambda at, key: (Path(at, "done-00"), place_of(at, key)[1])
-    )
-    store = locks._locker.store
-    drive(store.mark("default:forever", None))
-    drive(store.mark("default:for long", PATIENCE))
+    drive(kept.store.mark("forever", None))
+    drive(kept.store.mark("for long", PATIENCE))
     for number in range(60):
-        drive(store.mark(f"default:for a moment {number}", 0.01))
+        drive(kept.store.mark(f"for a moment {number}", 0.01))
 
     def are_removed() -> bool:
-        drive(store.mark("default:forever", None))
-        return len(marks(folder)) == 2
+        drive(kept.store.mark("forever", None))
+        return len(kept.names()) == 2
 
     eventually(are_removed)
-    assert not locks.once("forever", lambda: None)
-    assert not locks.once("for long", lambda: None)
+    assert drive(kept.store.marked("forever"))
+    assert drive(kept.store.marked("for long"))
 
 
 @pytest.mark.parametrize("keep", [None, PATIENCE])
 def test_a_mark_that_is_written_anew_while_it_is_removed_stays(
-    folder: Path, locks: Locks, monkeypatch: pytest.MonkeyPatch, keep: float | None
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, keep: float | None
 ) -> None:
     """Its name is another one. So of two processes that write one mark, neither removes the other's."""
-    store = locks._locker.store
-    drive(store.mark("k", 0.01))
-    listed = Path.iterdir
+    new_name = names_of_marks.new_name
+    drive(kept.store.mark("k", 0.01))
 
-    def late(path: Path) -> list[Path]:
-        found = [*listed(path)]
-        monkeypatch.undo()
-        drive(store.mark("k", keep))
-        return found
+    def late(*of: Any) -> str:
+        monkeypatch.setattr(names_of_marks, "new_name", new_name)
+        drive(kept.store.mark("k", keep))
+        return new_name(*of)
 
-    monkeypatch.setattr(Path, "iterdir", late)
-    drive(store.mark("k", PATIENCE))
-    assert drive(store.marked("k"))
-    drive(store.mark("k", 0))
-    assert not drive(store.marked("k"))
-    assert not marks(folder)
+    monkeypatch.setattr(names_of_marks, "new_name", late)
+    drive(kept.store.mark("k", PATIENCE))
+    assert names_of_marks.new_name is new_name
+    assert len(kept.names()) == 2
+    assert drive(kept.store.marked("k"))
+    drive(kept.store.mark("k", 0))
+    assert not drive(kept.store.marked("k"))
+    assert not kept.names()
 
 
 def test_marks_that_are_written_at_the_same_time_do_not_remove_each_other(
-    locks: Locks, monkeypatch: pytest.MonkeyPatch
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two processes that mark one key anew, one for good, one mark at least stays."""
-    store = locks._locker.store
-    drive(store.mark("k", None))
-    touch = Path.touch
+    replaced = names_of_marks.replaced
+    drive(kept.store.mark("k", None))
 
-    def late(path: Path, mode: int) -> None:
-        touch(path, mode)
-        monkeypatch.undo()
-        drive(store.mark("k", None))
+    def late(*of: Any) -> list[str]:
+        monkeypatch.setattr(names_of_marks, "replaced", replaced)
+        drive(kept.store.mark("k", None))
+        return replaced(*of)
 
-    monkeypatch.setattr(Path, "touch", late)
-    drive(store.mark("k", PATIENCE))
-    assert drive(store.marked("k"))
+    monkeypatch.setattr(names_of_marks, "replaced", late)
+    drive(kept.store.mark("k", PATIENCE))
+    assert drive(kept.store.marked("k"))
+
+
+def test_a_shorter_mark_replaces_a_longer_one(kept: Kept) -> None:
+    """The mark that was written last says how long."""
+    drive(kept.store.mark("k", None))
+    drive(kept.store.mark("other", None))
+    drive(kept.store.mark("k", 0.01))
+    eventually(lambda: not drive(kept.store.marked("k")))
+    assert drive(kept.store.marked("other"))
 
 
 def test_marks_are_read_in_no_directory_that_would_be_rejected(folder: Path, locks: Locks) -> None:

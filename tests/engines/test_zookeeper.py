@@ -16,7 +16,6 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionLoss
 from kazoo.handlers.threading import KazooTimeoutError
-from kazoo.handlers.utils import AsyncResult
 from kazoo.protocol.states import KeeperState
 
 from tests.contract.history import fences_out_of_order, overlaps, read_journals
@@ -33,11 +32,10 @@ from weblock._core.table import HANDOFF, Gone, Held, Waiting
 from weblock._runtime.blocking import BlockingRuntime, drive
 from weblock.cli.doctor import _found
 from weblock.stores.zookeeper import parse
-from weblock.stores.zookeeper.marks import PORTION
 from weblock.stores.zookeeper.nodes import Content
 from weblock.stores.zookeeper.session import Session
 from weblock.stores.zookeeper.store import ZooKeeperStore
-from weblock.stores.zookeeper.wire import Memory, OwnLease, Wire
+from weblock.stores.zookeeper.wire import Memory, OwnLease
 
 from .machines import Machine, starting_machines
 
@@ -625,82 +623,6 @@ def tried_anew(locks: Locks, server: RefusingServer) -> bool:
     with suppress(EngineUnavailable):
         locks.try_acquire("key")
     return server.sessions > 1
-
-
-class TestMarks:
-    """Marks of ``once`` whose time is over are removed, and no others."""
-
-    @pytest.fixture(autouse=True)
-    def _rounds_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Nothing is waited for before the marks are listed again."""
-        monkeypatch.setattr("weblock.stores.zookeeper.marks.ROUND_EVERY", 0.0)
-
-    def test_they_do_not_pile_up(self, machine, client) -> None:
-        """Their nodes are removed as other marks are written, a few with each."""
-        store = machine().store
-        nodes = partial(client().get_children, _marks_of(store))
-        drive(store.mark("forever", None))
-        drive(store.mark("for long", LONG))
-        for number in range(3 * PORTION):
-            drive(store.mark(f"for a moment {number}", 0.01))
-
-        def are_removed() -> bool:
-            before = len(nodes())
-            drive(store.mark("forever", None))
-            after = len(nodes())
-            assert before - after <= PORTION
-            return after == 2
-
-        eventually(are_removed)
-        assert sorted(nodes()) == ["for%20long", "forever"]
-        assert drive(store.marked("for long"))
-
-    def test_one_that_is_written_anew_stays(self, machine, client, monkeypatch) -> None:
-        """It is there, also if its node was removed by another process in between, and has the same version."""
-        slow, other = machine().store, machine().store
-        stamp = Wire.servers_time
-        node, servers = f"{_marks_of(slow)}/init", client()
-        drive(other.mark("another", None))
-        servers.create(node, b"-1")
-        servers.set(node, b"-1")
-        assert not drive(other.marked("init"))
-
-        async def stamp_late(wire: Wire, session: Session) -> float:
-            monkeypatch.setattr(Wire, "servers_time", stamp)
-            before = servers.get(node)[1].version
-            drive(other.mark("another", None))
-            assert not servers.exists(node)
-            drive(other.mark("init", None))
-            assert servers.get(node)[1].version == before
-            return await stamp(wire, session)
-
-        monkeypatch.setattr(Wire, "servers_time", stamp_late)
-        drive(slow.mark("third", None))
-        assert Wire.servers_time is stamp
-        assert drive(other.marked("init"))
-
-    def test_one_that_is_removed_while_it_is_written_is_there(self, machine, client) -> None:
-        """A process that removes the node of a mark whose time is over does not undo the next mark."""
-        store, servers = machine().store, client()
-        drive(store.mark("init", None))
-        session = drive(store._wire.session())
-        create = session.client.create_async
-
-        def create_and_lose(path: str, data: bytes) -> AsyncResult:
-            session.client.create_async = create
-            created = create(path, data)
-            session.client.delete_async(path)
-            return created
-
-        session.client.create_async = create_and_lose
-        drive(store.mark("init", LONG))
-        assert servers.exists(f"{_marks_of(store)}/init")
-        assert drive(store.marked("init"))
-
-
-def _marks_of(store: ZooKeeperStore) -> str:
-    """The node above all marks."""
-    return drive(store._wire.session()).marks
 
 
 def test_a_caller_whose_unknown_lease_was_taken_away_goes_on_waiting(monkeypatch) -> None:

@@ -6,7 +6,7 @@ is ephemeral and sequential::
     <root>/keys/shop:create_item
         lease-<owner>
         place-<session>-<limit>-<owner>-0000000012
-    <root>/marks/shop:init
+    <root>/marks/5f3/<mark>
     <root>/sessions/<session>
 
 The content of ``<root>/keys`` is the version of this format. A process compares it before it locks.
@@ -37,7 +37,7 @@ PLACE: Final = "place-"
 
 
 def name_of_key(key: str) -> str:
-    """Return a name for the node of a key, or of its mark."""
+    """Return a name for the node of a key."""
     return quote(key, safe=":")
 
 

@@ -27,6 +27,7 @@ from kazoo.security import CREATOR_ALL_ACL
 
 from ..._core.ports import Ask, Bell
 from ..._platform.forks import close_in_children
+from .. import marks
 from ..transport.turns import taken_out
 from .nodes import LEASE, VERSION, name_of_key
 
@@ -155,9 +156,9 @@ class Session:
         """Return the node of a key."""
         return Key(self, f"{self.keys}/{name_of_key(key)}")
 
-    def mark(self, key: str) -> str:
-        """Return the node of a key's mark."""
-        return f"{self.marks}/{name_of_key(key)}"
+    def marks_of(self, key: str) -> str:
+        """Return the node that has the marks of a key, and of some others, below it."""
+        return f"{self.marks}/{marks.hash_of(key)[:3]}"
 
     def sign_of(self, session: str) -> str:
         """Return the node that is there while a session lives."""

@@ -17,6 +17,7 @@ A renewal writes the node of the lease again, which only a majority can confirm.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -28,7 +29,7 @@ from ..._core import table
 from ..._core.ports import Ask, Look, Pulse, Reply, Runtime, Store, Switchboard
 from ..._core.table import Answer, Asked, Claim, Gone, Held, KeyState, Released
 from ...errors import EngineUnavailable
-from .marks import Marks
+from .. import marks
 from .nodes import Content, Snapshot, content_of, name_of_place, places_in
 from .session import AsyncResult, Key
 from .wire import OwnLease, Wire
@@ -63,7 +64,6 @@ class ZooKeeperStore(Store):
         self._wire = Wire(engine, runtime)
         self._memory = engine.memory
         self._switchboard = engine.switchboard
-        self._marks = Marks(self._wire)
 
     async def acquire(self, key: str, claim: Claim, *, room: int) -> Reply:
         owners, new = self._memory.owners, claim.owner not in self._memory.owners
@@ -362,10 +362,30 @@ class ZooKeeperStore(Store):
         return found[:limit]
 
     async def mark(self, key: str, keep: float | None) -> None:
-        await self._marks.put(key, keep)
+        session = await self._wire.session()
+        client, folder = session.client, session.marks_of(key)
+        # It is written, and the server that is read from has to know of that: it reads what is new.
+        now = await self._wire.servers_time(session)
+        (former,) = await self._wire.all(client.get_children_async(folder))
+        if isinstance(former, Exception):
+            await self._wire.all(*session.prepare(), client.create_async(folder))
+            former = []
+        if keep != 0:
+            name = f"{folder}/{marks.new_name(key, keep, now)}"
+            (created,) = await self._wire.all(client.create_async(name))
+            if isinstance(created, Exception):
+                raise self._wire.unavailable(created) from created
+        paths = [f"{folder}/{name}" for name in marks.replaced(former, key, now)]
+        await self._wire.all(*map(client.delete_async, paths))
 
     async def marked(self, key: str) -> bool:
-        return await self._marks.has(key)
+        session = await self._wire.session()
+        folder, client = session.marks_of(key), session.client
+        _, names = await self._wire.all(
+            client.sync_async(folder), client.get_children_async(folder)
+        )
+        end, _ = marks.last_of(() if isinstance(names, Exception) else names, key)
+        return end == math.inf or (end > 0 and await self._wire.servers_time(session) < end)
 
 
 def _content(key: Key, claim: Claim) -> Content:
